@@ -5,11 +5,12 @@ LightGBM forecasts the scale (extra `judging`), from the columns of the robust H
 A booster per step forecasts the log of the mean future range relative to σ, the target of the robust HAR; unlike
 that linear model, trees find interactions.
 
-GARCH(1,1) with Student-t errors (package `arch`, extra `judging`): the standard econometric volatility model.
+GARCH(1,1) with Student-t errors (package `arch`, extra `judging`): the standard econometric volatility model; GJR adds
+γ to α after a fall.
 
 Parameters are estimated once on the training span; the variance is then filtered through every candle and its path
-forecast in closed form: E[σ²(t+k)] = m + (α + β)ᵏ⁻¹ (σ²(t+1) − m) with the mean m = ω / (1 − α − β). The quantiles of
-the standardised training moves give the shape per step.
+forecast in closed form: E[σ²(t+k)] = m + pᵏ⁻¹ (σ²(t+1) − m) with p = α + γ/2 + β and the mean m = ω / (1 − p). The
+quantiles of the standardised training moves give the shape per step.
 
 Robust HAR as a baseline: a linear forecast of the future range, without a network. The strongest baseline.
 
@@ -17,7 +18,7 @@ It is the architecture `robust-har` (`cpbmodels/data/ranges.py` defines both), f
 origins and used without a model folder.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,22 +81,31 @@ def _inputs(series: Series, origins: Rows) -> Array:
 
 @dataclass(frozen=True)
 class Garch:
-    """ω, α, β of the one-candle variance (in squared log-return), and the quantiles of the standardised training moves.
+    """ω, α, γ, β of the one-candle variance (in squared log-return), and quantiles of the standardised training moves.
 
-    `table`: the quantiles [H, 19].
+    `gamma`: 0 without asymmetry. `table`: the quantiles [H, 19].
     """
 
     omega: float
     alpha: float
+    gamma: float
     beta: float
     table: Array
+
+    @property
+    def persistence(self) -> float:
+        """The share of a variance's distance from the mean that is expected to last a candle."""
+        return self.alpha + self.gamma / 2 + self.beta
+
+    @property
+    def mean(self) -> float:
+        """The long-run variance of a candle."""
+        return self.omega / max(1 - self.persistence, 1e-6)
 
     def scale(self, series: Series, origins: Rows, horizon: int) -> Array:
         """Return the forecast standard deviation [N, H] of the cumulative log-return."""
         first = self._next_variance(series)[origins][:, None]
-        persistence = self.alpha + self.beta
-        mean = self.omega / max(1 - persistence, 1e-6)
-        path = mean + persistence ** np.arange(horizon) * (first - mean)
+        path = self.mean + self.persistence ** np.arange(horizon) * (first - self.mean)
         return np.sqrt(np.maximum(np.cumsum(path, axis=1), 1e-16))
 
     def quantiles(self, series: Series, origins: Rows) -> Array:
@@ -104,18 +114,24 @@ class Garch:
 
     def _next_variance(self, series: Series) -> Array:
         """Return, per row, the variance of the next candle; it starts from the mean in each segment."""
-        squared = np.nan_to_num(series.columns(("r_close",))[:, 0]) ** 2
+        returns = np.nan_to_num(series.columns(("r_close",))[:, 0])
+        shocks = np.where(returns < 0, self.alpha + self.gamma, self.alpha) * returns**2
         starts = np.r_[True, np.diff(series.segments) != 0]
-        mean = self.omega / max(1 - self.alpha - self.beta, 1e-6)
-        out, variance = np.empty(len(squared)), mean
-        for row, (square, start) in enumerate(zip(squared.tolist(), starts.tolist(), strict=True)):
-            variance = mean if start else self.omega + self.alpha * square + self.beta * variance
+        out, variance = np.empty(len(shocks)), self.mean
+        for row, (shock, start) in enumerate(zip(shocks.tolist(), starts.tolist(), strict=True)):
+            variance = self.mean if start else self.omega + shock + self.beta * variance
             out[row] = variance
         return out
 
 
-def garch(series: Series, origins: Rows, horizon: int) -> Garch:
+def garch(series: Series, origins: Rows, horizon: int, *, asymmetric: bool = False) -> Garch:
     """Fit on the returns of the training origins' candles.
+
+    Args:
+        series: the coin.
+        origins: the training origins.
+        horizon: candles ahead.
+        asymmetric: GJR: a fall moves the variance by γ more than a rise.
 
     Raises:
         CpbError: the extra `judging` is not installed.
@@ -124,13 +140,20 @@ def garch(series: Series, origins: Rows, horizon: int) -> Garch:
     returns = (
         series.columns(("r_close",))[origins, 0] * 100
     )  # in per cent: the scale that the optimizer expects
-    fit = arch_model(returns, mean="Zero", vol="GARCH", p=1, q=1, dist="t", rescale=False).fit(
-        disp="off", show_warning=False
+    fit = arch_model(
+        returns, mean="Zero", vol="GARCH", p=1, o=int(asymmetric), q=1, dist="t", rescale=False
+    ).fit(disp="off", show_warning=False)
+    omega, alpha, gamma, beta = (
+        float(fit.params.get(name, 0.0)) for name in ("omega", "alpha[1]", "gamma[1]", "beta[1]")
     )
-    omega, alpha, beta = (float(fit.params[name]) for name in ("omega", "alpha[1]", "beta[1]"))
-    unshaped = Garch(omega / 1e4, alpha, beta, np.ones((horizon, 1)))
+    unshaped = Garch(omega / 1e4, alpha, gamma, beta, np.ones((horizon, 1)))
     moves = realised(series, origins, horizon) / unshaped.scale(series, origins, horizon)
-    return Garch(unshaped.omega, alpha, beta, levels(moves))
+    return replace(unshaped, table=levels(moves))
+
+
+def gjr_garch(series: Series, origins: Rows, horizon: int) -> Garch:
+    """Fit the asymmetric model, in which a fall moves the variance more than a rise; raises as `garch` does."""
+    return garch(series, origins, horizon, asymmetric=True)
 
 
 _OPTIONS = preset("default", "robust-har")
