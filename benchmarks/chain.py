@@ -10,7 +10,6 @@ does with it. The second times `append` of one hour's forecasts into half-full m
 
 import argparse
 import hashlib
-import io
 import json
 import tempfile
 import time
@@ -24,9 +23,8 @@ from benchmarks._live_record import STEPS, hourly_forecasts, walk
 from schemas.forecasts import LEDGER_SCHEMA
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import Kind, append
-from tasks.forecasting.index import announce
 from tasks.forecasting.lines import ORIGIN, Entry, Line, RowDigests, chain_path, line_hash
-from tasks.forecasting.months import FORECASTS, LEDGER
+from tasks.forecasting.months import FORECASTS, LEDGER, month_bytes
 from tasks.forecasting.verify import forecasts
 from tasks.storage.verify import Asked, verify
 
@@ -41,7 +39,7 @@ def scores(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def make_year(home: Path, series: list[SeriesId], days: int) -> int:
-    """Write month files, their records of digests and one chain; return the number of rows of forecasts."""
+    """Write month files and one chain; return the number of rows of forecasts."""
     hourly: dict[tuple[datetime, Kind], list[Entry]] = {}
     total = 0
     for number, one in enumerate(series):
@@ -54,13 +52,11 @@ def make_year(home: Path, series: list[SeriesId], days: int) -> int:
             months = frame.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m"))
             for (month,), part in months.partition_by("month", as_dict=True, maintain_order=True).items():
                 path = one.folder(home, tree.name) / f"{month}.parquet"
-                buffer = io.BytesIO()
                 whole = part.drop("month")
-                whole.write_parquet(buffer, compression="zstd")
-                digest = hashlib.sha256(buffer.getvalue()).hexdigest()
+                content = month_bytes(path, whole)
+                digest = hashlib.sha256(content).hexdigest()
                 path.parent.mkdir(parents=True, exist_ok=True)
-                announce(path, digest)
-                path.write_bytes(buffer.getvalue())
+                path.write_bytes(content)
                 digests, file = RowDigests(whole), path.relative_to(home).as_posix()
                 for start in range(0, len(whole), STEPS):
                     entry = Entry(file, STEPS, digests.of(start, start + STEPS), digest)

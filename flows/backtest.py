@@ -1,9 +1,11 @@
 """`cpb backtest`: klines -> features -> folds -> fleets and baselines -> a judgement with its report.
 
 Trains through the same steps as `train-all`, so slots, limits, checkpoints and resuming after a kill are the same.
-Nothing is written to MLflow or promoted: a backtest evaluates a method, it does not choose a model to ship.
+Nothing is written to MLflow or promoted: a backtest evaluates a method, it does not choose a model to ship. With
+`--gate` it decides on a recipe, whose models the next night trains and promotes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from prefect import flow
@@ -12,12 +14,15 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_failures, show_table
-from flows.runner import Runner, plain_failures, series_records, takes, with_pairs
+from flows.runner import Runner, named_run, plain_failures, series_records, takes, with_pairs
 from flows.summary import Say, Summary
 from flows.training import train_fleets
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_backtest, plan_backtest
+from tasks.backtesting.judge import Backtest
+from tasks.promotion import by_backtest
+from tasks.promotion.by_backtest import Contest
 from tasks.training.files import FleetsInUse
 from tasks.training.runner import Engine, check_engine, opened_engine
 
@@ -31,19 +36,40 @@ def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) ->
     check_engine(spec)
     check_backtest(spec)
     spec = with_pairs(spec, say)
+    contest = by_backtest.open_contest(spec) if spec.gate else None
     with opened_engine(spec) as engine:
         summary, root = Summary(), spec.scope.root
-        plan = _plan(spec, steps, engine, say, summary)
+        plan = _plan(spec, steps, engine, say, summary, contest)
+        decide = _gate(spec, contest, plan, say) if contest else lambda _found: {}
         in_use = FleetsInUse(root)
         try:
             results = train_fleets(spec, steps, engine, plan.fleets)
-            return finish_backtest(spec, plan, results, summary.failures, say)
+            return finish_backtest(spec, plan, results, summary.failures, say, decide)
         finally:
             in_use.release()
 
 
-def _plan(spec: BacktestSpec, steps: Runner, engine: Engine, say: Say, summary: Summary) -> BacktestPlan:
-    plan = plan_backtest(spec, series_records(spec, steps, say, summary), gpus=engine.gpus)
+def _gate(
+    spec: BacktestSpec, contest: Contest, plan: BacktestPlan, say: Say
+) -> Callable[[Backtest], dict[str, Any]]:
+    """Name the recipes in the register, before anything is trained; return the decision to be made afterwards."""
+    submission = by_backtest.submit(contest, spec, plan.folds)
+    before = by_backtest.counted_before(spec.scope.home, submission)
+    say(
+        f"submitted to the gate as {submission.digest}: {', '.join(submission.recipes)} against "
+        f"{submission.incumbent}; {before + submission.count} are submitted for this span"
+    )
+
+    return lambda found: {
+        "gate": by_backtest.decide(contest, submission, spec.scope.home, found.members, say)
+    }
+
+
+def _plan(
+    spec: BacktestSpec, steps: Runner, engine: Engine, say: Say, summary: Summary, contest: Contest | None
+) -> BacktestPlan:
+    beside = (contest.name, contest.beside) if contest and contest.beside else None
+    plan = plan_backtest(spec, series_records(spec, steps, say, summary), gpus=engine.gpus, beside=beside)
     summary.add(plan.failures, say)
     if not plan.folds:
         reasons = "; ".join(f"{f.subject}: {f.reason}" for f in summary.failures[:3])
@@ -56,7 +82,7 @@ def _plan(spec: BacktestSpec, steps: Runner, engine: Engine, say: Say, summary: 
     return plan
 
 
-@flow(name="backtest", validate_parameters=False, on_running=[claim_run])
+@flow(name="backtest", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
 @plain_failures
 @takes(BacktestSpec)
 def backtest(spec: BacktestSpec) -> State:

@@ -1,5 +1,6 @@
 """`forecast`: refresh the candles, forecast with the champions, score older forecasts whose candles have closed."""
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from prefect import flow
@@ -8,7 +9,7 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_failures
-from flows.runner import Runner, plain_failures, takes, with_pairs
+from flows.runner import Runner, named_run, plain_failures, takes, with_pairs
 from flows.summary import NOT_YET, Say, decision_lines, plain_reason
 from schemas.errors import COMPLETE, PARTIAL, CpbError, count
 from schemas.handover import Failure
@@ -17,7 +18,8 @@ from schemas.run import ForecastSpec
 from schemas.scope import Scope
 from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
-from tasks.forecasting.store import stored
+from tasks.forecasting.store import latest, stored
+from tasks.forecasting.summary import champion_records, read_summary
 from tasks.ingest import ingest
 from tasks.market.sources import check_source
 from tasks.notices.services import Outcome, tell_outcome
@@ -33,7 +35,9 @@ _NONE = "there is no champion for them yet"
 
 
 def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
-    """Return counts of forecast and scored rows; exit 3 if a series could not be refreshed, forecast or scored.
+    """Return the newest forecast rows of each series (also those stored before), and counts of new and scored rows.
+
+    `models`: each series' champion verdict and record. Exit 3 if a series could not be refreshed, forecast or scored.
 
     Raises:
         CpbError: no forecast could be made.
@@ -77,12 +81,17 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
         say(f"DRIFTED {alarm}")
     for line in decision_lines(tried.decisions):
         say(line)
-    say(
-        f"{count(issued.rows, 'new forecast row')} for {len(issued.series)} series; "
-        f"{count(scored.rows, 'older row')} scored"
+    series = count(len(issued.series), "series")
+    new = (
+        f"{count(issued.rows, 'new forecast row')} for {series}"
+        if issued.rows
+        else f"{series} as stored before"
     )
+    say(f"{new}; {count(scored.rows, 'older row')} scored")
+    verdicts = {one.series: one.verdict for one in found}
     return {
-        "rows": issued.rows,
+        **_shown(scope, issued.series, verdicts),
+        "new_rows": issued.rows,
         "series": len(issued.series),
         "scored": scored.rows,
         "drifted": [str(alarm) for alarm in drifted],
@@ -90,6 +99,19 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
         "failed": texts,
         "exit": PARTIAL if problems else COMPLETE,
     }
+
+
+def _shown(
+    scope: Scope, series: Iterable[SeriesId], verdicts: Mapping[SeriesId, str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return `rows`, the newest stored forecast of each series, and `models`, a record per series."""
+    records = champion_records(read_summary(scope.home, scope.market))
+    rows, models = [], []
+    for one in series:
+        rows += latest(scope.home, one, scope.as_of).to_dicts()
+        head = {"market": one.market, "symbol": one.symbol, "timeframe": one.timeframe}
+        models.append(head | {"verdict": verdicts.get(one, "")} | records.get(one, {}))
+    return {"rows": rows, "models": models}
 
 
 def _serving(spec: ForecastSpec, scope: Scope) -> list[Champion]:
@@ -120,7 +142,7 @@ def _is_untrained(spec: ForecastSpec) -> bool:
     return not any(map(asked_for, known))
 
 
-@flow(name="forecast", validate_parameters=False, on_running=[claim_run])
+@flow(name="forecast", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
 @plain_failures
 @takes(ForecastSpec)
 def forecast_flow(spec: ForecastSpec) -> State:
@@ -133,4 +155,5 @@ def forecast_flow(spec: ForecastSpec) -> State:
         )
     result = run_forecast(spec, Runner(prefect=True))
     show_failures("forecast", result["failed"])
-    return Completed(name="Partial" if result["exit"] else "Completed", data=result)
+    counts = {name: value for name, value in result.items() if name not in ("rows", "models")}
+    return Completed(name="Partial" if result["exit"] else "Completed", data=counts)

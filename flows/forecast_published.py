@@ -64,7 +64,7 @@ def run_forecast_published(
     return {
         "repo": repo,
         "commit": models[0].commit,
-        "forecasts": _nested(forecasts, spec.scope.market),
+        "rows": forecasts.to_dicts(),
         "out": target,
         "failed": texts,
         "exit": PARTIAL if problems else COMPLETE,
@@ -141,14 +141,4 @@ def _stale(scope: Scope, models: Sequence[PublishedModel]) -> list[Failure]:
         Failure(step="forecast", reason=str(one), code="stale", series=one.series)
         for one in old
         if one.what == "candle"  # stored forecasts are of the local champions
-    ]
-
-
-def _nested(forecasts: pl.DataFrame, market: str) -> list[dict[str, Any]]:
-    """Return a record per forecast, with a list of its steps."""
-    head = ["symbol", "timeframe", "model_version", "issued_at", "last_close"]
-    parts = forecasts.partition_by(head, maintain_order=True)
-    return [
-        {"market": market, **part.select(head).row(0, named=True), "steps": part.drop(head).to_dicts()}
-        for part in parts
     ]

@@ -19,9 +19,8 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError
-from tasks.storage.leases import use
+from tasks.storage.locks import pause, use
 from tasks.storage.urls import public_url
-from tasks.storage.waiting import pause
 
 if TYPE_CHECKING:
     from uuid import UUID

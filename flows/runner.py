@@ -6,11 +6,13 @@ mode needs no server, starts at once, and leaves no open run when it is killed.
 
 import inspect
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from functools import partial, wraps
 from typing import Annotated, Any, Literal, ParamSpec, TypeVar
 
+from prefect.runtime import flow_run
 from prefect.states import Failed, State
 from pydantic.fields import FieldInfo
 
@@ -18,16 +20,17 @@ from flows.console import continue_without_reader, shown_progress
 from flows.prefect_page import logged_to_run
 from flows.prefect_server import check_server, share_leases
 from flows.summary import Say, Summary
-from schemas.errors import CpbError, count
+from schemas.errors import CpbError, UsageError, count
 from schemas.handover import Failure, SeriesRecord
 from schemas.run import ScopeSpec
-from schemas.scope import Spec
+from schemas.scope import Spec, parse_instant
 from tasks.features import features
 from tasks.ingest import ingest
 from tasks.running.parallel import run_each
 from tasks.running.progress import tell, telling
 from tasks.running.step import Step
 from tasks.storage.urls import without_credentials
+from tasks.tracking.records import SEPARATOR, instant_label
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -132,6 +135,28 @@ def takes(spec: type[S]) -> Callable[[Callable[[S], R]], Callable[..., R]]:
         return run
 
     return decorate
+
+
+def run_name_of(flow: str, parameters: Mapping[str, Any]) -> str:
+    """Return the name of a flow run, as its run in MLflow but for the series: `train-all · default · 2025-06-06`.
+
+    The last part is `as_of`, or the current UTC day, with the time for a flow without preset, which runs every hour.
+    """
+    given = str(parameters.get("as_of") or "")
+    try:
+        until = instant_label(parse_instant(given, "as_of")) if given else ""
+    except UsageError:  # the flow run ends with this error
+        until = given
+    preset = parameters.get("preset")
+    now = datetime.now(UTC)
+    return SEPARATOR.join(
+        filter(None, (flow, preset, until or f"{now:{'%Y-%m-%d' if preset else '%Y-%m-%dT%H:%M'}}"))
+    )
+
+
+def named_run() -> str:
+    """Return the name of the running flow run, however it was started; a flow's `flow_run_name`."""
+    return run_name_of(flow_run.flow_name or "", flow_run.parameters)
 
 
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:

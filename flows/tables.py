@@ -11,7 +11,7 @@ from schemas.errors import UsageError, count
 
 _GAP = 3
 _FOLDED = 23
-_PIPE_WIDTH = 200
+_PIPE_WIDTH = 300
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_run
-from flows.runner import Runner, plain_failures, takes, with_pairs
+from flows.runner import Runner, named_run, plain_failures, takes, with_pairs
 from flows.summary import Say, Summary, decision_lines, failure_line
 from flows.training import Training, mirror_to_wandb, report_training, run_of, run_training
 from schemas.errors import BusyError, CpbError, count
@@ -88,7 +88,7 @@ def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
         say(f"pruning: {report}{again}")
 
 
-@flow(name="train-all", validate_parameters=False, on_running=[claim_run])
+@flow(name="train-all", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
 @plain_failures
 @takes(RunSpec)
 def train_all(spec: RunSpec) -> State:

@@ -30,8 +30,8 @@ from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
 from tasks.running.parallel import run_each
 from tasks.storage.digests import value_digest
+from tasks.storage.locks import check_interrupted
 from tasks.storage.urls import public_url
-from tasks.storage.waiting import check_interrupted
 from tasks.tracking.artifacts import check_place
 from tasks.tracking.database import DOWN
 from tasks.tracking.flow_report import ReportedFleet, keep_report
@@ -98,13 +98,14 @@ def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
         "as_of",
         "train_timeout_s",
         "tail",
+        "offline",
         "prune",
         "wandb",
         *FILTERS,
         "engine",
     }
     asked = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
-        mode="json", exclude={"home", "source"}
+        mode="json", exclude={"home", "source", "offline"}
     )
     data = [(r.series.name, r.digest) for r in records]
     return value_digest([asked, data, training_code()])[:16]

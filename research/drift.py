@@ -52,11 +52,13 @@ Q10, Q90 = BAND_LEVELS[80]
 @dataclass(frozen=True)
 class Block:
     """Real hours of one coin under one model. `missed` [F, 3, N] of the bands at step 1 and `crps` [F, N], by factor;
-    `promise`: coverage of the bands at step 1, and CRPS ratio; `psi`: of each column of the model."""
+    `ref_missed` [3, N]; `promise` [7]: coverage of the bands at step 1, the reference's, and CRPS ratio; `psi`: of each
+    column of the model."""
 
     coin: str
     span: int
     missed: Array
+    ref_missed: Array
     crps: Array
     ref_crps: Array
     ref_width: Array
@@ -91,6 +93,7 @@ def blocks_of_series(series: Series, name: SeriesId, since_us: int) -> list[Bloc
                 continue
             promise = [
                 *(1 - tested["missed"][0].mean(axis=1)),
+                *(1 - tested["ref_missed"].mean(axis=1)),
                 tested["crps"].mean() / tested["ref_crps"].mean(),
             ]
             columns = dict(zip(INPUTS, model.columns(INPUTS)[rows].T, strict=True))
@@ -132,27 +135,30 @@ def figures(
     missed, crps = [], []
     for factor in factors:
         narrow = middle + factor * (quantiles - middle)
-        first = truth[:, 0]
-        missed.append(
-            [
-                (first < narrow[:, 0, low]) | (first > narrow[:, 0, high])
-                for low, high in (BAND_LEVELS[band] for band in BANDS)
-            ]
-        )
+        missed.append(misses(narrow, truth))
         crps.append(2 * pinball(narrow, truth).mean(axis=(1, 2)))
     return {
         "missed": np.array(missed),
+        "ref_missed": misses(other, truth),
         "crps": np.array(crps),
         "ref_crps": 2 * pinball(other, truth).mean(axis=(1, 2)),
         "ref_width": (other[..., Q90] - other[..., Q10]).mean(axis=1),
     }
 
 
+def misses(quantiles: Array, truth: Array) -> Array:
+    """Whether the close of step 1 is outside each band [3, N]."""
+    first, edges = truth[:, 0], (BAND_LEVELS[band] for band in BANDS)
+    return np.array([(first < quantiles[:, 0, low]) | (first > quantiles[:, 0, high]) for low, high in edges])
+
+
 @dataclass(frozen=True)
 class Years:
-    """Hours of N series: `missed` [F, 3, T, N], `crps` [F, T, N], the rest [T, N] and `promise` [4, T, N]."""
+    """Hours of N series: `missed` [F, 3, T, N], `ref_missed` [3, T, N], `crps` [F, T, N], the rest [T, N] and `promise`
+    [7, T, N]."""
 
     missed: Array
+    ref_missed: Array
     crps: Array
     ref_crps: Array
     ref_width: Array
@@ -181,6 +187,7 @@ def stacked(series: Sequence[Sequence[Block]], hours: int | None = None) -> Year
 
     return Years(
         missed=joined(lambda b: b.missed),
+        ref_missed=joined(lambda b: b.ref_missed),
         crps=joined(lambda b: b.crps),
         ref_crps=joined(lambda b: b.ref_crps),
         ref_width=joined(lambda b: b.ref_width),
@@ -204,10 +211,12 @@ def look(years: Years, factor: Array | None = None, worse: Array | None = None, 
             capital = Capital(HORIZON, (n,))
         at = np.zeros(n, dtype=int) if factor is None else factor[t]
         missed = {band: years.missed[at, i, t, every] for i, band in enumerate(BANDS)}
+        ref_missed = {band: years.ref_missed[i, t] for i, band in enumerate(BANDS)}
         crps = years.crps[at, t, every] * (1 if worse is None else worse[t])
         promised = years.promise[:, t]
-        limit = limits({band: promised[i] for i, band in enumerate(BANDS)}, promised[-1])
-        capital.take(Outcome(missed, crps, years.ref_crps[t], years.ref_width[t]), limit, 3600)
+        own, other = ({band: promised[i + j] for i, band in enumerate(BANDS)} for j in (0, len(BANDS)))
+        limit = limits(own, promised[-1], other)
+        capital.take(Outcome(missed, ref_missed, crps, years.ref_crps[t], years.ref_width[t]), limit, 3600)
         found[t] = capital.total
     return found
 

@@ -13,6 +13,9 @@ replacement: overlap, clustering and what the coins share stay. Every pair of mo
   each. `all`: one mean removed for all two years; a challenger that is better for most of them and much worse once is
   such a null too, and the hardest.
 - gain: a null, better by a share of the incumbent's pooled loss. Days are counted from e = 1, without test rows.
+- missing: nulls whose challenger lacks 2 % of the hours: of the largest differences, of its largest losses, or any.
+  They are left out, or count as the gate counts them: as the largest difference of the 90 days before, and at least the
+  incumbent's own loss.
 - refresh: challenger's losses of a coin scaled to be as large as the incumbent's on the whole, or 1 % larger, and
   judged by `not_worse` on windows of the newest rows.
 
@@ -46,6 +49,7 @@ GAINS = (0.001, 0.002, 0.005, 0.01)
 ALPHA = 0.05
 DECAY, WARM = 0.96, 200  # of the EWMA, and origins it starts from, which are left out
 WIDTH = 2.5631 * np.sqrt(np.arange(1, HORIZON + 1)).mean()  # 80 % band over σ, mean over steps
+MISSING, MEMORY = 0.02, 90 * 24
 BATCH = 250  # years simulated at a time
 REFRESH_ROWS = (720, 2880)  # a month, and the test span at 1h
 Construct = Callable[[Array], Array]
@@ -65,6 +69,10 @@ class Losses:
         scaled = self.values[[challenger, incumbent]] / self.widths
         means = np.nanmean(scaled, axis=1)
         return means[0] - means[1], float(means[1].mean())
+
+    def level(self, model: int) -> Array:
+        """A model's loss [N], mean over the coins of an hour, on the scale of `pooled`."""
+        return np.asarray(np.nanmean(self.values[model] / self.widths, axis=0))
 
     def of_folds(self, wanted: Sequence[int]) -> "Losses":
         """The hours of these folds."""
@@ -231,10 +239,40 @@ def measure(losses: Losses, construct: Construct, count: int, seed: int = 0) -> 
             "median_days_alpha": _median(days[:, 0]),
             "median_days_first_share": _median(days[:, 1]),
             "slowest_pair_alpha": max((_median(part[:, 0]) for part in parts), key=lambda d: d or np.inf),
-            "in_90_days_alpha": float((days[:, 0] <= 90).mean()),
+            "in_180_days_alpha": float((days[:, 0] <= 180).mean()),
             "in_a_year_alpha": float(np.isfinite(days[:, 0]).mean()),
         }
     return out | {"years": per * len(pairs)}
+
+
+def missing(losses: Losses, count: int, seed: int = 0) -> dict[str, dict[str, float]]:
+    """Share of nulls (`fold`) that are promoted at the first share, by which hours the challenger lacks."""
+    pairs = list(permutations(range(len(losses.models)), 2))
+    per, construct, threshold = -(-count // len(pairs)), rounds(), 1 / alpha_share(1, ALPHA)
+    found: dict[str, dict[str, list[float]]] = {}
+    for number, (challenger, incumbent) in enumerate(pairs):
+        null = centred(losses.pooled(challenger, incumbent)[0], losses.folds, "fold")
+        drawn = [
+            years(values, losses.folds, per, seed + number)
+            for values in (null, losses.level(challenger), losses.level(incumbent))
+        ]
+        chance = np.random.default_rng(seed + number).random(drawn[0].shape)
+        for name, by in (("largest differences", drawn[0]), ("largest losses", drawn[1]), ("any", chance)):
+            lacks = by > np.quantile(by, 1 - MISSING, axis=1, keepdims=True)
+            kept = drawn[0].shape[1] - lacks.sum(axis=1).max()
+            dropped = np.stack([row[~gone][:kept] for row, gone in zip(drawn[0], lacks, strict=True)])
+            filled = np.where(lacks, np.maximum(drawn[2], _worst_before(drawn[0], lacks)), drawn[0])
+            rows = found.setdefault(name, {"left out": [], "counted as the worst": []})
+            rows["left out"].append(ever(construct(dropped), threshold))
+            rows["counted as the worst"].append(ever(construct(filled), threshold))
+    return {name: {way: float(np.mean(v)) for way, v in rows.items()} for name, rows in found.items()}
+
+
+def _worst_before(differences: Array, lacks: NDArray[np.bool_]) -> Array:
+    """The largest known difference of the `MEMORY` hours before each [S, T]; 0 where there is none."""
+    known = pl.DataFrame(np.where(lacks, np.nan, differences).T).fill_nan(None)
+    worst = known.select(pl.all().rolling_max(MEMORY, min_samples=1).shift(1).fill_null(0.0))
+    return np.asarray(worst.to_numpy().T)
 
 
 def _batched(construct: Construct, simulated: Array) -> Array:
@@ -289,6 +327,7 @@ def simulate(losses: Losses, count: int, seed: int = 0) -> dict[str, Any]:
         "coins": int(losses.values.shape[1]),
         "pairs": describe(losses),
         "constructions": {name: measure(losses, way, count, seed) for name, way in CONSTRUCTIONS.items()},
+        "missing": missing(losses, count, seed),
         "refresh": refreshes(losses, min(count, 1000), seed),
     }
 
@@ -302,13 +341,16 @@ def show(found: dict[str, Any]) -> None:
         for null, row in one["null"].items():
             print(f"| {name} | {null} | " + " | ".join(f"{v:.1%}" for v in row.values()) + " |")
     print(
-        "\n| construction | gain | days, α | first share | in 90 days | in a year |\n|---|---|---|---|---|---|"
+        "\n| construction | gain | days, α | first share | in 180 days | in a year |\n|---|---|---|---|---|---|"
     )
     for name, one in found["constructions"].items():
         for gain, row in one["gain"].items():
             days = [f"{v:.0f}" if v is not None else "–" for v in list(row.values())[:3]]
             shares = [f"{v:.0%}" for v in list(row.values())[3:]]
             print(f"| {name} | {float(gain):.1%} | " + " | ".join(days + shares) + " |")
+    print(f"\n| {MISSING:.0%} of the hours missing | left out | counted as the worst |\n|---|---|---|")
+    for name, row in found["missing"].items():
+        print(f"| {name} | " + " | ".join(f"{v:.1%}" for v in row.values()) + " |")
     print("\n| refresh on rows | equal | 1 % worse | 5 % worse |\n|---|---|---|---|")
     for rows, one in found["refresh"].items():
         print(f"| {rows} | " + " | ".join(f"{v:.1%}" for v in one.values()) + " |")

@@ -287,8 +287,12 @@ class PairEvidence(Record):
     """Accumulated evidence for a challenger against the champions' recipe.
 
     `e`: e-value after `origins` origins, `days` days after the challenger was appointed; the challenger becomes
-    champion at `threshold` = 1 / (its share of alpha as the `k`-th pair of its timeframe).
+    champion at `threshold` = 1 / (its share of alpha as the `k`-th pair of its timeframe). `missing`: share of the
+    champions' forecasts that the challenger lacks, which count as its worst; `empty`: share of the origins since the
+    first at which neither has a forecast, which count as nothing.
     """
+
+    version: ClassVar[int] = 2
 
     challenger: str
     incumbent: str
@@ -297,12 +301,51 @@ class PairEvidence(Record):
     k: int
     origins: int
     days: float
+    missing: float = 0.0
+    empty: float = 0.0
 
     def __str__(self) -> str:
         """Return the text used in messages."""
         return (
             f"challenger {self.challenger}: e-value {self.e:.3g} of {self.threshold:.3g} after {self.origins} "
-            f"origins, day {self.days:.0f}"
+            f"origins, day {self.days:.0f}; {self.missing:.1%} of the champions' forecasts have no forecast of the "
+            f"challenger and count as its worst, {self.empty:.1%} of the origins have neither"
+        )
+
+
+class BacktestEvidence(Record):
+    """Result of a recipe in a long backtest against the champions' recipe, on the same rows.
+
+    `first`, `last`: UTC close of the last known candle at the first and the last origin, over `days` days with rows.
+    `submitted`: recipes and search trials submitted for spans that overlap this one, this run's included; `named`:
+    digest of the register's record that named them before the backtest. `ratio`: the challenger's CRPS divided by the
+    incumbent's, mean over coins, with the 95 % interval of a bootstrap over weeks; `p`: Diebold-Mariano on days after
+    the correction. `better`: of `months` calendar months, those with a lower loss; `recent_p`: of the last three months
+    being worse, 1 if they are not.
+    """
+
+    challenger: str
+    incumbent: str
+    first: datetime
+    last: datetime
+    days: int
+    submitted: int
+    named: str
+    ratio: float
+    low: float
+    high: float
+    p: float
+    months: int
+    better: int
+    recent_p: float
+
+    def __str__(self) -> str:
+        """Return the text used in messages: path, span, count and figures."""
+        return (
+            f"backtest of {self.challenger} from {self.first:%Y-%m-%d} to {self.last:%Y-%m-%d}, {self.days:,} days, "
+            f"of {self.submitted} submitted for this span: CRPS ratio {self.ratio:.4f} "
+            f"[{self.low:.4f}, {self.high:.4f}], corrected p {self.p:.3g}, better in {self.better} of {self.months} "
+            "months"
         )
 
 
@@ -319,7 +362,7 @@ class Decision(Record):
     `rule`: name of the gate rule that decided (docs/promotion.md); `reason`: a sentence for users.
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     series: SeriesId
     outcome: Outcome
@@ -329,6 +372,7 @@ class Decision(Record):
     incumbent: ModelRef | None = None
     compared: Compared | None = None
     evidence: PairEvidence | None = None
+    backtest: BacktestEvidence | None = None
     reason: str = ""
     decided_at: datetime
 

@@ -20,7 +20,8 @@ class Promise(Record):
 
     `crps_ratio`: model / reference, both mean losses over all steps, with its 95 % interval. `tail_ratio`: ratio of the
     pinball losses at 5 and 95 %. `coverage`: share of closes within each band of `BANDS`, over all steps;
-    `coverage_step_1`: at the first step only, whose targets do not overlap.
+    `coverage_step_1`: at the first step only, whose targets do not overlap; `reference_coverage_step_1`: of the
+    reference's bands on the same origins.
     """
 
     n: int
@@ -30,9 +31,13 @@ class Promise(Record):
     tail_ratio: float
     coverage: dict[int, float]
     coverage_step_1: dict[int, float] = Field(default_factory=dict)
+    reference_coverage_step_1: dict[int, float] = Field(default_factory=dict)
 
     @classmethod
-    def of(cls, metrics: Mapping[str, float], coverage_step_1: Mapping[int, float]) -> "Promise":
+    def of(
+        cls, metrics: Mapping[str, float], coverage_step_1: Mapping[int, float],
+        reference_coverage_step_1: Mapping[int, float],
+    ) -> "Promise":  # fmt: skip
         """Return the promise from a member's metrics (`test_…`)."""
         return cls(
             n=int(metrics["test_n"]),
@@ -42,6 +47,7 @@ class Promise(Record):
             tail_ratio=metrics["test_tail_pinball_ratio"],
             coverage={band: metrics[f"test_coverage_{band}"] for band in BANDS},
             coverage_step_1=dict(coverage_step_1),
+            reference_coverage_step_1=dict(reference_coverage_step_1),
         )
 
 

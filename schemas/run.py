@@ -23,8 +23,8 @@ UNIVERSAL = "-universal"
 LOCAL, RAY = "local", "ray"
 """Engines: this machine, or a Ray cluster."""
 
-BASELINES = ("random-walk", "robust-har", "garch-t", "gjr-garch-t", "lightgbm")
-"""Baselines that a backtest can compare the models with; the last three need the extra `judging`."""
+BASELINES = ("random-walk", "robust-har", "garch-t", "lightgbm")
+"""Baselines that a backtest can compare the models with; the last two need the extra `judging`."""
 
 ZERO_SHOT = ("chronos:MODEL_OR_FOLDER", "timesfm:MODEL_OR_FOLDER", "kronos:CLONE:MODEL:TOKENIZER")
 """Baselines that other projects have trained, by their form; they need the extra `zeroshot`."""
@@ -57,6 +57,7 @@ class ScopeSpec(Spec):
         None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC); default: now"
     )
     tail: bool = Field(False, description="add the newest candles from the REST API")
+    offline: bool = Field(False, description="use the stored candles as they are: no source is asked")
     min_days_listed: int = Field(
         0, ge=0, description="with coins exchange: leave out pairs whose first candle is younger"
     )
@@ -216,7 +217,8 @@ class ScopeSpec(Spec):
             ",".join(self.intervals),
             self.source, self.market, self.since, self.as_of, months=self.months_allowed,
         )  # fmt: skip
-        return made.model_copy(update={"symbols": self._pairs or ()}) if self.every_pair else made
+        update: dict[str, Any] = {"offline": self.offline}
+        return made.model_copy(update=update | ({"symbols": self._pairs or ()} if self.every_pair else {}))
 
 
 CHAMPIONS = "champions"
@@ -419,6 +421,13 @@ class BacktestSpec(RunSpec):
         None, description="folder for tables, verdicts, forecast rows and the report; default: none"
     )
     report: str | None = Field(None, description="folder for report.html; default: none")
+    gate: bool = Field(
+        False,
+        description="submit the recipes to the gate: the best that passes replaces the champions' at the next training",
+    )
+    trials: int = Field(
+        1, ge=1, description="with --gate: the search trials on these candles that each recipe is the best of"
+    )
 
     @field_validator("baselines")
     @classmethod
@@ -445,6 +454,18 @@ class BacktestSpec(RunSpec):
                 raise UsageError(
                     f"{name}: {reason}; leave {name} out", code=name.replace("_", "-"), field=name
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _only_what_the_gate_can_judge(self) -> Self:
+        if self.gate and not self.refit:
+            raise UsageError(
+                "gate: recipes are judged with refits; leave --no-refit out", code="gate", field="refit"
+            )
+        if self.gate and len(self.intervals) != 1:
+            raise UsageError("gate: it decides on one timeframe; name one", code="gate", field="timeframes")
+        if self.trials > 1 and not self.gate:
+            raise UsageError("trials: only the gate counts them; add --gate", code="gate", field="trials")
         return self
 
     @property

@@ -100,8 +100,9 @@ class Scope(BaseModel):
 
     `source` is a URL, a folder, a table of candles, `sim`, or None for Binance Vision. `since` (inclusive) is compared
     with `open_time`; `as_of` with the candle's end: candles that close after it are ignored. `home` is `CPB_HOME`;
-    `root` holds the files of a single market (manifest, fleets, packages). `chosen`: the series, if they are not every
-    symbol at every timeframe.
+    `root` holds the files of a single market (manifest, fleets, packages). `offline`: no
+    source is asked, the stored candles are used as they are. `chosen`: the series, if they are not every symbol at
+    every timeframe.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -113,6 +114,7 @@ class Scope(BaseModel):
     since: datetime | None = None
     as_of: datetime | None = None
     home: Path
+    offline: bool = False
     chosen: tuple[SeriesId, ...] | None = None
 
     @classmethod

@@ -146,9 +146,7 @@ class TuneSpec(RunSpec):
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", self.budget.strip())
         if not match or float(match[1]) <= 0:
             raise UsageError(
-                f"budget {self.budget!r} is not a length of time: write 90s, 10m or 2h",
-                code="budget",
-                field="budget",
+                f"budget {self.budget!r} is not a time: write 90s, 10m or 2h", code="budget", field="budget"
             )
         return float(match[1]) * _UNITS[match[2] or "s"]
 

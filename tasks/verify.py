@@ -23,6 +23,8 @@ from tasks.forecasting.watch import Watch
 from tasks.hub.tree import published
 from tasks.market.store import TREES
 from tasks.market.verify import candles
+from tasks.promotion import by_backtest
+from tasks.promotion.by_backtest import Submission
 from tasks.promotion.pairs import Pair, about, pair_files
 from tasks.signals.store import write_features
 from tasks.storage.files import check_writable
@@ -34,8 +36,7 @@ from tasks.storage.model_folder import (
     picture_damage,
     trained_file_damage,
 )
-from tasks.storage.npz import read_npz
-from tasks.storage.records import member_subject, parse_record, set_aside
+from tasks.storage.records import member_subject, parse_record, read_npz, set_aside
 from tasks.storage.verify import (
     REPAIRED,
     VERIFY,
@@ -250,6 +251,10 @@ def ledger_records(asked: Asked) -> Iterator[Stored]:
         yield record_file(folder / "versions.json", KnownVersions, one.name, f"set aside; {lost}")
     for path in pair_files(asked.home, asked.market):
         yield record_file(path, Pair, about(path), "set aside; this pair of recipes is not tried again")
+    for path in by_backtest.register_files(asked.home, asked.market):
+        yield record_file(
+            path, Submission, by_backtest.about(path), "set aside; its recipes still count as submitted"
+        )
 
 
 def _daily_fault(path: Path, series: SeriesId) -> str:

@@ -56,9 +56,7 @@ Limit = Annotated[int, Query(ge=1, le=5000)]
 TimeframeOption = Annotated[str | None, Query(description="only this candle length", max_length=3)]
 RunOption = Annotated[
     str | None,
-    Query(
-        description="only rows of this run: its id, or the first characters of it", pattern="^[0-9a-f]{4,32}$"
-    ),
+    Query(description="only rows of this run: its id, or its first characters", pattern="^[0-9a-f]{4,32}$"),
 ]
 
 

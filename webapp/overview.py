@@ -1,6 +1,5 @@
 """Overview of all series of a market: newest close, forecast, champion, live record, and stale data."""
 
-from collections.abc import Mapping
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -10,8 +9,8 @@ import polars as pl
 
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, Market, SeriesId, stored_series
-from schemas.ledger import LedgerEntry
 from tasks.forecasting import store as forecast_store
+from tasks.forecasting.summary import champion_records
 from tasks.forecasting.watch import alarms
 from webapp import registry
 from webapp.answers import MarketInfo, Overview, OverviewRow
@@ -29,7 +28,7 @@ def overview(home: Path, market: Market) -> Answer:
     with_forecast = [s for s in of_market if not newest(home, s).is_empty()]
     ordered = sorted(of_market, key=lambda s: (s not in with_forecast, s.symbol, s.seconds))
     served, unknown = _champions(market)
-    records = _records(home, market)
+    records = champion_records(summary(home, market))
     watched = {found.series: found for found in alarms(home, market)}
     stale = too_old(home, with_forecast or of_market)
     rows = [
@@ -38,7 +37,7 @@ def overview(home: Path, market: Market) -> Answer:
             **_forecast(newest(home, one)),
             **_closes(home, one, series_state(home, one, "klines", "provisional")),
             **served.get(one, {}),
-            **_record(records.get(one)),
+            **records.get(one, {}),
             watch=watched[one].state if one in watched else None,
             watch_reason=watched[one].reason or None if one in watched else None,
             stale=stale.get(one),
@@ -97,26 +96,6 @@ def _champions(market: Market) -> tuple[dict[SeriesId, dict[str, Any]], str | No
         }
         for one in served
     }, None
-
-
-def _records(home: Path, market: Market) -> Mapping[SeriesId, LedgerEntry]:
-    """Return the record of each series' champions: of live forecasts if there are any, otherwise of replays."""
-    known = summary(home, market)
-    own = [entry for entry in (known.entries if known else ()) if entry.kind == "series"]
-    return {SeriesId(market, e.symbol, e.timeframe): e for e in sorted(own, key=lambda entry: entry.live)}
-
-
-def _record(entry: LedgerEntry | None) -> dict[str, Any]:
-    if entry is None:
-        return {}
-    return {
-        "record_live": entry.live,
-        "record_ratio": entry.crps_ratio,
-        "record_low": entry.crps_ratio_low,
-        "record_high": entry.crps_ratio_high,
-        "record_verdict": entry.verdict,
-        "record_days": entry.days,
-    }
 
 
 def _forecast(rows: pl.DataFrame) -> dict[str, Any]:

@@ -11,9 +11,8 @@ from schemas.errors import MemberError
 from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, SPOT, Market, SeriesId, stored_series
 from schemas.ledger import LedgerSummary as LiveRecord
 from tasks.forecasting import store as forecast_store
-from tasks.forecasting.index import month_files
 from tasks.forecasting.ledger import newest_scored
-from tasks.forecasting.months import forecast_command
+from tasks.forecasting.months import forecast_command, month_files
 from tasks.forecasting.staleness import find_stale, newest_month
 from tasks.forecasting.summary import read_summary
 from tasks.forecasting.watch import alarms

@@ -225,8 +225,7 @@ def check_definition(candidate: Any) -> type[Architecture]:
     wrong = {
         "its spec names options that do not exist": named - options,
         "its spec names sizes that do not exist": set(spec.sizes) - set(SIZES),
-        "its presets have names of presets that all architectures have": set(spec.presets)
-        & set(COMMON_PRESETS),
+        "its presets have names of common presets": set(spec.presets) & set(COMMON_PRESETS),
         "its default preset is unknown": {spec.default_preset} - {*spec.presets, *COMMON_PRESETS},
         "its fixed head is unknown": {spec.fixed.get("head", "point")} - set(HEADS),
     }

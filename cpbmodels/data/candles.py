@@ -195,9 +195,7 @@ def _timeframe(times: np.ndarray, timeframe: str | None, label: str) -> str:
     steps = np.diff(times)
     if timeframe is None:
         if not len(steps):
-            raise ModelError(
-                f"{label}: the length of a single candle is not known: give a timeframe such as 1h."
-            )
+            raise ModelError(f"{label}: one candle has no known length: give a timeframe such as 1h.")
         values, counts = np.unique(steps, return_counts=True)
         usual = int(values[counts.argmax()])
         seconds, rest = divmod(usual, 1_000_000)

@@ -248,9 +248,7 @@ def _shrink(job: Job, size: int) -> tuple[int, Job]:
             "parts: choose a smaller batch_size or hidden_dim."
         )
     log.warning(
-        "Out of memory with one member: its batch of %d is now processed in %d parts.",
-        job.options.batch_size,
-        parts,
+        "Out of memory with one member: its batch of %d now has %d parts.", job.options.batch_size, parts
     )
     return 1, replace(job, options=replace(job.options, accumulate=parts))
 

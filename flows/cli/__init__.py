@@ -27,7 +27,7 @@ COMMANDS = {
         "presets": ("flows.cli.presets", "presets"),
     },
     "Forecast and see": {
-        "forecast": ("flows.cli.models", "forecast"),
+        "forecast": ("flows.cli.forecast", "forecast"),
         "ledger": ("flows.cli.models", "ledger"),
         "leaderboard": ("flows.cli.models", "leaderboard"),
         "serve": ("flows.cli.serve", "serve"),

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import Json, Shown, takes
+from flows.cli.options import Json, takes
 from flows.console import emit, quiet_libraries, say
 from flows.summary import plain_reason
 from flows.tables import Column, finding, print_table
@@ -204,14 +204,7 @@ def publish(
 FORMATS = ("onnx",)
 
 
-@takes(
-    ScopeSpec,
-    only=("coins", "timeframes", "market"),
-    shown={
-        "coins": Shown(argument=True, metavar="COIN", help="BTCUSDT, or BTC"),
-        "timeframes": Shown(argument=True, metavar="TIMEFRAME", help="a Binance interval, as in 1h"),
-    },
-)
+@takes(ScopeSpec, only=("coins", "timeframes", "market"))
 def export(
     spec: ScopeSpec,
     form: Annotated[str, typer.Option("--format", help="onnx")] = "onnx",

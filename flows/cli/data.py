@@ -14,14 +14,13 @@ from schemas.run import IngestSpec
 from schemas.scope import home
 from tasks.running.progress import tell
 from tasks.storage.home import checked_home, stored_home
-from tasks.training.files import kernel_cache
 
 if TYPE_CHECKING:
     from schemas.scope import Scope
     from tasks.market.report import IngestReport
 
 
-@takes(IngestSpec, shown={"coins": Shown(names=("--coins", "--symbols"))})
+@takes(IngestSpec, without=("offline",), shown={"coins": Shown(names=("--coins", "--symbols"))})
 def ingest(
     spec: IngestSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be fetched")] = False,
@@ -200,6 +199,7 @@ def doctor(
     Example: cpb doctor --json
     """
     from cpbmodels.device.doctor import examine
+    from tasks.training.files import kernel_cache
 
     os.environ.update(kernel_cache(home()))  # where trainers look
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.options import Json
-from flows.console import emit, quiet_libraries, say
-from schemas.errors import count
+from flows.console import emit, quiet_libraries, say, shown_progress
+from schemas.errors import age, count
 from schemas.scope import home
 from tasks.notices.event import Event
 
@@ -76,7 +76,9 @@ def run(
         list[str] | None,
         typer.Option("--param", help="NAME=VALUE, the value as JSON or text; may be repeated"),
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", help="wait until the run has ended")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="wait until the run has ended, and show its state and log")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Ask a deployment for a run; the short form of `prefect deployment run FLOW/DEPLOYMENT`.
@@ -85,7 +87,8 @@ def run(
     """
     from flows.deploy import runs
 
-    made = runs.run(name, param or (), watch)
+    with shown_progress(runs.PROGRESS, "asking the server"):
+        made = runs.run(name, param or (), watch)
     ending = (
         f" ended {made.state}" + (f": {made.message}" if made.message else "") if watch else " is requested"
     )
@@ -220,20 +223,13 @@ def _wrong(problems: Sequence[Event]) -> list[str]:
 
 
 def _deployment_line(one: "Deployment") -> str:
-    last = f"{one.last.outcome} {_age(one.last.age_s)} ago" if one.last else "no run has ended yet"
+    last = f"{one.last.outcome} {age(one.last.age_s)} ago" if one.last else "no run has ended yet"
     active = f", {one.active} running" if one.active else ""
     return f"{one.name:<22}  {last}{active}; next {_time(one.next)}"
 
 
 def _time(time: datetime | None) -> str:
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if time else "none"
-
-
-def _age(seconds: float) -> str:
-    for unit_s, name in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= unit_s:
-            return f"{seconds / unit_s:.0f} {name}"
-    return f"{seconds:.0f} s"
 
 
 def notify(

@@ -1,15 +1,15 @@
-"""`cpb leaderboard`, `cpb forecast` and `cpb ledger`: the results of a training."""
+"""`cpb leaderboard` and `cpb ledger`: the results of a training, and what came true."""
 
 from typing import Annotated, Any
 
 import typer
 
 from flows.cli.options import Json, takes
-from flows.console import emit, quiet_libraries, say, shown_progress
+from flows.console import emit, quiet_libraries, say
 from flows.tables import Column, check_one_form, print_csv, print_table
 from schemas.errors import UsageError, count
 from schemas.identity import SIM, SPOT, check_known
-from schemas.run import BoardSpec, ForecastSpec
+from schemas.run import BoardSpec
 from tasks.storage.home import stored_home
 
 
@@ -55,58 +55,6 @@ def _board(spec: BoardSpec) -> list[dict[str, Any]]:
     from tasks.tracking.leaderboard import leaderboard as read_board
 
     return read_board(spec.run, market=spec.market, symbols=spec.symbols, timeframes=spec.intervals)
-
-
-@takes(ForecastSpec)
-def forecast(
-    spec: ForecastSpec,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="hub:USER/NAME[@REVISION]",
-            help="published models instead of the own champions; their forecasts are shown, not stored",
-        ),
-    ] = None,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE.parquet", help="with --model: write the rows there")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Refresh the candles, forecast with the champions, and score older forecasts whose candles have closed.
-
-    Example: cpb forecast --coins BTC --timeframes 1h --source sim
-    """
-    quiet_libraries()
-    if out is not None and model is None:
-        raise UsageError(
-            "out goes with --model: forecasts of the own champions are in the forecast store",
-            code="out", field="out",
-        )  # fmt: skip
-    with shown_progress("forecast"):
-        from flows.forecast import run_forecast
-        from flows.forecast_published import run_forecast_published
-        from flows.runner import Runner
-
-        if model is not None:
-            result = run_forecast_published(spec, model, out, Runner(), say)
-        else:
-            result = run_forecast(spec, Runner(), say)
-    if json:
-        emit(result)
-    elif model is not None:
-        print("\n".join(map(_forecast_line, result["forecasts"])))
-    raise typer.Exit(result["exit"])
-
-
-def _forecast_line(forecast: dict[str, Any]) -> str:
-    """Return a line about the last step of a forecast."""
-    last = forecast["steps"][-1]
-    name = f"{forecast['symbol']} {forecast['timeframe']}"
-    return (
-        f"{name:<14} {forecast['issued_at']:%Y-%m-%d %H:%M} UTC  close {forecast['last_close']:.6g}; after "
-        f"{last['step']} candles {last['q05']:.6g} to {last['q95']:.6g} (90 %), median {last['q50']:.6g}"
-    )
 
 
 def print_board(rows: list[dict[str, Any]]) -> None:

@@ -30,14 +30,14 @@ OVERRIDES = "overrides"
 """The field for options of the model preset: `--set NAME=VALUE`, or separate options (`ModelOption`)."""
 
 _PANELS = {
-    "Which data": ("coins", "timeframes", "market", "source", "since", "as_of", "tail", "min_days_listed",
+    "Which data": ("coins", "timeframes", "market", "source", "since", "as_of", "tail", "offline", "min_days_listed",
                    "min_quote_volume", "number_assets"),
     "Which models": ("architectures", "preset", "seed", "seeds", "warm_start", "weekly_challengers", "overrides",
                      "baselines"),
     "Periods": ("folds", "refit", "expanding", "check_lookahead"),
     "Search": ("trials", "budget", "batch", "sampler", "pruner", "search"),
     "How it trains": ("device", "profile", "dtype", "kernels", "engine", "train_timeout_s"),
-    "What becomes of it": ("repo", "force", "prune", "wandb", "out", "report", "fallback"),
+    "What becomes of it": ("repo", "force", "prune", "wandb", "gate", "out", "report", "fallback"),
 }  # fmt: skip
 """Panel of the help -> the specification fields in it; all other options are in the panel `Options`."""
 
@@ -54,13 +54,11 @@ class Shown:
     """How a command shows a field, if that differs from the field's declaration.
 
     names: the option's names, `--yes/--no` for a switch. metavar, help: as in the command's help.
-    argument: the value is a positional argument without a default.
     """
 
     names: tuple[str, ...] = ()
     metavar: str | None = None
     help: str | None = None
-    argument: bool = False
     default: Any = _DECLARED
 
 
@@ -88,6 +86,13 @@ class ModelOption:
         return f"{self.help} ({'or' if self.switch else 'also'} {others})" if others else self.help
 
 
+_POSITIONAL = {
+    "coin": ("coins", "BTC or BTCUSDT, the same as --coins"),
+    "timeframe": ("timeframes", "a Binance interval, the same as --timeframes"),
+}
+"""The arguments of `cpb COMMAND [COIN [TIMEFRAME]]`, each with the field that it gives and its help."""
+
+
 def takes(
     spec: type[S],
     *,
@@ -101,6 +106,8 @@ def takes(
 
     The command's other parameters are unchanged.
 
+    Where it shows the fields `coins` and `timeframes`, these can be given by position too.
+
     Args:
         only, without: fields to show, or to leave at their defaults.
         shown: fields that this command shows differently.
@@ -111,6 +118,8 @@ def takes(
     numbers = [n for n, f in fields.items() if _kind(f.annotation) in _METAVARS]
     others = shown or {}
     parameters = [_parameter(n, f, others.get(n, Shown())) for n, f in fields.items() if n != OVERRIDES]
+    arguments = {name: field for name, (field, _) in _POSITIONAL.items() if field in fields}
+    parameters = [*map(_argument, arguments), *parameters]
     if OVERRIDES in fields:
         parameters += _model_parameters(model_options)
 
@@ -124,6 +133,15 @@ def takes(
             bound = signature.bind(**given)
             bound.apply_defaults()
             values = {p.name: bound.arguments.pop(p.name) for p in parameters}
+            for name, field in arguments.items():
+                if (given_first := values.pop(name)) is None:
+                    continue
+                if values[field] != signature.parameters[field].default:
+                    raise UsageError(
+                        f"{field} is given twice: {given_first!r} and --{field} {values[field]}; leave one out",
+                        code="twice", field=field,
+                    )  # fmt: skip
+                values[field] = given_first
             values |= {n: parse_value(values[n]) for n in numbers if isinstance(values[n], str)}
             if OVERRIDES in fields:
                 values[OVERRIDES] = _overrides(values, model_options)
@@ -189,9 +207,6 @@ def _settings(given: Sequence[str]) -> dict[str, Any]:
 def _parameter(name: str, field: FieldInfo, shown: Shown) -> inspect.Parameter:
     kind, default = _kind(field.annotation), field.default if shown.default is _DECLARED else shown.default
     text, metavar = shown.help or field.description, shown.metavar or _METAVARS.get(kind)
-    if shown.argument:
-        argument = typer.Argument(help=text, metavar=metavar)
-        return _keyword(name, Annotated[str, argument], inspect.Parameter.empty)
     dashed = _dashed(name)
     if kind is bool:
         names = shown.names or (f"--{dashed}/--no-{dashed}" if default else f"--{dashed}",)
@@ -204,6 +219,11 @@ def _parameter(name: str, field: FieldInfo, shown: Shown) -> inspect.Parameter:
     if default is None:
         return _keyword(name, Annotated[str | None, option], None)
     return _keyword(name, Annotated[str, option], str(default))
+
+
+def _argument(name: str) -> inspect.Parameter:
+    argument = typer.Argument(help=_POSITIONAL[name][1], metavar=name.upper(), show_default=False)
+    return _keyword(name, Annotated[str | None, argument], None)
 
 
 def _choices(field: FieldInfo) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +13,8 @@ from flows.console import emit, say
 
 if TYPE_CHECKING:
     from flows.ops.ui import Address
+
+PAGE_PORT = 8000
 
 Host = Annotated[str, typer.Option("--host", help="address to listen on; the default is this machine only")]
 Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="port to listen on")]
@@ -25,7 +28,7 @@ Names = Annotated[
 
 def serve(
     host: Host = "127.0.0.1",
-    port: Port = 8000,
+    port: Port = PAGE_PORT,
     allowed_hosts: Names = None,
     json: Json = False,
 ) -> None:
@@ -33,10 +36,6 @@ def serve(
 
     Example: cpb serve --port 8000
     """
-    from flows.ops.listeners import PAGE
-    from flows.ops.serving import serve as serve_app
-    from tasks.storage.home import checked_home
-    from webapp.app import create_app
 
     def ready(url: str) -> None:
         if json:
@@ -45,7 +44,39 @@ def serve(
             say(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
 
     known = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
-    serve_app(PAGE, partial(create_app, checked_home()), host, port, ready, hosts=_names(known))
+    _serve(host, port, ready, _names(known))
+
+
+def _serve(host: str, port: int, ready: Callable[[str], None], hosts: Sequence[str] = ()) -> None:
+    from flows.ops.listeners import PAGE
+    from flows.ops.serving import serve as serve_app
+    from tasks.storage.home import checked_home
+    from webapp.app import create_app
+
+    serve_app(PAGE, partial(create_app, checked_home()), host, port, ready, hosts=hosts)
+
+
+def open_page(view: str) -> None:
+    """Open a view of the page (`series/BTCUSDT/1h/spot`) in a browser; serve it until Ctrl-C if it is not served."""
+    import webbrowser
+
+    import requests
+
+    from flows.ops.serving import url_of
+
+    def show(url: str) -> None:
+        say(f"page: {url}/#/{view}")
+        webbrowser.open(f"{url}/#/{view}")
+
+    url = url_of("127.0.0.1", PAGE_PORT)
+    try:
+        is_served = "newest_forecast" in requests.get(f"{url}/healthz", timeout=5).json()
+    except (requests.RequestException, ValueError):  # nothing listens there, or another program
+        is_served = False
+    if is_served:
+        show(url)
+    else:
+        _serve("127.0.0.1", PAGE_PORT, show)
 
 
 def _names(text: str) -> list[str]:
@@ -99,14 +130,14 @@ def ui(
     def ready(where: "Address") -> None:
         if json:
             signing_in = {"sign_in": where.sign_in or None, "auth_file": where.auth_file}
-            emit({"url": where.url, **signing_in, "views": where.views, "filter": FILTER})
+            emit({"url": where.url, "runs": where.runs, **signing_in, "views": where.views, "filter": FILTER})
             return
         if where.sign_in:
             say(f"MLflow: {where.sign_in}  (good once, for a minute; stop with Ctrl-C)")
-            say(f"later, or in another browser: {where.url}, user and password in {where.auth_file}")
+            say(f"later, or in another browser: {where.runs}, user and password in {where.auth_file}")
             say("in the browser that is signed in:")
         else:
-            say(f"MLflow: {where.url}")
+            say(f"MLflow: {where.runs}")
         for about, link in where.views.items():
             say(f"{about}: {link}")
         say(f"filter for members that beat the random walk: {FILTER}")

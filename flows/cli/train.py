@@ -117,8 +117,6 @@ def _default_preset(architecture: str) -> str:
     RunSpec,
     without=("repo", "tail", "force", "prune", "weekly_challengers", *FILTERS),
     shown={
-        "coins": Shown(argument=True, metavar="COIN", help="BTCUSDT, or BTC"),
-        "timeframes": Shown(argument=True, metavar="TIMEFRAME", help="a Binance interval, as in 1h"),
         "architectures": Shown(
             names=("--arch",),
             help="transformer, gru, lstm, linear, har, …; default: the preset file's, else har",

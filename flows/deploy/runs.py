@@ -1,22 +1,28 @@
 """`run`: start a flow run of a deployment, and wait for its end if requested."""
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import LogFilter
 from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import LogSort
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
 from flows.deploy.liveness import end_dead_runs
 from flows.deploy.services import client_of, find_alive
 from flows.prefect_server import client_of_settings, server_in_use
+from flows.runner import run_name_of
 from schemas.errors import COMPLETE, FATAL, PARTIAL, CpbError, UsageError
 from schemas.presets import with_preset_file
 from schemas.run import ForecastSpec, RunSpec, ScopeSpec
+from tasks.running.progress import tell
 
 NAMES = {
     "train-all": "train-all/train-all",
@@ -25,6 +31,9 @@ NAMES = {
     "forecast": "forecast/hourly",
 }
 """Short names of the deployments; Prefect itself only accepts FLOW/DEPLOYMENT."""
+
+PROGRESS = "deploy run"
+"""Name under which a watched run is reported as progress."""
 
 _POLL_S = 2.0
 
@@ -104,10 +113,14 @@ def _server() -> Iterator[None]:
 
 def _requested(name: str, parameters: dict[str, Any], watch: bool) -> FlowRun:
     """Start a run of a deployment and return it, after its end if `watch` is set."""
+    flow, given = name.partition("/")[0], parameters
+    if spec := SPECS.get(flow):
+        given = {key: field.default for key, field in spec.model_fields.items()} | parameters
     try:
         run = run_deployment(
-            name, parameters=parameters, timeout=None if watch else 0, poll_interval=_POLL_S, as_subflow=False
-        )
+            name, parameters=parameters, timeout=0, as_subflow=False,
+            flow_run_name=run_name_of(flow, given) if spec else None,
+        )  # fmt: skip
     except ObjectNotFound as error:
         raise CpbError(
             f"the server knows no deployment {name!r}; `cpb deploy status` lists those it knows",
@@ -120,4 +133,17 @@ def _requested(name: str, parameters: dict[str, Any], watch: bool) -> FlowRun:
         said = reason.get("detail") or reason.get("exception_detail") or reason
         raise UsageError(f"{name} refuses the parameters: {said}", code="parameter", field="param") from error
     assert isinstance(run, FlowRun)  # a coroutine only inside a running event loop
+    return _ended(run) if watch else run
+
+
+def _ended(run: FlowRun) -> FlowRun:
+    """Return a run after its end; meanwhile its state and the last line of its log are reported as progress."""
+    newest: Any = {"flow_run_id": {"any_": [run.id]}}
+    with get_client(sync_client=True) as client:
+        while not (run.state and run.state.is_final()):
+            time.sleep(_POLL_S)
+            run = client.read_flow_run(run.id)
+            lines = client.read_logs(LogFilter.model_validate(newest), limit=1, sort=LogSort.TIMESTAMP_DESC)
+            state = f"{run.name} is {run.state.name}" if run.state else run.name
+            tell(PROGRESS, 0, 0, "", state, *(lines[0].message.splitlines()[-1:] if lines else ()))
     return run

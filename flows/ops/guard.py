@@ -103,10 +103,12 @@ class SignIn:
     Args:
         auth: `USER:PASSWORD`.
         cookie: the cookie's name, which distinguishes the ports of a host. Empty: no codes and no cookie.
+        landing: path to which a browser is sent once it is signed in.
     """
 
     auth: str
     cookie: str = ""
+    landing: str = "/"
     _session: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     _codes: dict[str, float] = field(default_factory=dict)
 
@@ -252,7 +254,7 @@ class Guard:
         cookie = sign_in.redeem(codes[0]) if scope.get("method") == "GET" else None
         if cookie or sign_in.is_known(headers):
             cookies = {"set-cookie": cookie} if cookie else {}
-            await _answer(scope, send, 303, "signed in", cookies | {"location": "/"} | _NO_STORE)
+            await _answer(scope, send, 303, "signed in", cookies | {"location": sign_in.landing} | _NO_STORE)
         else:
             text = (
                 "This link was used before, or is older than a minute. For a new one stop `cpb ui` with Ctrl-C and "

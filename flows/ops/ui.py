@@ -27,7 +27,7 @@ from tasks.tracking.connection import Store
 from tasks.tracking.database import is_server
 from tasks.tracking.mlflow_private import PROXIED
 from tasks.tracking.store import open_store, reconcile
-from tasks.tracking.views import views
+from tasks.tracking.views import runs_page, views
 
 FILTER = "tags.timeframe = '1h' and tags.market != 'sim' and metrics.test_crps_ratio < 1"
 """Filter of the 1h members that beat the random walk on real candles."""
@@ -40,14 +40,16 @@ log = logging.getLogger("cpb")
 
 @dataclass(frozen=True)
 class Address:
-    """URLs of the interface: by their content (`views.py`), and the table with the filter applied.
+    """URLs of the interface: its runs page, by their content (`views.py`), and the table with the filter applied.
 
     Args:
+        url: of the server, for programs.
         sign_in: the link that signs a browser in; empty if the store is a server, which has its own sign-in.
         auth_file: file with the password of this run.
     """
 
     url: str
+    runs: str
     views: dict[str, str]
     filtered_url: str
     sign_in: str = ""
@@ -82,7 +84,8 @@ def serve_ui(
         with locked(config_folder() / ".ui.lock"):
             remove_dead()
             file = password_file(port)
-            sign_in = SignIn(file.renew(), cookie=f"cpb-{port}")
+            landing = runs_page("", store)
+            sign_in = SignIn(file.renew(), cookie=f"cpb-{port}", landing=landing)
             running.callback(file.path.unlink, missing_ok=True)
             running.enter_context(locked(file.path))
 
@@ -123,7 +126,7 @@ def _look(store: Store) -> None:
 
 def address(url: str, store: Store, sign_in: str = "", auth_file: Path | None = None) -> Address:
     """Return the URLs of the interface at `url`."""
-    runs = f"{url}/#/experiments/{store.experiment_id}/runs"
+    runs = runs_page(url, store)
     members = f"searchFilter={quote(FILTER)}&orderByKey={quote('metrics.`test_crps_ratio`')}&orderByAsc=true"
     links = {view.about: view.link(url, store) for view in views(store)}
-    return Address(url, links, f"{runs}?{members}", sign_in, auth_file)
+    return Address(url, runs, links, f"{runs}&{members}", sign_in, auth_file)

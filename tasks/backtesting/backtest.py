@@ -20,12 +20,16 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class BacktestPlan:
-    """The series in their folds, a fleet per architecture, series without any fold, and notes on incomplete folds."""
+    """The series in their folds, a fleet per architecture, series without any fold, and notes on incomplete folds.
+
+    `names`: of the fleets, in results.
+    """
 
     folds: tuple[FoldSeries, ...]
     fleets: tuple[FleetPlan, ...]
     failures: tuple[Failure, ...]
     incomplete: tuple[str, ...]
+    names: tuple[str, ...]
 
 
 def check_backtest(spec: BacktestSpec) -> None:
@@ -34,16 +38,28 @@ def check_backtest(spec: BacktestSpec) -> None:
     check_installed(spec.baseline_names)
 
 
-def plan_backtest(spec: BacktestSpec, records: Sequence[SeriesRecord], *, gpus: bool = False) -> BacktestPlan:
+def plan_backtest(
+    spec: BacktestSpec,
+    records: Sequence[SeriesRecord],
+    *,
+    gpus: bool = False,
+    beside: tuple[str, BacktestSpec] | None = None,
+) -> BacktestPlan:
     """Return the folds of every series and the fleets that train the architectures on them.
+
+    Args:
+        beside: name and options of a further recipe that is trained on the same folds.
 
     Raises:
         UsageError: a timeframe's history is too short for this number of folds.
     """
     found = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds, expanding=spec.expanding))
     training = found.loaded if spec.refit else [own[0] for own in by_series(found.loaded).values()]
-    fleets = tuple(plan_folds(spec, name, training, gpus=gpus) for name in spec.names) if training else ()
-    return BacktestPlan(found.loaded, fleets, found.failures, found.incomplete)
+    asked = [(name, spec, name) for name in spec.names]
+    asked += [(beside[0], beside[1], beside[1].names[0])] if beside else []
+    fleets = tuple(plan_folds(own, name, training, gpus=gpus) for _, own, name in asked) if training else ()
+    names = tuple(name for name, *_ in asked)
+    return BacktestPlan(found.loaded, fleets, found.failures, found.incomplete, names)
 
 
 def finish_backtest(
@@ -52,6 +68,7 @@ def finish_backtest(
     results: Sequence[Sequence[ShardResult | Exception]],
     failures: Sequence[Failure],
     say: Say,
+    decide: Callable[[Backtest], dict[str, Any]] = lambda _found: {},
 ) -> dict[str, Any]:
     """Judge baselines and trained fleets, write the results, and return the object that `--json` prints.
 
@@ -61,6 +78,7 @@ def finish_backtest(
         results: of each planned fleet's shards, or the error that ended a shard's training.
         failures: earlier failures of series, already reported.
         say: prints a line.
+        decide: called with the results of judging; returns further fields of the object.
 
     Returns:
         `pooled`, `members`, `pairs`, `failures`, `folds_incomplete`, `lookahead`, `exit`.
@@ -70,8 +88,9 @@ def finish_backtest(
             fleet,
             [_result(job, one) for job, one in zip(fleet.shards, found, strict=True)],
             spec.scope.root,
+            name,
         )
-        for fleet, found in zip(plan.fleets, results, strict=True)
+        for fleet, found, name in zip(plan.fleets, results, plan.names, strict=True)
     ]
     models: list[Model] = [*baselines(spec.baseline_names, spec.names, spec.device), *fleets]
     with output.recorder(spec, spec.names, plan.folds) as recorder:
@@ -90,6 +109,7 @@ def finish_backtest(
             "failures": [failure.as_json() for failure in found.failures],
             "folds_incomplete": found.incomplete,
             "lookahead": lookahead,
+            **decide(found),
             "exit": PARTIAL if failed else COMPLETE,
         }
         notes = [*_notes(spec, found), *([lookahead] if lookahead else [])]

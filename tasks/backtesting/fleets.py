@@ -19,7 +19,7 @@ from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecaster, Forecasts
-from tasks.storage.npz import read_npz
+from tasks.storage.records import read_npz
 from tasks.training.files import fleet_folder, member_folder
 from tasks.training.plan import member_seed, plan_fleet, recipe_of
 
@@ -48,8 +48,8 @@ def plan_folds(
 class TrainedFleet:
     """The models of an architecture, read from the folders of their fleet's shards."""
 
-    def __init__(self, plan: FleetPlan, results: Sequence[ShardResult], root: Path) -> None:
-        self.name = plan.architecture
+    def __init__(self, plan: FleetPlan, results: Sequence[ShardResult], root: Path, name: str = "") -> None:
+        self.name = name or plan.architecture
         self._folders = {m.name: fleet_folder(root, shard) for shard in plan.shards for m in shard.members}
         self._planned: dict[tuple[SeriesId, int], JobMember] = {
             (m.model.series, m.fold): m for m in plan.members

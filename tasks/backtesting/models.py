@@ -14,7 +14,7 @@ from schemas.handover import Failure
 from schemas.identity import ModelId
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.baselines import Fit, import_extra, random_walk
-from tasks.judging.fitted import boosted, garch, gjr_garch, robust_har
+from tasks.judging.fitted import boosted, garch, robust_har
 from tasks.judging.scores import Array
 from tasks.judging.zeroshot import load, zero_shot
 from tasks.signals.splits import HORIZON
@@ -23,12 +23,11 @@ BASELINES: dict[str, Fit] = {
     "random-walk": random_walk,
     "robust-har": robust_har,
     "garch-t": garch,
-    "gjr-garch-t": gjr_garch,
     "lightgbm": boosted,
 }
 """Baselines by the names in `schemas.run.BASELINES`."""
 
-_EXTRA_PACKAGES = {"garch-t": "arch", "gjr-garch-t": "arch", "lightgbm": "lightgbm"}
+_EXTRA_PACKAGES = {"garch-t": "arch", "lightgbm": "lightgbm"}
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,15 @@
 """Issued forecasts and their realised outcomes, from the champions' models to the ledger.
 
-issue          forecasts of champions, into the store
-reference      the random walk's forecast beside each of them
+issue          forecasts of champions, and the random walk's beside each of them, into the store
 store          forecast rows: append, read, latest, stored
 ledger         scores of forecasts whose candle has closed
-losses         CRPS, tail loss and coverage of scored rows, for model and reference
+losses         CRPS, tail loss and coverage of scored rows, for model and reference; one loss per complete forecast
 daily          daily sums of the losses
 summary        the live record made from the daily sums: small, for page, API and `cpb ledger`
-evidence_rows  one loss per complete forecast, for the promotion gate and the drift watch
-months         month files of forecasts and scores: append-only, with recorded digests
+months         month files of forecasts and scores: append-only, each with its own digest
 chain          the single write path: a batch of many series, and its line in the market's chain
 lines          the chain's format: its lines with their hashes, the canonical form of rows
 commit         crash-safe commit of a batch
-index          the recorded sha256 of a series' month files
 watch          the state of each champion: fine, watch or drifted
 check_drift    the inputs of the drift watch after a scoring
 fallback       a robust HAR in place of a champion that has drifted

@@ -1,33 +1,40 @@
 """The single write path of forecasts and scores: a batch of many series, and its line in the market's chain.
 
-A batch is checked, staged in drafts, and committed as a unit (`commit.py`). The cost is two fsyncs and a rename per
+A batch is checked, written to drafts, and committed as a unit (`commit.py`). The cost is two fsyncs and a rename per
 file; a database would be as safe, but its rows could not be checked with a few lines of Python.
 """
 
 import hashlib
-import io
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 import polars as pl
 
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.identity import SeriesId, market_home, stored_series
-from tasks.forecasting.commit import WRITERS, Move, below, commit, discard, finish_pending
-from tasks.forecasting.index import log_once, month_files
+from tasks.forecasting.commit import WRITERS, commit, draft_of, finish_pending, pending_path
 from tasks.forecasting.lines import Chain, Entry, FileRecord, chain_path, rows_digest
-from tasks.forecasting.months import FORECASTS, LEDGER, TREES, UNREADABLE, Tree, consequence, load
+from tasks.forecasting.months import (
+    FORECASTS,
+    LEDGER,
+    TREES,
+    UNREADABLE,
+    Tree,
+    consequence,
+    load,
+    log_once,
+    month_bytes,
+    month_files,
+)
 from tasks.running.parallel import run_each
 from tasks.storage.digests import file_digest
-from tasks.storage.files import DiskFull, draft_name, is_disk_full, sync
+from tasks.storage.files import DiskFull, is_disk_full, sync
 from tasks.storage.locks import locked
 from tasks.storage.records import aside_name, set_aside
 
@@ -48,13 +55,8 @@ _GONE = (
     "stored before it; restore the old one from a backup if there is one, and compare with `cpb verify --hub USER/NAME`"
 )
 
-
-@dataclass(frozen=True)
-class _Staged:
-    """One file of a batch, in its draft."""
-
-    entry: Entry
-    move: Move
+_Damaged = list[tuple[SeriesId, Path, str]]
+"""Series, path and reason of files to set aside."""
 
 
 def append(
@@ -78,27 +80,33 @@ def append(
         For each series the number of new rows, or the error for which none was stored (code `rows`: they break the
         contract or belong to another series).
     """
-    done: dict[SeriesId, int | CpbError] = {}
     if not batch:
-        return done
-    tree, staged = _TREES[kind], list[_Staged]()
+        return {}
+    tree, found = _TREES[kind], dict[SeriesId, list[Entry] | CpbError]()
     try:
         with chain_lock(home, market) as chain_was_gone:
             now = datetime.now(UTC)
             if chain_was_gone and lost:
                 lost(next(iter(batch)), _GONE)
-            found = _stage_all(home, market, tree, _checked_all(batch, market, tree, now), lost)
-            for series, mine in found.items():
-                if isinstance(mine, CpbError):
-                    done[series] = mine
-                else:
-                    staged += mine
-                    done[series] = sum(one.entry.rows for one in mine)
-            commit(home, market, kind, [one.entry for one in staged], [one.move for one in staged], now)
+            with _drafts(home, market, [series.folder(home, tree.name) for series in batch]):
+                damaged = _Damaged()
+                found |= _stage_all(home, tree, _checked_all(batch, market, tree, now), damaged)
+                _set_damaged_aside(home, market, tree, damaged, lost)
+                commit(
+                    home,
+                    market,
+                    kind,
+                    [one for mine in found.values() if isinstance(mine, list) for one in mine],
+                    now,
+                )
     except ANY_ERROR as error:
         # The whole batch failed: nothing is stored, or the next writer completes it.
-        return {s: known if isinstance(known := done.get(s), CpbError) else as_error(s, error) for s in batch}
-    return done
+        return {
+            s: known if isinstance(known := found.get(s), CpbError) else as_error(s, error) for s in batch
+        }
+    return {
+        s: one if isinstance(one, CpbError) else sum(entry.rows for entry in one) for s, one in found.items()
+    }
 
 
 def as_error(series: SeriesId | str, error: BaseException) -> CpbError:
@@ -133,7 +141,7 @@ def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[bool]:
 def quarantine(
     home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, str]], reason: str
 ) -> list[tuple[Path, str]]:
-    """Set month files aside, or remove the records of missing files, and write a line; the caller holds the lock.
+    """Set month files aside, or note that they are missing, and write a line; the caller holds the lock.
 
     Scores of lost forecasts are set aside too: a reissued forecast must not match the score of the lost forecast.
 
@@ -143,25 +151,23 @@ def quarantine(
     Returns:
         Each file's path and its new name, empty if the file was missing.
     """
-    base = market_home(home, market)
-    places: dict[Path, None] = {}
+    paths: dict[Path, None] = {}
     for series, tree, month in files:
-        places[series.folder(home, tree.name) / f"{month}.parquet"] = None
+        paths[series.folder(home, tree.name) / f"{month}.parquet"] = None
         for other in tree.companions:
             scores = series.folder(home, other.name) / f"{month}.parquet"
             if scores.exists():
-                places[scores] = None
-    entries, moves = [], []
-    for path in places:
-        digest = file_digest(path) if path.exists() else ""
-        target = aside_name(path) if digest else path
-        entries.append(Entry(below(base, path), 0, _NO_ROWS, digest))
-        moves.append(Move(below(base, path), below(base, target), digest, lost=True))
-    commit(home, market, "lost", entries, moves, datetime.now(UTC))
-    for move in moves:
-        if move.sha256:
-            log.warning("%s is set aside as %s: %s", base / move.source, Path(move.target).name, reason)
-    return [(base / move.source, Path(move.target).name if move.sha256 else "") for move in moves]
+                paths[scores] = None
+    names = [(path, aside_name(path).name if path.exists() else "") for path in paths]
+    entries = [
+        Entry(_place(home, market, path), 0, _NO_ROWS, file_digest(path) if name else "")
+        for path, name in names
+    ]
+    commit(home, market, "lost", entries, datetime.now(UTC))
+    for path, name in names:
+        if name:
+            log.warning("%s is set aside as %s: %s", path, name, reason)
+    return names
 
 
 def restart(home: Path, market: str) -> None:
@@ -171,20 +177,35 @@ def restart(home: Path, market: str) -> None:
     _begin(home, market)
 
 
-def register_rows(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, Path]]) -> None:
-    """Write a line for the rows at the end of files that are in no line; the caller holds the lock.
+def register_rows(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, pl.DataFrame]]) -> None:
+    """Write files anew, with a line for the rows at their end that are in no line; the caller holds the lock.
 
-    Raises:
-        DamagedError: a file cannot be read.
+    Args:
+        files: series, tree and all rows of a month.
     """
     chain = Chain.read(chain_path(home, market)) or Chain()
     entries = []
-    for series, tree, path in files:
-        file = below(market_home(home, market), path)
-        rows = load(home, series, tree, path)
-        known = chain.files.get(file, FileRecord()).rows
-        entries.append(Entry(file, len(rows) - known, rows_digest(rows[known:]), file_digest(path)))
-    commit(home, market, "before", entries, [], datetime.now(UTC))
+    for series, tree, rows in files:
+        path = series.folder(home, tree.name) / f"{rows['issued_at'][0]:%Y-%m}.parquet"
+        known = chain.files.get(_place(home, market, path), FileRecord()).rows
+        entries.append(_draft(home, market, path, rows, rows[known:]))
+    commit(home, market, "before", entries, datetime.now(UTC))
+
+
+@contextmanager
+def _drafts(home: Path, market: str, folders: Sequence[Path]) -> Iterator[None]:
+    """Remove the drafts in these folders that belong to no batch: before, those of a killed process; after, all."""
+
+    def sweep() -> None:
+        for draft in (draft for folder in folders for draft in folder.glob(".????-??.parquet.*")):
+            draft.unlink(missing_ok=True)
+
+    sweep()
+    try:
+        yield
+    finally:
+        if not pending_path(home, market).exists():
+            sweep()
 
 
 def _checked_all(
@@ -224,37 +245,18 @@ def _checked(
 
 
 def _stage_all(
-    home: Path,
-    market: str,
-    tree: Tree,
-    batch: Mapping[SeriesId, pl.DataFrame | CpbError],
-    lost: Callable[[SeriesId, str], None] | None,
-) -> dict[SeriesId, list[_Staged] | CpbError]:
-    """Stage the rows of all series concurrently: most of the time is spent waiting for the disk."""
-    staged, one_at_a_time, stopped = list[_Staged](), threading.Lock(), threading.Event()
+    home: Path, tree: Tree, batch: Mapping[SeriesId, pl.DataFrame | CpbError], damaged: _Damaged
+) -> dict[SeriesId, list[Entry] | CpbError]:
+    """Write the drafts of all series concurrently: most of the time is spent waiting for the disk."""
 
-    def stage(series: SeriesId, rows: pl.DataFrame | CpbError) -> list[_Staged] | CpbError:
-        if isinstance(rows, CpbError):
-            return rows
+    def stage(series: SeriesId, rows: pl.DataFrame | CpbError) -> list[Entry] | CpbError:
         try:
-            mine = _stage(home, series, tree, rows, lost, one_at_a_time)
+            return rows if isinstance(rows, CpbError) else _stage(home, series, tree, rows, damaged)
         except ANY_ERROR as error:
             return as_error(series, error)
-        staged.extend(mine)
-        if stopped.is_set():
-            discard(home, market, [one.move for one in mine])
-        return mine
 
-    try:
-        found = run_each([partial(stage, *one) for one in batch.items()], WRITERS)
-    except BaseException:  # Ctrl-C: files staged so far belong to no batch
-        stopped.set()
-        discard(home, market, [one.move for one in staged])
-        raise
-    for one in found:
-        if isinstance(one, Exception) and not isinstance(one, CpbError):
-            raise one
-    return dict(zip(batch, cast("list[list[_Staged] | CpbError]", found), strict=True))
+    found = run_each([partial(stage, *one) for one in batch.items()], WRITERS)
+    return dict(zip(batch, found, strict=True))  # type: ignore[arg-type]
 
 
 def _stamped(tree: Tree, rows: pl.DataFrame, now: datetime) -> pl.DataFrame:
@@ -264,79 +266,54 @@ def _stamped(tree: Tree, rows: pl.DataFrame, now: datetime) -> pl.DataFrame:
     return rows
 
 
-def _stage(
-    home: Path,
-    series: SeriesId,
-    tree: Tree,
-    rows: pl.DataFrame,
-    lost: Callable[[SeriesId, str], None] | None,
-    one_at_a_time: threading.Lock,
-) -> list[_Staged]:
-    """Write drafts of a series' months with the new rows appended; if one month fails, all drafts are removed."""
+def _stage(home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame, damaged: _Damaged) -> list[Entry]:
+    """Write drafts of a series' months with the new rows appended; a damaged month begins anew."""
     months = rows.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m"))
-    staged: list[_Staged] = []
-    try:
-        for (month,), part in months.partition_by("month", as_dict=True).items():
-            path = series.folder(home, tree.name) / f"{month}.parquet"
-            old = _load_or_lose(home, series, tree, path, lost, one_at_a_time)
-            new = part.drop("month").unique(tree.key, keep="first", maintain_order=True)
-            if old is not None:
-                new = new.join(old, on=list(tree.key), how="anti")
-            if not new.is_empty():
-                whole = new if old is None else pl.concat([old, new])
-                staged.append(_draft(home, series.market, path, whole, new))
-    except BaseException:
-        discard(home, series.market, [one.move for one in staged])
-        raise
-    return staged
+    entries: list[Entry] = []
+    for (month,), part in months.partition_by("month", as_dict=True).items():
+        path = series.folder(home, tree.name) / f"{month}.parquet"
+        new, old = part.drop("month").unique(tree.key, keep="first", maintain_order=True), None
+        try:
+            old = load(home, series, tree, path)
+            new = new.join(old, on=list(tree.key), how="anti")
+        except FileNotFoundError:
+            pass
+        except DamagedError as error:
+            if error.code == UNREADABLE:
+                raise
+            damaged.append((series, path, str(error.__cause__ or error)))
+        if not new.is_empty():
+            entries.append(
+                _draft(home, series.market, path, new if old is None else pl.concat([old, new]), new)
+            )
+    return entries
 
 
-def _load_or_lose(
-    home: Path,
-    series: SeriesId,
-    tree: Tree,
-    path: Path,
-    lost: Callable[[SeriesId, str], None] | None,
-    one_at_a_time: threading.Lock,
-) -> pl.DataFrame | None:
-    """Return a month's rows; None if the file is missing or damaged. A damaged file is set aside.
-
-    `one_at_a_time` is held while the line of a loss is written: only one line can be appended at a time.
-    """
-    try:
-        return load(home, series, tree, path)
-    except FileNotFoundError:
-        return None
-    except DamagedError as error:
-        if error.code == UNREADABLE:
-            raise
-        reason = str(error.__cause__ or error)
-    with one_at_a_time:
-        (_, aside), *_ = quarantine(home, series.market, [(series, tree, path.stem)], reason)
+def _set_damaged_aside(
+    home: Path, market: str, tree: Tree, damaged: _Damaged, lost: Callable[[SeriesId, str], None] | None
+) -> None:
+    for series, path, reason in damaged:
+        (_, aside), *_ = quarantine(home, market, [(series, tree, path.stem)], reason)
         if lost:
             place = path.relative_to(home)
             text = f"{place} was damaged ({reason}) and is set aside as {aside}; {consequence(series, tree)}"
             lost(series, text)
-    return None
 
 
-def _draft(home: Path, market: str, path: Path, whole: pl.DataFrame, new: pl.DataFrame) -> _Staged:
-    """Write a month's rows to a draft next to its file and sync it."""
-    buffer = io.BytesIO()
-    whole.write_parquet(buffer, compression="zstd")
-    data = buffer.getbuffer()
+def _draft(home: Path, market: str, path: Path, whole: pl.DataFrame, new: pl.DataFrame) -> Entry:
+    """Write a month's rows to a draft next to its file and sync it; return its entry."""
+    data = month_bytes(path, whole)
     digest = hashlib.sha256(data).hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = draft_name(path)
-    try:
-        draft.write_bytes(data)
-        sync(draft)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise
-    base = market_home(home, market)
-    file = below(base, path)
-    return _Staged(Entry(file, len(new), rows_digest(new), digest), Move(below(base, draft), file, digest))
+    draft = draft_of(path, digest)
+    draft.write_bytes(data)
+    sync(draft)
+    return Entry(_place(home, market, path), len(new), rows_digest(new), digest)
+
+
+def _place(home: Path, market: str, path: Path) -> str:
+    """Return a path relative to the market's home, as lines record it."""
+    return path.relative_to(market_home(home, market)).as_posix()
 
 
 def _begin(home: Path, market: str) -> bool:
@@ -356,7 +333,8 @@ def _begin(home: Path, market: str) -> bool:
                 if rows.is_empty():
                     continue
                 gone |= tree is FORECASTS
-                file = below(market_home(home, market), path)
-                entries.append(Entry(file, len(rows), rows_digest(rows), file_digest(path)))
-    commit(home, market, "before", entries, [], datetime.now(UTC))
+                entries.append(
+                    Entry(_place(home, market, path), len(rows), rows_digest(rows), file_digest(path))
+                )
+    commit(home, market, "before", entries, datetime.now(UTC))
     return gone

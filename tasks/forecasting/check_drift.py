@@ -10,9 +10,8 @@ from schemas.handover import Failure, Watching
 from schemas.identity import SeriesId
 from schemas.reference import Reference
 from schemas.scope import Scope
-from tasks.forecasting.evidence_rows import evidence_rows
-from tasks.forecasting.issue import ANY_ERROR, Champion, failure
-from tasks.forecasting.reference import reference_of
+from tasks.forecasting.issue import ANY_ERROR, Champion, failure, reference_of
+from tasks.forecasting.losses import evidence_rows
 from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.watch import SeriesWatch, Watched, alarm_of, follow, judge, keep, read_watch, take
 from tasks.judging.reference import population_stability

@@ -18,9 +18,8 @@ import polars as pl
 from schemas.errors import DamagedError
 from schemas.identity import SeriesId
 from schemas.ledger import DailyState, KnownVersions
-from tasks.forecasting.index import month_files, read_index
 from tasks.forecasting.losses import BANDS, scored_rows
-from tasks.forecasting.months import FORECASTS, LEDGER, Tree, read_month
+from tasks.forecasting.months import FORECASTS, LEDGER, month_files, read_month, recorded_digest
 from tasks.storage.digests import file_digest
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import locked
@@ -87,14 +86,12 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
     if not month_files(folder):
         return pl.DataFrame(schema=SCHEMA)
     with locked(folder / LOCK):  # guards the sums only; the month files may be written concurrently
-        forecasts, scores = (_digests_of(series.folder(home, tree.name)) for tree in (FORECASTS, LEDGER))
-        months = {month: (forecasts.get(month, ""), digest) for month, digest in scores.items()}
+        beside = series.folder(home, FORECASTS.name)
+        months = {f.stem: (recorded_digest(beside / f.name), recorded_digest(f)) for f in month_files(folder)}
         known, made_of = _read(folder, series)
         changed = [month for month, digests in months.items() if made_of.get(month) != digests]
         if not changed and made_of.keys() == months.keys():
             return known
-        # From the current bytes: an active writer has already recorded the digest of the file that it will rename.
-        months |= {month: _digests_now(home, series, month) for month in changed}
         kept = known.filter(pl.col("day").dt.strftime("%Y-%m").is_in([m for m in months if m not in changed]))
         sums = pl.concat([kept, *(_month_sums(home, series, month) for month in changed)]).sort(KEY)
         buffer = io.BytesIO()
@@ -128,24 +125,6 @@ def _read(folder: Path, series: SeriesId) -> tuple[pl.DataFrame, dict[str, tuple
     if hashlib.sha256(data).hexdigest() != state.digest:  # a kill between the two writes also causes this
         return pl.DataFrame(schema=SCHEMA), {}
     return pl.read_parquet(io.BytesIO(data)), dict(state.months)
-
-
-def _digests_now(home: Path, series: SeriesId, month: str) -> tuple[str, str]:
-    def digest(tree: Tree) -> str:
-        path = series.folder(home, tree.name) / f"{month}.parquet"
-        return file_digest(path) if path.exists() else ""
-
-    return digest(FORECASTS), digest(LEDGER)
-
-
-def _digests_of(folder: Path) -> dict[str, str]:
-    """Return the recorded digest of each month file, or computes it if none is recorded."""
-    index = read_index(folder)
-    known = index.months if index else {}
-    return {
-        path.stem: known[path.stem].digest if path.stem in known else file_digest(path)
-        for path in month_files(folder)
-    }
 
 
 _FILE = "versions.json"

@@ -18,8 +18,7 @@ from schemas.handover import Failure
 from schemas.identity import SeriesId
 from schemas.reference import Reference
 from schemas.scope import Scope
-from tasks.forecasting.issue import ANY_ERROR, Champion, failure, store_batch
-from tasks.forecasting.reference import reference_of, reference_prices
+from tasks.forecasting.issue import ANY_ERROR, Champion, failure, reference_of, reference_prices, store_batch
 from tasks.forecasting.store import forecast_rows
 from tasks.forecasting.watch import is_drifted
 from tasks.judging.fitted import robust_har

@@ -1,4 +1,7 @@
-"""Issues each champion's forecast from the newest closed candles of its series into the forecast store."""
+"""Issues each champion's forecast from the newest closed candles of its series into the forecast store.
+
+Beside it the reference's forecast, which is stored in the model's folder as fitted during judging.
+"""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -10,7 +13,8 @@ import numpy as np
 import polars as pl
 
 import cpbmodels
-from schemas.errors import CpbError, MemberError
+from cpbmodels.data.series import Series
+from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.forecasts import CHALLENGER, CHAMPION
 from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
@@ -18,11 +22,12 @@ from schemas.reference import Reference
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
 from tasks.forecasting.daily import note_version
-from tasks.forecasting.reference import reference_of, reference_prices
 from tasks.forecasting.store import forecast_rows
+from tasks.judging.reference import reference_quantiles
+from tasks.judging.scores import Array
 from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.store import newest_series
-from tasks.storage.model_folder import read_config, recipe_of
+from tasks.storage.model_folder import read_config, read_reference, recipe_of
 
 LEARNT = "learnt"
 """Code of the failure for an origin inside the candles that a model was trained or selected on."""
@@ -212,3 +217,36 @@ def forecast_with(
         if reference
         else None,
     )
+
+
+def reference_of(series: SeriesId, folder: Path) -> Reference:
+    """Return the reference of the model in `folder`.
+
+    Raises:
+        MemberError: (code `reference`) the folder has no reference, or a damaged reference.
+    """
+    try:
+        if known := read_reference(folder):
+            return known
+    except DamagedError as error:
+        raise _unusable(series, str(error)) from error
+    raise _unusable(series, "its model has no record of its reference")
+
+
+def _unusable(series: SeriesId, why: str) -> MemberError:
+    return MemberError(
+        f"{series}: {why}; train it again, as in `cpb train-all {series.options}`", code="reference"
+    )
+
+
+def reference_prices(reference: Reference, series: Series, row: int, horizon: int) -> Array:
+    """Return the reference's quantiles [19, H] of the closes after the candle in `row`, in prices.
+
+    Raises:
+        MemberError: (code `reference`) it was fitted for fewer steps.
+    """
+    if reference.horizon < horizon:
+        why = f"its reference has {reference.horizon} steps, the forecast {horizon}"
+        raise _unusable(reference.series, why)
+    moves = reference_quantiles(reference, series, np.asarray([row]))[0, :horizon]
+    return np.ascontiguousarray(series.prices[row, 3] * np.exp(moves).T)

@@ -15,13 +15,13 @@ from schemas.handover import Failure, Score
 from schemas.identity import SeriesId
 from tasks.forecasting import store
 from tasks.forecasting.chain import ANY_ERROR
-from tasks.forecasting.index import month_files
 from tasks.forecasting.issue import LOST, failure, store_batch
 from tasks.forecasting.losses import scored_rows
 from tasks.forecasting.months import (
     FORECASTS,
     LEDGER,
     count_rows,
+    month_files,
     month_of,
     read_month,
     read_months,

@@ -1,11 +1,21 @@
-"""Losses of scored forecast rows, of the model and of the reference: CRPS, tails, coverage, in log-return."""
+"""Losses of scored forecast rows, of the model and of the reference: CRPS, tails, coverage, in log-return.
+
+`evidence_rows` has one loss per completely scored forecast: the input of the promotion gate and the drift watch.
+"""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 
 from cpbmodels.data.rows import QUANTILE_COLUMNS
-from schemas.forecasts import KEY, REFERENCE_COLUMNS
+from schemas.forecasts import CHALLENGER, CHAMPION, KEY, REFERENCE_COLUMNS
+from schemas.identity import SeriesId
 from schemas.reference import BANDS as REFERENCE_BANDS
+from tasks.forecasting.months import FORECASTS, LEDGER, read_months
 from tasks.judging.scores import BANDS as BAND_LEVELS
 from tasks.judging.scores import TAILS, pinball
 
@@ -61,3 +71,73 @@ def _losses(rows: pl.DataFrame, columns: tuple[str, ...]) -> dict[str, pl.Series
     found = {"crps": 2 * loss.mean(axis=-1), "tail": loss[:, list(TAILS)].mean(axis=-1), **inside}
     unknown = rows[columns[0]].is_null().arg_true()
     return {name: pl.Series(name, values).scatter(unknown, None) for name, values in found.items()}
+
+
+_STEP_1 = tuple(f"{whose}covered_{band}" for whose in ("", "ref_") for band in BANDS)
+
+EVIDENCE_SCHEMA: dict[str, Any] = {
+    "series": pl.String,
+    "issued_at": pl.Datetime("us", "UTC"),
+    "role": pl.String,
+    "version": pl.String,
+    "crps": pl.Float64,
+    "ref_crps": pl.Float64,
+    "ref_width": pl.Float64,
+    "scored_at": pl.Datetime("us", "UTC"),
+    **{f"{name}_step_1": pl.Boolean for name in _STEP_1},
+}
+"""`series`: its name, `BTCUSDT-1h`. `version`: registered model and version. `crps`, `ref_crps`: means over all steps
+of the model's and the reference's CRPS (log-return). `ref_width`: a scale of the loss that is known at the origin, see
+`reference_width`. `scored_at`: when the last step was scored. `covered_N_step_1`, `ref_covered_N_step_1`: whether the
+first close was inside the central band of N % of the model, of the reference."""
+
+
+def evidence_rows(
+    home: Path,
+    series: Sequence[SeriesId],
+    since: datetime | None = None,
+    until: datetime | None = None,
+    *,
+    roles: Collection[str] = (CHAMPION, CHALLENGER),
+) -> pl.DataFrame:
+    """Return one row per live forecast with a reference and a score for every step, by origin and series.
+
+    If a champion was replaced between two runs at the same origin, both versions have a row, told apart by `version`.
+    Months outside the bounds are not read.
+
+    Args:
+        since, until: bounds of `issued_at`, UTC, both inclusive.
+        roles: only forecasts with these roles.
+
+    Returns:
+        Columns of `EVIDENCE_SCHEMA`, sorted by `issued_at`, `series`, `role`, `version`.
+    """
+    parts = [_of_series(home, one, since, until, roles) for one in series]
+    return pl.concat([pl.DataFrame(schema=EVIDENCE_SCHEMA), *parts]).sort(
+        "issued_at", "series", "role", "version"
+    )
+
+
+def _of_series(
+    home: Path, series: SeriesId, since: datetime | None, until: datetime | None, roles: Collection[str]
+) -> pl.DataFrame:
+    rows = read_months(home, series, FORECASTS, since, until).filter(
+        pl.col("role").is_in(list(roles)), pl.col("ref_q50").is_not_null()
+    )
+    steps = rows.group_by(ORIGIN).agg(steps=pl.len())
+    scored = scored_rows(rows, read_months(home, series, LEDGER, since, until)).sort("step")
+    whole = (
+        scored.group_by(ORIGIN)
+        .agg(
+            pl.len().alias("scored"),
+            pl.col("live").all(),
+            pl.col("crps", "ref_crps").mean(),
+            pl.col("ref_width").first(),
+            pl.col("scored_at").max(),
+            *(pl.col(name).first().alias(f"{name}_step_1") for name in _STEP_1),
+        )
+        .join(steps, on=list(ORIGIN), how="inner")
+        .filter(pl.col("live"), pl.col("scored") == pl.col("steps"))
+    )
+    named = whole.with_columns(series=pl.lit(series.name), version=pl.col("model_version"))
+    return named.select(pl.col(name).cast(kind) for name, kind in EVIDENCE_SCHEMA.items())

@@ -59,7 +59,9 @@ def compare(content: bytes, slices: Sequence[Slice] | None, owner: Owner | None 
     return Finding("; ".join(filter(None, reasons)), is_whole)
 
 
-def compare_isolated(path: Path, slices: Sequence[Slice], owner: Owner | None = None) -> Finding | None:
+def compare_isolated(
+    path: Path, slices: Sequence[Slice] | None, owner: Owner | None = None
+) -> Finding | None:
     """Run `compare` on a file in a child process; None if it crashes or finds no rows."""
     about = owner and (owner[0].name, owner[1].name, owner[2])
     try:
@@ -102,7 +104,8 @@ def _answer(asked: str) -> None:
     path, slices, about = json.loads(asked)
     owner = about and (SeriesId.parse(about[0]), next(t for t in TREES if t.name == about[1]), about[2])
     try:
-        print(json.dumps(compare(Path(path).read_bytes(), [Slice(*one) for one in slices], owner)))
+        known = slices and [Slice(*one) for one in slices]
+        print(json.dumps(compare(Path(path).read_bytes(), known, owner)))
     except DamagedError as error:
         print(json.dumps(Finding(str(error))))
     except NO_PARQUET:

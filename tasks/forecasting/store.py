@@ -15,8 +15,7 @@ from cpbmodels.data.rows import QUANTILE_COLUMNS
 from cpbmodels.data.rows import forecast_rows as rows_of
 from schemas.forecasts import CHAMPION, FALLBACK, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId, stored_series
-from tasks.forecasting.index import month_files
-from tasks.forecasting.months import FORECASTS, month_of, read_month, read_months
+from tasks.forecasting.months import FORECASTS, month_files, month_of, read_month, read_months
 from tasks.forecasting.watch import is_drifted
 
 

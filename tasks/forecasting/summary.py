@@ -18,9 +18,8 @@ from schemas.forecasts import CHAMPION
 from schemas.identity import INTERVAL_SECONDS, SIM, SeriesId, stored_series, tree_of
 from schemas.ledger import LedgerEntry, LedgerSummary
 from tasks.forecasting.daily import SUMS, daily_sums, recipes_of
-from tasks.forecasting.index import log_once
 from tasks.forecasting.losses import BANDS
-from tasks.forecasting.months import LEDGER
+from tasks.forecasting.months import LEDGER, log_once
 from tasks.judging.evidence import ratio_interval
 from tasks.storage.records import read_record, write_record
 
@@ -43,6 +42,23 @@ def read_summary(home: Path, market: str) -> LedgerSummary | None:
     except DamagedError as error:
         log_once(path, f"{error} (`cpb ledger` makes it too)")
         return None
+
+
+def champion_records(known: LedgerSummary | None) -> dict[SeriesId, dict[str, Any]]:
+    """Return the record of each series' champions: of live forecasts if there are any, otherwise of replays."""
+    own = [entry for entry in (known.entries if known else ()) if entry.kind == "series"]
+    return {
+        SeriesId(known.market, entry.symbol, entry.timeframe): {
+            "record_live": entry.live,
+            "record_ratio": entry.crps_ratio,
+            "record_low": entry.crps_ratio_low,
+            "record_high": entry.crps_ratio_high,
+            "record_verdict": entry.verdict,
+            "record_days": entry.days,
+        }
+        for entry in sorted(own, key=lambda entry: entry.live)
+        if known
+    }
 
 
 def write_summary(home: Path, market: str, now: datetime | None = None) -> LedgerSummary:

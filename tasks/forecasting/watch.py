@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import polars as pl
@@ -38,10 +38,11 @@ State = Literal["fine", "watch", "drifted"]
 
 
 class Recent(Record):
-    """Exponentially weighted sums over forecasts: misses at step 1 and CRPS, with the promised values of both."""
+    """Exponentially weighted sums over forecasts: misses at step 1, the reference's too, and CRPS, with the promise."""
 
     n: float = 0.0
     missed: dict[int, float] = Field(default_factory=dict)
+    ref_missed: dict[int, float] = Field(default_factory=dict)
     promised: dict[int, float] = Field(default_factory=dict)
     crps: float = 0.0
     promised_crps: float = 0.0
@@ -52,8 +53,8 @@ class SeriesWatch(Record):
 
     `recipe`: that of the watched models; `model_version`: the newest champion's; `promises`: of this version and the
     previous version, whose last forecasts are not scored yet. `taken_to`: origin of the newest forecast processed.
-    `bands` and `crps` [horizon]: the capital of the bets. `since`: when the state became `drifted`. `stability`: PSI
-    by column, on the UTC day `stability_day`.
+    `bands`, `excess` and `crps` [horizon]: the capital of the bets. `since`: when the state became `drifted`.
+    `stability`: PSI by column, on the UTC day `stability_day`.
     """
 
     series: SeriesId
@@ -61,6 +62,7 @@ class SeriesWatch(Record):
     model_version: str
     promises: dict[str, Promise | None]
     bands: float = 0.0
+    excess: float = 0.0
     crps: tuple[float, ...]
     taken: int = 0
     taken_to: datetime | None = None
@@ -74,6 +76,8 @@ class SeriesWatch(Record):
 
 class Watch(Record):
     """The states of all series of one market."""
+
+    version: ClassVar[int] = 2
 
     series: dict[str, SeriesWatch] = Field(default_factory=dict)
 
@@ -127,13 +131,19 @@ def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     recent, seconds = known.recent, known.series.seconds
     fade = 0.5 ** (seconds / (RECENT_DAYS * 86_400))
     for row in new.iter_rows(named=True):
-        coverage, ratio = _promised(known.promises[row["version"]])
-        missed = {band: not row[f"covered_{band}_step_1"] for band in BANDS}
-        outcome = Outcome(missed, row["crps"], row["ref_crps"], row["ref_width"])
-        capital.take(outcome, limits(coverage, ratio), seconds)
+        promise = known.promises[row["version"]]
+        # Without a promise: nominal coverage and the reference's CRPS.
+        coverage, ratio = (promise.coverage_step_1, promise.crps_ratio) if promise else ({}, 1.0)
+        missed, ref_missed = (
+            {band: not row[f"{whose}covered_{band}_step_1"] for band in BANDS} for whose in ("", "ref_")
+        )
+        outcome = Outcome(missed, ref_missed, row["crps"], row["ref_crps"], row["ref_width"])
+        limit = limits(coverage, ratio, promise.reference_coverage_step_1 if promise else None)
+        capital.take(outcome, limit, seconds)
         recent = Recent(
             n=fade * recent.n + 1,
             missed={b: fade * recent.missed.get(b, 0) + missed[b] for b in BANDS},
+            ref_missed={b: fade * recent.ref_missed.get(b, 0) + ref_missed[b] for b in BANDS},
             promised={b: fade * recent.promised.get(b, 0) + 1 - coverage.get(b, b / 100) for b in BANDS},
             crps=fade * recent.crps + row["crps"],
             promised_crps=fade * recent.promised_crps + ratio * row["ref_crps"],
@@ -141,6 +151,7 @@ def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     return known.model_copy(
         update={
             "bands": float(capital.bands),
+            "excess": float(capital.excess),
             "crps": tuple(capital.crps.tolist()),
             "taken": known.taken + len(new),
             "taken_to": new["issued_at"][-1],
@@ -177,12 +188,13 @@ def judge(known: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
 
 def _capital(known: SeriesWatch) -> Capital:
     capital = Capital(len(known.crps))
-    capital.bands, capital.crps = np.array(known.bands), np.array(known.crps)
+    capital.bands, capital.excess = np.array(known.bands), np.array(known.excess)
+    capital.crps = np.array(known.crps)
     return capital
 
 
 def evidence_of(known: SeriesWatch) -> dict[str, float]:
-    """Return the evidence by bet: `bands` (misses at step 1) and `crps`."""
+    """Return the evidence by claim: `bands` (misses at step 1) and `crps`."""
     return {name: float(value) for name, value in _capital(known).evidence.items()}
 
 
@@ -242,18 +254,18 @@ def _path(home: Path, market: str) -> Path:
     return tree_of(home, "ledger", market) / FILE_NAME
 
 
-def _promised(promise: Promise | None) -> tuple[dict[int, float], float]:
-    """Return the promised coverage at step 1 and CRPS ratio; without a promise, nominal coverage and 1."""
-    return (promise.coverage_step_1, promise.crps_ratio) if promise else ({}, 1.0)
-
-
 def _worse(known: SeriesWatch, evidence: dict[str, float]) -> str:
     recent = known.recent
     found = []
     if evidence["bands"] > 1:
-        shares = ", ".join(f"{recent.missed[band] / recent.n:.1%}" for band in BANDS)
-        promised = ", ".join(f"{recent.promised[band] / recent.n:.1%}" for band in BANDS)
-        found.append(f"{shares} of the next closes miss the 50, 80 and 90 % bands ({promised} promised)")
+        shares, other, promised = (
+            ", ".join(f"{sums[band] / recent.n:.1%}" for band in BANDS)
+            for sums in (recent.missed, recent.ref_missed, recent.promised)
+        )
+        found.append(
+            f"{shares} of the next closes miss the 50, 80 and 90 % bands ({promised} promised; {other} miss the "
+            "reference's)"
+        )
     if evidence["crps"] > 1:
         found.append(f"the CRPS is {recent.crps / recent.promised_crps - 1:+.1%} off the promise")
     figures = " and ".join(found) or "its evidence has not gone back yet"

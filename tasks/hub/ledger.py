@@ -4,7 +4,6 @@ The Hub's commit provides an independent timestamp. The published record is comp
 """
 
 import logging
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,16 +13,14 @@ from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage
 from schemas.identity import market_home, stored_series
 from tasks.forecasting.chain import chain_lock
-from tasks.forecasting.index import intact, month_files
 from tasks.forecasting.lines import Chain, chain_path, last_line, parse_line, read_lines
-from tasks.forecasting.months import TREES
+from tasks.forecasting.months import MONTH_FILE, TREES, month_files, read_bytes
 from tasks.forecasting.read_isolated import compare_isolated
 from tasks.storage.digests import file_digest
 from tasks.storage.files import write_bytes
 
 FOLDER = "ledger"
 HEAD = "head.json"
-_MONTH = re.compile(r"(forecasts|ledger)(-\w+)?/interval=\w+/symbol=\w+/[0-9]{4}-[0-9]{2}\.parquet")
 
 log = logging.getLogger("cpb")
 
@@ -42,7 +39,7 @@ class Comparison:
 def is_ledger_file(place: str) -> bool:
     """Whether a path in a published tree belongs to the record."""
     folder, _, name = place.partition("/")
-    return folder == FOLDER and (name == HEAD or _MONTH.fullmatch(name) is not None)
+    return folder == FOLDER and (name == HEAD or MONTH_FILE.fullmatch(name) is not None)
 
 
 def copy_ledger(home: Path, market: str, target: Path) -> None:
@@ -63,7 +60,7 @@ def copy_ledger(home: Path, market: str, target: Path) -> None:
         write_bytes(target / HEAD, last_line(chain_path(home, market)))
         for path in files:
             try:
-                write_bytes(target / path.relative_to(market_home(home, market)), intact(path))
+                write_bytes(target / path.relative_to(market_home(home, market)), read_bytes(path))
             except (DamagedError, FileNotFoundError) as error:
                 log.warning("%s is damaged and not published (%s); see `cpb verify`", path, error)
 

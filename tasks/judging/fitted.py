@@ -5,12 +5,12 @@ LightGBM forecasts the scale (extra `judging`), from the columns of the robust H
 A booster per step forecasts the log of the mean future range relative to σ, the target of the robust HAR; unlike
 that linear model, trees find interactions.
 
-GARCH(1,1) with Student-t errors (package `arch`, extra `judging`): the standard econometric volatility model; GJR adds
-γ to α after a fall.
+GJR-GARCH(1,1) with Student-t errors (package `arch`, extra `judging`): the standard econometric volatility model, in
+which a fall raises the variance more than a rise.
 
 Parameters are estimated once on the training span; the variance is then filtered through every candle and its path
-forecast in closed form: E[σ²(t+k)] = m + pᵏ⁻¹ (σ²(t+1) − m) with p = α + γ/2 + β and the mean m = ω / (1 − p). The
-quantiles of the standardised training moves give the shape per step.
+forecast in closed form: E[σ²(t+k)] = m + φᵏ⁻¹ (σ²(t+1) − m) with φ = α + γ/2 + β and the mean m = ω / (1 − φ). The
+empirical quantiles of the standardised training moves give the shape per step.
 
 Robust HAR as a baseline: a linear forecast of the future range, without a network. The strongest baseline.
 
@@ -81,9 +81,9 @@ def _inputs(series: Series, origins: Rows) -> Array:
 
 @dataclass(frozen=True)
 class Garch:
-    """ω, α, γ, β of the one-candle variance (in squared log-return), and quantiles of the standardised training moves.
+    """ω, α, γ, β of the one-candle variance (in squared log-return).
 
-    `gamma`: 0 without asymmetry. `table`: the quantiles [H, 19].
+    `gamma`: added to `alpha` after a fall. `table`: the quantiles [H, 19] of the standardised training moves.
     """
 
     omega: float
@@ -92,46 +92,40 @@ class Garch:
     beta: float
     table: Array
 
-    @property
-    def persistence(self) -> float:
-        """The share of a variance's distance from the mean that is expected to last a candle."""
-        return self.alpha + self.gamma / 2 + self.beta
-
-    @property
-    def mean(self) -> float:
-        """The long-run variance of a candle."""
-        return self.omega / max(1 - self.persistence, 1e-6)
-
     def scale(self, series: Series, origins: Rows, horizon: int) -> Array:
         """Return the forecast standard deviation [N, H] of the cumulative log-return."""
         first = self._next_variance(series)[origins][:, None]
-        path = self.mean + self.persistence ** np.arange(horizon) * (first - self.mean)
+        mean = self._mean
+        path = mean + self._persistence ** np.arange(horizon) * (first - mean)
         return np.sqrt(np.maximum(np.cumsum(path, axis=1), 1e-16))
 
     def quantiles(self, series: Series, origins: Rows) -> Array:
         """Return [N, H, 19]."""
         return self.scale(series, origins, len(self.table))[..., None] * self.table
 
+    @property
+    def _persistence(self) -> float:
+        return self.alpha + self.gamma / 2 + self.beta
+
+    @property
+    def _mean(self) -> float:
+        return self.omega / max(1 - self._persistence, 1e-6)
+
     def _next_variance(self, series: Series) -> Array:
         """Return, per row, the variance of the next candle; it starts from the mean in each segment."""
         returns = np.nan_to_num(series.columns(("r_close",))[:, 0])
-        shocks = np.where(returns < 0, self.alpha + self.gamma, self.alpha) * returns**2
+        shocks = (self.alpha + self.gamma * (returns < 0)) * returns**2
         starts = np.r_[True, np.diff(series.segments) != 0]
-        out, variance = np.empty(len(shocks)), self.mean
+        mean = self._mean
+        out, variance = np.empty(len(shocks)), mean
         for row, (shock, start) in enumerate(zip(shocks.tolist(), starts.tolist(), strict=True)):
-            variance = self.mean if start else self.omega + shock + self.beta * variance
+            variance = mean if start else self.omega + shock + self.beta * variance
             out[row] = variance
         return out
 
 
-def garch(series: Series, origins: Rows, horizon: int, *, asymmetric: bool = False) -> Garch:
+def garch(series: Series, origins: Rows, horizon: int) -> Garch:
     """Fit on the returns of the training origins' candles.
-
-    Args:
-        series: the coin.
-        origins: the training origins.
-        horizon: candles ahead.
-        asymmetric: GJR: a fall moves the variance by γ more than a rise.
 
     Raises:
         CpbError: the extra `judging` is not installed.
@@ -140,20 +134,14 @@ def garch(series: Series, origins: Rows, horizon: int, *, asymmetric: bool = Fal
     returns = (
         series.columns(("r_close",))[origins, 0] * 100
     )  # in per cent: the scale that the optimizer expects
-    fit = arch_model(
-        returns, mean="Zero", vol="GARCH", p=1, o=int(asymmetric), q=1, dist="t", rescale=False
-    ).fit(disp="off", show_warning=False)
-    omega, alpha, gamma, beta = (
-        float(fit.params.get(name, 0.0)) for name in ("omega", "alpha[1]", "gamma[1]", "beta[1]")
+    fit = arch_model(returns, mean="Zero", vol="GARCH", p=1, o=1, q=1, dist="t", rescale=False).fit(
+        disp="off", show_warning=False
     )
+    names = ("omega", "alpha[1]", "gamma[1]", "beta[1]")
+    omega, alpha, gamma, beta = (float(fit.params[name]) for name in names)
     unshaped = Garch(omega / 1e4, alpha, gamma, beta, np.ones((horizon, 1)))
     moves = realised(series, origins, horizon) / unshaped.scale(series, origins, horizon)
     return replace(unshaped, table=levels(moves))
-
-
-def gjr_garch(series: Series, origins: Rows, horizon: int) -> Garch:
-    """Fit the asymmetric model, in which a fall moves the variance more than a rise; raises as `garch` does."""
-    return garch(series, origins, horizon, asymmetric=True)
 
 
 _OPTIONS = preset("default", "robust-har")

@@ -23,15 +23,17 @@ worse."""
 NOT_WORSE = 1.005
 """A refresh passes if the upper end of the 95 % interval of candidate/incumbent is below this."""
 
-MAX_TRIAL = timedelta(days=90)
+MAX_TRIAL = timedelta(days=180)
 """Time after which a challenger that has not won is dropped."""
 
 MAX_WAIT = timedelta(hours=24)
 """Maximum time for which an origin waits for all coins of a pair, from the time at which it can be scored."""
 
 MIN_COVER = 0.8
-"""Share of a pair's coins that a run must have trained for its test rows to count: a run on a single coin would use up
-origins that should be pooled over all coins."""
+"""Share of the champions' coins that a run must have trained to appoint a challenger: evidence pools all coins."""
+
+MISSING_MEMORY = timedelta(days=90)
+"""A forecast that the champion has and the challenger lacks counts as the challenger's worst over this time."""
 
 MIN_ROWS = 48
 """Minimum number of common rows for deciding on a refresh."""
@@ -130,11 +132,7 @@ def _aborted(candidate: Contender) -> str:
 
 def _market(candidate: Contender) -> str:
     learnt, served = candidate.market, candidate.series.market
-    return (
-        f"it was trained on candles of {learnt}, and the series has those of {served}"
-        if learnt != served
-        else ""
-    )
+    return f"it was trained on {learnt} candles, and the series is {served}" if learnt != served else ""
 
 
 def _damaged(candidate: Contender) -> str:

@@ -24,11 +24,11 @@ from tasks.judging.fleet import score_file
 from tasks.judging.member import judge_member
 from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.reference import fit_reference, reference_quantiles
-from tasks.judging.scores import pinball
+from tasks.judging.scores import coverage, pinball
 from tasks.running.resident import Orders
 from tasks.signals.store import load_series
 from tasks.storage.model_folder import read_config, write_reference
-from tasks.storage.npz import read_npz
+from tasks.storage.records import read_npz
 from tasks.training.files import home_of, member_folder, read_job, read_result
 
 log = logging.getLogger("cpb")
@@ -67,7 +67,9 @@ def _judge(fleet: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         own = {"validation_crps_ratio": _crps_ratio(series, _forecasts(folder, series, "validation"), fitted)}
         score = replace(score, metrics=score.metrics | own)
         first = {band: float(score.steps[f"coverage_{band}"][0]) for band in BANDS}
-        promised = Promise.of(score.metrics, first)
+        truth = realised(series, test.origins, 1)
+        reference_first = {band: float(coverage(other[:, :1], truth, band)[0]) for band in BANDS}
+        promised = Promise.of(score.metrics, first, reference_first)
         write_reference(folder / "model", fitted.model_copy(update={"promised": promised}))
         forecast_png(folder / "model" / "forecast.png", series, test)
     else:

@@ -13,7 +13,7 @@ from schemas.errors import MemberError
 from tasks.judging import inference, scores
 from tasks.judging.baselines import realised
 from tasks.judging.scores import BANDS, MEDIAN, TAILS, Array
-from tasks.storage.npz import read_npz, write_npz
+from tasks.storage.records import read_npz, write_npz
 
 
 class Prediction(Protocol):

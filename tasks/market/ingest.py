@@ -10,15 +10,16 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
-from schemas.errors import CpbError, MemberError, count
-from schemas.identity import SeriesId, check_known
+from schemas.errors import CpbError, MemberError, age, count
+from schemas.identity import SeriesId, check_known, coins_label
 from schemas.scope import Scope
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.holes import OutageCalendar
-from tasks.market.layout import to_us
+from tasks.market.layout import source_file, text, to_us
 from tasks.market.repair import refresh_tail, repair
 from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
 from tasks.market.run import (
@@ -58,7 +59,8 @@ def ingest(
     `tail` also fetches the newest closed candles from REST, stored separately as provisional.
 
     Raises:
-        CpbError: the source cannot be reached, the store cannot be written, or another process is writing.
+        CpbError: the source cannot be reached, the store cannot be written, or another process is writing; offline, no
+            candle of the scope is stored.
         UsageError: a table is not the source of its stored series (nothing was stored), or a plan names a coin that is
             not listed.
     """
@@ -78,7 +80,8 @@ def ingest(
         run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
         if isinstance(source, TableSource):
             refuse_other_tables(source, scope, manifest)
-        report = _plan_only(run) if plan else _bring_up_to_date(run, tail)
+        steps = _as_stored if scope.offline else _plan_only if plan else partial(_bring_up_to_date, tail=tail)
+        report = steps(run)
     report.requests, report.seconds = source.requests, round(time.monotonic() - started, 3)
     report.source, report.market = source.name, scope.market
     report.notes += source.waits
@@ -133,6 +136,39 @@ def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
     if tail:
         refresh_tail(run)
     return IngestReport(_describe_all(run), notes=run.notes)
+
+
+def _as_stored(run: Run) -> IngestReport:
+    """Describe what the manifest has of the scope; nothing is fetched.
+
+    The first note is the age of the data.
+    """
+    for series in run.scope.series:
+        files = [source_file(series, period) for period in sorted(run.manifest.files(series))]
+        run.plans[series] = Plan(
+            series, [f for f in files if f.bounds[1] > run.start and f.bounds[0] < run.end]
+        )
+    report = IngestReport(_describe_all(run))
+    ends = [
+        parts[-1].runs[-1][1]
+        for s in run.plans
+        if (parts := [p for p in run.manifest.parts(s).values() if p.runs])
+    ]
+    if not any(one.rows for one in report.series):
+        held = [s for s in run.manifest.series() if s.market == run.scope.market]
+        stored = (
+            f"{coins_label(s.symbol for s in held)} at {', '.join(dict.fromkeys(s.timeframe for s in held))}"
+        )
+        raise CpbError(
+            f"no candle of {coins_label(run.scope.symbols)} at {', '.join(run.scope.timeframes)} is stored in this "
+            f"time range; {run.root} holds {stored if held else 'no candles'}; with a network `cpb ingest` stores some",
+            code="not-stored", field="offline",
+        )  # fmt: skip
+    newest = max(ends)
+    old = age((run.now - min(newest, run.end)) / 1e6)
+    run.notes.append(f"stored candles are used, the newest closed {text(min(newest, run.end))} ({old} ago)")
+    report.notes = run.notes
+    return report
 
 
 def _plans_ahead(run: Run) -> Iterator[Plan]:
@@ -194,6 +230,12 @@ def _describe(run: Run, series: SeriesId, calendar: OutageCalendar) -> SeriesRep
 def _failure_reason(run: Run, series: SeriesId) -> str:
     """Return why the source has no files of a series; empty if it has files."""
     plan = run.plans[series]
+    if run.scope.offline:
+        return (
+            ""
+            if plan.wanted
+            else "no candle of it is stored in this time range, and no source is asked offline"
+        )
     if plan.fault:
         return f"{run.source.name} could not be queried: {plan.fault}"
     if not plan.wanted:

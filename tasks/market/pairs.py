@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import polars as pl
 
-from schemas.errors import CpbError, count
-from schemas.identity import INTERVAL_SECONDS, SeriesId, pair_kind
+from schemas.errors import CpbError, UsageError, count
+from schemas.identity import EXCHANGE, INTERVAL_SECONDS, SeriesId, pair_kind
 from schemas.run import ScopeSpec
 from schemas.scope import Scope
 from tasks.market.client import CONNECTIONS, Limits
@@ -71,9 +71,15 @@ def with_listed_pairs(spec: S) -> tuple[S, str]:
 
     Raises:
         CpbError: the source has no listing, cannot be reached, or no pair is left.
+        UsageError: the run is offline.
     """
     if not spec.reads_listing:
         return spec, ""
+    if spec.offline:
+        raise UsageError(
+            f"offline: coins {EXCHANGE} reads the source's listing; name the coins, or leave offline out",
+            code="offline", field="offline",
+        )  # fmt: skip
     found = exchange_pairs(spec)
     return spec.with_pairs(found.symbols), str(found)
 

@@ -117,18 +117,21 @@ def check_source(scope: Scope) -> None:
 def open_source(
     scope: Scope, connections: int = CONNECTIONS, limits: Limits | None = None
 ) -> Iterator[Source]:
-    """Open Binance Vision, a mirror, a user's tables, or the simulator, as in `scope`; errors as in `check_source`."""
+    """Open Binance Vision, a mirror, a user's tables, or the simulator, as in `scope`; errors as in `check_source`.
+
+    Offline, the store itself.
+    """
     check_source(scope)
     limits = limits or Limits()
     with ExitStack() as stack:
         source = scope.source or ""
-        if scope.market == SIM:
+        if scope.offline:
+            opened: Source = FolderSource(scope.root)  # nothing is fetched from it
+        elif scope.market == SIM:
             from tasks.market import simulator
 
             url = stack.enter_context(simulator.serve(until=scope.as_of, since=scope.since))
-            opened: Source = HttpSource(
-                url, connections=connections, limits=limits, label="the market simulator"
-            )
+            opened = HttpSource(url, connections=connections, limits=limits, label="the market simulator")
         elif not source:
             opened = HttpSource(
                 BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], connections, limits, "Binance Vision"

@@ -1,37 +1,28 @@
-"""The timeframe's challenger: its appointment, its evidence from tonight's test rows, and the switch."""
+"""The timeframe's challenger at night: its appointment and refresh. The trial itself is of live rows (`trial`)."""
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime, timedelta
-
-import numpy as np
 
 from schemas.errors import DamagedError
 from schemas.identity import Recipe, SeriesId
 from tasks.judging import gate
-from tasks.judging.gate import Contender, Ruling
+from tasks.judging.gate import Contender
 from tasks.promotion import pairs
 from tasks.promotion.contenders import Candidate, standing
-from tasks.promotion.losses import Comparisons, instant, widths
+from tasks.promotion.losses import Comparisons
 from tasks.promotion.moves import appoint, dismiss
 from tasks.promotion.pairs import Pair
-from tasks.promotion.standings import Place, Standings
+from tasks.promotion.standings import Standings
 from tasks.tracking.registry import Champion, challengers
 
 
 class Challenge:
-    """A night of the challenger's trial.
-
-    `won`: pairs whose evidence has reached the threshold. `dismissed`: challengers that did not replace their champion.
-    """
+    """A night of the challenger's trial."""
 
     def __init__(self, tonight: Standings, comparisons: Comparisons) -> None:
         self._tonight, self._comparisons = tonight, comparisons
-        self.won: list[Pair] = []
-        self.dismissed: list[Champion] = []
 
     def rule(self) -> None:
-        """Refresh or appoint the timeframe's challenger, update its evidence by tonight's test rows, and apply it."""
+        """Appoint or refresh the timeframe's challenger, and show each place the evidence of its trial."""
         stored = pairs.pairs(self._tonight.home, self._tonight.market, self._tonight.timeframe)
         trials = [self._settled(pair) for pair in stored if pair.state == "open"]
         trials = [pair for pair in trials if pair.state == "open"]
@@ -46,7 +37,10 @@ class Challenge:
             return
         self._refresh_challengers(recipe, rivals, known)
         for pair in trials:
-            self._judge_pair(pair, rivals, known)
+            evidence = pair.evidence(self._tonight.now)
+            for place in self._tonight.places.values():
+                if place.serving and place.serving.recipe == pair.recipes[1]:
+                    place.evidence = evidence
 
     def _challengers(self, recipe: Recipe | None) -> dict[SeriesId, Champion]:
         """Return the challengers of the recipe on trial; dismiss all others, which are left from an ended trial."""
@@ -111,72 +105,3 @@ class Challenge:
                 or gate.refresh(candidate.model, current, found).outcome != "kept"
             ):
                 known[candidate.model.series] = appoint(self._tonight.store, candidate)
-
-    def _judge_pair(
-        self, pair: Pair, rivals: Mapping[SeriesId, Candidate], known: Mapping[SeriesId, Champion]
-    ) -> None:
-        challenger, incumbent = pair.recipes
-        here = [p for p in self._tonight.places.values() if p.serving and p.serving.recipe == incumbent]
-        if self._tonight.covers(challenger, incumbent):
-            rows = self._differences([p for p in here if p.series in rivals], rivals, pair.watermark)
-            pair = pairs.save(self._tonight.home, pairs.take(pair, rows, "test"))
-        evidence = pair.evidence(self._tonight.now)
-        for place in here:
-            place.evidence = evidence
-        if evidence.e >= pair.threshold:
-            self.won.append(pair)
-            for place in [*here, *self._tonight.absent(incumbent)]:
-                place.evidence = evidence
-                self._switch(place, pair, known.get(place.series))
-        elif pair.is_over(self._tonight.now):
-            pairs.save(self._tonight.home, pairs.end(pair, "dropped", self._tonight.now))
-            coins = {s for s, one in self._tonight.registered.items() if one.recipe == incumbent}
-            dismiss(self._tonight.store, (one for series, one in known.items() if series in coins))
-
-    def _switch(self, place: Place, pair: Pair, winner: Champion | None) -> None:
-        """Rule that a coin's challenger replaces its champion, or record why it does not."""
-        if place.incumbent is None:  # the series receives its first champion tonight
-            return
-        stop = gate.stays(standing(winner) if winner else None, place.incumbent, pair.recipes[0])
-        if stop is None:
-            place.won, place.selected_on = winner, pair.tested_on()
-            place.ruling = Ruling("switched", "evidence", f"the evidence is in: {place.evidence}")
-            return
-        if winner:
-            self.dismissed.append(winner)
-        if place.taken:
-            place.notes.append(stop)
-        else:
-            place.ruling = stop
-
-    def _differences(
-        self, places: Sequence[Place], rivals: Mapping[SeriesId, Candidate], after: datetime | None
-    ) -> dict[datetime, dict[str, float]]:
-        """Return, per origin (UTC close), each coin's difference in CRPS divided by the reference's width."""
-        kept = [(rivals[p.series], p.incumbent) for p in places if not p.taken and p.incumbent]
-        self._comparisons.predict(kept)
-        rows: dict[datetime, dict[str, float]] = defaultdict(dict)
-        for place in places:
-            challenger, serving = rivals[place.series], place.taken or place.incumbent
-            assert serving is not None
-            mine, theirs = self._comparisons.losses_of(challenger), self._comparisons.losses_of(serving)
-            if isinstance(mine, DamagedError) or isinstance(theirs, DamagedError):
-                lost = mine if isinstance(mine, DamagedError) else theirs
-                place.notes.append(Ruling("kept", "damaged", f"no evidence from this coin tonight: {lost}"))
-                continue
-            model = serving.model if isinstance(serving, Candidate) else serving
-            step = timedelta(seconds=place.series.seconds)
-            start = max(
-                filter(None, (model.tested_from, after and after - step + _MICROSECOND)), default=None
-            )
-            mine = mine.since(start)
-            times, i, j = np.intersect1d(mine.times, theirs.times, return_indices=True)
-            if not len(times):
-                continue
-            width = widths(self._tonight.home, challenger.model, challenger.features, times)
-            for at, value in zip(times, (mine.crps[i] - theirs.crps[j]) / width, strict=True):
-                rows[instant(int(at)) + step][place.series.symbol] = float(value)
-        return rows
-
-
-_MICROSECOND = timedelta(microseconds=1)

@@ -20,16 +20,12 @@ from tasks.judging.baselines import realised
 from tasks.judging.evidence import not_worse
 from tasks.judging.gate import Contender
 from tasks.judging.member import MemberScore
-from tasks.judging.reference import reference_quantiles
-from tasks.judging.scores import LEVELS, Array, pinball
+from tasks.judging.scores import Array, pinball
 from tasks.promotion.contenders import Candidate
 from tasks.signals.store import read_features
-from tasks.storage.model_folder import read_reference
 
 _AT_ONCE = 8
 """Number of models whose forecasts are in memory at once: 2,880 origins x 10 steps x 19 quantiles take 4.4 MB each."""
-
-_LOW, _HIGH = (int(np.flatnonzero(np.isclose(LEVELS, level))[0]) for level in (0.1, 0.9))
 
 
 @dataclass(frozen=True)
@@ -71,21 +67,6 @@ def predicted(
     for first in range(0, len(tasks), _AT_ONCE):
         found += _predicted(home, tasks[first : first + _AT_ONCE], start, end)
     return found
-
-
-def widths(home: Path, model: Contender, features: SeriesRecord, times: NDArray[np.int64]) -> Array:
-    """Return the reference's width at each origin [N]: the mean over steps of its 10-90 % band, in log-return.
-
-    The width is known at the origin, so dividing a loss by it involves no look-ahead. Raises `DamagedError` if the
-    model's folder has no reference.
-    """
-    reference = read_reference(model.folder)
-    if reference is None:
-        raise DamagedError(f"{model.folder} has no reference; train the model again", field=str(model.folder))
-    series = read_features(home, features)
-    assert series.times is not None
-    quantiles = reference_quantiles(reference, series, np.searchsorted(series.times, times))
-    return np.asarray((quantiles[..., _HIGH] - quantiles[..., _LOW]).mean(axis=1))
 
 
 def compare(candidate: Losses, incumbent: Losses, *, horizon: int, step_us: int) -> Compared | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError
-from schemas.handover import Decision, ModelRef, PairEvidence
+from schemas.handover import BacktestEvidence, Decision, ModelRef, PairEvidence
 from schemas.identity import SeriesId, market_home
 from tasks.judging.gate import Contender, Ruling
 from tasks.promotion.contenders import Candidate, standing
@@ -24,8 +24,6 @@ from tasks.tracking.versions import ALIAS, CHALLENGER, find_version, succeed
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
-Span = tuple[datetime, datetime]
-
 
 def decided(
     series: SeriesId,
@@ -33,12 +31,13 @@ def decided(
     before: Contender | None,
     candidate: ModelRef | None = None,
     evidence: PairEvidence | None = None,
+    backtest: BacktestEvidence | None = None,
 ) -> Decision:
     """Return the record of a ruling on a series; `before`: its champion, which serves until the alias is moved."""
     return Decision(
         series=series, outcome=ruling.outcome, rule=ruling.rule, reason=ruling.reason, compared=ruling.compared,
         version_number=before.version if before else "", incumbent=before.ref if before else None,
-        candidate=candidate, evidence=evidence, decided_at=datetime.now(UTC),
+        candidate=candidate, evidence=evidence, backtest=backtest, decided_at=datetime.now(UTC),
     )  # fmt: skip
 
 
@@ -47,30 +46,22 @@ def promote_candidate(
     candidate: Candidate,
     decision: Decision,
     before: Champion | None,
-    selected_on: Span | None = None,
 ) -> Decision:
     """Make tonight's model the champion as decided, and return the decision with its version number.
 
-    If it refreshes a champion whose recipe was chosen on test rows that are also in its own test span, that span stays
-    marked.
-
-    Args:
-        selected_on: as in `promote_version`, if it follows a switch.
+    The span of a backtest that chose its recipe is marked on it, and on its refreshes as long as their own test span
+    overlaps it.
     """
-    chosen = _span(selected_on)
+    found = decision.backtest
+    chosen = f"{found.first:%Y-%m-%d}/{found.last:%Y-%m-%d}" if found else ""
     if before and standing(before).recipe == candidate.model.recipe:
         chosen = before.tags.get(SELECTED, "")
     selected = {SELECTED: chosen} if still_selected(chosen, candidate.model) else {}
     return _promote(store, _registered(store, candidate, {REASON: decision.reason, **selected}), decision)
 
 
-def promote_version(
-    store: Store, winner: Champion, decision: Decision, selected_on: Span | None = None
-) -> Decision:
+def promote_version(store: Store, winner: Champion, decision: Decision) -> Decision:
     """Make a registered version the champion as decided, and return the decision with its version number.
-
-    Args:
-        selected_on: first and last origin of the test rows on which its recipe was chosen, if any.
 
     Raises:
         CpbError: the version was deleted after it was looked up.
@@ -80,10 +71,7 @@ def promote_version(
         raise CpbError(
             f"{winner.model_version} was deleted meanwhile; choose another version", code="no-version"
         )
-    text = _span(selected_on)
-    tags = {REASON: decision.reason} | ({SELECTED: text} if still_selected(text, standing(winner)) else {})
-    for name, value in tags.items():
-        store.client.set_model_version_tag(winner.name, winner.version, name, value)
+    store.client.set_model_version_tag(winner.name, winner.version, REASON, decision.reason)
     return _promote(store, version, decision)
 
 
@@ -127,10 +115,6 @@ def still_selected(span: str, model: Contender) -> bool:
     if not span:
         return False
     return model.tested_from is None or f"{model.tested_from:%Y-%m-%d}" <= span.rpartition("/")[2]
-
-
-def _span(selected_on: Span | None) -> str:
-    return "/".join(f"{end:%Y-%m-%d}" for end in selected_on) if selected_on else ""
 
 
 def _registered(store: Store, candidate: Candidate, tags: Mapping[str, str]) -> "ModelVersion":

@@ -19,7 +19,7 @@ from tasks.promotion import pairs
 from tasks.promotion.challenge import Challenge
 from tasks.promotion.contenders import Candidate, standing, tonights
 from tasks.promotion.losses import Comparisons
-from tasks.promotion.moves import decided, dismiss, promote_candidate, promote_version, promotion_lock, retire
+from tasks.promotion.moves import decided, promote_candidate, promotion_lock, retire
 from tasks.promotion.refresh import Refresh
 from tasks.promotion.standings import Place, Standings
 from tasks.tracking.connection import Store
@@ -70,26 +70,21 @@ class _Night:
         # Drifted champions first, in case the run is killed here.
         order = [tonight.places[series] for series in drifted_first(tonight.home, list(tonight.places))]
         decisions = [self._move(place) for place in order if place.ruling]
-        self._keep_pairs()  # last: a run killed before this switches the remaining series when repeated
-        dismiss(tonight.store, self._challenge.dismissed)
+        self._keep_followed()  # last: a run killed before this lets the remaining series follow when repeated
         return decisions
 
-    def _keep_pairs(self) -> None:
-        """Store the pairs that ended in a switch, and the coins that have not followed a switch yet."""
-        tonight, followed = self._tonight, self._refresh.followed
-        for pair in self._challenge.won:
-            behind = [p.series for p in tonight.places.values() if p.serving and not p.won
-                      and p.serving.recipe == pair.recipes[1]]  # fmt: skip
-            pairs.save(tonight.home, pairs.end(pair, "switched", tonight.now, behind))
+    def _keep_followed(self) -> None:
+        """Store the coins that have not followed a switch yet."""
+        followed = self._refresh.followed
         moved = {place.series.symbol for place, _ in followed}
-        for pair in {pair.k: pair for _, pair in followed}.values():
+        for pair in {pair.recipes: pair for _, pair in followed}.values():
             left = tuple(symbol for symbol in pair.behind if symbol not in moved)
-            pairs.save(tonight.home, pair.model_copy(update={"behind": left}))
+            pairs.save(self._tonight.home, pair.model_copy(update={"behind": left}))
 
     def _explain(self, place: Place) -> None:
         """Add the outcome of tonight's other recipes to a ruling."""
         ruling, serving = place.ruling, place.serving
-        if ruling is None or place.won or serving is None:
+        if ruling is None or serving is None:
             return
         others = [
             recipe for recipe in self._tonight.order if recipe in place.fielded and recipe != serving.recipe
@@ -119,19 +114,17 @@ class _Night:
         """Move a series' aliases as ruled, and return the decision."""
         ruling = place.ruling
         assert ruling is not None
-        decision = decided(place.series, ruling, place.incumbent, self._candidate_ref(place), place.evidence)
+        decision = decided(
+            place.series, ruling, place.incumbent, self._candidate_ref(place), place.evidence, place.backtest
+        )
         store = self._tonight.store
-        if place.won:
-            return promote_version(store, place.won, decision, place.selected_on)
         if place.taken:
-            return promote_candidate(store, place.taken, decision, place.champion, place.selected_on)
+            return promote_candidate(store, place.taken, decision, place.champion)
         keep_decision(store, decision)
         return decision
 
     @staticmethod
     def _candidate_ref(place: Place) -> ModelRef | None:
-        if place.won:
-            return standing(place.won).ref
         own = place.fielded.get(place.incumbent.recipe) if place.incumbent else None
         best = place.taken or own or next(iter(place.fielded.values()), None)
         return best.model.ref if best else None

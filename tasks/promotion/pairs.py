@@ -1,39 +1,47 @@
 """The evidence store: a file per pair of a challenger's and a champion's recipe, in `HOME/ledger/evidence`.
 
-A pair's rows are the pooled differences per origin, each added once and in order. The e-value is always computed from
-all rows, so that it can be checked by hand, and a kill between two steps loses nothing.
+A pair's rows are the pooled differences of live forecasts per origin, each added once and in order. The e-value is
+always computed from all rows, so that it can be checked by hand, and a kill between two steps loses nothing. A switch
+by a backtest leaves a pair too, so that coins follow it in the same way.
 """
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from schemas.handover import PairEvidence, Record
-from schemas.identity import Market, Recipe, SeriesId, tree_of
+from schemas.errors import DamagedError
+from schemas.handover import BacktestEvidence, PairEvidence, Record
+from schemas.identity import INTERVAL_SECONDS, Market, Recipe, SeriesId, tree_of
 from tasks.judging.evidence import alpha_share, e_process
 from tasks.judging.gate import MAX_TRIAL, MAX_WAIT
-from tasks.storage.records import SET_ASIDE, find_record, write_record
+from tasks.storage.records import SET_ASIDE, read_record, set_aside, write_record
+
+log = logging.getLogger("cpb")
 
 _NAME = re.compile(r"\d{3,}(~[^~]+){6}\.json")
 """`002~har~default~3f9a12c0d4e5~linear~default~0c1d2e3f4a5b.json`: number, challenger, incumbent."""
 
-Source = Literal["test", "shadow"]
-Row = tuple[datetime, int, float, Source]
-"""Origin (UTC close of the last known candle), number of pooled coins, difference, and source."""
+Row = tuple[datetime, int, float, int]
+"""Origin (UTC close of the last known candle), number of pooled coins, difference, and how many of these coins lack
+the challenger's forecast."""
 
 
 class Pair(Record):
     """A challenger's recipe on trial against the recipe of a timeframe's champions.
 
     A row's difference is the mean over coins of (challenger's - champion's CRPS) / the reference's width at the origin.
-    `share`: of alpha, as the `k`-th pair of its market and timeframe. `horizon`: candles until an origin's losses are
-    known. `appointed_at`: wall-clock time, whatever `--as-of` was, as for live forecasts.
+    `share`: of alpha, as the `k`-th pair of its market and timeframe; `k` is 0 and `backtest` is set where a backtest
+    decided, which spends nothing of it. `horizon`: candles until an origin's losses are known. `appointed_at`:
+    wall-clock time, whatever `--as-of` was; only forecasts after it are evidence.
     `behind`: the symbols that kept their champion at the switch, and follow as soon as possible.
     """
+
+    version: ClassVar[int] = 2
 
     market: Market
     timeframe: str
@@ -47,6 +55,7 @@ class Pair(Record):
     ended_at: datetime | None = None
     rows: tuple[Row, ...] = ()
     behind: tuple[str, ...] = ()
+    backtest: BacktestEvidence | None = None
 
     @property
     def recipes(self) -> tuple[Recipe, Recipe]:
@@ -67,7 +76,7 @@ class Pair(Record):
     def e_value(self) -> float:
         """The current evidence, 1 without rows; after it has crossed the threshold, its maximum.
 
-        A night adds thousands of origins at once; with hourly checks a crossing in their middle would have been seen.
+        After an outage many origins are added at once; hourly checks would have seen a crossing in their middle.
         """
         if not self.rows:
             return 1.0
@@ -77,19 +86,18 @@ class Pair(Record):
 
     def evidence(self, now: datetime) -> PairEvidence:
         """Return the evidence for use in decisions."""
+        rows, step = self.rows, timedelta(seconds=INTERVAL_SECONDS[self.timeframe])
+        span = (rows[-1][0] - rows[0][0]) // step + 1 if rows else 1
         return PairEvidence(
             challenger=self.challenger, incumbent=self.incumbent, e=self.e_value, threshold=self.threshold,
-            k=self.k, origins=len(self.rows), days=(now - self.appointed_at) / timedelta(days=1),
+            k=self.k, origins=len(rows), days=(now - self.appointed_at) / timedelta(days=1),
+            missing=sum(row[3] for row in rows) / max(1, sum(row[1] for row in rows)),
+            empty=1 - len(rows) / span if rows else 0.0,
         )  # fmt: skip
 
     def is_over(self, now: datetime) -> bool:
         """Whether the trial has reached its maximum duration."""
         return now - self.appointed_at >= MAX_TRIAL
-
-    def tested_on(self) -> tuple[datetime, datetime] | None:
-        """Return the first and last origin of the rows from test spans; None if there are none."""
-        origins = [row[0] for row in self.rows if row[3] == "test"]
-        return (origins[0], origins[-1]) if origins else None
 
 
 def pair_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
@@ -104,16 +112,29 @@ def about(path: Path) -> str:
 
 
 def pairs(home: Path, market: str, timeframe: str) -> list[Pair]:
-    """Return every pair of a timeframe, oldest first. A damaged file is set aside, and its pair is not tried again."""
-    found = (find_record(path, Pair, of=about(path)) for path in pair_files(home, market, timeframe))
-    return [pair for pair in found if pair]
+    """Return every pair of a timeframe, oldest first.
+
+    A damaged file is set aside, and its pair is not tried again. So is a file of the version that counted forecasts of
+    test spans, which were public before the appointment: its trial ends.
+    """
+    found = []
+    for path in pair_files(home, market, timeframe):
+        try:
+            found.append(read_record(path, Pair, of=about(path)))
+        except DamagedError as error:
+            set_aside(path, f"its trial is closed, and its evidence counts no more ({error})")
+    return found
 
 
 def tried(home: Path, market: str, timeframe: str) -> set[tuple[Recipe, Recipe]]:
-    """Return the pairs that were tried or are on trial, including pairs whose file was lost to damage."""
-    known = {pair.recipes for pair in pairs(home, market, timeframe)}  # also sets damaged files aside
+    """Return the pairs that were tried live or are on trial, including pairs whose file was lost to damage."""
+    known = {
+        pair.recipes for pair in pairs(home, market, timeframe) if pair.k
+    }  # also sets damaged files aside
     found = (SET_ASIDE.fullmatch(path.name) for path in _folder(home, market, timeframe).glob("*"))
-    lost = {aside["name"] for aside in found if aside and _NAME.fullmatch(aside["name"])}
+    lost = {
+        aside["name"] for aside in found if aside and _NAME.fullmatch(aside["name"]) and aside["name"] > "001"
+    }
     return known | {_recipes(name.removesuffix(".json")) for name in lost}
 
 
@@ -158,32 +179,31 @@ def followed(ended: Iterable[Pair]) -> dict[Recipe, Pair]:
 
 def take(
     pair: Pair,
-    differences: Mapping[datetime, Mapping[str, float]],
-    source: Source,
-    *,
-    complete: Callable[[datetime, Iterable[str]], bool] = lambda _origin, _coins: True,
+    differences: Mapping[datetime, Mapping[str, tuple[float, bool]]],
+    complete: Callable[[datetime, Iterable[str]], bool],
 ) -> Pair:
-    """Return the pair with the new origins added, in order, up to the first incomplete origin.
+    """Return the pair with the new origins after its appointment added, in order, up to the first incomplete origin.
 
     Args:
-        differences: origin -> coin -> scaled difference.
+        differences: origin -> coin -> scaled difference, and whether the challenger's forecast is missing.
         complete: whether to add an origin with these coins now (`complete_or_old`); otherwise later origins wait too.
     """
     rows = list(pair.rows)
     for origin in sorted(differences):
         coins = differences[origin]
-        if not coins or (rows and origin <= rows[-1][0]):
+        if not coins or origin <= (rows[-1][0] if rows else pair.appointed_at):
             continue
         if not complete(origin, coins):
             break
-        rows.append((origin, len(coins), float(np.mean(list(coins.values()))), source))
+        values, missing = zip(*coins.values(), strict=True)
+        rows.append((origin, len(coins), float(np.mean(values)), sum(missing)))
     return pair.model_copy(update={"rows": tuple(rows)})
 
 
 def complete_or_old(
     expected: Iterable[str], due: timedelta, now: datetime
 ) -> Callable[[datetime, Iterable[str]], bool]:
-    """Return the rule for shadow rows: an origin waits for all coins, at most a day after it can be scored."""
+    """Return the rule for live rows: an origin waits for all coins, at most a day after it can be scored."""
     wanted = set(expected)
     return lambda origin, coins: wanted <= set(coins) or now - origin - due >= MAX_WAIT
 

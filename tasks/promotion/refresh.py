@@ -98,11 +98,12 @@ class Refresh:
         recipe = last.recipes[0]
         if recipe not in place.fielded or gate.refused(place.models[recipe], incumbent):
             return False
-        place.taken, place.selected_on = place.fielded[recipe], last.tested_on()
-        reason = (
-            f"its timeframe was switched to {recipe} by evidence on {last.ended_at:%Y-%m-%d}, and it follows"
-        )
-        place.ruling = Ruling("switched", "follows", reason)
+        place.taken, place.backtest = place.fielded[recipe], last.backtest
+        if last.backtest:
+            place.ruling = Ruling("switched", "backtest", f"the gate is passed: {last.backtest}")
+        else:
+            reason = f"its timeframe was switched to {recipe} by evidence on {last.ended_at:%Y-%m-%d}, and it follows"
+            place.ruling = Ruling("switched", "follows", reason)
         self.followed.append((place, pair))
         return True
 

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from schemas.handover import Decision, PairEvidence
+from schemas.handover import BacktestEvidence, Decision, PairEvidence
 from schemas.identity import Recipe, SeriesId
 from schemas.run import RunSpec
 from tasks.judging import gate
@@ -36,8 +36,7 @@ class Place:
     ruling: Ruling | None = None
     taken: Candidate | None = None
     evidence: PairEvidence | None = None
-    won: Champion | None = None
-    selected_on: tuple[datetime, datetime] | None = None
+    backtest: BacktestEvidence | None = None
 
     @property
     def models(self) -> dict[Recipe, Contender]:
@@ -51,7 +50,7 @@ class Place:
 
 
 class Standings:
-    """Data for the rules of refresh and trial. A switch adds places for coins that were not trained tonight."""
+    """Data for the rules of refresh and trial."""
 
     def __init__(
         self,
@@ -138,13 +137,3 @@ class Standings:
         coins = [s for s, one in self.after().items() if one and one.recipe == incumbent]
         here = self.rivals(recipe)
         return bool(coins) and sum(s in here for s in coins) >= gate.MIN_COVER * len(coins)
-
-    def absent(self, recipe: Recipe) -> list[Place]:
-        """Add and return places for coins that a recipe serves but this run has not trained; a switch includes them."""
-        added = [
-            Place(series, self.champions[series], one)
-            for series, one in self.registered.items()
-            if one.recipe == recipe and series not in self.places
-        ]
-        self.places |= {place.series: place for place in added}
-        return added

@@ -1,6 +1,7 @@
-"""The challengers' trial between trainings: live shadow forecasts are added to the evidence as they are scored.
+"""The challengers' trial: live forecasts made after the appointment are added to the evidence as they are scored.
 
-Crossing the threshold switches the timeframe immediately; a trial without a result ends after 90 days.
+Crossing the threshold switches the timeframe immediately; a trial without a result ends after `MAX_TRIAL`. Older rows
+are no evidence: they were public when the challenger was chosen, and the best of many equal recipes looks better there.
 """
 
 from collections import defaultdict
@@ -16,7 +17,7 @@ from schemas.identity import INTERVAL_SECONDS, SeriesId
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, as_error
 from tasks.forecasting.daily import recipes_of
-from tasks.forecasting.evidence_rows import evidence_rows
+from tasks.forecasting.losses import evidence_rows
 from tasks.judging import gate
 from tasks.promotion import pairs
 from tasks.promotion.contenders import standing
@@ -73,11 +74,10 @@ def _update_pair(
     challenger, incumbent = pair.recipes
     served = {s: versions for s, versions in known.items() if standing(versions[0]).recipe == incumbent}
     coins = [s for s, (_, other) in served.items() if other and standing(other).recipe == challenger]
-    since = (pair.watermark or pair.appointed_at) + timedelta(microseconds=1)
-    rows = shadow_differences(home, coins, pair, since, now)
+    rows = live_differences(home, coins, pair, now)
     due = pair.horizon * timedelta(seconds=INTERVAL_SECONDS[pair.timeframe])
     rule = pairs.complete_or_old({series.symbol for series in coins}, due, now)
-    longer = pairs.take(pair, rows, "shadow", complete=rule)
+    longer = pairs.take(pair, rows, rule)
     if longer != pair:
         pairs.save(home, longer)
     clock = datetime.now(UTC)  # the duration of a trial is measured by the wall clock
@@ -104,7 +104,7 @@ def _switch(
     candidate = standing_winner.ref if standing_winner else None
     decision = decided(before.series, ruling, standing(before), candidate, evidence)
     if winner and not stop:
-        return promote_version(store, winner, decision, pair.tested_on())
+        return promote_version(store, winner, decision)
     keep_decision(store, decision)
     return decision
 
@@ -122,15 +122,18 @@ def on_trial(home: Path, models: Iterable[Champion]) -> list[Champion]:
     ]
 
 
-def shadow_differences(
-    home: Path, series: list[SeriesId], pair: Pair, since: datetime, until: datetime
-) -> dict[datetime, dict[str, float]]:
-    """Return, per origin, each coin's difference in CRPS divided by the reference's width, from live forecasts.
+def live_differences(
+    home: Path, series: list[SeriesId], pair: Pair, until: datetime
+) -> dict[datetime, dict[str, tuple[float, bool]]]:
+    """Return, per new origin and coin, the difference in CRPS divided by the reference's width, from live forecasts.
 
-    Only forecasts by versions of the pair's recipes count.
+    Only forecasts by versions of the pair's recipes count. Where the champion has a forecast and the challenger has
+    none (the boolean), the difference is the coin's largest of the `MISSING_MEMORY` before, and at least the champion's
+    own loss: to leave out hours in which losses are large must not pay.
     """
-    rows = evidence_rows(home, series, since, until)
-    found: dict[datetime, dict[str, float]] = defaultdict(dict)
+    since = pair.watermark or pair.appointed_at
+    rows = evidence_rows(home, series, since - gate.MISSING_MEMORY, until)
+    found: dict[datetime, dict[str, tuple[float, bool]]] = defaultdict(dict)
     for one in series:
         recipes = recipes_of(home, one)
         mine = rows.filter(pl.col("series") == one.name)
@@ -140,8 +143,20 @@ def shadow_differences(
             own = mine.filter(pl.col("role") == role, pl.col("version").is_in(versions))
             # A version replaced between two runs at the same origin also has a row: the newer row counts.
             parts[role] = own.unique("issued_at", keep="last", maintain_order=True)
-        both = parts[CHALLENGER].join(parts[CHAMPION], on="issued_at", suffix="_champion")
-        for row in both.filter(pl.col("ref_width_champion") > 0).iter_rows(named=True):
-            difference = (row["crps"] - row["crps_champion"]) / row["ref_width_champion"]
-            found[row["issued_at"]][one.symbol] = difference
+        both = (
+            parts[CHAMPION]
+            .filter(pl.col("ref_width") > 0)
+            .join(parts[CHALLENGER], on="issued_at", how="left", suffix="_challenger", maintain_order="left")
+            .with_columns(
+                difference=(pl.col("crps_challenger") - pl.col("crps")) / pl.col("ref_width"),
+                own=pl.col("crps") / pl.col("ref_width"),
+            )
+            .with_columns(
+                worst=pl.col("difference").rolling_max_by("issued_at", gate.MISSING_MEMORY, closed="left")
+            )
+        )
+        for row in both.filter(pl.col("issued_at") > since).iter_rows(named=True):
+            known = row["difference"]
+            filled = max(row["own"], row["worst"] or 0.0) if known is None else known
+            found[row["issued_at"]][one.symbol] = filled, known is None
     return found

@@ -24,7 +24,7 @@ from typing import IO, Any
 
 from schemas.errors import CpbError
 from tasks.storage.files import open_log
-from tasks.storage.waiting import check_interrupted, let_ctrl_c_end_waits, pause
+from tasks.storage.locks import check_interrupted, let_ctrl_c_end_waits, pause
 
 _PARENT = "CPB_CHILD_OF"
 _POLL_S = 0.05

@@ -11,7 +11,7 @@ from schemas.identity import MARKETS, market_home
 from schemas.scope import home
 from tasks.storage.files import write_bytes
 
-VERSION = "1"
+VERSION = "2"
 VERSION_FILE = "cpb-version"
 _FIRST_FILE = "manifest.db"  # written first by ingestion: a home with it was in use
 

@@ -1,18 +1,30 @@
-"""Locks between processes of one machine: `flock`, which the kernel always releases when the holder dies."""
+"""Exclusive access, and waits for it: locks of one machine, leases between machines, waits that Ctrl-C can end.
+
+A lock is a file with `flock`, which the kernel always releases when the holder dies. Between machines a server must
+grant a lease, and revoke it from a holder that is gone: the orchestrator's server, used by all machines. This package
+does not import an orchestrator: `use` receives a function that returns leases. A holder that could not renew in time
+must stop writing (`check_held`).
+
+Python raises `KeyboardInterrupt` only in the main thread. The other threads poll: a call started by
+`tasks.running.parallel.run_each` has a stop event in its context, which `pause` and `check_interrupted` check.
+"""
 
 import errno
 import fcntl
 import logging
 import os
+import signal
 import stat
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from schemas.errors import BusyError, CpbError
-from tasks.storage.waiting import pause
 
 log = logging.getLogger("cpb")
 
@@ -167,3 +179,99 @@ def _still_at(path: Path, file: IO[bytes]) -> bool:
         return False
     mine = os.fstat(file.fileno())
     return (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino)
+
+
+class Lease(Protocol):
+    """A lease that expires by itself."""
+
+    name: str
+
+    def check(self) -> None:
+        """Raise `CpbError` (code `lease-lost`) if another machine may hold it now."""
+
+
+Grantor = Callable[[str], AbstractContextManager[Lease] | None]
+"""Returns a context manager that waits for and holds the named lease; None without a server."""
+
+_grantor: Grantor | None = None
+_held: ContextVar[tuple[Lease, ...]] = ContextVar("cpb_leases", default=())
+
+
+def use(grantor: Grantor | None) -> None:
+    """Set the function by which this process gets leases."""
+    global _grantor
+    _grantor = grantor
+
+
+@contextmanager
+def leased(name: str) -> Iterator[bool]:
+    """Hold the named lease; yields whether it excludes other machines. Re-entrant within the same context.
+
+    Raises:
+        CpbError: the lease server cannot be reached, or the lease was lost (from `check_held`).
+    """
+    if any(lease.name == name for lease in _held.get()):
+        yield True
+        return
+    hold = _grantor(name) if _grantor else None
+    if hold is None:
+        yield False
+        return
+    with hold as lease:
+        token = _held.set((*_held.get(), lease))
+        try:
+            yield True
+        finally:
+            _held.reset(token)
+
+
+def check_held() -> None:
+    """Raise `CpbError` if a lease held by the caller was lost; call it before each write."""
+    for lease in _held.get():
+        lease.check()
+
+
+_stop: ContextVar[threading.Event | None] = ContextVar("cpb_stop", default=None)
+
+
+class Interrupted(BaseException):
+    """This call was asked to stop. Not an `Exception`: it must not be mistaken for a failure of the work."""
+
+
+def pause(seconds: float) -> None:
+    """Sleep; raises `Interrupted` as soon as the calling thread's work was asked to stop."""
+    if stop := _stop.get():
+        stop.wait(seconds)
+        check_interrupted()
+    else:
+        time.sleep(seconds)
+
+
+def check_interrupted() -> None:
+    """Raise `Interrupted` if the calling thread's work was asked to stop."""
+    if (stop := _stop.get()) and stop.is_set():
+        raise Interrupted("stopped because the run was interrupted")
+
+
+@contextmanager
+def stoppable(stop: threading.Event) -> Iterator[None]:
+    """Make `pause` and `check_interrupted` check this event inside the block (and in copies of its context)."""
+    token = _stop.set(stop)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
+
+
+def let_ctrl_c_end_waits() -> None:
+    """Make Ctrl-C end system calls in which the main thread waits, such as an untimed `future.result()`.
+
+    polars (seen with 2.1) takes over SIGINT on import, in two ways unsuitable for threads: its handler is installed
+    with SA_RESTART, so the kernel continues the wait and the main thread notices the signal only when the wait ends by
+    itself; and it raises `KeyboardInterrupt` in every thread that is in a query. This reinstalls Python's own handler,
+    whatever function it calls. polars takes over only once, so call this after its import. It works only in the main
+    thread; a call from another thread does nothing.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, handler)

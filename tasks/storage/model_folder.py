@@ -134,14 +134,14 @@ def metrics_damage(folder: Path) -> str:
     except DamagedError:
         return ""
     try:
-        told = json.loads((folder / METRICS).read_bytes())
-        told.pop("verdict")
+        found = json.loads((folder / METRICS).read_bytes())
+        found.pop("verdict")
     except OSError as error:
         return f"its scores cannot be read ({error.strerror})"
     except (ValueError, AttributeError, KeyError, TypeError):
         return "its scores cannot be read: it is not what cpb writes"
     # As text, since NaN is not equal to itself.
-    return "" if json.dumps(told) == json.dumps(expected) else f"its scores are not those in {CONFIG}"
+    return "" if json.dumps(found) == json.dumps(expected) else f"its scores are not those in {CONFIG}"
 
 
 def write_reference(folder: Path, reference: Reference) -> None:

@@ -12,8 +12,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from schemas.errors import CpbError
-from tasks.storage.leases import check_held, leased
-from tasks.storage.locks import locked, temporary_lock
+from tasks.storage.locks import check_held, leased, locked, temporary_lock
 from tasks.storage.urls import public_url
 from tasks.tracking.database import (
     EXPERIMENT,

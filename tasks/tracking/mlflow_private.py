@@ -172,3 +172,10 @@ def delete_remote_files(uri: str) -> None:
     from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
     get_artifact_repository(uri).delete_artifacts()
+
+
+WORKFLOW = "workflowType=machine_learning"
+"""Query of an experiment's page that shows runs and models instead of traces, which are MLflow's default.
+
+3.17.2: `server/js`, read by the switch "Model training" at the top left; without it the browser's last choice counts.
+"""

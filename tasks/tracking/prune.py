@@ -16,7 +16,7 @@ from schemas.errors import BusyError
 from schemas.handover import Record
 from schemas.identity import MARKETS, market_home
 from tasks.market.store import set_aside_files
-from tasks.storage.leases import check_held
+from tasks.storage.locks import check_held
 from tasks.storage.records import find_record, write_record
 from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies
 from tasks.tracking.connection import Store, alone, alone_everywhere

@@ -50,7 +50,7 @@ _CLASSIFIER = "test_accuracy"
 """A metric that only classifiers have; there are few classifiers, so all their metrics are logged."""
 _TEXT_LIMIT = 6000  # MLflow's limit for a param; a tag may have 8000
 _DIGEST_LIMIT = 36
-_SEPARATOR = " · "
+SEPARATOR = " · "
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def dataset_input(dataset: "Dataset") -> "DatasetInput":
 def run_name(what: str, spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
     """Return the name of a flow's run (`what`: its command) or a fleet's (its architecture) on these series."""
     coins = coins_label(record.series.symbol for record in records)
-    return _SEPARATOR.join((what, coins, _timeframes(records), spec.preset, _data_end(spec, records)))
+    return SEPARATOR.join((what, coins, _timeframes(records), spec.preset, _data_end(spec, records)))
 
 
 def _data_end(spec: RunSpec, records: Iterable[SeriesRecord]) -> str:
@@ -203,7 +203,12 @@ def _data_end(spec: RunSpec, records: Iterable[SeriesRecord]) -> str:
     as_of = spec.scope.as_of
     if as_of is None:
         return f"{datetime.fromtimestamp(max(r.last_us for r in records) / 1e6, UTC):%Y-%m-%d}"
-    return f"{as_of:%Y-%m-%d}" if as_of.time() == as_of.time().min else f"{as_of:%Y-%m-%dT%H:%M}"
+    return instant_label(as_of)
+
+
+def instant_label(instant: datetime) -> str:
+    """Return the day of an instant, with its time unless that is midnight."""
+    return f"{instant:%Y-%m-%d}" if instant.time() == instant.time().min else f"{instant:%Y-%m-%dT%H:%M}"
 
 
 def source_kind(market: str) -> str:

@@ -13,12 +13,18 @@ from urllib.parse import quote
 from schemas.identity import SIM
 from tasks.tracking.connection import Store, search
 from tasks.tracking.leaderboard import board_of
+from tasks.tracking.mlflow_private import WORKFLOW
 from tasks.tracking.records import source_kind
 from tasks.tracking.run_list import finished_flows
 from tasks.tracking.tags import COINS, FLEET, KIND, MARKET, PARENT, market_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
+
+
+def runs_page(url: str, store: Store) -> str:
+    """Return the address of the experiment's runs, with the models beside them: MLflow's own default is for traces."""
+    return f"{url}/#/experiments/{store.experiment_id}/runs?{WORKFLOW}"
 
 
 @dataclass(frozen=True)
@@ -33,7 +39,7 @@ class View:
         """Return the address of the view in MLflow's interface."""
         # Sorted by a metric, MLflow shows children flat; by time it would hide them under their parent.
         order_by = f"orderByKey={quote(self.sort_by)}&orderByAsc=false"
-        runs = f"{url}/#/experiments/{store.experiment_id}/runs?compareRunsMode=CHART"
+        runs = f"{runs_page(url, store)}&compareRunsMode=CHART"
         return f"{runs}&searchFilter={quote(self.filter)}&{order_by}"
 
 

@@ -19,8 +19,7 @@ from types import ModuleType
 from schemas.errors import BusyError, UsageError
 from schemas.errors import count as named
 from tasks.running.parallel import usable_cores
-from tasks.storage.locks import locked, machine_lock
-from tasks.storage.waiting import pause
+from tasks.storage.locks import locked, machine_lock, pause
 
 log = logging.getLogger("cpb")
 

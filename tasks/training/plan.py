@@ -35,9 +35,11 @@ import cpbmodels
 from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
 from schemas.handover import FleetPlan, JobMember, ShardJob
-from schemas.identity import SeriesId
+from schemas.identity import Recipe, SeriesId
 from schemas.run import UNIVERSAL, RunSpec, base_of
 from tasks.storage.digests import code_digest, value_digest
+from tasks.storage.model_folder import ModelConfig
+from tasks.storage.model_folder import recipe_of as recipe_of_folder
 
 _NOT_DECISIVE = {"members": {"__all__": {"features": {"path", "file_digest"}}}}
 """Fields of a job that are locations of its data, not its contents."""
@@ -176,6 +178,14 @@ def resolved(preset: str, architecture: str, profile: str, overrides: dict[str, 
     """Return a preset with its overrides and its hardware profile, if named."""
     named = None if profile == "auto" else profile
     return cpbmodels.preset(preset, base_of(architecture), profile=named, **overrides)
+
+
+def planned_recipe(spec: RunSpec, architecture: str) -> Recipe:
+    """Return the recipe of the models that a run trains, as it is read from their folders afterwards."""
+    options = resolved(spec.preset, architecture, spec.profile, spec.overrides).as_dict()
+    scope = "universal" if architecture.endswith(UNIVERSAL) else "per-series"
+    own = {"architecture": base_of(architecture), "preset": spec.preset, "scope": scope, "dtype": spec.dtype}
+    return recipe_of_folder(ModelConfig(**options | own | {"seeds": [0] * spec.copies(architecture)}))
 
 
 def member_seconds(options: Preset, architecture: str, copies: int) -> float:

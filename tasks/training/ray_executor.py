@@ -19,10 +19,9 @@ from typing import Any
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import ShardJob, ShardResult
 from tasks.storage.files import DiskFull, new_folder, replacing, write_bytes
-from tasks.storage.locks import locked
+from tasks.storage.locks import Interrupted, locked, pause
 from tasks.storage.model_folder import NEEDED
 from tasks.storage.records import parse_record
-from tasks.storage.waiting import Interrupted, pause
 from tasks.training import ray_node
 from tasks.training.files import (
     EPOCHS,

@@ -42,8 +42,7 @@ from tasks.signals.store import read_features, with_bounds
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
-from tasks.storage.npz import write_npz
-from tasks.storage.records import write_record
+from tasks.storage.records import write_npz, write_record
 from tasks.training.files import EPOCHS, KERNELS, RESULT, earlier_model, home_of, read_job
 from tasks.training.plan import is_universal, job_key
 from tasks.training.progress import EpochReports, ProgressFile, plain
@@ -198,12 +197,7 @@ def compile_kernels(wanted: dict[str, Any]) -> None:
             log.warning("kernels of %s were not compiled ahead: %s", name, error)
             continue
         if made:
-            log.info(
-                "%d kernels of %s compiled or cached, in %.1f s",
-                made,
-                name,
-                time.perf_counter() - begun,
-            )
+            log.info("%d kernels of %s compiled or cached in %.1f s", made, name, time.perf_counter() - begun)
 
 
 def forget_peaks() -> None:

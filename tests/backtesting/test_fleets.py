@@ -13,7 +13,7 @@ from schemas.identity import SeriesId
 from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import plan_backtest
 from tasks.backtesting.fleets import TrainedFleet, plan_folds
-from tasks.storage.npz import write_npz
+from tasks.storage.records import write_npz
 from tasks.training.files import fleet_folder
 from tasks.training.plan import job_key
 

@@ -118,7 +118,7 @@ def test_a_home_that_never_trained_forecasts_with_the_servers_champion(world, tm
     one = world["machines"][0]
     third = Machine(tmp_path / "three", one.env, one.program)
     assert third("forecast", *SIM)["series"] == 1
-    assert third("forecast", *SIM)["rows"] == 0
+    assert third("forecast", *SIM)["new_rows"] == 0
     assert third("prune", "--json")["exit"] == 0
 
 

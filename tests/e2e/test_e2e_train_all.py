@@ -178,7 +178,7 @@ def test_with_a_tail_forecasts_start_at_the_newest_candle_and_are_scored(cpb, tm
         assert cpb("train-all", *scope, *SMALL, "--as-of", "2025-04-02T05:30").returncode == 0
         assert forecast_rows(tmp_path)["issued_at"].max().isoformat() == "2025-04-01T00:00:00+00:00"
         live = cpb.json("forecast", *scope, "--tail", "--as-of", "2025-04-02T05:30")
-        assert (live["rows"], live["scored"]) == (10, 10)  # the archive's forecast has come due by REST
+        assert (live["new_rows"], live["scored"]) == (10, 10)  # the archive's forecast has come due by REST
         assert forecast_rows(tmp_path)["issued_at"].max().isoformat() == "2025-04-02T05:00:00+00:00"
         later = cpb.json("forecast", *scope, "--tail", "--as-of", "2025-04-02T07:30")
         assert (later["rows"], later["scored"]) == (10, 2)

@@ -9,7 +9,7 @@ from flows.cli import _app
 from flows.cli.options import ModelOption, Shown, parse_value, takes
 from flows.cli.train import MODEL_OPTIONS
 from schemas.errors import UsageError
-from schemas.run import FILTERS, BacktestSpec, RunSpec, ScopeSpec
+from schemas.run import FILTERS, BacktestSpec, BoardSpec, ForecastSpec, RunSpec, ScopeSpec
 
 
 def command_of(spec, **options):
@@ -63,11 +63,24 @@ def test_a_command_can_show_a_field_differently_or_not_at_all():
     assert command_of(RunSpec, only=("market",))("--market", "um") == RunSpec(market="um")
 
 
-def test_a_field_can_be_given_by_position_and_has_then_no_default():
-    call = command_of(ScopeSpec, shown={"coins": Shown(argument=True, metavar="COIN")})
-    assert call("ETH").coins == "ETH"
-    with pytest.raises(AssertionError, match="Missing argument 'COIN'"):
-        call()
+@pytest.mark.parametrize("spec", [ScopeSpec, BoardSpec, ForecastSpec])
+def test_coin_and_timeframe_can_be_given_by_position_or_by_option(spec):
+    call = command_of(spec)
+    assert call("ETH") == call("--coins", "ETH") == spec(coins="ETH")
+    assert call("ETH", "4h") == call("ETH", "--timeframes", "4h") == spec(coins="ETH", timeframes="4h")
+    for words in (("ETH", "--coins", "BTC"), ("ETH", "4h", "--timeframes", "1h")):
+        with pytest.raises(UsageError, match="is given twice") as caught:
+            call(*words)
+        assert caught.value.field in ("coins", "timeframes")
+
+
+def test_every_command_with_a_scope_takes_both_by_position():
+    commands = typer.main.get_command(_app()).commands
+    scoped = {name for name, one in commands.items() if "coins" in {p.name for p in one.params}}
+    assert {"train-all", "train", "backtest", "tune", "forecast", "ledger", "champions", "ingest"} <= scoped
+    for name in scoped:
+        arguments = [p.name for p in commands[name].params if p.param_type_name == "argument"]
+        assert arguments == ["coin", "timeframe"], name
 
 
 def test_help_says_what_the_specification_says():
@@ -145,7 +158,7 @@ def test_every_model_option_names_a_field_of_the_preset():
 def test_the_commands_leave_out_only_what_they_cannot_use():
     commands = typer.main.get_command(_app()).commands
     for name, spec, hidden in [
-        ("ingest", ScopeSpec, set()),
+        ("ingest", ScopeSpec, {"offline"}),
         ("forecast", ScopeSpec, set()),
         ("train-all", RunSpec, set()),
         ("train", RunSpec, {"repo", "tail", "force", "prune", "weekly_challengers", *FILTERS}),

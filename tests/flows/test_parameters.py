@@ -17,7 +17,7 @@ from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 
 SCOPE = {
     "coins": "exchange", "timeframes": "5m,4h", "source": "/mirror", "market": "um", "since": "2023-01-02",
-    "as_of": "2024-01-02T03:04:05", "tail": True,
+    "as_of": "2024-01-02T03:04:05", "tail": True, "offline": True,
     "min_days_listed": 30, "min_quote_volume": 1e6, "number_assets": 50,
 }  # fmt: skip
 RUN = SCOPE | {
@@ -96,12 +96,11 @@ from pathlib import Path
 from prefect import flow
 from prefect.states import Completed, State
 
-from flows.runner import takes
-from flows.runner import plain_failures
+from flows.runner import named_run, plain_failures, takes
 from schemas.run import RunSpec
 
 
-@flow(name="echo", validate_parameters=False)
+@flow(name="echo", validate_parameters=False, flow_run_name=named_run)
 @plain_failures
 @takes(RunSpec)
 def echo(spec: RunSpec) -> State:
@@ -157,7 +156,8 @@ def test_a_deployments_run_on_a_real_server_gets_its_parameters(project, monkeyp
             (run,) = client.read_flow_runs()
             done = prefect("flow-run", "execute", str(run.id))
             assert done.returncode == 0, done.stdout + done.stderr
-            assert client.read_flow_run(run.id).state.type.value == "COMPLETED"
+            ended = client.read_flow_run(run.id)
+            assert (ended.state.type.value, ended.name) == ("COMPLETED", "echo · smoke · 2024-01-02T03:04")
         wanted = RunSpec(
             coins="BTC", preset="smoke", overrides={"epochs": 5}, as_of="2024-01-02T03:04:05", seeds=2
         )

@@ -19,6 +19,7 @@ from schemas.errors import CpbError
 from tasks.forecasting import chain, commit
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, read_lines, rows_digest
+from tasks.forecasting.months import month_bytes
 from tasks.forecasting.store import read
 
 PEPE_MAY = "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet"
@@ -222,8 +223,7 @@ def test_scores_without_forecasts_and_without_a_chain_are_found(home):
 def rewrite(path, change):
     """Change rows and keep the record of digests right, as someone who wants to hide it would."""
     frame = change(pl.read_parquet(path, hive_partitioning=False))
-    frame.write_parquet(path, compression="zstd")
-    (path.parent / "index.json").unlink()
+    path.write_bytes(month_bytes(path, frame))
 
 
 ROW_DAMAGE = {
@@ -257,7 +257,6 @@ def test_rows_that_are_not_those_of_the_chain_are_found_and_the_first_is_named(h
     path = home / PEPE_JUNE
     if name == "the same rows in other bytes":
         pl.read_parquet(path, hive_partitioning=False).write_parquet(path, compression="lz4")
-        (path.parent / "index.json").unlink()
         reason = "its rows are those of the chain, but its bytes are not those of line 10"
     else:
         rewrite(path, change)
@@ -274,9 +273,8 @@ def test_rows_that_are_not_those_of_the_chain_are_found_and_the_first_is_named(h
 
 @pytest.mark.parametrize("place", [i / 10 for i in range(10)])
 @pytest.mark.parametrize("tree", ["forecasts", "ledger"])
-def test_every_flipped_bit_of_a_month_is_found_without_a_record_of_digests_too(home, tree, place):
+def test_every_flipped_bit_of_a_month_is_found(home, tree, place):
     path = home / PEPE_MAY.replace("forecasts", tree)
-    (path.parent / "index.json").unlink()
     flip(path, place)
 
     assert set(faults(home)) == {path.relative_to(home).as_posix()}
@@ -302,7 +300,7 @@ def test_what_is_lost_gets_a_line_and_its_place_can_be_filled_again(home):
 def test_a_file_that_the_chain_does_not_know_is_found(home):
     shutil.copytree((home / PEPE_JUNE).parent, home / "forecasts/interval=1h/symbol=ETHUSDT")
 
-    assert len(faults(home)) == 3  # the index is that of another series, too
+    assert len(faults(home)) == 2
 
 
 def test_a_store_whose_chain_is_gone_gets_one_that_says_what_was_there_before_it(home):
@@ -324,7 +322,7 @@ def test_a_store_whose_chain_is_gone_gets_one_that_says_what_was_there_before_it
 def test_a_line_that_a_crash_left_half_written_is_written_anew(home, there, monkeypatch):
     written = []
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "_append_line", lambda path, line, offset: written.append(line) or 1 / 0)
+        patch.setattr(commit, "_append_line", lambda path, line: written.append(line) or 1 / 0)
         done = issue(home, 20)
     assert {error.code for error in done.values()} == {"unexpected"}
     with chain_path(home, "spot").open("ab") as file:
@@ -395,7 +393,7 @@ def test_a_kill_at_any_access_to_a_file_leaves_rows_and_line_or_neither(tmp_path
     while killed_at(forking, tmp_path, points + 1, hours=points + 1):
         points += 1
         check_after_a_kill(tmp_path, points, before=10 * points)
-    assert points > 20
+    assert points >= 20
     drafts = [p for p in tmp_path.rglob(".*") if p.is_file() and re.fullmatch(r"\..+\.[0-9a-f]{12}", p.name)]
     assert all(p.stat().st_size < 1e6 for p in drafts)
 
@@ -422,7 +420,7 @@ def test_a_kill_while_a_chain_begins_or_a_file_is_set_aside_leaves_no_half(tmp_p
     assert 30 < limit < 99
 
 
-@pytest.mark.parametrize("limit", [3, 14, 22])
+@pytest.mark.parametrize("limit", [3, 10, 15])
 def test_a_kill_leaves_rows_and_line_or_neither(tmp_path, forking, limit):
     issue(tmp_path, 0)
 
@@ -481,16 +479,14 @@ def test_on_a_full_disk_nothing_is_stored_and_the_chain_stays_whole(tmp_path, st
 
 
 def test_a_file_that_may_not_be_read_is_left_as_it_is(home, monkeypatch):
-    from tasks.forecasting import months
+    original = Path.open
 
-    original = months.intact
-
-    def refused(path):
+    def refused(path, *args, **kwargs):
         if path == home / PEPE_JUNE:
             raise PermissionError(13, "Permission denied", str(path))
-        return original(path)
+        return original(path, *args, **kwargs)
 
-    monkeypatch.setattr(months, "intact", refused)
+    monkeypatch.setattr(Path, "open", refused)
 
     done = issue(home, 20)
     assert (done[PEPE].code, done[BTC]) == ("unreadable", 10)

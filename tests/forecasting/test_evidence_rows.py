@@ -5,8 +5,8 @@ import polars as pl
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
 
-from tasks.forecasting.evidence_rows import evidence_rows
 from tasks.forecasting.ledger import ledger, score_due
+from tasks.forecasting.losses import evidence_rows
 
 LAST = 8.25e-6
 CLOSES = [LAST * (1 + 0.002 * (-1) ** i * i) for i in range(1, 60)]

@@ -1,6 +1,7 @@
 """Damaged files of the forecast store: named once, left out on reading, set aside on writing."""
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,11 @@ from forecast_tools import (
 from verifying import verify_forecasts as verify
 
 from schemas.errors import DamagedError
-from tasks.forecasting import index, months
+from tasks.forecasting import months
 from tasks.forecasting.ledger import ledger, score_due
 from tasks.forecasting.months import FORECASTS
 from tasks.forecasting.store import latest, read
+from tasks.storage.verify import REPAIRED
 
 
 def cut(path):
@@ -43,7 +45,12 @@ def other_columns(path):
     pl.DataFrame({"a": [1]}).write_parquet(path)
 
 
-DAMAGE = [cut, flip, garbage, empty, other_columns]
+def flip_value(path):
+    """A bit of a value: one of a name or of padding changes no row."""
+    flip(path, 0.3)
+
+
+DAMAGE = [cut, flip_value, garbage, empty, other_columns]
 
 
 @pytest.fixture(scope="module")
@@ -65,19 +72,8 @@ def home(two_months, tmp_path):
     return Path(shutil.copytree(two_months, tmp_path, dirs_exist_ok=True))
 
 
-def without_digests(home):
-    """Make a store as it was before digests were recorded."""
-    for path in home.rglob(index.INDEX):
-        path.unlink()
-
-
-@pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_month_is_left_out_and_named_with_a_command(home, damage, recorded, caplog):
-    if not recorded:
-        without_digests(home)
-        if damage is flip:
-            pytest.skip("only a digest shows it")
+def test_a_damaged_month_is_left_out_and_named_with_a_command(home, damage, caplog):
     newest = PEPE.folder(home, "forecasts") / "2025-06.parquet"
     damage(newest)
 
@@ -126,7 +122,7 @@ def test_a_damaged_ledger_month_is_scored_again(home, damage):
 
     done = score_due(home, [PEPE, BTC], START + 20 * HOUR)
 
-    if damage is flip and not done.rows:  # the footer still counts the rows; `cpb verify` finds it
+    if damage is flip_value and not done.rows:  # the footer still counts the rows; `cpb verify` finds it
         assert [d.path for d in verify(home, "spot", repair=True)] == [
             "ledger/interval=1h/symbol=PEPEUSDT/2025-06.parquet"
         ]
@@ -146,55 +142,48 @@ def test_every_flipped_bit_is_noticed(home, tree, place):
     assert (home / found.path, found.repaired) == (path, False)
 
 
-def test_a_reader_between_two_writes_sees_whole_files(home, monkeypatch):
-    """Between reading the index and the file a writer replaces both."""
+def test_a_reader_during_writes_sees_whole_files(home):
+    path, seen = PEPE.folder(home, "forecasts") / "2025-06.parquet", []
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(lambda: [append(home, PEPE, rows_at(hours)) for hours in range(9, 29)])
+        while not written.done():
+            seen.append(len(months.load(home, PEPE, FORECASTS, path)))
+
+    assert written.result() == [10] * 20
+    assert seen == sorted(seen)
+    assert {rows % 10 for rows in seen} == {0}
+
+
+def test_a_file_of_another_program_is_not_read_and_gets_a_digest_when_its_rows_are_those_of_the_chain(home):
     path = PEPE.folder(home, "forecasts") / "2025-06.parquet"
-    original, calls = index._content, []
+    pl.read_parquet(path, hive_partitioning=False).write_parquet(path)
+    assert read(home, PEPE).equals(rows_at(0))
 
-    def slow(asked):
-        if asked == path and len(calls) < 3:
-            calls.append(asked)
-            append_now(9 + len(calls))
-            append_now(12 + len(calls))
-        return original(asked)
+    (damage,) = verify(home, "spot", repair=True)
 
-    def append_now(hours):
-        with monkeypatch.context() as patch:
-            patch.setattr(index, "_content", original)
-            append(home, PEPE, rows_at(hours))
-
-    monkeypatch.setattr(index, "_content", slow)
-
-    assert len(months.load(home, PEPE, FORECASTS, path)) == 70
-
-
-def test_an_old_store_is_read_and_gets_digests_with_the_next_rows(home):
-    without_digests(home)
-    assert len(read(home, PEPE)) == 20
-
-    append(home, PEPE, rows_at(9))
-
-    folder = PEPE.folder(home, "forecasts")
-    assert set(index.read_index(folder).months) == {"2025-05", "2025-06"}
-    flip(folder / "2025-05.parquet")
-    assert [d.path.rsplit("/", 1)[1] for d in verify(home, "spot")] == ["2025-05.parquet"]
-
-
-def test_a_damaged_index_stops_nothing(home, caplog):
-    path = PEPE.folder(home, "forecasts") / index.INDEX
-    path.write_text("{")
-
-    assert len(read(home, PEPE)) == 20
-    assert "cpb verify --repair" in caplog.text
-    assert append(home, PEPE, rows_at(9)) == 10
+    assert damage.reason == "its rows are those of the chain, but its bytes are not those of line 2"
+    assert damage.outcome == REPAIRED
     assert list(verify(home, "spot")) == []
+    assert len(read(home, PEPE)) == 20
+
+
+def test_a_month_in_another_months_place_is_not_read(home):
+    folder = PEPE.folder(home, "forecasts")
+    shutil.copy(folder / "2025-05.parquet", folder / "2025-06.parquet")
+
+    assert read(home, PEPE).equals(rows_at(0))
+    assert [damage.path.rsplit("/", 1)[1] for damage in verify(home, "spot")] == ["2025-06.parquet"]
 
 
 def test_a_file_without_permission_is_named_and_not_set_aside(home, monkeypatch):
-    def refused(path):
-        raise PermissionError(13, "Permission denied", str(path))
+    whole_open = Path.open
 
-    monkeypatch.setattr(months, "intact", refused)
+    def refused(path, *args, **kwargs):
+        if path.suffix == ".parquet":
+            raise PermissionError(13, "Permission denied", str(path))
+        return whole_open(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", refused)
 
     assert read(home, PEPE).is_empty()
     with pytest.raises(DamagedError) as caught:
@@ -215,14 +204,12 @@ def test_verify_finds_nothing_in_a_sound_store_and_changes_nothing(home):
 def test_verify_names_damage_and_repairs_it(home):
     folder = PEPE.folder(home, "forecasts")
     flip(folder / "2025-05.parquet")
-    flip(BTC.folder(home, "ledger") / "2025-05.parquet")
-    (PEPE.folder(home, "ledger") / index.INDEX).write_text("[]")
+    flip_value(BTC.folder(home, "ledger") / "2025-05.parquet")
 
     found = {d.path: d for d in verify(home, "spot")}
     assert set(found) == {
         "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet",
         "ledger/interval=1h/symbol=BTCUSDT/2025-05.parquet",
-        "ledger/interval=1h/symbol=PEPEUSDT/index.json",
     }
     assert found["ledger/interval=1h/symbol=BTCUSDT/2025-05.parquet"].command.startswith(
         "cpb forecast --coins BTCUSDT"
@@ -238,7 +225,6 @@ def test_verify_names_damage_and_repairs_it(home):
 
 def test_verify_finds_rows_that_do_not_belong_and_files_that_are_gone(home):
     folder = PEPE.folder(home, "forecasts")
-    append(home, PEPE, rows_at(9))  # a second digest of this month: it has surely been written
     shutil.copy(BTC.folder(home, "forecasts") / "2025-05.parquet", folder / "2025-07.parquet")
     (folder / "2025-06.parquet").unlink()
     odd = rows_at(-2000).with_columns(q95=pl.lit(float("nan")))
@@ -264,27 +250,17 @@ def test_verify_reports_each_market_by_paths_relative_to_the_home(home):
     ]
 
 
-def test_repair_records_digests_of_files_that_have_none(home):
-    without_digests(home)
-    assert list(verify(home, "spot", repair=True)) == []
-
-    assert len(list(home.rglob(index.INDEX))) == 4
-
-
-ABORTS = (12536, 64992)
+ABORTS = (26416, 40112)
 """Bits of the month below that polars, asked to parse them, ends the process for, with SIGABRT."""
 
 
-@pytest.mark.parametrize("recorded", ["in the index", "in the chain alone"])
 @pytest.mark.parametrize("bit", ABORTS)
-def test_a_flipped_bit_that_would_end_the_process_is_named(tmp_path, bit, recorded):
+def test_a_flipped_bit_that_would_end_the_process_is_named(tmp_path, bit):
     append(tmp_path, PEPE, pl.concat([rows_at(hours) for hours in range(10, 70)]))
     path = PEPE.folder(tmp_path, "forecasts") / "2025-06.parquet"
     content = bytearray(path.read_bytes())
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
-    if recorded == "in the chain alone":
-        (path.parent / "index.json").unlink()
 
     (damage,) = verify(tmp_path)
 

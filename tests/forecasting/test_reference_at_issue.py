@@ -5,7 +5,7 @@ import pytest
 from known_markets import A, H, market
 
 from schemas.errors import MemberError
-from tasks.forecasting.reference import reference_of, reference_prices
+from tasks.forecasting.issue import reference_of, reference_prices
 from tasks.judging.baselines import reference
 from tasks.judging.reference import fit_reference
 from tasks.storage.model_folder import REFERENCE, write_reference

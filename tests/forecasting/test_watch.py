@@ -16,9 +16,9 @@ from schemas.reference import BANDS, Promise, Reference
 from schemas.scope import Scope
 from tasks.forecasting import chain, watch
 from tasks.forecasting.check_drift import check_drift
-from tasks.forecasting.evidence_rows import evidence_rows
 from tasks.forecasting.fallback import fallback_version, issue_fallbacks
 from tasks.forecasting.ledger import score_due
+from tasks.forecasting.losses import evidence_rows
 from tasks.forecasting.store import latest
 from tasks.forecasting.watch import (
     FILE_NAME,
@@ -125,6 +125,16 @@ def test_bands_that_hold_are_fine_and_narrow_ones_drift(tmp_path):
     assert drifted_first(other, [BTC, PEPE]) == [PEPE, BTC]
 
 
+def test_a_market_that_moves_is_no_fault_of_the_model(tmp_path):
+    """Moves twice as large as on the test span: model and reference miss alike."""
+    moving = PROMISE.model_copy(update={"coverage_step_1": {50: 0.8, 80: 0.97, 90: 0.99}})
+    moving = moving.model_copy(update={"reference_coverage_step_1": moving.coverage_step_1})
+    now = filled(tmp_path, 20)
+    found = looked(tmp_path, now, champion(tmp_path, promised=moving))
+    assert read_watch(tmp_path, "spot").series[PEPE.name].bands > found.threshold
+    assert (found.state, found.forecasts) == ("fine", 480)
+
+
 def test_a_forecast_is_taken_once_and_in_order_however_often_one_looks(tmp_path):
     now = filled(tmp_path, 12, width=0.8)
     whole = looked(tmp_path, now)
@@ -181,9 +191,12 @@ def test_drifted_ends_only_when_the_evidence_has_gone(tmp_path):
         (1.5, "fine"), (2.5, "watch"), (11.0, "drifted"), (3.0, "drifted"), (0.9, "fine"), (3.0, "watch"),
     )  # fmt: skip
     for bands, state in steps:
-        recent = {"n": 1.0, "missed": dict.fromkeys(BANDS, 0.3), "promised": dict.fromkeys(BANDS, 0.2)}
-        recent = watch.Recent(**recent, crps=1.0, promised_crps=1.0)
-        known = judge(known.model_copy(update={"bands": bands, "recent": recent}), FIRST)
+        sums = {
+            name: dict.fromkeys(BANDS, share)
+            for name, share in (("missed", 0.3), ("ref_missed", 0.2), ("promised", 0.2))
+        }
+        recent = watch.Recent(n=1.0, **sums, crps=1.0, promised_crps=1.0)
+        known = judge(known.model_copy(update={"bands": 99.0, "excess": bands, "recent": recent}), FIRST)
         assert known.state == state
         assert (known.since is None) == (state != "drifted")
 
@@ -233,7 +246,11 @@ def test_the_record_survives_damage_and_keeps_the_series_of_others(tmp_path):
 
 def drifted(home, series=PEPE, since=FIRST):
     known: SeriesWatch = follow(None, Watched(series, f"{series.registered}/1", "r", reference(series)))
-    keep(home, series.market, [known.model_copy(update={"state": "drifted", "since": since, "bands": 12.0})])
+    keep(
+        home,
+        series.market,
+        [known.model_copy(update={"state": "drifted", "since": since, "bands": 12.0, "excess": 12.0})],
+    )
 
 
 def test_the_fallback_forecasts_beside_a_drifted_champion_and_is_shown_while_it_lasts(tmp_path):

@@ -51,13 +51,13 @@ def test_every_published_model_of_the_scope_is_forecast_and_none_stored(publishe
     told, said = forecast(out=str(tmp_path / "rows.parquet"))
 
     assert (told["exit"], told["commit"]) == (0, published)
-    assert [one["symbol"] for one in told["forecasts"]] == ["BTCUSDT", "ETHUSDT"]
+    assert [one["symbol"] for one in told["rows"]] == ["BTCUSDT"] * 10 + ["ETHUSDT"] * 10
     rows = check_forecasts(pl.read_parquet(tmp_path / "rows.parquet"))
     assert rows.height == 20
     versions = [f"hub:{REPO}@{published[:12]}/sim-{symbol}/1h" for symbol in ("BTCUSDT", "ETHUSDT")]
     assert rows["model_version"].unique(maintain_order=True).to_list() == versions
     assert rows["issued_at"].unique().to_list() == [datetime(2025, 6, 1, tzinfo=UTC)]
-    assert told["forecasts"][1]["steps"][9]["q50"] == rows["q50"][-1]
+    assert told["rows"][-1]["q50"] == rows["q50"][-1]
     assert [line for line in said if "BTCUSDT 1h" in line]  # the real BTC's model was not asked for
     assert not (tmp_path / "data/sim/forecasts").exists()
 
@@ -68,7 +68,7 @@ def test_coins_and_revision_choose(hub, published):
     told, _ = forecast(ScopeSpec(source="sim", since="2025-04", coins="ETH"), f"hub:{REPO}@{published}")
 
     assert told["commit"] == published
-    assert [one["symbol"] for one in told["forecasts"]] == ["ETHUSDT"]
+    assert {one["symbol"] for one in told["rows"]} == {"ETHUSDT"}
 
 
 def test_one_damaged_model_is_its_failure_alone(hub, published):
@@ -80,7 +80,7 @@ def test_one_damaged_model_is_its_failure_alone(hub, published):
     told, _ = forecast()
 
     assert told["exit"] == 3
-    assert [one["symbol"] for one in told["forecasts"]] == ["ETHUSDT"]
+    assert {one["symbol"] for one in told["rows"]} == {"ETHUSDT"}
     (failed,) = told["failed"]
     assert failed.startswith("sim BTCUSDT 1h")
 
@@ -149,15 +149,18 @@ def cpb(monkeypatch, capsys, *words):
     return end.value.code, capsys.readouterr().out
 
 
-def test_the_command_shows_a_line_per_model_or_json(published, monkeypatch, capsys):
+def test_the_command_shows_every_step_or_json(published, monkeypatch, capsys):
     words = ("--model", f"hub:{REPO}", "--source", "sim", "--since", "2025-04", "--coins", "BTC")
 
     code, lines = cpb(monkeypatch, capsys, *words)
-    assert (code, len(lines.splitlines())) == (0, 1)
-    assert lines.startswith("BTCUSDT 1h")
+    assert code == 0
+    assert lines.startswith("BTCUSDT 1h; ")
+    assert [line.split()[0] for line in lines.splitlines()[-11:] if line.strip()] == [
+        str(n) for n in range(1, 11)
+    ]
     code, text = cpb(monkeypatch, capsys, *words, "--json")
     assert code == 0
-    assert len(json.loads(text)["forecasts"][0]["steps"]) == 10
+    assert [row["step"] for row in json.loads(text)["rows"]] == list(range(1, 11))
 
 
 def test_out_belongs_to_published_models(monkeypatch, capsys):

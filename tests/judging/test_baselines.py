@@ -10,7 +10,7 @@ from cpbmodels.data.columns import feature_frame
 from cpbmodels.data.ranges import future_range
 from schemas.errors import CpbError
 from tasks.judging import baselines
-from tasks.judging.fitted import boosted, garch, gjr_garch, robust_har
+from tasks.judging.fitted import boosted, garch, robust_har
 from tasks.judging.scores import crps
 from tasks.signals.store import series_of
 
@@ -19,7 +19,6 @@ FITS = {
     "reference": baselines.ewma_walk,
     "har": robust_har,
     "garch": garch,
-    "gjr": gjr_garch,
     "boosted": boosted,
 }
 
@@ -59,7 +58,6 @@ def test_knowing_the_hour_is_worth_what_it_is_worth(series):
     loss = {n: crps(f(series, train, H).quantiles(series, test), truth).mean() for n, f in fits.items()}
     assert loss["har"] < 0.97 * loss["reference"]
     assert loss["garch"] < loss["walk"] * 1.02
-    assert loss["gjr"] < loss["walk"] * 1.02
 
 
 @pytest.mark.slow
@@ -92,22 +90,17 @@ def test_the_robust_har_serves_a_coin_it_never_saw(series):
         robust_har(series, train[:0], H)
 
 
-@pytest.mark.parametrize(("fit", "gamma"), [(garch, None), (gjr_garch, None), (gjr_garch, 0.2)])
-def test_garch_variance_is_filtered_as_arch_does(series, fit, gamma):
+@pytest.mark.parametrize("gamma", [None, 0.2])
+def test_garch_variance_is_filtered_as_arch_does(series, gamma):
     from arch import arch_model
 
     train, _ = spans(series)
-    fitted = fit(series, train, H)
-    assert (fitted.gamma == 0) == (fit is garch)
-    fitted = (
-        fitted if gamma is None else replace(fitted, alpha=0.05, gamma=gamma, beta=0.8)
-    )  # a strong asymmetry
+    fitted = garch(series, train, H)
+    if gamma is not None:  # a strong asymmetry, which this market does not have
+        fitted = replace(fitted, alpha=0.05, gamma=gamma, beta=0.8)
     returns = series.columns(("r_close",))[:, 0][1:] * 100
-    asymmetric = [fitted.gamma] if fit is gjr_garch else []
-    model = arch_model(
-        returns, mean="Zero", vol="GARCH", p=1, o=len(asymmetric), q=1, dist="t", rescale=False
-    )
-    fixed = model.fix([fitted.omega * 1e4, fitted.alpha, *asymmetric, fitted.beta, 6.0])
+    model = arch_model(returns, mean="Zero", vol="GARCH", p=1, o=1, q=1, dist="t", rescale=False)
+    fixed = model.fix([fitted.omega * 1e4, fitted.alpha, fitted.gamma, fitted.beta, 6.0])
     theirs = np.asarray(fixed.conditional_volatility)[1000:] / 100
     ours = np.sqrt(fitted._next_variance(series))[1000 : len(returns)]
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)

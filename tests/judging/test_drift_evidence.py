@@ -4,15 +4,18 @@ import numpy as np
 import pytest
 
 from schemas.reference import BANDS
-from tasks.judging.drift import TOLERANCE_MISSES, Capital, Outcome, limits
+from tasks.judging.drift import TOLERANCE_EXCESS, TOLERANCE_MISSES, Capital, Outcome, limits
 
 HOUR = 3600
 LEVELS = {band: (100 - band) / 100 for band in BANDS}
 KEPT = limits({band: 1 - share for band, share in LEVELS.items()}, 1.0)
 
 
-def outcome(missed, crps=1.0, ref_crps=1.0, width=5.0):
-    return Outcome(missed, crps, ref_crps, width)
+NONE = dict.fromkeys(BANDS, 0)
+
+
+def outcome(missed, crps=1.0, ref_crps=1.0, width=5.0, ref_missed=NONE):
+    return Outcome(missed, ref_missed, crps, ref_crps, width)
 
 
 def test_the_odds_are_fair_at_the_limit_and_worse_below_it():
@@ -27,6 +30,35 @@ def test_the_odds_are_fair_at_the_limit_and_worse_below_it():
     assert np.dot(-np.diff(shares), gains) == pytest.approx(1)
     kept = [1.0, *LEVELS.values(), 0.0]
     assert np.dot(-np.diff(kept), gains) < 0.999
+
+
+def test_misses_that_the_reference_shares_are_no_evidence():
+    both, alone = Capital(10), Capital(10)
+    narrow = {50: True, 80: True, 90: False}
+    for _ in range(300):
+        both.take(outcome(narrow, ref_missed=narrow), KEPT, HOUR)
+        alone.take(outcome(narrow), KEPT, HOUR)
+    assert both.bands == alone.bands > 10
+    assert alone.evidence["bands"] > 10
+    assert both.evidence["bands"] < 0.1
+
+
+def test_the_bet_on_the_excess_is_fair_at_its_limit_and_leaves_no_debt():
+    found = limits({50: 0.45, 80: 0.78, 90: 0.9}, 1.0, {50: 0.5, 80: 0.79, 90: 0.88})
+    assert found.excess == pytest.approx(0.05 + 0.01 - 0.02 + TOLERANCE_EXCESS)
+    capital = Capital(10)
+    gains = []
+    for excess in (-3, 0, 1, 3):
+        capital.excess = np.asarray(1.0)
+        own, other = max(excess, 0), max(-excess, 0)
+        made = [{band: i < n for i, band in enumerate(BANDS)} for n in (own, other)]
+        capital.take(outcome(made[0], ref_missed=made[1]), found, 0)
+        gains.append(float(capital.excess))
+    assert min(gains) > 0
+    # Linear in the excess, so fair whatever its distribution: no gain where its mean is the limit.
+    np.testing.assert_allclose(np.polyfit([-3, 0, 1, 3], gains, 1)[0] * found.excess + gains[1], 1)
+    odd = limits({50: 0.0, 80: 0.0, 90: 0.0}, 1.0, dict.fromkeys(BANDS, 1.0))
+    assert odd.excess == pytest.approx(0.5)
 
 
 def test_limits_are_the_promise_with_its_tolerance_and_nominal_without_one():
@@ -48,7 +80,8 @@ def test_the_worst_outcomes_leave_no_debt(horizon):
         assert capital.evidence["crps"] >= 0
 
 
-def test_nothing_is_gained_in_expectation_from_overlapping_losses_whenever_one_stops():
+@pytest.mark.parametrize("bet", ["bands", "excess"])
+def test_nothing_is_gained_in_expectation_from_overlapping_losses_whenever_one_stops(bet):
     random = np.random.default_rng(5)
     n, hours, horizon = 4000, 400, 10
     shocks = random.standard_t(4, (hours + horizon, n)) * 0.12
@@ -58,11 +91,15 @@ def test_nothing_is_gained_in_expectation_from_overlapping_losses_whenever_one_s
         excess = shocks[t + 1 : t + horizon + 1].sum(axis=0) / np.sqrt(horizon)
         chance = random.random(n)
         missed = {band: chance < KEPT.misses[band] for band in BANDS}
-        capital.take(outcome(missed, KEPT.crps_ratio + 0.2 * excess, 1.0, 1.0), KEPT, HOUR)
-        total = capital.total
+        other = random.random(
+            n
+        )  # the reference misses at other hours, and less often by the limit of the excess
+        ref_missed = {band: other < KEPT.misses[band] - KEPT.excess / len(BANDS) for band in BANDS}
+        capital.take(outcome(missed, KEPT.crps_ratio + 0.2 * excess, 1.0, 1.0, ref_missed), KEPT, HOUR)
+        total = getattr(capital, bet) + capital.evidence["crps"]
         best = np.maximum(best, total)
         stop = ~stopped & (total >= 3 * (t + 1) / 8766)  # at the first threefold gain
         at[stop], stopped = total[stop] - (t + 1) / 8766, stopped | stop
-    at[~stopped] = capital.total[~stopped] - hours / 8766
+    at[~stopped] = total[~stopped] - hours / 8766
     assert stopped.mean() > 0.1
     assert at.mean() <= 3 * at.std() / np.sqrt(n)

@@ -99,7 +99,7 @@ WRONG = {
         lambda f: pandas_of(f).assign(open_time=lambda d: d.open_time.dt.tz_localize(None)), "no time zone"
     ),
     "text time": (lambda f: f.with_columns(pl.col("open_time").cast(pl.String)), "open_time is of the type"),
-    "row numbers": (lambda f: f.with_columns(open_time=pl.int_range(pl.len())), "no time since 1970"),
+    "row numbers": (lambda f: f.with_columns(open_time=pl.int_range(pl.len())), "not a time since 1970"),
     "missing time": (change(3, open_time=None), "open_time is missing in 1 rows"),
     "no close": (lambda f: f.drop("close"), "the column close is missing"),
     "words": (lambda f: f.with_columns(close=pl.lit("much")), "close is of the type"),

@@ -19,7 +19,7 @@ async def app(_scope, _receive, send):
 
 @pytest.fixture
 def sign_in():
-    return SignIn("cpb:s3cret", cookie="cpb-5000")
+    return SignIn("cpb:s3cret", cookie="cpb-5000", landing="/#/runs")
 
 
 def browse(sign_in, *requests, cookies=None):
@@ -36,7 +36,7 @@ def browse(sign_in, *requests, cookies=None):
 def test_the_link_signs_in_once_and_the_cookie_goes_on(sign_in):
     link = sign_in.new_link(URL)
     entered, page, again = browse(sign_in, ("GET", link), ("GET", "/"), ("GET", link))
-    assert (entered.status_code, entered.headers["location"]) == (303, "/")
+    assert (entered.status_code, entered.headers["location"]) == (303, "/#/runs")
     cookie = entered.headers["set-cookie"]
     assert cookie.startswith("cpb-5000=")
     assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))

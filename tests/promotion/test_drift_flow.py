@@ -36,10 +36,12 @@ def test_the_flow_looks_at_every_champion_and_the_fallback_forecasts_where_one_h
         update={
             "state": "drifted",
             "bands": 12.0,
+            "excess": 12.0,
             "since": datetime(2025, 1, 1, tzinfo=UTC),
             "recent": Recent(
                 n=1,
                 missed=dict.fromkeys(BANDS, 0.4),
+                ref_missed=dict.fromkeys(BANDS, 0.2),
                 promised=dict.fromkeys(BANDS, 0.2),
                 crps=1,
                 promised_crps=1,
@@ -56,7 +58,7 @@ def test_the_flow_looks_at_every_champion_and_the_fallback_forecasts_where_one_h
     assert "live drifted since 2025-01-01" in shown.split("ETHUSDT 1h:")[0]
 
     result, _, _ = hour(fallback="on")
-    assert (result["fallbacks"], result["rows"]) == (1, 0)  # the champion's rows stand already
+    assert (result["fallbacks"], result["new_rows"]) == (1, 0)  # the champion's rows stand already
     assert set(latest(home, BTC)["role"]) == {FALLBACK}
     assert set(latest(home, ETH)["role"]) == {CHAMPION}
     newest = latest(home, BTC)["issued_at"][0]

@@ -1,5 +1,7 @@
 """Nights from candles to aliases: what moves, what does not, and what is on record."""
 
+from datetime import UTC, datetime
+
 import pytest
 from promotion_tools import (
     BTC,
@@ -13,8 +15,10 @@ from promotion_tools import (
     widened,
 )  # fmt: skip
 
+from schemas.handover import BacktestEvidence
 from schemas.scope import home
 from tasks.promotion import pairs
+from tasks.promotion.contenders import standing
 from tasks.tracking.decisions import decision_in, decisions_on
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
@@ -155,7 +159,7 @@ def challenged(trainer, **options):
     trainer.after = lambda job, folder: (
         widened(2.0, "validation")(job, folder) if job.architecture == "linear" else None
     )
-    return night(SECOND, architectures="linear,har", **options)
+    return night(**{"as_of": SECOND, "architectures": "linear,har"} | options)
 
 
 def test_a_recipe_that_is_better_on_validation_is_appointed_and_forecasts_beside_the_champion(trainer):
@@ -165,17 +169,15 @@ def test_a_recipe_that_is_better_on_validation_is_appointed_and_forecasts_beside
     (pair,) = pairs.pairs(home(), "sim", "1h")
     assert (pair.k, pair.state, pair.recipes[0].architecture) == (1, "open", "har")
     assert newest().evidence.k == 1
-    assert len(pair.rows) > 300
-    assert all(row[1:2] + row[3:] == (2, "test") for row in pair.rows)
+    assert pair.rows == ()  # test spans were public before the appointment
     assert summary.forecast_rows == 20  # champions' alone
     from tasks.forecasting import store
 
     roles = store.read(home(), BTC)["role"].value_counts()
     assert dict(roles.iter_rows()) == {"champion": 20, "challenger": 10}
     assert store.latest(home(), BTC)["role"].unique().to_list() == ["champion"]
-    rows = pair.rows
     challenged(trainer)  # the same night again
-    assert pairs.pairs(home(), "sim", "1h")[0].rows == rows
+    assert pairs.pairs(home(), "sim", "1h") == [pair]
     assert aliases()["challenger"] == "2"
 
 
@@ -189,18 +191,40 @@ def test_a_worse_recipe_is_no_challenger_and_the_decision_says_so(trainer):
     assert "is no challenger" in newest().reason
 
 
-def test_test_rows_alone_can_switch_and_the_champion_says_on_which_it_was_selected(trainer, monkeypatch):
+def test_test_rows_switch_nothing(trainer, monkeypatch):
     monkeypatch.setattr(pairs, "e_process", lambda differences, lag: differences * 0 + 50.0)
     challenged(trainer)
-    assert decided() == ("switched", "evidence")
-    assert aliases() == {"champion": "2", "previous": "1"}
-    (pair,) = pairs.pairs(home(), "sim", "1h")
-    assert pair.state == "switched"
+    assert decided()[0] == "refreshed"
+    assert (newest().evidence.e, newest().evidence.origins) == (1.0, 0)
+    assert pairs.pairs(home(), "sim", "1h")[0].state == "open"
+
+
+def passed(incumbent, challenger, figures):
+    """Leave what a backtest that passes the gate leaves."""
+    one = pairs.open_pair(home(), "sim", "1h", challenger, incumbent, 10, figures.last)
+    one = one.model_copy(update={"k": 0, "share": 0.0, "backtest": figures})
+    return pairs.save(home(), pairs.end(one, "switched", figures.last, (BTC, ETH)))
+
+
+def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_decision_names_it(trainer):
+    har = challenged(trainer) and pairs.pairs(home(), "sim", "1h")[0].recipes[0]
+    linear = standing(champions(market="sim")[0]).recipe
+    figures = BacktestEvidence(
+        challenger=str(har), incumbent=str(linear), first=datetime(2024, 11, 1, tzinfo=UTC),
+        last=datetime(2024, 12, 30, tzinfo=UTC), days=60, submitted=3, named="abc", ratio=0.99, low=0.98,
+        high=0.995, p=0.001, months=2, better=2, recent_p=1.0,
+    )  # fmt: skip
+    passed(linear, har, figures)
+    challenged(trainer, seed=2, as_of="2025-01-02T05:00")
+    assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
+    assert newest().backtest == figures
+    assert "from 2024-11-01 to 2024-12-30, 60 days, of 3 submitted" in newest().reason
     (btc, _) = champions(market="sim")
-    assert (btc.architecture, btc.version) == ("har", "2")
-    assert btc.selected_on.endswith("2025-01-01")
-    challenged(trainer)
-    assert (aliases(), decided()[0]) == ({"champion": "2", "previous": "1"}, "unchanged")
+    assert (btc.architecture, btc.selected_on) == ("har", "2024-11-01/2024-12-30")
+    assert {pair.behind for pair in pairs.pairs(home(), "sim", "1h")} == {()}
+    assert pairs.tried(home(), "sim", "1h") == {
+        (har, linear)
+    }  # by its trial, which the backtest does not count to
 
 
 def test_a_run_on_one_coin_neither_appoints_nor_uses_up_rows(trainer):

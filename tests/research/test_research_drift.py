@@ -15,13 +15,15 @@ def years(series, hours, seed):
     moves = np.abs(random.standard_t(4, (hours, series)))
     edges = {50: 0.741, 80: 1.533, 90: 2.132}
     missed = np.array([[moves > factor * edges[band] for band in BANDS] for factor in FACTORS])
+    # The reference's bands are wider or narrower from hour to hour, by a scale of its own.
+    scale = np.exp(0.15 * random.standard_normal(moves.shape))
+    ref_missed = np.array([moves > scale * edges[band] for band in BANDS])
     step = random.standard_normal((hours + 10, series))
     loss = np.abs(np.cumsum(step, axis=0)[10:] - np.cumsum(step, axis=0)[:-10])
     crps = np.stack([loss] * len(FACTORS))
-    promise = np.array([0.5, 0.8, 0.9, 1.0])[:, None, None]
-    return Years(
-        missed, crps, loss, np.full(loss.shape, 5 * loss.mean()), np.broadcast_to(promise, (4, *loss.shape))
-    )
+    promise = np.array([0.5, 0.8, 0.9, *(1 - ref_missed.mean(axis=(1, 2))), 1.0])[:, None, None]
+    width = np.full(loss.shape, 5 * loss.mean())
+    return Years(missed, ref_missed, crps, loss, width, np.broadcast_to(promise, (7, *loss.shape)))
 
 
 def test_a_year_of_40_series_that_keep_their_promise_is_quiet():

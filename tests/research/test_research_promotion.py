@@ -88,6 +88,17 @@ def test_every_figure_is_reported(rows, monkeypatch, capsys):
     assert "refresh on rows" in capsys.readouterr().out
 
 
+def test_hours_that_the_challenger_lacks_count_as_the_worst_before(rows, monkeypatch):
+    differences = np.array([[1.0, 3.0, 9.0, 2.0, 5.0]])
+    lacks = np.array([[False, False, True, False, True]])
+    assert promotion._worst_before(differences, lacks).tolist() == [[0, 1, 3, 3, 3]]
+    monkeypatch.setattr(promotion, "YEAR", 1500)
+    found = promotion.missing(promotion.read_losses(rows), 6)
+    assert set(found) == {"largest differences", "largest losses", "any"}
+    for row in found.values():
+        assert row["counted as the worst"] <= 0.05
+
+
 def test_rows_of_one_model_are_refused(tmp_path):
     with pytest.raises(SystemExit, match="two models"):
         promotion.read_losses(tmp_path)

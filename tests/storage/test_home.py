@@ -25,13 +25,13 @@ def test_a_home_in_use_without_a_version_is_refused(tmp_path, monkeypatch, place
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).touch()
 
-    with pytest.raises(CpbError, match="says none, this version reads 1") as caught:
+    with pytest.raises(CpbError, match="says none, this version reads 2") as caught:
         stored_home()
 
     assert (caught.value.code, caught.value.field) == ("home-version", "CPB_HOME")
 
 
-@pytest.mark.parametrize("content", ["2", "", "\N{SNOWMAN} " * 1000])
+@pytest.mark.parametrize("content", ["1", "", "\N{SNOWMAN} " * 1000])
 def test_a_home_of_another_version_is_refused(tmp_path, content):
     (tmp_path / VERSION_FILE).write_text(content)
     with pytest.raises(CpbError) as caught:

@@ -11,8 +11,16 @@ from other_user import as_nobody, let_others_pass
 
 from schemas.errors import BusyError, CpbError
 from tasks.storage import locks
-from tasks.storage.locks import acquire, is_locked, locked, machine_lock, open_lock, temporary_lock
-from tasks.storage.waiting import Interrupted, stoppable
+from tasks.storage.locks import (
+    Interrupted,
+    acquire,
+    is_locked,
+    locked,
+    machine_lock,
+    open_lock,
+    stoppable,
+    temporary_lock,
+)
 
 
 def test_a_lock_is_held_by_one_and_free_afterwards(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from schemas.errors import DamagedError
-from tasks.storage.npz import read_npz, write_npz
+from tasks.storage.records import read_npz, write_npz
 
 ARRAYS = {"origins": np.arange(50), "quantiles": np.linspace(0, 1, 90, dtype=np.float32).reshape(5, 9, 2)}
 

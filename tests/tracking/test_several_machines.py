@@ -9,8 +9,8 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_ALREADY_EXISTS
 
 from schemas.errors import CpbError
-from tasks.storage import leases
-from tasks.storage.leases import check_held, leased
+from tasks.storage import locks
+from tasks.storage.locks import check_held, leased
 from tasks.storage.processes import ProcessId
 from tasks.tracking import connection, runs
 from tasks.tracking.artifacts import check_place
@@ -117,8 +117,8 @@ class Granted:
 
 @pytest.fixture
 def granted(monkeypatch):
-    monkeypatch.setattr(leases, "_grantor", Granted())
-    return leases._grantor
+    monkeypatch.setattr(locks, "_grantor", Granted())
+    return locks._grantor
 
 
 def test_all_machines_ask_for_the_same_lease_of_a_store_whatever_its_address(granted):
@@ -156,7 +156,7 @@ def test_whoever_has_lost_a_lease_does_not_write(store, granted):
 
 
 def test_without_a_server_of_leases_other_machines_are_named_once(caplog, monkeypatch):
-    monkeypatch.setattr(leases, "_grantor", None)
+    monkeypatch.setattr(locks, "_grantor", None)
     monkeypatch.setattr(connection, "_warned", set())
     monkeypatch.setattr(connection.socket, "gethostname", lambda: "here")
     with caplog.at_level(logging.WARNING):

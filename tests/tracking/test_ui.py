@@ -43,9 +43,10 @@ def test_the_filter_is_part_of_the_address(store):
     where = address("http://127.0.0.1:5000", store)
 
     assert where.filtered_url.startswith(
-        f"http://127.0.0.1:5000/#/experiments/{store.experiment_id}/runs?searchFilter="
+        f"http://127.0.0.1:5000/#/experiments/{store.experiment_id}/runs?workflowType=machine_learning&searchFilter="
     )
     assert "test_crps_ratio" in where.filtered_url
+    assert where.runs.endswith(f"/#/experiments/{store.experiment_id}/runs?workflowType=machine_learning")
 
 
 def command_lines(pid):

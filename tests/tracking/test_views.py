@@ -67,7 +67,10 @@ def test_the_links_show_what_they_say_in_a_browser(store, nights, tmp_path):
         browser = launch(browsers)
         context = browser.new_context(viewport={"width": 1440, "height": 1000}, reduced_motion="reduce")
         sign_in, *addresses = json.loads(links)
-        context.new_page().goto(sign_in)
+        entered = context.new_page()
+        entered.goto(sign_in)
+        _wait_for(entered, "matching runs", "Runs", "Models", "Model registry")
+        assert "Traces 0" not in entered.evaluate("document.body.innerText")
         shown = [_text_of(context, link) for link in addresses]
         browser.close()
     newest, history = shown
@@ -81,10 +84,14 @@ def test_the_links_show_what_they_say_in_a_browser(store, nights, tmp_path):
 def _text_of(context, link):
     page = context.new_page()
     page.goto(link, timeout=120_000)
-    drawn = "() => ['2 matching runs', 'train_seconds'].every(text => document.body.innerText.includes(text))"
-    page.wait_for_function(
-        drawn, timeout=200_000, polling=2000
-    )  # by default in every frame: it lays out the page
+    _wait_for(page, "2 matching runs", "train_seconds")
     text = page.evaluate("document.body.innerText")
     page.close()  # it would go on drawing beside the next one
     return text
+
+
+def _wait_for(page, *texts):
+    drawn = f"() => {json.dumps(texts)}.every(text => document.body.innerText.includes(text))"
+    page.wait_for_function(
+        drawn, timeout=200_000, polling=2000
+    )  # by default in every frame: it lays out the page

@@ -10,8 +10,7 @@ from schemas.handover import JobMember, SeriesRecord, ShardResult, SplitBounds, 
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.storage.digests import file_digest
-from tasks.storage.npz import write_npz
-from tasks.storage.records import write_record
+from tasks.storage.records import write_npz, write_record
 from tasks.training.files import RESULT, prepare
 from tasks.training.plan import job_key, plan_job
 

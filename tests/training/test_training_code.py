@@ -57,7 +57,6 @@ EXECUTED_BESIDE = {
     "tasks/running/progress.py": "how long the training still takes",
     "tasks/storage/digests.py": "digests",
     "tasks/storage/files.py": "reads and writes files",
-    "tasks/storage/npz.py": "writes forecasts of the spans to be judged",
     "tasks/storage/records.py": "reads and writes records",
     "tasks/training/files.py": "where a fleet's files lie",
     "tasks/training/plan.py": "tells universal models from others",

@@ -29,13 +29,12 @@ from verifying import verify_champions, verify_features, verify_fleets, verify_f
 import cpbmodels
 from schemas.errors import CpbError
 from schemas.handover import Damage, SeriesRecord, ShardResult
-from tasks.forecasting import index, store
+from tasks.forecasting import months, store
 from tasks.market import cache
 from tasks.market.store import read_klines
 from tasks.signals.store import newest_series, read_features, write_features
 from tasks.storage.model_folder import CONFIG, WEIGHTS
-from tasks.storage.npz import read_npz
-from tasks.storage.records import find_record
+from tasks.storage.records import find_record, read_npz
 from tasks.tracking.registry import champions
 from tasks.training.files import JOB, RESULT, prepare, read_job
 
@@ -117,7 +116,7 @@ def kinds(home: Path) -> dict[str, Kind]:
             yield from verify(home, market)
 
     def record_files() -> list[Path]:
-        return [fleet / JOB, fleet / RESULT, *of("features", "*.json")(), *of("forecasts", "index.json")()]
+        return [fleet / JOB, fleet / RESULT, *of("features", "*.json")()]
 
     (score,) = member.glob("score-*.npz")
     klines, cached, computed, forecasts = (
@@ -176,7 +175,7 @@ def try_kind(home: Path, kind: Kind, flips: int, chance: random.Random) -> Tally
 
 def _forget_checks() -> None:
     """Read like a process of its own, which checks every file and says each thing once."""
-    for known in (cache._checked, index._checked, index._logged):
+    for known in (cache._checked, months._checked, months._logged):
         known.clear()
 
 

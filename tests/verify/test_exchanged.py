@@ -72,7 +72,6 @@ FILES = {
     ],
     "weights of champions": of_champions("model.safetensors"),
     "forecasts": of_both("forecasts", "2025-05.parquet"),
-    "digests of forecasts": of_both("forecasts", "index.json"),
     "scores": of_both("ledger", "2025-05.parquet"),
     "sums of scores": of_both("ledger", "daily.json"),
     "versions": of_both("ledger", "versions.json"),
@@ -92,7 +91,7 @@ def test_both_files_are_named(stored, kind):
 
 @pytest.mark.parametrize(
     "kind", ["candles of two coins", "candles of two months", "records of features", "jobs", "results", "weights",
-             "scores of models", "references", "pictures", "digests of forecasts", "sums of scores", "versions"],
+             "scores of models", "references", "pictures", "sums of scores", "versions"],
 )  # fmt: skip
 def test_the_next_runs_mend_what_can_be_made_anew(stored, monkeypatch, kind):
     exchange(*FILES[kind](stored))

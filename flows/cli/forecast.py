@@ -1,0 +1,153 @@
+"""`cpb forecast`: new forecasts, and the newest of each series as a table, CSV, JSON or a picture in characters."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import zip_longest
+from typing import Annotated, Any
+
+import typer
+
+from flows.cli.options import Json, takes
+from flows.console import emit, quiet_libraries, say, shown_progress
+from flows.tables import Column, check_one_form, finding, print_csv, print_table
+from schemas.errors import UsageError, age, count
+from schemas.run import ForecastSpec
+
+
+@takes(ForecastSpec)
+def forecast(
+    spec: ForecastSpec,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="hub:USER/NAME[@REVISION]",
+            help="published models instead of the own champions; their forecasts are shown, not stored",
+        ),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="FILE.parquet", help="with --model: write the rows there")
+    ] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="draw each forecast in characters")] = False,
+    in_browser: Annotated[
+        bool, typer.Option("--open", help="open the page, and serve it until Ctrl-C if nothing serves it yet")
+    ] = False,
+    json: Json = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="the forecast rows as CSV on stdout")] = False,
+) -> None:
+    """Refresh the candles, forecast with the champions, show the forecasts, and score those come due.
+
+    Of a single series every step and quantile is shown.
+
+    Example: cpb forecast BTC 1h --source sim --plot
+    """
+    check_one_form(json, as_csv)
+    quiet_libraries()
+    if model is None and out is not None:
+        raise UsageError(
+            "out goes with --model: forecasts of the own champions are in the forecast store",
+            code="out", field="out",
+        )  # fmt: skip
+    with shown_progress("forecast"):
+        from flows.forecast import run_forecast
+        from flows.forecast_published import run_forecast_published
+        from flows.runner import Runner
+
+        if model is not None:
+            result = run_forecast_published(spec, model, out, Runner(), say)
+        else:
+            result = run_forecast(spec, Runner(), say)
+    if json:
+        emit(result)
+    elif as_csv:
+        print_csv(result["rows"])
+    else:
+        _print(spec, result, plot)
+    if in_browser:
+        from flows.cli.serve import open_page
+
+        shown = {(row["symbol"], row["timeframe"]) for row in result["rows"]}
+        open_page("/".join(("series", *shown.pop(), spec.market)) if len(shown) == 1 else "")
+    raise typer.Exit(result["exit"])
+
+
+def _print(spec: ForecastSpec, result: dict[str, Any], plot: bool) -> None:
+    now = spec.scope.as_of or datetime.now(UTC)
+    known = {(one["symbol"], one["timeframe"]): one for one in result.get("models", ())}
+    forecasts: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in result["rows"]:
+        forecasts.setdefault((row["symbol"], row["timeframe"]), []).append(row)
+    texts = {series: _about(rows[0], known.get(series, {}), now) for series, rows in forecasts.items()}
+    if len(forecasts) == 1:
+        ((series, rows),) = forecasts.items()
+        print_table("; ".join(texts[series]), _EVERYTHING, [_every_quantile(row) for row in rows])
+    else:
+        cells = [line for series, rows in forecasts.items() for line in _bands(texts[series], rows)]
+        print_table("The close is within each band with this probability", _BANDS, cells[:-1])
+    for (symbol, timeframe), rows in forecasts.items() if plot else ():
+        from flows.fan import closes_before, fan
+
+        before = closes_before(spec.scope, symbol, timeframe, rows)
+        print(f"\n{symbol} {timeframe}", *fan(before, rows), sep="\n")
+
+
+_AFTER = (1, 5, 10)
+"""Candles ahead that the table of several series shows; the last step instead of those beyond it."""
+
+_BANDS = (
+    Column("series; last close and its age; verdict; record", text=True, stays=True, folds=True),
+    Column("candles", stays=True), Column("close at (UTC)", text=True), Column("50 %", text=True, stays=True),
+    Column("80 %", text=True, stays=True),
+)  # fmt: skip
+
+_LEVELS = range(5, 100, 5)
+
+_EVERYTHING = (
+    Column("candle", stays=True), Column("close at (UTC)", text=True),
+    *(Column(f"{level} %", stays=level in (10, 25, 50, 75, 90)) for level in _LEVELS),
+)  # fmt: skip
+
+
+def _about(row: dict[str, Any], known: dict[str, Any], now: datetime) -> list[str]:
+    """Return what is said of a forecast: its series, the last close with its age, verdict and record."""
+    from schemas.forecasts import FALLBACK  # imports polars
+
+    fallback = " (fallback)" if row["role"] == FALLBACK else ""
+    old = age(max((now - row["issued_at"]).total_seconds(), 0))
+    said = [f"{row['symbol']} {row['timeframe']}{fallback}", f"{price(row['last_close'])}, {old} old"]
+    if "verdict" in known:
+        said += [finding(known["verdict"]) or "not judged", _record(known)]
+    return said
+
+
+def _record(known: dict[str, Any]) -> str:
+    """Return the record of a series' champions against the random walk, as in `live 0.985 in 12 days`."""
+    if "record_live" not in known:
+        return "no record yet"
+    days = count(known["record_days"], "day")
+    which = "live" if known["record_live"] else "replays"
+    ratio = known["record_ratio"] if known["record_low"] is not None else None
+    return f"{which} {ratio:.3f} in {days}" if ratio is not None else f"{which}: too few days ({days})"
+
+
+def _bands(about: Sequence[str], rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+    """Yield the lines of one series, then an empty line."""
+    steps = sorted({min(step, len(rows)) for step in _AFTER})
+    cells = []
+    for row in (rows[step - 1] for step in steps):
+        bands = [f"{price(row[low])} to {price(row[high])}" for low, high in (("q25", "q75"), ("q10", "q90"))]
+        cells.append([str(row["step"]), f"{row['target_time']:%m-%d %H:%M}", *bands])
+    lines = [about[0], about[1], "; ".join(about[2:]), ""]
+    for text, line in zip_longest(lines, cells, fillvalue=None):
+        yield [text or "", *(line or [""] * (len(_BANDS) - 1))]
+
+
+def _every_quantile(row: dict[str, Any]) -> list[str]:
+    quantiles = (price(row[f"q{level:02}"]) for level in _LEVELS)
+    return [str(row["step"]), f"{row['target_time']:%m-%d %H:%M}", *quantiles]
+
+
+def price(value: float) -> str:
+    """Return a price with six significant digits and no exponent: `104,321`, `2,512.34`, `0.0000123456`."""
+    before_point = len(f"{value:.0f}") if value >= 1 else int(f"{value:e}".partition("e")[2]) + 1
+    return f"{value:,.{max(0, 6 - before_point)}f}"

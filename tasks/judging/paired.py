@@ -1,0 +1,151 @@
+"""A long paired backtest: is a recipe better than another on the same rows, after correction for all that were tried?
+
+A true gain of .1 % is far below what a live trial can find, but three years of test spans show it. The conditions of
+docs/promotion.md ("By a backtest") are judged here from the losses of both recipes, as sums per UTC day and coin.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tasks.judging import inference
+from tasks.judging.member import MemberScore
+from tasks.judging.scores import Array
+
+ALPHA = 0.05
+"""Probability that any of the recipes submitted for a span passes, if none of them is better."""
+MIN_GAIN = 0.0003
+"""Smallest gain for which a recipe is replaced, as a share of the CRPS."""
+MIN_BETTER = 2 / 3
+"""Smallest share of months with a lower loss."""
+RECENT_DAYS = 91
+"""The last three months, on which a recipe must not be significantly worse."""
+MIN_MONTH_DAYS = 15
+"""Calendar months with fewer days of rows are not counted."""
+BLOCK_DAYS = 7
+"""Length of a block of the bootstrap, and lags of the Newey-West variance: volatility regimes last for days."""
+
+MIN_DAYS = {3600: 547, 900: 365}
+"""Shortest backtest, in days, by the candle's length in seconds: 18 months, and 12 below 1h."""
+
+
+def min_days(candle_seconds: int) -> int:
+    """Return the shortest backtest in days: more candles a day are more evidence a day."""
+    return MIN_DAYS[3600] if candle_seconds >= 3600 else MIN_DAYS[900]
+
+
+@dataclass(frozen=True)
+class DailyLosses:
+    """CRPS of two recipes on the same rows: `own`, `other` [D, C], sums over the day's origins, of each coin.
+
+    `days` [D]: UTC days since 1970 with rows, ascending.
+    """
+
+    days: NDArray[np.int64]
+    own: Array
+    other: Array
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Figures of a recipe against another. `p`: that it is no better, one-sided and uncorrected.
+
+    `ratio`: CRPS of the recipe / the other's, mean over coins, with its 95 % interval. `recent_p`: two-sided, of the
+    last three months being worse; 1 where they are not.
+    """
+
+    days: int
+    ratio: float
+    low: float
+    high: float
+    p: float
+    months: int
+    better: int
+    recent_p: float
+
+    def failed(self, p: float) -> str:
+        """Return the condition that is not met, given the corrected p; "" if all are."""
+        if not (p < ALPHA and self.high < 1):
+            return "it is not significantly better after the correction"
+        if self.ratio > 1 - MIN_GAIN:
+            return f"the gain is below {MIN_GAIN:.2%}"
+        if self.better < MIN_BETTER * self.months:
+            return "it is better in fewer than two thirds of the months"
+        if self.recent_p < ALPHA:
+            return f"it is significantly worse in the last {RECENT_DAYS} days (p {self.recent_p:.3g})"
+        return ""
+
+
+def daily_losses(own: Sequence[MemberScore], other: Sequence[MemberScore]) -> DailyLosses:
+    """Return the losses of two recipes on their common rows, of the coins that both have.
+
+    Raises:
+        ValueError: they have no common row.
+    """
+    known = {member.symbol: member for member in other}
+    parts = []
+    for a in own:
+        if a.symbol in known:
+            b = known[a.symbol]
+            times, i, j = np.intersect1d(a.times, b.times, return_indices=True)
+            if len(times):
+                parts.append((times // 86_400_000_000, a.losses["crps"][i], b.losses["crps"][j]))
+    if not parts:
+        raise ValueError("the two recipes have no forecast row in common")
+    days = np.unique(np.concatenate([day for day, _, _ in parts]))
+
+    def sums(which: int) -> Array:
+        return _sums([(np.searchsorted(days, day), pair[which]) for day, *pair in parts], len(days))
+
+    return DailyLosses(days, sums(0), sums(1))
+
+
+def paired(losses: DailyLosses) -> Paired:
+    """Return the figures of a comparison, with equal weight per coin; blocks of time are common to all coins."""
+    # Mean over days = ratio - 1.
+    difference = ((losses.own - losses.other) / losses.other.sum(axis=0)).mean(axis=1) * len(losses.days)
+    blocks = (losses.days - losses.days[0]) // BLOCK_DAYS
+    count = int(blocks[-1]) + 1
+    own, other = (_sums([(blocks, coin) for coin in x.T], count) for x in (losses.own, losses.other))
+    low, high = inference.interval(inference.ratio_draws(own, other, _weights(count)).mean(axis=1))
+    months = losses.days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
+    _, place, size = np.unique(months, return_inverse=True, return_counts=True)
+    whole = size >= MIN_MONTH_DAYS
+    means = np.bincount(place, difference)[whole]
+    recent = difference[losses.days > losses.days[-1] - RECENT_DAYS]
+    _, p = inference.diebold_mariano(difference, BLOCK_DAYS)
+    _, recent_p = inference.diebold_mariano(recent, BLOCK_DAYS)
+    return Paired(
+        days=len(losses.days), ratio=1 + float(difference.mean()), low=low, high=high,
+        p=p / 2 if difference.mean() < 0 else 1 - p / 2,
+        months=int(whole.sum()), better=int((means < 0).sum()), recent_p=recent_p if recent.mean() > 0 else 1.0,
+    )  # fmt: skip
+
+
+def corrected(p_values: Sequence[float], trials: Sequence[int], before: int) -> list[float]:
+    """Return the p-values of recipes named together after Holm, for all that was submitted for their span.
+
+    A recipe that was chosen out of n search trials on the span counts n times. Recipes named later pay for those named
+    before them: with a submitted before and b after, they share ALPHA (f(a) - f(b)) with f(n) = 1 / (1 + 4 n): nearly
+    all of it for the first to be named, whatever their number. Over any sequence of submissions the shares add up to
+    ALPHA at most, and so does the probability of ever replacing a recipe by one that is no better.
+    """
+    total = sum(trials)
+    others = [1.0] * (total - len(p_values))  # the search trials that lost
+    share = 1 / (1 + 4 * before) - 1 / (1 + 4 * (before + total))
+    return [min(1.0, p / share) for p in inference.holm([*p_values, *others])[: len(p_values)]]
+
+
+def _sums(coins: Sequence[tuple[NDArray[np.intp], Array]], count: int) -> Array:
+    """Return the sums [count, C] of each coin's values by their group."""
+    return np.stack(
+        [np.bincount(ids, values, minlength=count).astype(np.float64) for ids, values in coins], axis=1
+    )
+
+
+@cache
+def _weights(blocks: int) -> Array:
+    return inference.bootstrap_weights(blocks)

@@ -1,0 +1,278 @@
+"""The gate by a backtest: recipes are named in a register before the backtest, and decided after it.
+
+The register, `HOME/ledger/gate/interval=1h/003~5.json` (number, recipes and search trials submitted), is what the
+correction for many recipes counts: a record is never changed or removed, whether its recipes pass or lose. A recipe
+that passes leaves a pair (`pairs`) that has switched the timeframe; its coins follow at the next night that trains it.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from schemas.errors import CpbError, UsageError
+from schemas.handover import BacktestEvidence, Record, SplitBounds
+from schemas.identity import INTERVAL_SECONDS, Market, Recipe, SeriesId, tree_of
+from schemas.run import BacktestSpec
+from tasks.backtesting.folds import FoldSeries
+from tasks.judging.gate import MIN_COVER
+from tasks.judging.member import MemberScore
+from tasks.judging.paired import Paired, corrected, daily_losses, min_days, paired
+from tasks.promotion import pairs
+from tasks.promotion.contenders import standing
+from tasks.promotion.moves import promotion_lock
+from tasks.storage.digests import value_digest
+from tasks.storage.records import SET_ASIDE, find_record, write_record
+from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
+from tasks.training.plan import planned_recipe
+
+CHAMPION = "champion"
+"""Name of the champions' recipe in a backtest whose own options do not train it."""
+
+_NAME = re.compile(r"(?P<number>\d{3,})~(?P<count>\d+)\.json")
+
+
+class Submission(Record):
+    """Recipes named for a backtest against the champions' recipe, before it starts.
+
+    `trials`: search trials on the span of which each recipe is the best, 1 for none. `first`, `last`: start and end of
+    the test spans. `series`: digests of the candles.
+    """
+
+    market: Market
+    timeframe: str
+    incumbent: str
+    recipes: tuple[str, ...]
+    trials: int
+    folds: int
+    first: datetime
+    last: datetime
+    series: tuple[str, ...]
+    named_at: datetime
+
+    @property
+    def count(self) -> int:
+        """Number of recipes and search trials that count for the correction."""
+        return self.trials * len(self.recipes)
+
+    @property
+    def digest(self) -> str:
+        """Digest of what was named, without the time."""
+        return value_digest(self.model_dump(mode="json", exclude={"named_at"}))[:16]
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A backtest that may replace the champions' recipe of a timeframe.
+
+    `recipes`: the submitted recipes by their name in the backtest; `name`: the incumbent's. `served`: its coins.
+    `beside`: options that train the incumbent, where the backtest's own options do not.
+    """
+
+    recipes: dict[str, Recipe]
+    incumbent: Recipe
+    name: str
+    served: tuple[SeriesId, ...]
+    beside: BacktestSpec | None
+
+
+def open_contest(spec: BacktestSpec) -> Contest:
+    """Return the contest of a backtest's recipes against the recipe that serves most coins of its timeframe.
+
+    Raises:
+        CpbError: there is no store, or no champion of the timeframe.
+        UsageError: no other recipe is trained, or this release's presets do not train the champions' recipe.
+    """
+    (timeframe,) = spec.intervals
+    served = champions(market=spec.scope.market, store=open_store(create=False))
+    known = {c.series: standing(c).recipe for c in served if c.series.timeframe == timeframe}
+    if not known:
+        raise CpbError(
+            f"no champion at {timeframe} can be replaced; train first with `cpb train-all`",
+            code="no-champion",
+        )
+    incumbent = Counter(known.values()).most_common(1)[0][0]
+    coins = tuple(series for series, recipe in known.items() if recipe == incumbent)
+    planned = {name: planned_recipe(spec, name) for name in spec.names}
+    submitted = {name: recipe for name, recipe in planned.items() if recipe != incumbent}
+    if not submitted:
+        raise UsageError(
+            f"gate: the only recipe is {incumbent}, which serves already; add one with --architectures",
+            code="gate", field="architectures",
+        )  # fmt: skip
+    own = next((name for name, recipe in planned.items() if recipe == incumbent), None)
+    if own:
+        return Contest(submitted, incumbent, own, coins, None)
+    change: dict[str, Any] = {
+        "architectures": incumbent.architecture,
+        "preset": incumbent.preset,
+        "overrides": {},
+        "seeds": None,
+    }
+    beside = spec.model_copy(update=change)
+    if planned_recipe(beside, incumbent.architecture) != incumbent:
+        raise UsageError(
+            f"gate: the champions' recipe {incumbent} is not what its preset trains now; add its architecture with the "
+            "champions' options, or train new champions first",
+            code="gate", field="gate",
+        )  # fmt: skip
+    return Contest(submitted, incumbent, CHAMPION, coins, beside)
+
+
+def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) -> Submission:
+    """Name the recipes in the register and return the record; a repeated backtest is counted once.
+
+    Raises:
+        UsageError: the test spans are too short for the gate.
+    """
+    spans = list({one.fold: one.bounds for one in folds}.values())
+    (timeframe,) = spec.intervals
+    _check_length(spans, timeframe)
+    home, market = spec.scope.home, spec.scope.market
+    made = Submission(
+        market=market, timeframe=timeframe, incumbent=str(contest.incumbent),
+        recipes=tuple(map(str, contest.recipes.values())), trials=spec.trials, folds=len(spans),
+        first=min(one.test[0] for one in spans), last=max(one.test[1] for one in spans),
+        series=tuple(sorted({f"{one.id.name}:{one.record.digest}" for one in folds})), named_at=datetime.now(UTC),
+    )  # fmt: skip
+    with promotion_lock(open_store(), home, market):
+        before = submissions(home, market, timeframe)
+        for known in before:
+            if known.digest == made.digest:
+                return known
+        number = 1 + max((int(found["number"]) for found in _names(home, market, timeframe)), default=0)
+        path = _folder(home, market, timeframe) / f"{number:03d}~{made.count}.json"
+        write_record(path, made, of=about(path))
+    return made
+
+
+def decide(
+    contest: Contest,
+    submission: Submission,
+    home: Path,
+    members: Sequence[MemberScore],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Decide on the submitted recipes, and let the best that meets all conditions replace the champions' recipe.
+
+    Returns:
+        `named`, `passed`, `recipes`, `unjudged`, as in `--json`.
+    """
+    market, timeframe = submission.market, submission.timeframe
+    models: dict[str, list[MemberScore]] = {}
+    for member in members:
+        models.setdefault(member.architecture, []).append(member)
+    coins = {series.label for series in contest.served}
+    found = {}
+    for name in contest.recipes:
+        both = [
+            {m.symbol for m in models.get(which, ()) if m.symbol in coins} for which in (name, contest.name)
+        ]
+        if len(both[0] & both[1]) >= MIN_COVER * len(coins):
+            found[name] = paired(daily_losses(models[name], models[contest.name]))
+    before = counted_before(home, submission)
+    # A recipe without a result, as its training failed, was submitted all the same.
+    values = corrected(
+        [found[name].p if name in found else 1.0 for name in contest.recipes],
+        [submission.trials] * len(contest.recipes), before,
+    )  # fmt: skip
+    figures, failed = [], []
+    for (name, recipe), p in zip(contest.recipes.items(), values, strict=True):
+        if name in found:
+            figures.append(_evidence(recipe, submission, before, found[name], p))
+            short = found[name].days < MIN_COVER * min_days(INTERVAL_SECONDS[timeframe])
+            failed.append("too few days have rows" if short else found[name].failed(p))
+    passed = [one for one, why in zip(figures, failed, strict=True) if not why]
+    winner = min(passed, key=lambda one: one.ratio, default=None)
+    if winner:
+        pair = pairs.Pair(
+            market=market, timeframe=timeframe, challenger=winner.challenger, incumbent=winner.incumbent, k=0,
+            share=1.0, horizon=1, appointed_at=submission.named_at, backtest=winner,
+        )  # fmt: skip
+        with promotion_lock(open_store(), home, market):
+            pairs.save(home, pairs.end(pair, "switched", datetime.now(UTC), contest.served))
+    for one, why in zip(figures, failed, strict=True):
+        if one == winner:
+            say(f"passed the gate: {one}; it replaces {one.incumbent} at the next night that trains it")
+        else:
+            say(f"does not replace {one.incumbent}, as {why or 'a better one passed'}: {one}")
+    unjudged = [str(recipe) for name, recipe in contest.recipes.items() if name not in found]
+    for lacking in unjudged:
+        say(
+            f"{lacking} replaces nothing: it was judged on too few of the coins that the champions' recipe serves"
+        )
+    rows = [one.model_dump(mode="json") | {"failed": why} for one, why in zip(figures, failed, strict=True)]
+    return {
+        "named": submission.digest, "passed": winner.challenger if winner else None, "recipes": rows,
+        "unjudged": unjudged,
+    }  # fmt: skip
+
+
+def submissions(home: Path, market: str, timeframe: str) -> list[Submission]:
+    """Return the submissions of a timeframe, oldest first; a damaged file is set aside."""
+    found = (find_record(p, Submission, of=about(p)) for p in register_files(home, market, timeframe))
+    return [record for record in found if record]
+
+
+def counted_before(home: Path, submission: Submission) -> int:
+    """Return the number of recipes and trials named earlier for spans that overlap a submission's.
+
+    A submission whose record was lost to damage counts as overlapping.
+    """
+    count = 0
+    for one in submissions(home, submission.market, submission.timeframe):
+        if one.digest == submission.digest:
+            break
+        count += one.count if one.first < submission.last and submission.first < one.last else 0
+    lost = (found for found in _names(home, submission.market, submission.timeframe) if found["lost"])
+    return count + sum(int(found["count"]) for found in lost)
+
+
+def register_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
+    """Return the files of the register of a timeframe, or of all, oldest first; other files are ignored."""
+    paths = _folder(home, market, "").parent.glob(f"interval={timeframe}/*.json")
+    found = ((path, _NAME.fullmatch(path.name)) for path in paths)
+    return [path for _, path in sorted((int(name["number"]), path) for path, name in found if name)]
+
+
+def about(path: Path) -> str:
+    """Return the subject of a file of the register: the names of its folder and of the file."""
+    return f"gate/{path.parent.name}/{path.name}"
+
+
+def _check_length(spans: Sequence[SplitBounds], timeframe: str) -> None:
+    days = sum((one.test[1] - one.test[0]).total_seconds() for one in spans) / 86_400
+    least = min_days(INTERVAL_SECONDS[timeframe])
+    if days < least:
+        raise UsageError(
+            f"folds {len(spans)}: the gate needs test spans of {least} days at {timeframe}, these are {days:.0f}; give "
+            f"--folds {-int(-least * len(spans) // days)}, and an earlier --since if the history is too short",
+            code="gate", field="folds",
+        )  # fmt: skip
+
+
+def _evidence(
+    recipe: Recipe, submission: Submission, before: int, found: Paired, p: float
+) -> BacktestEvidence:
+    return BacktestEvidence(
+        challenger=str(recipe), incumbent=submission.incumbent, first=submission.first, last=submission.last,
+        days=found.days, submitted=before + submission.count, named=submission.digest, ratio=found.ratio,
+        low=found.low, high=found.high, p=p, months=found.months, better=found.better, recent_p=found.recent_p,
+    )  # fmt: skip
+
+
+def _folder(home: Path, market: str, timeframe: str) -> Path:
+    return tree_of(home, "ledger", market) / "gate" / f"interval={timeframe}"
+
+
+def _names(home: Path, market: str, timeframe: str) -> Iterator[dict[str, str]]:
+    """Yield number, count and whether its record was lost ("" or the name) of every submission."""
+    for path in _folder(home, market, timeframe).glob("*"):
+        aside = SET_ASIDE.fullmatch(path.name)
+        found = _NAME.fullmatch(aside["name"] if aside else path.name)
+        if found:
+            yield found.groupdict() | {"lost": path.name if aside else ""}

@@ -1,0 +1,155 @@
+"""`cpb forecast` shows forecasts: a table, every quantile of a single series, CSV, JSON and a fan in characters."""
+
+import csv
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
+
+from flows import cli, fan
+from flows.cli.forecast import price
+from flows.forecast import run_forecast
+from schemas.handover import ForecastBatch, IngestResult, Score, Trials, Watching
+from schemas.run import ForecastSpec
+
+VERDICT = "better than the random walk"
+
+
+class Steps:
+    """Steps that find every candle and forecast as stored."""
+
+    def one(self, step, scope, *_):
+        series = tuple(scope.series)
+        found = {
+            "ingest": IngestResult(series=series),
+            "forecast": ForecastBatch(series=series, standing=10 * len(series)),
+            "score": Score(),
+            "watch": Watching(),
+            "trial": Trials(),
+        }
+        return found[step.name]
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """A home in which two champions have forecast before, and nothing is new."""
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    for series, last in ((BTC, 104_321.5), (PEPE, 8.25e-6)):
+        write_candles(tmp_path, [last] * 4, series, first=START - 4 * HOUR)
+        append(tmp_path, series, rows_at(-1, last, series))
+        append(tmp_path, series, rows_at(0, last, series))
+    champions = [SimpleNamespace(series=one, verdict=VERDICT) for one in (BTC, PEPE)]
+
+    def serving(series=None, *, market=None):
+        return SimpleNamespace(champions=[one for one in champions if series is None or one.series in series])
+
+    monkeypatch.setattr("flows.forecast.serving", serving)
+    return tmp_path
+
+
+@pytest.fixture
+def cpb(stored, monkeypatch, capsys):
+    def run(*words):
+        monkeypatch.setattr("flows.runner.Runner", Steps)
+        monkeypatch.setattr(sys, "argv", ["cpb", "forecast", "--as-of", "2025-05-31T20:25", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 0
+        return capsys.readouterr()
+
+    return run
+
+
+def test_what_was_stored_before_is_given_and_said(stored):
+    said = []
+    result = run_forecast(ForecastSpec(as_of="2025-05-31T20:25"), Steps(), said.append)
+    assert {row["issued_at"] for row in result["rows"]} == {START}  # the newest of each
+    assert [row["step"] for row in result["rows"]] == [*range(1, 11)] * 2
+    assert (result["new_rows"], [one["verdict"] for one in result["models"]]) == (0, [VERDICT] * 2)
+    assert said == ["2 series as stored before; 0 older rows scored"]
+
+
+def test_the_table_has_three_bands_the_close_and_its_age_verdict_and_record_of_each_series(cpb):
+    shown = cpb().out
+    assert shown.index("BTCUSDT 1h") < shown.index("PEPEUSDT 1h")
+    for text in ("104,322, 25 min old", "0.00000825000, 25 min old", "better; no record yet"):
+        assert text in shown
+    bands = [line for line in shown.splitlines() if line.count(" to ") == 2]
+    assert [line.split(" to ")[0].split()[-4] for line in bands] == ["1", "5", "10"] * 2
+    first = rows_at(0, 104_321.5, BTC).row(0, named=True)
+    assert f"{price(first['q25'])} to {price(first['q75'])}" in bands[0]
+    assert f"{price(first['q10'])} to {price(first['q90'])}" in bands[0]
+
+
+def test_of_a_single_series_every_step_and_quantile_is_shown(cpb):
+    lines = cpb("BTC", "1h").out.splitlines()
+    steps = [line for line in lines if line.count(",") == 19]
+    assert [line.split()[0] for line in steps] == [str(step) for step in range(1, 11)]
+    last = rows_at(0, 104_321.5, BTC).row(-1, named=True)
+    assert steps[-1].split()[3:] == [price(last[f"q{level:02}"]) for level in range(5, 100, 5)]
+
+
+def test_rows_come_as_csv_and_json(cpb):
+    told = json.loads(cpb("--json").out)
+    assert told["exit"] == 0
+    assert {"symbol", "timeframe", "issued_at", "step", "target_time", "q05", "q95"} <= told["rows"][0].keys()
+    rows = list(csv.DictReader(io.StringIO(cpb("--csv").out)))
+    assert [(row["symbol"], int(row["step"])) for row in rows] == [
+        (r["symbol"], r["step"]) for r in told["rows"]
+    ]
+    assert float(rows[0]["q05"]) == told["rows"][0]["q05"]
+
+
+def test_the_fan_has_closes_median_and_bands_in_their_places(cpb):
+    picture = cpb("BTC", "1h", "--plot").out.partition("\nBTCUSDT 1h\n")[2].splitlines()
+    assert len(picture) == fan._HEIGHT
+    flat = next(line for line in picture if "━" in line)
+    assert flat.split()[-1] == "•" * 4 + "━" * 30  # closes and median at the same price
+    assert "░" in picture[0]
+    assert "░" in picture[-1]
+    assert [picture[0].split()[0], picture[12].split()[0]] == [
+        price(rows_at(0, 104_321.5, BTC)[name][9]) for name in ("q95", "q05")
+    ]
+
+
+def test_a_terminal_without_these_characters_gets_ascii(monkeypatch):
+    monkeypatch.setattr(fan.sys, "stdout", SimpleNamespace(encoding="ascii"))
+    lines = fan.fan([8e-6], rows_at().to_dicts())
+    "".join(lines).encode("ascii")
+    assert any("o---" in line or "---" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("served", "words", "view"), [(True, ("BTC", "1h"), "series/BTCUSDT/1h/spot"), (False, (), "")]
+)
+def test_open_shows_the_page_that_is_served_or_serves_it(cpb, monkeypatch, served, words, view):
+    opened, started = [], []
+    answer = {"newest_forecast": None} if served else {}
+    monkeypatch.setattr("requests.get", lambda *_a, **_o: SimpleNamespace(json=lambda: answer))
+    monkeypatch.setattr("webbrowser.open", opened.append)
+
+    def serve(_listener, _make_app, host, port, ready, **_options):
+        started.append(port)
+        ready(f"http://{host}:{port}")
+
+    monkeypatch.setattr("flows.ops.serving.serve", serve)
+    cpb(*words, "--open")
+    assert opened == [f"http://127.0.0.1:8000/#/{view}"]
+    assert started == ([] if served else [8000])
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (104_321.456, "104,321"),
+        (2512.3449, "2,512.34"),
+        (1.0, "1.00000"),
+        (0.5, "0.500000"),
+        (8.25e-6, "0.00000825000"),
+    ],
+)
+def test_a_price_has_six_digits_and_no_exponent(value, shown):
+    assert price(value) == shown

@@ -1,0 +1,131 @@
+"""`cpb backtest --gate`: recipes are named before it, counted whether they pass or not, and replace the champions'."""
+
+import pytest
+from promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night
+from verifying import verify_ledger as verify
+
+from flows.backtest import run_backtest
+from flows.runner import Runner
+from schemas.errors import UsageError
+from schemas.run import BacktestSpec
+from schemas.scope import home
+from tasks.judging import paired
+from tasks.judging.paired import Paired
+from tasks.promotion import by_backtest, pairs
+from tasks.promotion.by_backtest import submissions
+from tasks.promotion.contenders import standing
+from tasks.tracking.registry import champions
+from tasks.training.plan import planned_recipe
+
+OPTIONS = {
+    "coins": "BTC,ETH", "timeframes": "1h", "architectures": "linear,har", "preset": "smoke", "source": "sim",
+    "since": "2024-09", "as_of": SECOND, "overrides": {"epochs": 1}, "folds": 2, "baselines": "random-walk",
+    "gate": True,
+}  # fmt: skip
+
+
+def spec(**changed):
+    return BacktestSpec(**OPTIONS | changed)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Days instead of months."""
+    monkeypatch.setattr(paired, "MIN_DAYS", {3600: 20, 900: 20})
+
+
+def backtest(**changed):
+    said = []
+    return run_backtest(spec(**changed), Runner(), said.append), said
+
+
+def test_the_recipe_planned_is_the_recipe_trained(trainer):
+    (btc, _) = champions(market="sim")
+    assert planned_recipe(spec(), "linear") == standing(btc).recipe
+
+
+def test_a_recipe_that_loses_stays_on_the_register_and_moves_nothing(trainer, short, monkeypatch):
+    monkeypatch.setattr(Paired, "failed", lambda *_: "it is not significantly better after the correction")
+    found, said = backtest()
+    (one,) = submissions(home(), "sim", "1h")
+    assert (one.count, one.folds, len(one.recipes)) == (1, 2, 1)
+    assert one.recipes[0].startswith("har/smoke/")
+    assert found["gate"]["passed"] is None
+    assert found["gate"]["named"] == one.digest
+    assert found["gate"]["recipes"][0]["submitted"] == 1
+    assert any(f"submitted to the gate as {one.digest}" in line for line in said)
+    assert any(
+        "does not replace linear/smoke/" in line and "of 1 submitted for this span" in line for line in said
+    )
+    assert pairs.pairs(home(), "sim", "1h") == []
+    backtest()  # the same again is the same submission
+    assert submissions(home(), "sim", "1h") == [one]
+    found, _ = backtest(architectures="linear,lstm", trials=3)
+    assert found["gate"]["recipes"][0]["submitted"] == 4  # with the one that lost
+    assert list(verify(home(), "sim")) == []
+
+
+def test_recipes_are_named_before_anything_is_trained(trainer, short, monkeypatch):
+    def killed(*_given):
+        assert len(submissions(home(), "sim", "1h")) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.backtest.train_fleets", killed)
+    with pytest.raises(KeyboardInterrupt):
+        backtest()
+    path = next((home() / "sim/ledger/gate").rglob("001~1.json"))
+    path.write_text("{")
+    other = submissions(home(), "sim", "1h")
+    assert other == []  # set aside, and counted all the same
+    with pytest.raises(KeyboardInterrupt):
+        backtest(trials=2)
+    (one,) = submissions(home(), "sim", "1h")
+    assert (one.count, by_backtest.counted_before(home(), one)) == (2, 1)
+
+
+def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, short, monkeypatch):
+    monkeypatch.setattr(Paired, "failed", lambda *_: "")
+    found, said = backtest()
+    assert found["gate"]["passed"].startswith("har/smoke/")
+    assert any(line.startswith("passed the gate: backtest of har/smoke/") for line in said)
+    assert aliases() == {"champion": "1"}
+    (pair,) = pairs.pairs(home(), "sim", "1h")
+    assert (pair.state, pair.k, pair.behind) == ("switched", 0, ("BTCUSDT", "ETHUSDT"))
+    night(SECOND, architectures="linear,har")
+    assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
+    assert "of 1 submitted for this span" in newest().reason
+    assert newest().backtest.named == submissions(home(), "sim", "1h")[0].digest
+    assert [one.architecture for one in champions(market="sim")] == ["har", "har"]
+    assert champions([BTC])[0].selected_on
+    assert pairs.pairs(home(), "sim", "1h")[0].behind == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "field"),
+    [
+        ({"refit": False}, "refit"), ({"timeframes": "1h,4h"}, "timeframes"), ({"gate": False, "trials": 2}, "trials"),
+    ],
+)  # fmt: skip
+def test_options_that_the_gate_cannot_judge_are_refused(changed, field):
+    with pytest.raises(UsageError) as found:
+        spec(**changed)
+    assert found.value.field == field
+
+
+def test_what_cannot_be_submitted_is_refused_before_any_work(trainer, monkeypatch):
+    with pytest.raises(UsageError, match="the only recipe is linear/smoke/"):
+        backtest(architectures="linear")
+    with pytest.raises(UsageError, match="is not what its preset trains now"):
+        backtest(architectures="har")  # the champions were trained with another number of epochs
+    with pytest.raises(UsageError, match="needs test spans of 547 days at 1h"):
+        backtest()
+    assert submissions(home(), "sim", "1h") == []
+
+
+def test_the_champions_recipe_is_trained_beside_where_the_options_train_another(trainer, monkeypatch):
+    plain = planned_recipe(spec(overrides={}), "linear")
+    monkeypatch.setattr(by_backtest, "standing", lambda _champion: type("Model", (), {"recipe": plain}))
+    found = by_backtest.open_contest(spec(architectures="linear"))
+    assert (found.incumbent, found.name, list(found.recipes)) == (plain, by_backtest.CHAMPION, ["linear"])
+    assert found.beside.names == ("linear",)
+    assert found.beside.overrides == {}
