@@ -30,8 +30,11 @@ help: ## list the targets
 
 install: .venv/.installed ## create .venv and install cpb into it
 
-wheel: .venv/.installed ## build the light library, dist/cpbmodels-*.whl
+# build/lib first: setuptools would pack what an earlier build left there.
+wheel: .venv/.installed ## build cpb and the light library as wheels, dist/*.whl
 	$(BIN)/python -m tasks.storage.wheel dist
+	rm -rf build/lib build/bdist.*
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 demo: .venv/.installed ## train, judge and package 4 series x 5 architectures on simulated klines (offline)
 	@echo "The demo trains 20 models on simulated klines: under a minute on two quiet cores, 0.2 GB in data/ and mlruns/."

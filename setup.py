@@ -1,17 +1,32 @@
-"""cpb is installed from its clone; a wheel would put packages called `tasks` and `flows` into site-packages."""
+"""The wheel of cpb holds, beside its packages, two files that its source has elsewhere or makes.
+
+The light library's wheel travels with every published model, and `cpb deploy` reads `prefect.yaml`. An editable
+install takes neither: it runs in the clone, which has both.
+"""
+
+import shutil
+import sys
+from pathlib import Path
 
 from setuptools import setup
-from setuptools.command.bdist_wheel import bdist_wheel
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from tasks.storage.wheel import build_light_wheel  # noqa: E402 - needs nothing but setuptools
 
 
-class _NoWheel(bdist_wheel):
-    """Says no. An editable install (`pip install -e .`, `make install`) does not run this command."""
+class _WithFiles(build_py):
+    """Builds the packages and puts the two files beside the modules that read them."""
 
     def run(self) -> None:
-        raise SystemExit(
-            "cpb has no wheel: it would install packages called tasks and flows. Clone it and run `make install`; for "
-            "the models alone, `pip install ./cpbmodels`."
-        )
+        super().run()
+        if not self.editable_mode:
+            built = Path(self.build_lib)
+            wheel = build_light_wheel(HERE / "cpbmodels")
+            (built / "tasks/storage" / wheel.name).write_bytes(wheel.data)
+            shutil.copyfile(HERE / "prefect.yaml", built / "flows/deploy/prefect.yaml")
 
 
-setup(cmdclass={"bdist_wheel": _NoWheel})
+setup(cmdclass={"build_py": _WithFiles})

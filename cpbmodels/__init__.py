@@ -18,19 +18,28 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.arch import ArchitectureInfo, architecture, architectures
     from cpbmodels.arch.options import PROFILES, Preset
     from cpbmodels.arch.presets import PRESETS, preset, without_effect
+    from cpbmodels.data.paths import Paths
     from cpbmodels.data.series import Series
     from cpbmodels.data.student_t import QUANTILES
     from cpbmodels.errors import ModelError
     from cpbmodels.fleet.job import EpochRecord, StepRecord
     from cpbmodels.fleet.member import Member, ensemble, load
     from cpbmodels.fleet.plan import why_not
-    from cpbmodels.fleet.prediction import Forecast, Prediction, forecast_all, predict
+    from cpbmodels.fleet.prediction import (
+        Forecast,
+        Prediction,
+        coin_correlation,
+        forecast_all,
+        paths,
+        predict,
+    )
     from cpbmodels.fleet.training import train_fleet
 
 __version__ = "0.2.0"
 
 _MODULE_OF = {
     "Series": "data.series",
+    "Paths": "data.paths",
     "ModelError": "errors",
     "QUANTILES": "data.student_t",
     "PRESETS": "arch.presets",
@@ -48,6 +57,8 @@ _MODULE_OF = {
     "ensemble": "fleet.member",
     "Prediction": "fleet.prediction",
     "predict": "fleet.prediction",
+    "paths": "fleet.prediction",
+    "coin_correlation": "fleet.prediction",
     "forecast_all": "fleet.prediction",
     "train_fleet": "fleet.training",
     "why_not": "fleet.plan",
@@ -56,8 +67,9 @@ _MODULE_OF = {
 }
 __all__ = [
     "PRESETS", "PROFILES", "QUANTILES", "ArchitectureInfo", "EpochRecord", "Forecast", "Member", "ModelError",
-    "Prediction", "Preset", "Series", "StepRecord", "architecture", "architectures", "ensemble", "forecast_all",
-    "from_hub", "load", "predict", "preset", "train_fleet", "why_not", "without_effect",
+    "Paths", "Prediction", "Preset", "Series", "StepRecord", "architecture", "architectures", "coin_correlation",
+    "ensemble", "forecast_all", "from_hub", "load", "paths", "predict", "preset", "train_fleet",
+    "why_not", "without_effect",
 ]  # fmt: skip
 
 

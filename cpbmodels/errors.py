@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
 
 
 class ModelError(ValueError):
@@ -26,3 +30,12 @@ def shown(value: object) -> str:
 def unknown_choice(kind: str, value: object, allowed: Iterable[str]) -> str:
     """The sentence for a name that is not among the allowed ones."""
     return f"{kind} {shown(value)} is unknown: choose one of {', '.join(allowed)}."
+
+
+def pip_install(*packages: str) -> str:
+    """The command that installs packages for the running interpreter, in a clone of cpb at its pinned versions."""
+    python = shlex.quote(sys.executable)
+    # uv's environments have no pip
+    tool = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
+    pins = Path(__file__).parents[1] / "constraints.txt"
+    return " ".join([tool, *(["-c", shlex.quote(str(pins))] if pins.is_file() else []), shlex.join(packages)])

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -215,6 +215,11 @@ def _double(member: Member) -> Member:
     """The member in float64; see `SIGNIFICANT_DIGITS`."""
     if member.config["dtype"] == "float64":
         return member
+    if member.parts:
+        config = {**member.config, "dtype": "float64"}
+        return replace(
+            member, config=config, parts=tuple(_double(cast("Member", one)) for one in member.parts)
+        )
     if member.rows not in _doubles:
         _doubles[member.rows] = member.rows.double()
     small = {name: getattr(member, name).double() for name in ("mean", "inverse", "table")}

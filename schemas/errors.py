@@ -1,6 +1,9 @@
 """Errors shown to users, and phrases of messages. An error is a sentence: what happened, where, what to do next."""
 
 from functools import partial
+from importlib.metadata import requires
+
+from cpbmodels.errors import pip_install
 
 COMPLETE, FATAL, USAGE, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes of all commands; PARTIAL: some series or models failed, the results of the others are kept."""
@@ -65,8 +68,9 @@ def age(seconds: float) -> str:
 
 
 def install_extra(extra: str) -> str:
-    """Return the command that installs an extra, from the clone because the project is on no package index."""
-    return f"`pip install -e '.[{extra}]'` in the project's folder"
+    """Return the command that installs an extra's packages, by their names: the project is on no package index."""
+    lines = [line.partition("; extra == ") for line in requires("cpb-forecast") or []]
+    return f"`{pip_install(*(name for name, _, marker in lines if marker[1:-1] == extra))}`"
 
 
 def p_value(p: float | None) -> str:

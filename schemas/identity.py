@@ -8,7 +8,7 @@ market spot: `BTCUSDT-1h`, but `um-BTCUSDT-1h`.
 """
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal, get_args
 
@@ -222,10 +222,7 @@ class SeriesId:
     @property
     def options(self) -> str:
         """The command-line options that select this series: `--coins BTCUSDT --timeframes 1h --market um`."""
-        market = {SPOT: "", SIM: " --source sim", OWN: " --source TABLE"}.get(
-            self.market, f" --market {self.market}"
-        )
-        return f"--coins {self.symbol} --timeframes {self.timeframe}{market}"
+        return options_of([self])
 
     @property
     def seconds(self) -> int:
@@ -251,6 +248,20 @@ class SeriesId:
         Trees of futures are named after their market (`klines-um`); trees of `APART` are in `HOME/sim`, `HOME/own`.
         """
         return tree_of(home, tree, self.market).joinpath(f"interval={self.timeframe}/symbol={self.symbol}")
+
+
+def options_of(series: Sequence[SeriesId]) -> str:
+    """Return the command-line options that select several series of one market: `--coins BTCUSDT,ETHUSDT …`."""
+    coins, timeframes = (
+        ",".join(dict.fromkeys(names))
+        for names in zip(*((s.symbol, s.timeframe) for s in series), strict=True)
+    )
+    return f"--coins {coins} --timeframes {timeframes}{market_option(series[0].market)}"
+
+
+def market_option(market: str) -> str:
+    """Return the command-line option that selects a market, after a space; "" for spot, the default."""
+    return {SPOT: "", SIM: " --source sim", OWN: " --source TABLE"}.get(market, f" --market {market}")
 
 
 def market_home(home: Path, market: str) -> Path:

@@ -26,7 +26,7 @@ from schemas.scope import Spec, home
 
 PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
     "smoke": ("transformer", "gru", "lstm", "linear", "har"),
-    "default": ("robust-har", "har", "har-universal"),
+    "default": ("robust-har", "har", "har-universal", "average-universal"),
     "seed-transformer": ("transformer",),
     "seed-gru": ("gru",),
     "seed-lstm": ("lstm",),
@@ -41,7 +41,8 @@ PRESET_SEEDS = {"default": 3}
 
 PRESET_ABOUT = {
     "smoke": "tiny models and three short epochs: shows in seconds that everything works",
-    "default": "the best known: robust HAR, and HAR with a Student-t head per coin and for all coins",
+    "default": "the best known: robust HAR, HAR with a Student-t head per coin and for all coins, and the latter "
+    "averaged with a walk from the line on all columns",
     "seed-transformer": "the transformer as its original notes state it: four inputs, AdamW at 1e-3, no schedule",
     "seed-gru": "the GRU as its original notes state it: four inputs, Adam at 1e-3",
     "seed-lstm": "the LSTM as its original notes state it: four inputs, Adam at 1e-3, no schedule",

@@ -16,6 +16,7 @@ from schemas.errors import UsageError
 from schemas.identity import OWN, SIM, Market, SeriesId, market_home, parse_coins, parse_timeframes
 from schemas.tables import is_table, tables_of
 
+_CODE = Path(__file__).resolve().parents[1]
 _WANTED = {"int": "a whole number", "float": "a number", "bool": "true or false"}
 """Expected kind of value, by the prefix of pydantic's error type: `int_parsing`, `int_from_float`, .."""
 
@@ -68,9 +69,20 @@ def _sentence(error: ErrorDetails, field: str, known: list[str]) -> str:
     return f"{field} {given!r} cannot be used: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 
+def default_folder(in_clone: Path = Path()) -> Path:
+    """Return the folder in which `data` and `mlruns` lie by default.
+
+    It is `in_clone` for cpb that runs from a clone, else `cpb` in `XDG_DATA_HOME` (`~/.local/share`): a command
+    installed for a user runs in any folder, and must find there what it stored from another.
+    """
+    if (_CODE / "pyproject.toml").is_file():
+        return in_clone
+    return Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share").expanduser() / "cpb"
+
+
 def home() -> Path:
-    """Return the store's folder: `CPB_HOME`, or `./data`."""
-    return Path(os.environ.get("CPB_HOME") or "data")
+    """Return the store's folder: `CPB_HOME`, or `data` in `default_folder`."""
+    return Path(os.environ.get("CPB_HOME") or default_folder() / "data")
 
 
 def parse_instant(text: str, option: str) -> datetime:

@@ -76,6 +76,24 @@ class Forecast(OfSeries):
     steps: list[Step]  # type: ignore[valid-type]
 
 
+class PathClose(BaseModel):
+    """The close of one path after a number of steps."""
+
+    path: int
+    step: int
+    target_time: datetime
+    close: float
+
+
+class Paths(OfSeries):
+    """Joint paths of a stored forecast; `dependence`: of the steps, `learned` by its model or of a `random walk`."""
+
+    issued_at: datetime
+    model_version: str
+    dependence: Literal["learned", "random walk"]
+    paths: list[PathClose]
+
+
 class Candle(BaseModel):
     """A closed candle; `close_time` is its end, an interval after `open_time`."""
 
@@ -213,6 +231,8 @@ class OverviewRow(OfSeries):
     """
 
     issued_at: datetime | None = None
+    made_at: datetime | None = Field(None, description="when the newest forecast was stored")
+    live: bool | None = Field(None, description="stored before its first candle closed; otherwise a replay")
     model_version: str | None = None
     last_close: float | None = None
     closed_at: datetime | None = Field(None, description="close of the newest stored candle")
@@ -235,16 +255,22 @@ class OverviewRow(OfSeries):
     watch_reason: str | None = None
     stale: str | None = None
     sparkline: list[float] = Field(default_factory=list)
+    command: str = Field(
+        description="makes a new forecast: cpb forecast …, or cpb train-all … before the first"
+    )
 
 
 class Overview(OfMarket):
     """All series of a market, those with a forecast first. `note`: what is missing and the command that creates it.
+
+    `stale`: the command that renews all stale series, as a clause; null if there are none.
 
     `markets`: every market with stored data, the default market first.
     """
 
     rows: list[OverviewRow]
     note: str | None
+    stale: str | None = None
     markets: list[MarketInfo]
 
 

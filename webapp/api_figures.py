@@ -84,7 +84,7 @@ def add_figures(app: FastAPI, api: Api) -> None:
         chosen = api.market(market)
         return reply(
             request, "compare", chosen, (timeframe, models), registry.state(),
-            lambda: figures.compare(chosen, timeframe, models), theme,
+            lambda: figures.compare(home, chosen, timeframe, models), theme,
         )  # fmt: skip
 
     @app.get("/api/figures/{name}", response_model=Figure, responses=OPTIONS)

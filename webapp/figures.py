@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import polars as pl
 
-from schemas.errors import CpbError, UsageError
+from schemas.errors import CpbError, UsageError, count
 from schemas.forecasts import CHAMPION
-from schemas.identity import SIM, Market, SeriesId
+from schemas.identity import SIM, Market, SeriesId, market_home
 from tasks.figures.board import UNKNOWN, board_figure, coins_figure, compare_figure
 from tasks.figures.forecast import forecast_figure
 from tasks.figures.record import coverage_figure, decisions_figure, record_figure
@@ -18,6 +18,9 @@ from tasks.figures.training import losses_figure
 from tasks.forecasting import store as forecast_store
 from tasks.forecasting.daily import read_sums
 from tasks.forecasting.summary import SCHEMA, record_by_day
+from tasks.judging.fleet import stored_score
+from tasks.judging.inference import compared
+from tasks.judging.pool import compare as paired
 from webapp import registry
 from webapp.answers import Figure
 from webapp.reading import candle_rows, forecast_at, newest, summary
@@ -129,8 +132,10 @@ def coins(market: Market, timeframe: str | None) -> dict[str, Any]:
     return coins_figure(_of_one_timeframe(registry.coin_rows(market, timeframe)))
 
 
-def compare(market: Market, timeframe: str | None, models: str) -> dict[str, Any]:
+def compare(home: Path, market: Market, timeframe: str | None, models: str) -> dict[str, Any]:
     """Return two models side by side, on the coins that both were judged on over the same test span.
+
+    `layout.meta.note`: the paired test of their losses on the same forecasts, from the scores stored on this machine.
 
     Args:
         models: two architectures, each with its preset if the leaderboard has several presets: `har,gru/smoke`.
@@ -146,7 +151,24 @@ def compare(market: Market, timeframe: str | None, models: str) -> dict[str, Any
     common = [symbol for symbol in first if symbol in second]
     same = [s for s in common if first[s]["test_span"] and first[s]["test_span"] == second[s]["test_span"]]
     pairs = [{"symbol": s, "first": first[s]["crps_ratio"], "second": second[s]["crps_ratio"]} for s in same]
-    return compare_figure(names[0], names[1], pairs, left_out=len(common) - len(same))
+    drawn = compare_figure(names[0], names[1], pairs, left_out=len(common) - len(same))
+    return _noted(drawn, note=_paired_test(home, market, names, [(first[s], second[s]) for s in same]))
+
+
+def _paired_test(
+    home: Path, market: Market, names: list[str], rows: list[tuple[dict[str, Any], dict[str, Any]]]
+) -> str:
+    root = market_home(home, market)
+    stored = [tuple(stored_score(root, row["key"]) for row in both) for both in rows]
+    pairs = [(a, b) for a, b in stored if a and b]
+    if names[0] == names[1] or not pairs:
+        return "No paired test: the two models' losses on the same forecasts are not stored here, or by other code."
+    first, second = names
+    found = compared(first, second, *paired([a for a, _ in pairs], [b for _, b in pairs]))
+    return (
+        f"Paired test on the same forecasts of {count(len(pairs), 'coin')}: {found}. Of several pairs tried, one in "
+        "twenty without a difference has p under 0.05."
+    )
 
 
 def _of_model(rows: list[dict[str, Any]], name: str, models: str) -> list[dict[str, Any]]:

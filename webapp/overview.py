@@ -8,13 +8,13 @@ from typing import Any
 import polars as pl
 
 from schemas.errors import CpbError
-from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, Market, SeriesId, stored_series
+from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, Market, SeriesId, market_option, stored_series
 from tasks.forecasting import store as forecast_store
 from tasks.forecasting.summary import champion_records
 from tasks.forecasting.watch import alarms
 from webapp import registry
 from webapp.answers import MarketInfo, Overview, OverviewRow
-from webapp.reading import candle_rows, default_market, identity, newest, summary, too_old
+from webapp.reading import candle_rows, default_market, identity, mend, newest, summary, too_old
 from webapp.replies import Answer, State, series_state
 
 SPARKLINE = 48
@@ -41,11 +41,14 @@ def overview(home: Path, market: Market) -> Answer:
             watch=watched[one].state if one in watched else None,
             watch_reason=watched[one].reason or None if one in watched else None,
             stale=stale.get(one),
+            command=f"cpb {'forecast' if one in with_forecast else 'train-all'} {one.options}",
         )
         for one in ordered
     ]
     note = _missing(market, everything, with_forecast) or unknown
-    return Answer(Overview(market=market, rows=rows, note=note, markets=_markets(home, everything)), "rows")
+    advice = mend(home, [one for one in ordered if one in stale]) if stale else None
+    markets = _markets(home, everything)
+    return Answer(Overview(market=market, rows=rows, note=note, stale=advice, markets=markets), "rows")
 
 
 def _stored(home: Path) -> list[SeriesId]:
@@ -74,7 +77,8 @@ def _missing(market: Market, everything: list[SeriesId], with_forecast: list[Ser
     if not everything:
         return "nothing is stored yet; run `cpb demo` (simulated market) or `cpb train-all`"
     text = (
-        f"there are no forecasts of market {market} yet; `cpb train-all` trains on its candles and forecasts"
+        f"there are no forecasts of market {market} yet; `cpb train-all{market_option(market)}` "
+        "trains on its candles and forecasts"
     )
     if market != SIM and any(s.market == SIM for s in everything):
         text += ". What `cpb demo` has made is of the simulated market (market=sim), not of this one"
@@ -101,9 +105,11 @@ def _champions(market: Market) -> tuple[dict[SeriesId, dict[str, Any]], str | No
 def _forecast(rows: pl.DataFrame) -> dict[str, Any]:
     if rows.is_empty():
         return {}
-    last = rows.row(-1, named=True)
+    first, last = rows.row(0, named=True), rows.row(-1, named=True)
     return {
         "issued_at": last["issued_at"],
+        "made_at": last["made_at"],
+        "live": last["made_at"] is not None and last["made_at"] < first["target_time"],
         "model_version": last["model_version"],
         "range_80_low": 100 * (last["q10"] / last["last_close"] - 1),
         "range_80_high": 100 * (last["q90"] / last["last_close"] - 1),

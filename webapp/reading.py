@@ -1,5 +1,6 @@
 """Reads the API's data of a series through `tasks`; writes nothing, and computes only from stored results."""
 
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
@@ -7,13 +8,27 @@ from typing import Any
 
 import polars as pl
 
+from cpbmodels.data.paths import Margins, draw_paths
+from cpbmodels.data.rows import QUANTILE_COLUMNS
 from schemas.errors import MemberError
-from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, SPOT, Market, SeriesId, stored_series
+from schemas.identity import (
+    COINS,
+    INTERVAL_SECONDS,
+    MARKETS,
+    SIM,
+    SPOT,
+    Market,
+    SeriesId,
+    coins_label,
+    options_of,
+    stored_series,
+    symbol_of,
+)
 from schemas.ledger import LedgerSummary as LiveRecord
 from tasks.forecasting import store as forecast_store
 from tasks.forecasting.ledger import newest_scored
 from tasks.forecasting.months import forecast_command, month_files
-from tasks.forecasting.staleness import find_stale, newest_month
+from tasks.forecasting.staleness import find_stale, newest_month, with_source
 from tasks.forecasting.summary import read_summary
 from tasks.forecasting.watch import alarms
 from tasks.market.store import read_klines
@@ -25,6 +40,7 @@ from webapp.answers import (
     Ledger,
     LedgerRow,
     LedgerSummary,
+    Paths,
     RecordEntry,
     SeriesInfo,
 )
@@ -61,7 +77,19 @@ def too_old(home: Path, series: list[SeriesId]) -> dict[SeriesId, str]:
 
 @lru_cache(maxsize=16)
 def _too_old(home: Path, series: tuple[SeriesId, ...], _state: State) -> dict[SeriesId, str]:
-    return {found.series: str(found) for found in find_stale(home, series, grace=_REFRESH)}
+    found = find_stale(home, series, grace=_REFRESH)
+    return {one.series: f"{one.finding}; {mend(home, [one.series])}" for one in found}
+
+
+def mend(home: Path, series: Sequence[SeriesId]) -> str:
+    """Return how stale series of one market are renewed, as a clause that names the command.
+
+    `cpb forecast` fetches candles too; `cpb ingest` is enough for series that are not forecast.
+    """
+    command = "ingest" if newest(home, series[0]).is_empty() else "forecast"
+    return f"refresh {'it' if len(series) == 1 else 'them'} with " + with_source(
+        f"cpb {command} {options_of(series)}", series[0].market
+    )
 
 
 def all_series(home: Path) -> list[SeriesInfo]:
@@ -108,7 +136,7 @@ def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None)
     if not rows.is_empty() and issued_at in (None, rows["issued_at"][0]):
         return rows
     if issued_at is None or newest(home, series).is_empty():
-        raise _no_forecast(series)
+        raise _no_forecast(home, series)
     raise MemberError(
         f"no forecast of {series} was issued at {issued_at:%Y-%m-%dT%H:%M:%SZ}; "
         f"/api/forecasts/{series.symbol}/{series.timeframe} lists those that were"
@@ -123,10 +151,33 @@ def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) ->
     return Answer(Forecast(market=series.market, **head, steps=rows.drop(*head).to_dicts()), "steps")
 
 
+def paths(
+    home: Path,
+    series: SeriesId,
+    n: int,
+    seed: int,
+    issued_at: datetime | None,
+    steps_of: Callable[[SeriesId, str], Sequence[float] | None],
+) -> Answer:
+    """Return n joint paths of a forecast; its quantiles are the margins, errors as in `forecast_at`.
+
+    Args:
+        steps_of: returns what a series' model version knows of the dependence between steps.
+    """
+    rows = forecast_at(home, series, issued_at)
+    first = rows.row(0, named=True)
+    close = rows.sort("step").select(QUANTILE_COLUMNS).to_numpy()
+    margins = Margins(series.symbol, close, steps_of(series, first["model_version"]))
+    drawn = draw_paths([margins], n, seed, first["issued_at"], series.seconds)
+    head = {k: first[k] for k in ("issued_at", "model_version")}
+    answer = Paths(**identity(series), **head, dependence=drawn.steps[0], paths=[])
+    return Answer(answer, "paths", drawn.to_frame().select("path", "step", "target_time", "close"))
+
+
 def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> Answer:
     """Return the issue times of the newest `limit` forecasts; raises `MemberError` if the series has no forecast."""
     if newest(home, series).is_empty():
-        raise _no_forecast(series)
+        raise _no_forecast(home, series)
     rows = forecast_store.issues(home, series, limit, until)
     return Answer(Forecasts(**identity(series), forecasts=[]), "forecasts", rows)
 
@@ -146,8 +197,19 @@ def candle_rows(home: Path, series: SeriesId, limit: int, until: datetime | None
     return frame.tail(limit).select("open_time", close_time, *CANDLE)
 
 
+def unknown_coin(home: Path, series: SeriesId) -> MemberError | None:
+    """Return the error for a coin of which nothing is stored and which the default universe lacks; None if known."""
+    known = {one.symbol for tree in ("klines", "forecasts") for one in stored_series(home, tree)}
+    if series.symbol in known or series.symbol in map(symbol_of, COINS):
+        return None
+    there = f", only of {coins_label(sorted(known))}" if known else ""
+    return MemberError(f"the coin {series.symbol} is unknown: nothing of it is stored{there}; check the name")
+
+
 def candles(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> Answer:
     """Return candles; arguments and errors as in `candle_rows`."""
+    if unknown := unknown_coin(home, series):
+        raise unknown
     return Answer(Candles(**identity(series), candles=[]), "candles", candle_rows(home, series, limit, until))
 
 
@@ -158,7 +220,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> Answer:
         MemberError: the series has no forecast.
     """
     if not month_files(series.folder(home, "forecasts")):
-        raise _no_forecast(series)
+        raise _no_forecast(home, series)
     known = summary(home, series.market)
     record = [
         RecordEntry(**entry.model_dump())
@@ -193,7 +255,9 @@ def identity(series: SeriesId) -> dict[str, Any]:
     return {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
 
 
-def _no_forecast(series: SeriesId) -> MemberError:
+def _no_forecast(home: Path, series: SeriesId) -> MemberError:
+    if unknown := unknown_coin(home, series):
+        return unknown
     return MemberError(f"no forecast of {series} is stored; make one with `{forecast_command(series)}`")
 
 

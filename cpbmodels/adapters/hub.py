@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpbmodels.errors import DamagedModelError, ModelError
+from cpbmodels.errors import DamagedModelError, ModelError, pip_install
 
 if TYPE_CHECKING:
     from cpbmodels.fleet.member import Member
@@ -118,7 +118,8 @@ def _client() -> Any:
         import huggingface_hub
     except ImportError:
         raise ModelError(
-            "Published models are fetched with huggingface_hub, which is not installed: pip install huggingface_hub."
+            "Published models are fetched with huggingface_hub, which is not installed: "
+            f"{pip_install('huggingface_hub')}."
         ) from None
     return huggingface_hub
 

@@ -16,7 +16,7 @@ from cpbmodels.arch import find, usable
 from cpbmodels.data.columns import SEGMENT, SIGMA, definition
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.errors import ModelError
+from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Scaling
 from cpbmodels.fleet.files import write_whole
 from cpbmodels.fleet.model import Model
@@ -42,7 +42,7 @@ class _Exported(torch.nn.Module):
         self.register_buffer("root", torch.arange(1, model.horizon + 1).sqrt().to(model.dtype)[:, None])
 
     @property
-    def columns(self) -> tuple[str, ...]:
+    def names(self) -> tuple[str, ...]:
         """Names of the columns that come in: the model's inputs, then the hour of the week where it reads one."""
         return self.net.columns[self.net.span[0] :]
 
@@ -59,8 +59,33 @@ class _Exported(torch.nn.Module):
         return quantiles, candle
 
 
+class _Mean(torch.nn.Module):
+    """An average as torch's exporter wants it: each member reads its columns of those of all."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.parts = torch.nn.ModuleList(_Exported(one) for one in model.parts)
+        every = [one.names for one in self.each]
+        self.names = tuple(dict.fromkeys(name for names in every for name in names))
+        self.places = [[self.names.index(name) for name in names] for names in every]
+
+    @property
+    def each(self) -> list[_Exported]:
+        """The members."""
+        return [one for one in self.parts if isinstance(one, _Exported)]
+
+    def forward(self, columns: Tensor, volatility: Tensor) -> tuple[Tensor, Tensor]:
+        """As `_Exported.forward`; the mean over the members."""
+        found = [
+            one(columns[:, -one.options.context :, places], volatility)
+            for one, places in zip(self.each, self.places, strict=True)
+        ]
+        quantiles, candle = (torch.stack(part).mean(0) for part in zip(*found, strict=True))
+        return quantiles, candle
+
+
 def exportable() -> list[str]:
-    """Names of the architectures that can be exported."""
+    """Names of the architectures that can be exported; an average can where all of its members can."""
     return [name for name, found in usable().items() if found.spec.exportable]
 
 
@@ -76,10 +101,12 @@ def export_onnx(model: Model, folder: str | Path, series: Series | None = None) 
         ModelError: the architecture cannot be exported, the exporter is not installed, or its result differs from
             this library's by more than 1e-5.
     """
-    name = model.config["architecture"]
-    if not find(name).spec.exportable:
-        raise ModelError(f"{name} cannot be exported to ONNX: choose a model of {', '.join(exportable())}.")
-    exported = _Exported(model).eval()
+    for name in [one.config["architecture"] for one in model.parts or (model,)]:
+        if not find(name).spec.exportable:
+            raise ModelError(
+                f"{name} cannot be exported to ONNX: choose a model of {', '.join(exportable())}."
+            )
+    exported = (_Mean(model) if model.parts else _Exported(model)).eval()
     data = _program(exported, model)
     example = _example(exported, model, series)
     _check(data, example)
@@ -94,8 +121,8 @@ def export_onnx(model: Model, folder: str | Path, series: Series | None = None) 
     return paths
 
 
-def _program(exported: _Exported, model: Model) -> bytes:
-    columns = torch.zeros(2, model.context, len(exported.columns), dtype=model.dtype)
+def _program(exported: _Exported | _Mean, model: Model) -> bytes:
+    columns = torch.zeros(2, model.context, len(exported.names), dtype=model.dtype)
     inputs = (columns, torch.ones(2, dtype=model.dtype))
     batch = torch.export.Dim("N", min=1)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
@@ -114,19 +141,20 @@ def _program(exported: _Exported, model: Model) -> bytes:
             )
     except ImportError as missing:
         raise ModelError(
-            f"Exporting needs onnx and onnxscript ({missing.name} is missing): pip install onnx onnxscript onnxruntime."
+            f"Exporting needs onnx and onnxscript ({missing.name} is missing): "
+            f"{pip_install('onnx', 'onnxscript', 'onnxruntime')}."
         ) from None
     assert program is not None
     data: bytes = program.model_proto.SerializeToString()
     return data
 
 
-def _example(exported: _Exported, model: Model, series: Series | None) -> dict[str, np.ndarray]:
+def _example(exported: _Exported | _Mean, model: Model, series: Series | None) -> dict[str, np.ndarray]:
     """The newest windows (at most three) of a series as the file reads them, and this library's forecasts of them."""
     if series is None:
         return {}
     origins = np.flatnonzero(series.usable(model.context))[-3:]
-    rows = series.columns(exported.columns)
+    rows = series.columns(exported.names)
     windows = np.stack([rows[row - model.context + 1 : row + 1] for row in origins])
     kind = str(model.dtype).removeprefix("torch.")
     columns, volatility = windows.astype(kind), series.volatility[origins].astype(kind)
@@ -147,7 +175,9 @@ def _check(data: bytes, example: dict[str, np.ndarray]) -> None:
     try:
         import onnxruntime
     except ImportError:
-        raise ModelError("The exported file is checked with onnxruntime: pip install onnxruntime.") from None
+        raise ModelError(
+            f"The exported file is checked with onnxruntime: {pip_install('onnxruntime')}."
+        ) from None
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     found = session.run(["quantiles", "candle"], {k: example[k] for k in ("columns", "volatility")})
     for name, one in zip(("quantiles", "candle"), found, strict=True):
@@ -158,7 +188,7 @@ def _check(data: bytes, example: dict[str, np.ndarray]) -> None:
             )
 
 
-def _description(exported: _Exported, model: Model) -> dict[str, Any]:
+def _description(exported: _Exported | _Mean, model: Model) -> dict[str, Any]:
     config = model.config
     about = ("architecture", "market", "symbol", "timeframe", "scope", "known_until", "training_span")
     return {
@@ -166,10 +196,10 @@ def _description(exported: _Exported, model: Model) -> dict[str, Any]:
         **{name: config[name] for name in about if config.get(name) is not None},
         "inputs": {
             "columns": {
-                "shape": ["N", model.context, len(exported.columns)],
+                "shape": ["N", model.context, len(exported.names)],
                 "dtype": config["dtype"],
                 "order": "candles oldest first, columns as listed; scaling and clipping are done inside",
-                "columns": [{"name": name, "definition": definition(name)} for name in exported.columns],
+                "columns": [{"name": name, "definition": definition(name)} for name in exported.names],
             },
             "volatility": {"shape": ["N"], "dtype": config["dtype"], "definition": f"sigma_t: {SIGMA}"},
         },

@@ -30,6 +30,9 @@ _BUILT_IN = {
     "linear": "cpbmodels.arch.linear:Linear",
     "har": "cpbmodels.arch.har:Har",
     "robust-har": "cpbmodels.arch.har:RobustHar",
+    "line": "cpbmodels.arch.line:Line",
+    "walk": "cpbmodels.arch.walk:Walk",
+    "average": "cpbmodels.arch.average:Average",
     "classifier-gru": "cpbmodels.arch.gru:ClassifierGru",
 }
 

@@ -36,7 +36,7 @@ QUARTILE_DISTANCE = float(2 * t_quantiles(np.array(START_DF), np.array([0.75]))[
 """Between the quartiles of the standard t distribution with which a Student-t head starts."""
 
 
-class _OfOneCandle(Architecture):
+class OfOneCandle(Architecture):
     """Reads the rolling columns of the last candle alone."""
 
     @override
@@ -47,7 +47,7 @@ class _OfOneCandle(Architecture):
         return super().conflict(name, options)
 
 
-class Har(_OfOneCandle):
+class Har(OfOneCandle):
     """A two-layer perceptron; with the Student-t head it is a heterogeneous autoregression of the volatility."""
 
     spec = ArchitectureSpec(
@@ -119,7 +119,7 @@ def has_line(options: Preset) -> bool:
     return options.head == "student-t"
 
 
-class RobustHar(_OfOneCandle):
+class RobustHar(OfOneCandle):
     """Serves what `cpbmodels.data.ranges` fits; the hour of the week is added to its log-scale by the net."""
 
     spec = ArchitectureSpec(

@@ -340,15 +340,54 @@ class Scaled(Head):
 
     @override
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
-        return torch.exp(raw[..., 1:2].clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE)) * table.unsqueeze(1)
+        return self.scale(raw).unsqueeze(-1) * table.unsqueeze(1)
+
+    def scale(self, raw: Tensor) -> Tensor:
+        """The scale [K, B, H]."""
+        return torch.exp(raw[..., 1].clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE))
 
     @override
     def forecast(self, raw: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
         q = self.quantiles(raw, table)
-        scale, close = torch.exp(raw[..., 1].clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE)), q[..., MEDIAN]
+        scale, close = self.scale(raw), q[..., MEDIAN]
         open_, high, low = raw[..., 0] * scale, raw[..., 2] * scale, raw[..., 3] * scale
         high = torch.maximum(high, torch.maximum(open_, close))  # the fit is valid, rounding may not be
         return q, torch.stack([open_, high, torch.minimum(low, torch.minimum(open_, close)), close], -1)
+
+
+COPIES, MAX_BEND = 2, 0.5
+BENDING = np.abs(np.arange(LEVELS) - MEDIAN) / MEDIAN * 2 - 1
+"""By level, how a bend acts on the log of a quantile: -1 at the median .. 1 at 0.05 and 0.95."""
+
+
+def bent(log_scale: Tensor, bend: Tensor, table: Tensor) -> Tensor:
+    """Quantiles [..., H, L] of log-scale and bend [..., H]: a positive bend widens the tails against the middle."""
+    scale = log_scale.clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE).unsqueeze(-1)
+    bending = torch.as_tensor(BENDING).to(bend)
+    return torch.exp(scale + bend.clamp(-MAX_BEND, MAX_BEND).unsqueeze(-1) * bending) * table
+
+
+class Bent(Scaled):
+    """`Scaled`, and per copy what it adds to the log-scale and how it bends the quantiles; their mean is the forecast.
+
+    Raw: open, log-scale, high, low, then addition and bend of each copy.
+    """
+
+    size = 4 + 2 * COPIES
+
+    @override
+    def scale(self, raw: Tensor) -> Tensor:
+        added = raw[..., 4::2]
+        return torch.exp((raw[..., 1:2] + added).clamp(-MAX_LOG_SCALE, MAX_LOG_SCALE)).mean(-1)
+
+    @override
+    def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
+        copies = [
+            bent(raw[..., 1] + raw[..., 4 + 2 * copy], raw[..., 5 + 2 * copy], table.unsqueeze(1))
+            for copy in range(COPIES)
+        ]
+        # A strong bend could let neighbours cross; sorting never raises the pinball loss (Chernozhukov et al. 2010).
+        return torch.stack(copies).mean(0).sort(-1).values
 
 
 HEADS: dict[str, type[Head]] = {
@@ -357,4 +396,5 @@ HEADS: dict[str, type[Head]] = {
     "quantile": Quantile,
     "classes": Classes,
     "scaled": Scaled,
+    "bent": Bent,
 }

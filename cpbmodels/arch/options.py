@@ -21,6 +21,7 @@ class Preset:
     horizon: int = HORIZON
     features: tuple[str, ...] = CANDLE_COLUMNS
     calendar: str = ""  # column of codes 0..167 to embed, "" for none
+    members: tuple[str, ...] = ()  # architecture average: those whose quantiles it averages
     calendar_dim: int = 8  # width of the embedding; 0: the hour shifts the log-scale of each step instead
     input_clip: float = 8.0  # limit of the scaled inputs, in standard deviations
     target_clip: float = 20.0  # of the targets, in volatilities: one wrong candle must not dominate the loss
@@ -106,7 +107,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "workers": (0, 256),
 }
 CHOICES: dict[str, tuple[str, ...]] = {
-    "head": ("student-t", "point", "quantile", "classes", "scaled"),
+    "head": ("student-t", "point", "quantile", "classes", "scaled", "bent"),
     "loss": ("nll", "crps"),
     "optimizer": ("adamw", "adam"),
     "schedule": ("cosine", "step", "constant"),
@@ -116,6 +117,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 
 SWITCHES = ("checkpoint_gradients", "cuda_graph")
 MAX_FEATURES = 1024  # columns
+MAX_MEMBERS = 8  # of an average
 MAX_NAME = 200  # characters of a column's name
 
 COMMON_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -192,6 +194,8 @@ def check(options: Preset) -> Preset:
     names = (*options.features, options.calendar) if isinstance(options.features, tuple) else (None,)
     if not all(isinstance(name, str) and len(name) <= MAX_NAME for name in names):
         raise ModelError(f"features and calendar must be names of columns, of at most {MAX_NAME} characters.")
+    if not isinstance(options.members, tuple) or len(options.members) > MAX_MEMBERS:
+        raise ModelError(f"members must name at most {MAX_MEMBERS} architectures.")
     if not options.features:
         raise ModelError("features must name at least one column.")
     if len(options.features) > MAX_FEATURES or len(set(options.features)) < len(options.features):

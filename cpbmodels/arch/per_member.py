@@ -76,7 +76,8 @@ def fleet_options(common: Preset, options: Sequence[Preset]) -> Preset:
 def overrides_by_member(overrides: dict[str, Any], members: int) -> list[dict[str, Any]]:
     """The overrides of each member: a list (tuple, array) holds one value per member, anything else is for all.
 
-    `features` is a list by itself, so one per member is a list of lists. ModelError where the length is another.
+    `features` and `members` are lists by themselves, so one per member is a list of lists. ModelError where the length
+    is another.
     """
     lists = {name: list(values) for name, values in overrides.items() if _is_per_member(name, values)}
     for name, values in lists.items():
@@ -91,7 +92,7 @@ def overrides_by_member(overrides: dict[str, Any], members: int) -> list[dict[st
 def _is_per_member(name: str, values: Any) -> bool:
     if not isinstance(values, (list, tuple, np.ndarray)):
         return False
-    if ALIASES.get(name, name) != "features":
+    if ALIASES.get(name, name) not in ("features", "members"):
         return True
     return bool(len(values)) and not isinstance(values[0], str)
 

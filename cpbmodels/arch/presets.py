@@ -38,11 +38,20 @@ def preset(
     values = {**spec.defaults, **own[name], **PROFILES.get(profile or "", {}), **spec.fixed}
     options = check(replace(Preset(), **values | normalise_options(overrides)))
     check_together(architecture, options)
+    if options.members:
+        own = {name: value for name, value in overrides.items() if name != "members"}
+        from cpbmodels.arch.average import combined  # torch: this module's data must not need it
+
+        return combined(options, [preset(name, member, profile, **own) for member in options.members])
     return _with_calendar(options)
 
 
 def check_together(architecture: str, options: Preset) -> None:
     """Raise ModelError where options are possible each and not together, or not with this architecture."""
+    if unknown := [name for name in options.members if name not in architectures()]:
+        raise ModelError(unknown_choice("member", unknown[0], architectures()))
+    if options.members and architecture != "average":
+        raise ModelError(f"members have no meaning for {architecture}: they are what an average is made of.")
     if conflict := _head_conflict(architecture, options) or find(architecture).conflict(
         architecture, options
     ):

@@ -10,7 +10,8 @@ import math
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.figures import INTERVAL_SECONDS, ROLLING, SEGMENT_JUMP
+from cpbmodels.data import wide
+from cpbmodels.data.figures import CEILING, FLOOR, INTERVAL_SECONDS, ROLLING, SEGMENT_JUMP
 from cpbmodels.data.series import CANDLE_COLUMNS, LAMBDA, VOLATILITY_FLOOR, WARM_UP, candle_columns
 
 PRICES = ("open", "high", "low", "close")
@@ -32,13 +33,6 @@ The first six are defined in `cpbmodels.data.series`, the rest here.
 
 WINSOR = 8.0
 """Log-ranges are cut at so many EWMA standard deviations of one candle."""
-
-FLOOR = 0.05
-"""A mean |return| or range below this share of σ counts as this share: flat candles have no logarithm."""
-
-CEILING = 100.0
-"""A mean |return| or range beyond so many σ counts as so many: a market that fell asleep after a storm."""
-
 
 _DEFINITIONS = {
     "r_open": "ln(open_t / close_{t-1})",
@@ -79,7 +73,7 @@ def definition(name: str) -> str:
     Raises:
         KeyError: there is no such column.
     """
-    return _DEFINITIONS[name]
+    return (_DEFINITIONS | wide.DEFINITIONS)[name]
 
 
 def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:

@@ -17,6 +17,12 @@ EMBARGO = WARMUP + HORIZON
 SEGMENT_JUMP = math.log(3)
 """|ln(open / close before)| beyond which features start anew: no market moves threefold between adjacent candles."""
 
+FLOOR = 0.05
+"""A mean |return| or range below this share of σ counts as this share: flat candles have no logarithm."""
+
+CEILING = 100.0
+"""A mean |return| or range beyond so many σ counts as so many: a market that fell asleep after a storm."""
+
 INTERVAL_SECONDS = {
     "1s": 1, "1m": 60, "3m": 180, "5m": 300, "15m": 900, "30m": 1800,
     "1h": 3600, "2h": 7200, "4h": 14400, "6h": 21600, "8h": 28800, "12h": 43200,

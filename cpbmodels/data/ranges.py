@@ -6,21 +6,24 @@ Here, with N origins and F columns, for each of the steps h = 1 .. H:
 1. Target [N, H]: ln(mean log-range of the next h candles / volatility at the origin), at least ln(MIN_RANGE). The range
    says more about a candle's volatility than its return does; as a logarithm with a floor it is robust to outliers.
 2. Design [N, 1 + F + 168]: a one, the columns of the last candle (by default the logs of mean ranges and mean |returns|
-   over the last 1 .. 168 candles, and the log volatility), and the hour of the week one-hot.
+   over the last 1 .. 168 candles, and the log volatility), and the hour of the week one-hot; the architecture `line`
+   adds the quarter of the day, 96 columns more.
 3. Ridge regression: solve (X^T X + RIDGE_PENALTY I) w = X^T y, the intercept unpenalised.
 4. Distribution: exp(prediction) x volatility x sqrt(h) is the scale; the training moves divided by their scale give one
-   table of quantiles per step, and the forecast is scale x table.
+   table of quantiles per step, and the forecast is scale x table. `shape` may name later origins alone for the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 
 from cpbmodels.data.series import SCALED, Series
 from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.data.wide import QUARTERS_PER_DAY
 from cpbmodels.errors import ModelError
 
 RIDGE_PENALTY = 20.0
@@ -37,9 +40,10 @@ TrainingOrigins = Sequence[tuple[Series, np.ndarray]]
 class RangeModel:
     """A fitted robust HAR of H steps, float64. Units are volatility x sqrt(step).
 
-    `level` [H], `slopes` [F, H] of the columns `names` and `hours` [168, H] add up to the log of the scale (no
-    `calendar` column: no hours). `table` [H, 19] and `candle` [H, 3] (open, high, low) times the scale are the
-    quantiles of the close and the medians of the other prices, relative to the last close.
+    `level` [H], `slopes` [F, H] of the columns `names`, `hours` [168, H] (no `calendar` column: no hours) and
+    `quarters` [96, H] (where it reads `quarter`) add up to the log of the scale. `table` [H, 19] and `candle` [H, 3]
+    (open, high, low) times the scale are the quantiles of the close and the medians of the other prices, relative to
+    the last close.
     """
 
     names: tuple[str, ...]
@@ -50,6 +54,14 @@ class RangeModel:
     hours: np.ndarray
     table: np.ndarray
     candle: np.ndarray
+    quarter: str = ""
+    quarters: np.ndarray = field(default_factory=lambda: np.zeros((0, 0)))
+
+    @property
+    def codes(self) -> dict[str, int]:
+        """The columns of codes that it reads, and how many codes each has."""
+        both = {self.calendar: HOURS_PER_WEEK, self.quarter: QUARTERS_PER_DAY}
+        return {name: count for name, count in both.items() if name}
 
     def scale(self, series: Series, origins: np.ndarray) -> np.ndarray:
         """The predicted scale [N, H] in log-return."""
@@ -66,38 +78,54 @@ class RangeModel:
         columns[:, scaled] /= series.volatility[:, None]
         return columns.clip(-self.clip, self.clip)
 
-    def hour(self, series: Series, origins: np.ndarray) -> np.ndarray:
-        """Hour of the week 0 .. 167 of each origin, int64 [N]."""
-        return series.columns((self.calendar,))[origins, 0].astype(np.int64)
+    def code(self, name: str, series: Series, origins: np.ndarray) -> np.ndarray:
+        """A column's code at each origin, int64 [N]: the hour of the week 0 .. 167, the quarter of the day 0 .. 95."""
+        return series.columns((name,))[origins, 0].astype(np.int64)
 
     def _scale(self, series: Series, origins: np.ndarray, inputs: np.ndarray) -> np.ndarray:
         log_scale = inputs[origins] @ self.slopes + self.level
         if self.calendar:
-            log_scale += self.hours[self.hour(series, origins)]
+            log_scale += self.hours[self.code(self.calendar, series, origins)]
+        if self.quarter:
+            log_scale += self.quarters[self.code(self.quarter, series, origins)]
         steps = np.sqrt(np.arange(1, len(self.level) + 1))
         relative = np.exp(log_scale.clip(-MAX_LOG_SCALE, MAX_LOG_SCALE))
         return relative * series.volatility[origins][:, None] * steps
 
 
 def fit_ranges(
-    training: TrainingOrigins, names: tuple[str, ...], calendar: str, horizon: int, clip: float = np.inf
+    training: TrainingOrigins,
+    names: tuple[str, ...],
+    calendar: str,
+    horizon: int,
+    clip: float = np.inf,
+    quarter: str = "",
+    shape: TrainingOrigins | None = None,
 ) -> RangeModel:
     """Fit one model on the origins of one or several series; it serves any series, also unseen ones.
 
-    Looks at no row after the last origin's horizon. ModelError: no origin at all.
+    Looks at no row after the last origin's horizon. `shape`: the origins that give the quantiles, instead of all.
+    ModelError: no origin at all.
     """
-    training = [(one, origins) for one, origins in training if len(origins)]
-    if not training:
-        raise ModelError("the robust HAR needs at least one training origin: give it more history.")
+    training = _with_origins(training)
     empty = np.zeros((0, 0))
-    blank = RangeModel(names, calendar, clip, empty, empty, empty, empty, empty)
+    blank = RangeModel(names, calendar, clip, empty, empty, empty, empty, empty, quarter)
     gram, moment = _normal_equations(blank, training, horizon)
     penalty = RIDGE_PENALTY * np.eye(len(gram))
     penalty[0, 0] = 0  # the intercept is not shrunk
     weights = np.linalg.solve(gram + penalty, moment)
-    hours = weights[1 + len(names) :] if calendar else np.zeros((HOURS_PER_WEEK, horizon))
-    fitted = replace(blank, level=weights[0], slopes=weights[1 : 1 + len(names)], hours=hours)
-    return _with_quantiles(fitted, training, horizon)
+    dense = 1 + len(names)
+    hours = weights[dense : dense + HOURS_PER_WEEK] if calendar else np.zeros((HOURS_PER_WEEK, horizon))
+    quarters = weights[-QUARTERS_PER_DAY:] if quarter else empty
+    fitted = replace(blank, level=weights[0], slopes=weights[1:dense], hours=hours, quarters=quarters)
+    return _with_quantiles(fitted, training if shape is None else _with_origins(shape), horizon)
+
+
+def _with_origins(training: TrainingOrigins) -> TrainingOrigins:
+    training = [(one, origins) for one, origins in training if len(origins)]
+    if not training:
+        raise ModelError("the robust HAR needs at least one training origin: give it more history.")
+    return training
 
 
 def future_range(series: Series, origins: np.ndarray, horizon: int) -> np.ndarray:
@@ -114,12 +142,14 @@ def future_range(series: Series, origins: np.ndarray, horizon: int) -> np.ndarra
 def _normal_equations(
     blank: RangeModel, training: TrainingOrigins, horizon: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """X^T X [D, D] and X^T y [D, H] of the design (1, F columns, 168 hours one-hot), D = 1 + F + 168.
+    """X^T X [D, D] and X^T y [D, H] of the design (1, F columns, 168 hours and 96 quarters one-hot).
 
-    Added up block by block, so the design never exists as a whole; its one-hot part is sums per hour, not products.
+    Added up block by block, so the design never exists as a whole; its one-hot parts are sums per code, not products.
     """
-    dense, hours = 1 + len(blank.names), HOURS_PER_WEEK if blank.calendar else 0
-    gram, moment = np.zeros((dense + hours, dense + hours)), np.zeros((dense + hours, horizon))
+    dense, codes = 1 + len(blank.names), blank.codes
+    ends = dense + np.cumsum([0, *codes.values()])
+    parts = [(name, slice(*edges)) for name, edges in zip(codes, pairwise(ends.tolist()), strict=True)]
+    gram, moment = np.zeros((ends[-1], ends[-1])), np.zeros((ends[-1], horizon))
     for one, origins in training:
         inputs = blank.inputs(one)
         for block in _blocks(origins):
@@ -127,18 +157,26 @@ def _normal_equations(
             target = future_range(one, block, horizon)
             gram[:dense, :dense] += design.T @ design
             moment[:dense] += design.T @ target
-            if hours:
-                sums = _sums_by_hour(blank.hour(one, block), np.hstack([design, target]))
-                gram[dense:, :dense] += sums[:, :dense]
-                gram[dense:, dense:] += np.diag(sums[:, 0])  # column 0 is ones: the number of rows per hour
-                moment[dense:] += sums[:, dense:]
-    gram[:dense, dense:] = gram[dense:, :dense].T
+            own = [blank.code(name, one, block) for name in codes]
+            for (name, part), code in zip(parts, own, strict=True):
+                sums = _sums_by_code(code, np.hstack([design, target]), codes[name])
+                gram[part, :dense] += sums[:, :dense]
+                gram[part, part] += np.diag(sums[:, 0])  # column 0 is ones: the number of rows per code
+                moment[part] += sums[:, dense:]
+            if len(own) == 2:  # rows of each hour and quarter
+                (_, hours), (_, quarters) = parts
+                pairs = np.bincount(
+                    own[0] * QUARTERS_PER_DAY + own[1], minlength=HOURS_PER_WEEK * QUARTERS_PER_DAY
+                )
+                gram[quarters, hours] += pairs.reshape(HOURS_PER_WEEK, QUARTERS_PER_DAY).T
+    for _, part in parts:
+        gram[: part.start, part] = gram[part, : part.start].T
     return gram, moment
 
 
-def _sums_by_hour(hours: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Sum of each column [N, C] over the rows of each hour: [168, C]."""
-    sums = [np.bincount(hours, weights=column, minlength=HOURS_PER_WEEK) for column in columns.T]
+def _sums_by_code(codes: np.ndarray, columns: np.ndarray, count: int) -> np.ndarray:
+    """Sum of each column [N, C] over the rows of each code: [count, C]."""
+    sums = [np.bincount(codes, weights=column, minlength=count) for column in columns.T]
     return np.column_stack(sums)
 
 

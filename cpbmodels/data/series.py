@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,6 +18,8 @@ from cpbmodels.errors import ModelError
 
 if TYPE_CHECKING:
     import polars as pl
+
+    from cpbmodels.data.wide import Market
 
 LAMBDA = 0.96  # EWMA decay per candle; RiskMetrics' daily 0.94 forgets too fast for hourly candles
 WARM_UP = 24  # returns in a segment before its EWMA volatility is used as an input
@@ -40,6 +43,7 @@ class Series:
     segments: int [rows], id of the run of candles without hole or relisting; nothing crosses a change.
     spans: "train", "validation", "test" -> half-open row range [a, b).
     times: int64 [rows] open time in microseconds UTC, if known.
+    market: what it shares with the other coins of its timeframe (`cpbmodels.data.wide.with_market`), if known.
     """
 
     prices: np.ndarray
@@ -51,6 +55,7 @@ class Series:
     symbol: str = ""
     timeframe: str = ""
     times: np.ndarray | None = None
+    market: Market | None = None
 
     def __len__(self) -> int:
         """Rows."""
@@ -139,15 +144,33 @@ class Series:
         )
 
     def columns(self, names: tuple[str, ...]) -> np.ndarray:
-        """float64 [rows, len(names)], in the order asked for."""
-        missing = [name for name in names if name not in self.names]
+        """float64 [rows, len(names)], in the order asked for: features, and what `cpbmodels.data.wide` adds to them."""
+        from cpbmodels.data.wide import WIDE_COLUMNS
+
+        wide = [name in WIDE_COLUMNS and name not in self.names for name in names]
+        missing = [
+            name for name, is_wide in zip(names, wide, strict=True) if not is_wide and name not in self.names
+        ]
         if missing:
             raise ModelError(
                 f"{self.label} lacks the column(s) {', '.join(missing)}: make it with Series.from_frame (which needs "
                 "a `volume` column for log_volume_change), or choose an architecture that reads candles alone "
                 "(transformer, gru, lstm, linear)."
             )
-        return self.features[:, [self.names.index(name) for name in names]]
+        if not any(wide):
+            return self.features[:, [self.names.index(name) for name in names]]
+        out = np.empty((len(self), len(names)))
+        for place, (name, is_wide) in enumerate(zip(names, wide, strict=True)):
+            source, order = (self._wide, WIDE_COLUMNS) if is_wide else (self.features, self.names)
+            out[:, place] = source[:, order.index(name)]
+        return out
+
+    @cached_property
+    def _wide(self) -> np.ndarray:
+        """The columns of `cpbmodels.data.wide`, computed when the first of them is asked for: [rows, W]."""
+        from cpbmodels.data.wide import wide_columns
+
+        return wide_columns(self)
 
     @property
     def label(self) -> str:

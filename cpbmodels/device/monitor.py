@@ -19,6 +19,7 @@ from types import ModuleType, TracebackType
 import torch
 
 from cpbmodels.device.host import usable_cores
+from cpbmodels.errors import pip_install
 
 resource: ModuleType | None
 try:
@@ -49,7 +50,7 @@ class GpuCounters:
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
-            self.note = "utilisation and power not measured: `pip install nvidia-ml-py`"
+            self.note = f"utilisation and power not measured: `{pip_install('nvidia-ml-py')}`"
             return
         try:
             nvml.nvmlInit()

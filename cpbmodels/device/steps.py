@@ -145,6 +145,8 @@ def compile_kernels(architecture: str, options: Preset, device: torch.device) ->
 
     Of two members: no variant depends on how many there are.
     """
+    if options.members:  # each has its own preset; theirs are compiled when they are trained
+        return 0
     compute = compute_dtype(options, architecture, device, torch.float32)
     if off_reason(architecture, options, device, compute):
         return 0

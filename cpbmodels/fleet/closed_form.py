@@ -37,12 +37,14 @@ def solve(job: Job, loop: Loop) -> EpochCost:
     """
     started = time.perf_counter()
     net, fleet = loop.fleet.net, loop.fleet
+    solved: dict[tuple[int, ...], Tensor] = {}
     for k, task in enumerate(loop.tasks):
         if job.stop.is_set():
             raise Stopped("this fleet was stopped with the others")
+        if task.members not in solved:  # the seeds of a universal model are equal
+            solved[task.members] = _row(net, net.architecture.solve(_member_data(job, loop.bank, net, task)))
         # [1, P]. A solution is its own best snapshot: there is no epoch that could be better.
-        solved = _row(net, net.architecture.solve(_member_data(job, loop.bank, net, task)))
-        fleet.flat[k : k + 1] = fleet.best[k : k + 1] = solved.to(fleet.flat)
+        fleet.flat[k : k + 1] = fleet.best[k : k + 1] = solved[task.members].to(fleet.flat)
     origins, weight = loop.validation_windows()  # [K, V]
     batch = max(windows_in_flight(job.options.context, job.device) // len(loop.tasks), 1)
     val = fleet.evaluate(loop.bank, origins, weight, batch).double().tolist()

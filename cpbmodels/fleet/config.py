@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from cpbmodels.arch.options import Preset, check
+from cpbmodels.arch.options import MAX_MEMBERS, Preset, check
+from cpbmodels.data.paths import MAX_STEPS, is_triangle
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import DamagedModelError, ModelError, shown
 
 FORMAT = 1
 """Version of the file; a higher one may have fields that are unknown here."""
 DIGEST, WEIGHTS_DIGEST = "config_sha256", "weights_sha256"
+PARTS, PART_FIELDS = "parts", ("architecture", "seed", "seeds")
+"""What an average is made of: for each member these fields and its options, all else being the average's own."""
+STEPS = "step_correlation"
+"""The dependence between the steps of a path (`data.paths`); optional, and no forecast depends on it."""
 JUDGED = ("metrics",)
 """Fields that judging adds to a trained model's file."""
 MAX_BYTES = 16_000_000  # the history takes most: some 120 bytes an epoch
@@ -106,6 +111,15 @@ def _bounds(value: Any) -> bool:
     return _text(value.get("timeframe", "")) and _map(_list(_time, 2, 2))(rest)
 
 
+def _parts(value: Any) -> bool:
+    """Each member's own fields and all of its options; whether these are possible is checked with them."""
+    wanted = {"architecture", "seed", *OPTIONS}
+    return _list(
+        lambda one: isinstance(one, dict) and wanted <= {*one} <= wanted | {*PART_FIELDS}, MAX_MEMBERS, 2
+    )(value)
+
+
+OPTIONS = tuple(Preset().as_dict())
 FIELDS: Mapping[str, Field] = {
     "format": Field(f"{FORMAT}", lambda value: _whole(value) and value == FORMAT, required=True),
     "architecture": Field("a name", lambda value: _text(value) and bool(value), required=True),
@@ -116,8 +130,10 @@ FIELDS: Mapping[str, Field] = {
     "symbols": Field("a list of texts", _list(_text)),
     "seed": Field("a whole number", _whole, required=True),
     "seeds": Field("a list of whole numbers", _list(_whole, MAX_ROWS, 1)),
+    PARTS: Field("the options of each member of an average", _parts),
     "known_until": Field("a time with its zone, or null", _maybe(_time)),
     "versions": Field("texts by name", _map(_text)),
+    STEPS: Field("correlations between two steps each", _list(_number, MAX_STEPS * (MAX_STEPS - 1) // 2, 1)),
     "history": Field("a list of numbers by name", _list(_map(_number))),
     "report": Field("numbers and texts by name", _report),
     # what the pipeline knows of a training
@@ -136,7 +152,6 @@ FIELDS: Mapping[str, Field] = {
     WEIGHTS_DIGEST: Field("a sha256", _sha256, required=True),
     DIGEST: Field("a sha256", _sha256, required=True),
 }  # fmt: skip
-OPTIONS = tuple(Preset().as_dict())
 
 
 def parse(content: bytes, where: object) -> dict[str, Any]:
@@ -181,6 +196,8 @@ def check_fields(values: Mapping[str, Any], where: object) -> None:
         check(options_of(values))
     except ModelError as wrong:
         raise ModelError(f"{where}: config.json is invalid: {wrong}") from None
+    for part in values.get(PARTS, ()):
+        check_fields(part, where)
 
 
 def check_whole(values: Mapping[str, Any], where: object) -> Preset:
@@ -194,6 +211,8 @@ def check_whole(values: Mapping[str, Any], where: object) -> Preset:
     missing = [name for name in (*FIELDS, *OPTIONS) if name in required | set(OPTIONS) and name not in values]
     if missing:
         raise ModelError(f"{where}: config.json lacks {', '.join(missing)}: fetch or train the model again.")
+    if STEPS in values and not is_triangle(values[STEPS], values["horizon"]):
+        raise ModelError(f"{where}: {STEPS} in config.json is no correlation of {values['horizon']} steps.")
     if values.get(DIGEST) != digest(values):
         raise damaged(where, "config.json is not the file that was saved: its sha256 differs")
     return options_of(values)

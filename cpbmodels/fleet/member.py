@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, cast
@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, cast
 import torch
 from torch import Tensor
 
-from cpbmodels.arch import ENTRY_POINT_GROUP, architectures
+from cpbmodels.arch import ENTRY_POINT_GROUP, architectures, find
+from cpbmodels.arch.average import NAME as AVERAGE
+from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import check_together
 from cpbmodels.data.figures import WARMUP
+from cpbmodels.data.paths import bare_symbol, mean_correlation
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, shown
@@ -23,10 +26,15 @@ from cpbmodels.fleet.config import (
     DIGEST,
     MAX_BYTES,
     MAX_ROWS,
+    OPTIONS,
+    PART_FIELDS,
+    PARTS,
+    STEPS,
     WEIGHTS_DIGEST,
     check_fields,
     check_whole,
     damaged,
+    options_of,
     parse,
     sealed,
 )
@@ -149,6 +157,9 @@ class Member(Model):
         return folder
 
     def _tensors(self) -> dict[str, Tensor]:
+        if self.parts:
+            each = enumerate(cast(tuple[Member, ...], self.parts))
+            return {f"{place}.{name}": one for place, part in each for name, one in part._tensors().items()}
         views = self.net().layout.views(self.rows)
         named = {f"weights.{name}": view.contiguous() for name, view in views.items()}
         return named | {"input.mean": self.mean, "input.inverse": self.inverse, "head.table": self.table}
@@ -177,14 +188,13 @@ def other_symbol(member: Member, symbol: str) -> str:
     """
     name, learned = member.config.get("symbol", ""), member.config.get("symbols") or []
     # Series of a market of their own, as cpb's simulated ones, have its name before the symbol's in `symbols`.
-    if name in ("", UNIVERSAL) or len(learned) > 1 or _bare(symbol) in {"", *map(_bare, [name, *learned])}:
+    if (
+        name in ("", UNIVERSAL)
+        or len(learned) > 1
+        or bare_symbol(symbol) in {"", *map(bare_symbol, [name, *learned])}
+    ):
         return ""
     return f"the model learned {name} alone: give it {name} candles, or use a universal model, which accepts all."
-
-
-def _bare(symbol: str) -> str:
-    """Letters and digits of a symbol, without the settlement currency that some libraries put behind a colon."""
-    return "".join(filter(str.isalnum, symbol.partition(":")[0])).upper()
 
 
 def load(folder: str | Path) -> Member:
@@ -205,9 +215,13 @@ def load(folder: str | Path) -> Member:
     try:
         with (folder / CONFIG).open("rb") as file:
             config = parse(file.read(MAX_BYTES + 1), folder)
-        net = _net(config, folder)
+        configs = part_configs(config)
+        for one in configs:
+            _check_installed(one, folder)
+        options = check_whole(config, folder)
+        nets = [_net(one, folder) for one in configs]
         with (folder / WEIGHTS).open("rb") as file:
-            _check_header(file, net, folder)
+            _check_header(file, nets, folder)
             file.seek(0)
             weights = file.read()
         if config.pop(WEIGHTS_DIGEST) != hashlib.sha256(weights).hexdigest():
@@ -223,24 +237,77 @@ def load(folder: str | Path) -> Member:
         ) from None
     except SafetensorError as broken:
         raise damaged(folder, str(broken)) from None
-    config.pop(DIGEST)  # both digests are those of the files: a member saved from this one has its own
-    return _member(config, net, tensors, folder)
+    for one in (config, *configs):
+        one.pop(DIGEST, None)  # both digests are those of the files: a member saved from this one has its own
+        one.pop(WEIGHTS_DIGEST, None)
+    parts = [
+        _member(own, net, _of_part(tensors, place, len(nets)), folder)
+        for place, (own, net) in enumerate(zip(configs, nets, strict=True))
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    history, report = config.pop("history", []), config.pop("report", {})
+    return replace(average(parts, options), config=config, history=history, report=report)
+
+
+def average(parts: Sequence[Member], options: Preset) -> Member:
+    """One model of trained members; its history, and its report apart from `diverged`, are the first one's."""
+    first, nothing = parts[0], torch.empty(0)
+    own = {name: value for name, value in first.config.items() if name not in (STEPS, *OPTIONS)}
+    if steps := mean_correlation([part.config.get(STEPS) for part in parts]):
+        own[STEPS] = steps
+    described = [
+        {name: one.config[name] for name in (*PART_FIELDS, *OPTIONS) if name in one.config} for one in parts
+    ]
+    return Member(
+        config={**own, "architecture": AVERAGE, **options.as_dict(), PARTS: described},
+        rows=nothing,
+        mean=nothing,
+        inverse=nothing,
+        table=nothing,
+        parts=tuple(parts),
+        history=first.history,
+        report={**first.report, "diverged": any(one.report.get("diverged", False) for one in parts)},
+    )
+
+
+def part_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The configuration of each member, from an average's; of any other model its own alone."""
+    if PARTS not in config:
+        return [dict(config)]
+    common = {
+        name: value
+        for name, value in config.items()
+        if name not in (PARTS, "history", "report", "seeds", *OPTIONS)
+    }
+    return [{**common, **one} for one in config[PARTS]]
+
+
+def _ensemble_of_averages(members: list[Member]) -> Member:
+    """The average of each member's copies; a closed form's copies are equal, so the first stands for all."""
+    copies = [cast(list[Member], list(same)) for same in zip(*(one.parts for one in members), strict=True)]
+    solved = [find(same[0].config["architecture"]).spec.closed_form for same in copies]
+    parts = [same[0] if alone else ensemble(same) for same, alone in zip(copies, solved, strict=True)]
+    return average(parts, members[0].options)
 
 
 def _net(config: dict[str, Any], folder: Path) -> Net:
     """The architecture and head that a checked config describes."""
+    options = options_of(config)
+    try:
+        check_together(config["architecture"], options)
+    except ModelError as wrong:
+        raise ModelError(f"{folder}: config.json is invalid: {wrong}") from None
+    return Net(config["architecture"], options, torch.device("cpu"), DTYPES[config["dtype"]])
+
+
+def _check_installed(config: Mapping[str, Any], folder: Path) -> None:
     name = config.get("architecture")
     if name is not None and name not in architectures():
         raise ModelError(
             f"{folder} is a model of the architecture {shown(name)}, which is not installed here: install the package "
             f"that registers it under the entry-point group {ENTRY_POINT_GROUP}."
         )
-    options = check_whole(config, folder)
-    try:
-        check_together(config["architecture"], options)
-    except ModelError as wrong:
-        raise ModelError(f"{folder}: config.json is invalid: {wrong}") from None
-    return Net(config["architecture"], options, torch.device("cpu"), DTYPES[config["dtype"]])
 
 
 def _shapes(net: Net) -> dict[str, tuple[int, ...]]:
@@ -251,8 +318,19 @@ def _shapes(net: Net) -> dict[str, tuple[int, ...]]:
     return weights | {"input.mean": columns, "input.inverse": columns, "head.table": table}
 
 
-def _check_header(file: BinaryIO, net: Net, folder: Path) -> None:
-    """Raise ModelError where the header of a safetensors file holds other tensors than this net has.
+def _prefix(place: int, of: int) -> str:
+    """Before the names of a member's tensors in an average's file."""
+    return f"{place}." if of > 1 else ""
+
+
+def _of_part(tensors: Mapping[str, Tensor], place: int, of: int) -> dict[str, Tensor]:
+    """The tensors of one member by their own names."""
+    prefix = _prefix(place, of)
+    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
+
+
+def _check_header(file: BinaryIO, nets: Sequence[Net], folder: Path) -> None:
+    """Raise ModelError where the header of a safetensors file holds other tensors than these nets have.
 
     The header is 8 bytes with its length, then JSON: dtype, shape and place of each tensor.
     """
@@ -266,18 +344,21 @@ def _check_header(file: BinaryIO, net: Net, folder: Path) -> None:
         }
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
         raise damaged(folder, "model.safetensors is not a safetensors file") from None
-    kind = {torch.float32: "F32", torch.float64: "F64"}[net.unit.dtype]
-    shapes = _shapes(net)
-    rows = found.get("head.table", ("", (0,)))[1][:1]
-    if not rows or rows[0] not in range(1, MAX_ROWS + 1):
-        raise ModelError(f"{folder}: head.table should have 1 to {MAX_ROWS} rows: config and weights differ.")
-    for name, shape in shapes.items():
-        wanted = (kind, (*rows, *shape))
-        if found.get(name) != wanted:
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for place, net in enumerate(nets):
+        prefix, kind = _prefix(place, len(nets)), {torch.float32: "F32", torch.float64: "F64"}[net.unit.dtype]
+        rows = found.get(f"{prefix}head.table", ("", (0,)))[1][:1]
+        if not rows or rows[0] not in range(1, MAX_ROWS + 1):
             raise ModelError(
-                f"{folder}: {name} should be {wanted}, found {shown(found.get(name))}: config and weights differ."
+                f"{folder}: {prefix}head.table should have 1 to {MAX_ROWS} rows: config and weights differ."
             )
-    if others := found.keys() - shapes.keys():
+        wanted |= {f"{prefix}{name}": (kind, (*rows, *shape)) for name, shape in _shapes(net).items()}
+    for name, one in wanted.items():
+        if found.get(name) != one:
+            raise ModelError(
+                f"{folder}: {name} should be {one}, found {shown(found.get(name))}: config and weights differ."
+            )
+    if others := found.keys() - wanted.keys():
         raise ModelError(
             f"{folder}: {shown(min(others))} is not a weight of this model: config and weights differ."
         )
@@ -305,15 +386,19 @@ def ensemble(members: list[Member]) -> Member:
     """
     if not members:
         raise ModelError("An ensemble needs at least one member.")
+    if members[0].parts:
+        return _ensemble_of_averages(members)
     # `accumulate` may have grown for want of memory between one member and the next; it changes no result.
-    first, ignored = members[0], {"seed", "seeds", "accumulate"}
+    first, ignored = members[0], {"seed", "seeds", "accumulate", STEPS}
     for other in members[1:]:
         differing = [k for k in first.config if k not in ignored and other.config.get(k) != first.config[k]]
         if differing:
             raise ModelError(f"An ensemble needs equal options, these differ: {', '.join(differing)}.")
     seeds = [seed for one in members for seed in one.config.get("seeds", [one.config["seed"]])]
+    steps = mean_correlation([one.config.get(STEPS) for one in members])
+    common = {name: value for name, value in first.config.items() if name != STEPS}
     return Member(
-        config={**first.config, "seeds": seeds},
+        config={**common, "seeds": seeds, **({STEPS: steps} if steps else {})},
         rows=torch.cat([one.rows for one in members]),
         mean=torch.cat([one.mean for one in members]),
         inverse=torch.cat([one.inverse for one in members]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ class Model:
     rows: [E, P], with the layout of `net().layout`.
     mean, inverse: [E, columns], the scaling of the inputs.
     table: [E, H, 19], quantiles of the standardised error (`heads`).
+    parts: of an average, the models whose quantiles it averages; its own rows and tables are empty then.
     """
 
     config: dict[str, Any]
@@ -32,6 +33,7 @@ class Model:
     mean: Tensor
     inverse: Tensor
     table: Tensor
+    parts: tuple[Model, ...] = field(default=(), kw_only=True)
 
     @property
     def context(self) -> int:

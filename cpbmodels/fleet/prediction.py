@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,10 +20,13 @@ from torch import Tensor
 from cpbmodels.arch.heads import Classes
 from cpbmodels.arch.per_member import differing
 from cpbmodels.arch.torch_private import version_counter
+from cpbmodels.data.paths import Margins, Paths, correlate_coins, draw_paths, read_coins, scaled_errors
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.errors import ModelError
+from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
+from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Bank, Scaling
+from cpbmodels.fleet.config import STEPS
 from cpbmodels.fleet.model import Model
 from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import windows_in_flight
@@ -68,6 +72,7 @@ class Forecast:
 
     `close[q]`: [H] for q = 0.05 .. 0.95. `candle`: float64 [H, 4], the median open, high, low, close.
     `probabilities`: [3] up, flat, down for a classifier, else None. `issued_row` is the last candle used, in `series`.
+    `step_correlation`: what `paths` takes the dependence between steps from; None where the model holds none.
     """
 
     series: Series
@@ -76,6 +81,7 @@ class Forecast:
     last_close: float
     issued_row: int
     probabilities: np.ndarray | None = None
+    step_correlation: Sequence[float] | None = None
 
     @property
     def issued_at(self) -> datetime:
@@ -100,6 +106,10 @@ class Forecast:
         from cpbmodels.data.rows import to_pandas
 
         return to_pandas(self.to_frame())
+
+    def paths(self, n: int = 1000, seed: int = 0) -> Paths:
+        """n joint paths of the close over the horizon; `Paths.close` is [1, n, H]. See `cpbmodels.paths`."""
+        return paths([self], n, seed)
 
     def plot(self, candles: int = 60, ax: Axes | None = None) -> Axes:
         """Draw the last candles' closes, the median and the 50 % and 90 % intervals; needs matplotlib."""
@@ -146,12 +156,44 @@ def predict(
     batch_size: int | None = None,
     device: str = "cpu",
 ) -> list[Prediction]:
-    """Forecasts of member i on series i from origins i (int64 [N_i]), all at once.
+    """Forecasts of member i on series i from origins i (int64 [N_i]), all at once; of an average its parts' mean.
 
     `batch_size` is the number of windows in flight, over all members together; None is what suits the device.
     """
     if not len(members) == len(series) == len(origins):
         raise ModelError("predict needs one series and one array of origins per member.")
+    parts = [(index, part) for index, one in enumerate(members) for part in one.parts or (one,)]
+    owners = [index for index, _ in parts]
+    found = _predict(
+        [part for _, part in parts],
+        [series[i] for i in owners],
+        [origins[i] for i in owners],
+        batch_size,
+        device,
+    )
+    return [
+        _mean([found[place] for place, owner in enumerate(owners) if owner == i]) for i in range(len(members))
+    ]
+
+
+def _mean(found: Sequence[Prediction]) -> Prediction:
+    """The mean of several models' forecasts from the same origins; of a single model its own."""
+    if len(found) == 1:
+        return found[0]
+    quantiles, candle = (
+        np.mean([getattr(one, name) for one in found], axis=0) for name in ("quantiles", "candle")
+    )
+    return Prediction(found[0].origins, quantiles, candle)
+
+
+def _predict(
+    members: Sequence[Model],
+    series: Sequence[Series],
+    origins: Sequence[np.ndarray],
+    batch_size: int | None,
+    device: str,
+) -> list[Prediction]:
+    """`predict` for models that are no averages."""
     out: list[Prediction | None] = [None] * len(members)
     groups: dict[str, list[int]] = defaultdict(list)
     for index, member in enumerate(members):
@@ -297,16 +339,75 @@ def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
 
 def forecast_all(members: Sequence[Model], series: Sequence[Series]) -> list[Forecast]:
     """Live forecasts of member i after the last usable candle of series i, in prices."""
-    recent = [_recent(one, member.context) for member, one in zip(members, series, strict=True)]
+    recent = [_recent(one, member) for member, one in zip(members, series, strict=True)]
     newest = [np.array([one.newest_origin(m.context)]) for m, one in zip(members, recent, strict=True)]
     out = []
-    for found, cut, one in zip(predict(members, recent, newest), recent, series, strict=True):
+    predicted = predict(members, recent, newest)
+    for member, found, cut, one in zip(members, predicted, recent, series, strict=True):
         row = int(found.origins[0]) + len(one) - len(cut)
         last = float(one.prices[row, 3])
         chances = found.probabilities[0] if found.probabilities is not None else None
         close = QuantilePaths(last * np.exp(found.quantiles[0]))
-        out.append(Forecast(one, close, last * np.exp(found.candle[0]), last, row, chances))
+        steps = member.config.get(STEPS)
+        out.append(Forecast(one, close, last * np.exp(found.candle[0]), last, row, chances, steps))
     return out
+
+
+def paths(
+    forecasts: Sequence[Forecast],
+    n: int = 1000,
+    seed: int = 0,
+    coins: Mapping[str, Any] | str | Path | None = None,
+) -> Paths:
+    """Joint paths of several coins, in prices: margins are the forecasts' quantiles, n scenarios that hold for all.
+
+    Steps depend as the errors of each model did on its validation windows; where a model holds no such correlation,
+    as a random walk's (`Paths.steps` says which).
+
+    Args:
+        coins: the run's `coins.json`, or what `coin_correlation` returns; without it coins are independent, and
+            `Paths.independent` names them.
+
+    Raises:
+        ModelError: a classifier's forecast, or forecasts with different timeframes, horizons or times of issue.
+    """
+    if not forecasts:
+        raise ModelError("There are no forecasts to draw paths from.")
+    for one in forecasts:
+        check_forecasts_prices(one.probabilities)
+    first = forecasts[0]
+    timed = all(one.series.times is not None for one in forecasts)
+    keys = {(f.series.timeframe, len(f.candle), f.issued_at if timed else None) for f in forecasts}
+    if len(keys) > 1:
+        raise ModelError(
+            "Joint paths need forecasts of one timeframe, horizon and time of issue; these differ: draw them apart."
+        )
+    margins = [Margins(one.series.symbol, one.close.array, one.step_correlation) for one in forecasts]
+    issued = first.issued_at if timed else None
+    known = read_coins(coins, first.series.timeframe)
+    return draw_paths(margins, n, seed, issued, first.series.step_seconds if timed else 0, known)
+
+
+def coin_correlation(members: Sequence[Model], series: Sequence[Series]) -> dict[str, Any]:
+    """By timeframe, how the errors of member i on the validation span of series i hang together; for `paths`.
+
+    The content of a run's `coins.json`: `symbols`, `correlation` and `windows`, see `data.paths.correlate_coins`. A
+    timeframe with a single coin, or with too few common times, is left out.
+
+    Raises:
+        ModelError: a series has no times, or a model forecasts no price.
+    """
+    origins = [s.origins("validation", m.context, m.horizon) for m, s in zip(members, series, strict=True)]
+    errors: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
+    for found, one in zip(predict(members, series, origins), series, strict=True):
+        check_forecasts_prices(found.probabilities)
+        if one.times is None:
+            raise ModelError(f"{one.label}: its candles have no times: make it with Series.from_frame.")
+        ahead = found.origins[:, None] + np.arange(1, found.candle.shape[1] + 1)
+        truth = np.log(one.prices[ahead, 3] / one.prices[found.origins, 3][:, None])
+        errors[one.timeframe][one.symbol] = one.times[found.origins], scaled_errors(found.quantiles, truth)
+    correlated = {timeframe: correlate_coins(own) for timeframe, own in errors.items()}
+    return {timeframe: one for timeframe, one in correlated.items() if one}
 
 
 def predict_rows(member: Model, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
@@ -355,10 +456,13 @@ def microseconds(time: datetime | str) -> int:
     return round(found.timestamp() * 1e6)
 
 
-def _recent(series: Series, context: int) -> Series:
+def _recent(series: Series, member: Model) -> Series:
     """The series' last rows if a forecast can be made from them: years of history need not be copied."""
-    cut = series.tail(context + 256)
-    return cut if cut.usable(context).any() else series
+    reach = (
+        LOOKBACK_DAYS * 86_400 // series.step_seconds if {*member.config["features"]} & {*WIDE_COLUMNS} else 0
+    )
+    cut = series.tail(member.context + 256 + max(reach, reach and LONG[-1]))
+    return cut if cut.usable(member.context).any() else series
 
 
 INTERVALS = ((0.05, 0.95, "90 %"), (0.25, 0.75, "50 %"))
@@ -370,7 +474,7 @@ def draw_forecast(forecast: Forecast, candles: int, ax: Axes | None) -> Axes:
     try:
         import matplotlib.pyplot as plt
     except ImportError:
-        raise ModelError("Drawing needs matplotlib: pip install matplotlib.") from None
+        raise ModelError(f"Drawing needs matplotlib: {pip_install('matplotlib')}.") from None
     if ax is None:
         _, ax = plt.subplots(figsize=(9, 4), layout="constrained")
     series, row = forecast.series, forecast.issued_row

@@ -13,13 +13,14 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from cpbmodels.arch import find
+from cpbmodels.arch.average import NAME as AVERAGE
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.per_member import differing, fleet_key, fleet_options, overrides_by_member
 from cpbmodels.arch.presets import preset as resolve
@@ -33,7 +34,7 @@ from cpbmodels.fleet.export import export
 from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.job import Job, OnEpoch, OnStep, Stopped
 from cpbmodels.fleet.loop import Loop
-from cpbmodels.fleet.member import Member
+from cpbmodels.fleet.member import Member, average
 from cpbmodels.fleet.model import DTYPES
 from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import Planned, compute_dtype, pick_device, plan_members, plan_tasks
@@ -85,6 +86,24 @@ def train_fleet(
         )
     members = dict(enumerate(plan_members(series, seeds, scope)))
     options = _resolved(preset, architecture, profile, overrides_by_member(overrides, len(members)))
+    if architecture == AVERAGE:
+        own = {name: value for name, value in overrides.items() if name != "members"}
+        common: dict[str, Any] = {
+            "series": series,
+            "preset": preset,
+            "seeds": seeds,
+            "device": device,
+            "dtype": dtype,
+        }
+        common |= {
+            "scope": scope,
+            "resume": resume,
+            "on_epoch": on_epoch,
+            "on_step": on_step,
+            "profile": profile,
+        }
+        where = Path(checkpoint) if checkpoint is not None else None
+        return _train_average(options, where, warm_start, kernels=kernels, **common, **own)
     job = Job(
         series=series,
         architecture=architecture,
@@ -103,6 +122,32 @@ def train_fleet(
     if job.warm is not None and len(job.warm) != len(members):
         raise ModelError(f"warm_start needs one member per new member: {len(members)}, not {len(job.warm)}.")
     return _train_shares(job, _groups(job, members, options))
+
+
+def _train_average(
+    options: Sequence[Preset], checkpoint: Path | None, warm: Sequence[Member | None] | None, **how: Any
+) -> list[Member]:
+    """Train every member of an average for all models of the call, one architecture behind the other.
+
+    Args:
+        how: what `train_fleet` takes besides.
+        options: the resolved preset of each model; all of them have the same members.
+    """
+    names = options[0].members
+    if any(one.members != names for one in options):
+        raise ModelError(
+            "members must be the same in all models of a call: train the others in another call."
+        )
+    trained = []
+    for place, name in enumerate(names):
+        earlier = (
+            None
+            if warm is None
+            else [cast(Member, one.parts[place]) if one and one.parts else None for one in warm]
+        )
+        folder = None if checkpoint is None else checkpoint / f"{place}-{name}"
+        trained.append(train_fleet(architecture=name, checkpoint=folder, warm_start=earlier, **how))
+    return [average(parts, own) for parts, own in zip(zip(*trained, strict=True), options, strict=True)]
 
 
 def _resolved(

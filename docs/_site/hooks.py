@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
-    "benchmarks/RESULTS.md": "results.md",
+    "benchmarks/RESULTS.md": "measurements.md",
     "README.md": "index.md",
 }
 """File of the repository -> the page of the site that stands for it."""

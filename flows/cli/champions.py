@@ -10,7 +10,7 @@ from flows.console import emit, quiet_libraries, say
 from flows.summary import plain_reason
 from flows.tables import Column, finding, print_table
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError, count
-from schemas.identity import check_known
+from schemas.identity import SIM, check_known
 from schemas.run import BoardSpec, RunSpec, ScopeSpec
 from tasks.storage.home import checked_home
 
@@ -52,7 +52,9 @@ def champions(
         for one in found:
             print("\n".join(_explained(one, watched.get(one.champion.series))))
     else:
-        _print_table(found, watched)
+        # Real and simulated champions are never listed together.
+        title = "simulated market: these figures say nothing about a real one" if SIM in markets else ""
+        _print_table(title, found, watched)
     say(count(len(found), "champion"))
 
 
@@ -103,6 +105,10 @@ def promote(
 _MOVED = {True: "is the champion now", False: "stays the champion"}
 
 
+_FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
+"""The ratio to the random walk on the test span with its 95 % interval; null where it was not judged."""
+
+
 def _row(one: "Served") -> dict[str, Any]:
     champion, series = one.champion, one.champion.series
     return {
@@ -113,6 +119,8 @@ def _row(one: "Served") -> dict[str, Any]:
         "architecture": champion.architecture,
         "preset": champion.preset,
         "verdict": champion.verdict,
+        "simulated": series.market == SIM,
+        **{name: champion.metrics.get(f"test_{name}") for name in _FIGURES},
         "decision": one.newest.model_dump(mode="json", exclude_none=True) if one.newest else None,
     }
 
@@ -148,21 +156,28 @@ def _live(alarm: "Alarm | None") -> str:
     return alarm.state if alarm and (alarm.forecasts or alarm.state != "fine") else "-"
 
 
-def _print_table(found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> None:
+def _print_table(title: str, found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> None:
     rows = []
     for one in found:
         champion, newest = one.champion, one.newest
         decision = f"{newest.outcome} ({newest.rule})" if newest else "-"
         finding_ = "damaged" if champion.damage else finding(champion.verdict)
         names = (str(champion.series), champion.version, champion.architecture, champion.preset)
-        rows.append([*names, decision, finding_, _live(watched.get(champion.series))])
-    print_table("", _TABLE, rows)
+        ratio, low, high = (champion.metrics.get(f"test_{name}") for name in _FIGURES)
+        figures = [
+            "-" if ratio is None else f"{ratio:.4f}",
+            "-" if low is None or high is None else f"[{low:.4f}, {high:.4f}]",
+        ]
+        rows.append([*names, decision, *figures, finding_, _live(watched.get(champion.series))])
+    print_table(title, _TABLE, rows)
 
 
 _TABLE = tuple(
-    Column(title, text=True, stays=title not in ("architecture", "preset"))
-    for title in ("series", "version", "architecture", "preset", "decision", "test span", "live")
-)
+    Column(title, text=title not in ("CRPS ratio", "95 % interval"), stays=title not in ("architecture", "preset"))
+    for title in (
+        "series", "version", "architecture", "preset", "decision", "CRPS ratio", "95 % interval", "test span", "live"
+    )
+)  # fmt: skip
 
 
 @takes(RunSpec, only=("market", "repo"))

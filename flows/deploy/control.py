@@ -29,10 +29,10 @@ from flows.deploy.services import (
     Name,
     Service,
     client_of,
+    deployments_file,
     find_alive,
     password_file,
     prefect_home,
-    project_folder,
     state_folder,
     until,
 )
@@ -69,7 +69,7 @@ def up(port: int | None = None, workers: int | None = None) -> Started:
     Raises:
         CpbError: the port is in use, a process does not start, or a running server has another port.
     """
-    project_folder()
+    deployments_file()
     seconds: dict[str, float] = {}
     begun: _Processes = {}
     with locked(state_folder() / "lock"):
@@ -95,7 +95,7 @@ def prepare() -> Service:
     Raises:
         CpbError: no server of this project started in time, or `prefect deploy` fails.
     """
-    project_folder()
+    deployments_file()
     server = until(_ready_server, _START_S)
     if not server:
         raise CpbError(

@@ -26,12 +26,13 @@ from prefect.states import Cancelled, Crashed, State
 from flows.deploy.services import (
     PAGE,
     POOL,
+    ROOT,
     Service,
+    deployments_file,
     environment,
     flow_runs,
     log_file,
     password_file,
-    project_folder,
 )
 from schemas.errors import CpbError
 from tasks.storage.processes import ProcessId
@@ -81,9 +82,10 @@ def deploy(server: Service) -> None:
     log = log_file("deploy")
     try:
         with log.open("wb") as output:
+            command = ["prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(deployments_file())]
             subprocess.run(
-                [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"],
-                cwd=project_folder(), env=environment(server.port, server.home) | secret, timeout=_DEPLOY_S, check=True,
+                [sys.executable, "-m", *command],
+                cwd=ROOT, env=environment(server.port, server.home) | secret, timeout=_DEPLOY_S, check=True,
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             )  # fmt: skip
     except subprocess.SubprocessError as error:

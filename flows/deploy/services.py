@@ -28,6 +28,7 @@ from flows.ops.password_file import PasswordFile
 from flows.prefect_server import client_of_settings
 from schemas.errors import CpbError
 from schemas.handover import Record
+from schemas.scope import default_folder
 from tasks.storage.processes import ProcessId
 from tasks.storage.records import find_record, write_record
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder with this code, whose prefect.yaml is deployed whatever the current folder is."""
+"""The folder with this code, in which the processes of a deployment run whatever the current folder is."""
 
 QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
 _SQLITE = "sqlite:///"
@@ -48,24 +49,25 @@ def api_of(port: int) -> str:
     return f"http://127.0.0.1:{port}/api"
 
 
-def project_folder() -> Path:
-    """Return the project's folder.
+def deployments_file() -> Path:
+    """Return the clone's prefect.yaml, or its copy in an installed wheel.
 
     Raises:
-        CpbError: this installation of cpb has no prefect.yaml.
+        CpbError: this copy of cpb has neither.
     """
-    if not (ROOT / "prefect.yaml").is_file():
+    places = (ROOT / "prefect.yaml", Path(__file__).with_name("prefect.yaml"))
+    found = next((path for path in places if path.is_file()), None)
+    if not found:
         raise CpbError(
-            f"there is no prefect.yaml in {ROOT}: deployments need the project's folder; install cpb from it with "
-            "`pip install -e FOLDER`",
+            f"there is no prefect.yaml in {ROOT}, which names the deployments: take it from the repository",
             code="no-project",
         )
-    return ROOT
+    return found
 
 
 def state_folder() -> Path:
-    """Return the folder of process records and logs: `CPB_DEPLOY_STATE`, or `.cpb` in the project."""
-    return Path(os.environ.get("CPB_DEPLOY_STATE") or ROOT / ".cpb").absolute()
+    """Return the folder of process records and logs: `CPB_DEPLOY_STATE`, or `.cpb` in `default_folder`."""
+    return Path(os.environ.get("CPB_DEPLOY_STATE") or default_folder(ROOT) / ".cpb").absolute()
 
 
 def prefect_home() -> Path:
@@ -84,8 +86,8 @@ def password_file(home: Path | None = None) -> PasswordFile:
 
 
 def data_home() -> Path:
-    """Return the store used by deployed flows: `CPB_HOME`, or `data` in the project."""
-    return Path(os.environ.get("CPB_HOME") or ROOT / "data").absolute()
+    """Return the store used by deployed flows: `CPB_HOME`, or `data` in `default_folder`."""
+    return Path(os.environ.get("CPB_HOME") or default_folder(ROOT) / "data").absolute()
 
 
 def settings(port: int, home: Path) -> dict[str, str]:

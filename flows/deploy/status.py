@@ -29,6 +29,7 @@ from flows.deploy.services import (
 from flows.summary import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, SeriesId, stored_series
+from schemas.scope import default_folder
 from tasks.forecasting.watch import alarms
 from tasks.notices import findings
 from tasks.notices.event import Event, Kind
@@ -217,7 +218,12 @@ def newest(home: Path) -> tuple[list[Newest], list[str]]:
 
 def disk(home: Path) -> Disk:
     """Return the deployment's disk usage."""
-    folders = {"store": home, "runs": ROOT / "mlruns", "prefect": prefect_home(), "logs": state_folder()}
+    folders = {
+        "store": home,
+        "runs": default_folder(ROOT) / "mlruns",
+        "prefect": prefect_home(),
+        "logs": state_folder(),
+    }
     place = next(folder for folder in (home, *home.parents) if folder.exists())
     return Disk(
         {name: sum(_sizes(folder)) for name, folder in folders.items()}, shutil.disk_usage(place).free

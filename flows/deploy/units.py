@@ -4,7 +4,7 @@ import os
 import shlex
 import sys
 
-from flows.deploy.services import prefect_home, project_folder, state_folder
+from flows.deploy.services import ROOT, prefect_home, state_folder
 
 _FOLDER = "~/.config/systemd/user"
 
@@ -54,7 +54,7 @@ def _run(arguments: str, kind: str = "exec", before_start: str = "") -> str:
     python = _word(sys.executable)
     lines = [
         f"Type={kind}",
-        "WorkingDirectory=" + str(project_folder()).replace("%", "%%"),
+        "WorkingDirectory=" + str(ROOT).replace("%", "%%"),
         *(f"Environment={_word(f'{name}={value}')}" for name, value in _environment().items()),
         "EnvironmentFile=-%h/.config/cpb/env",
         *([f"ExecStartPre={python} {before_start}"] if before_start else []),
@@ -76,8 +76,9 @@ def _service(
 def _environment() -> dict[str, str]:
     """Return the variables that hold paths; no variable that may hold a secret."""
     places = {"PREFECT_HOME": str(prefect_home()), "CPB_DEPLOY_STATE": str(state_folder())}
-    if folder := os.environ.get("CPB_HOME"):
-        places["CPB_HOME"] = os.path.abspath(folder)  # noqa: PTH100 - resolves no links
+    for name in ("CPB_HOME", "XDG_DATA_HOME"):
+        if folder := os.environ.get(name):
+            places[name] = os.path.abspath(folder)  # noqa: PTH100 - resolves no links
     return places
 
 
@@ -91,7 +92,7 @@ def _cron() -> str:
     """Return lines for `crontab -e`; cron mails the output of the check, which prints only problems."""
     places = " ".join(shlex.quote(f"{name}={value}") for name, value in _environment().items())
     cpb = f"env {places} {shlex.quote(sys.executable)} -m flows.cli deploy"
-    command = f"cd {shlex.quote(str(project_folder()))} && {cpb}".replace("%", r"\%")
+    command = f"cd {shlex.quote(str(ROOT))} && {cpb}".replace("%", r"\%")
     return (
         "# cron, where there is no systemd: `crontab -e`. It knows no CPB_NOTIFY: name the services in the file\n"
         "# `notify` in CPB_HOME with mode 600; to have the check mailed by cron alone, take --notify out of it.\n"

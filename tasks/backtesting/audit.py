@@ -11,6 +11,7 @@ import torch
 import cpbmodels
 from cpbmodels.data.columns import feature_frame
 from cpbmodels.data.series import RETURNS, Series
+from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.fleet.bank import Bank, make_task
 from schemas.errors import count
 from schemas.handover import Failure
@@ -171,7 +172,7 @@ def _train(spec: BacktestSpec, architecture: str, one: FoldSeries, series: Serie
 
 def _trial(spec: BacktestSpec, architecture: str, one: FoldSeries, trained: cpbmodels.Member) -> str:
     """Return the result of training on shuffled inputs: candles if the model reads returns, otherwise features."""
-    reads_returns = bool(set(trained.config["features"]) & set(RETURNS))
+    reads_returns = bool(set(trained.config["features"]) & {*RETURNS, *WIDE_COLUMNS})
     shuffle = lookahead.with_shuffled_candles if reads_returns else lookahead.with_shuffled_features
     member = _train(spec, architecture, one, shuffle(one.series))
     origins = one.series.origins("test", member.context, member.horizon)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -11,7 +11,7 @@ from schemas.errors import CpbError, MemberError
 from schemas.handover import Failure, SeriesRecord, SplitBounds
 from schemas.identity import SeriesId
 from tasks.signals.splits import folds as fold_bounds
-from tasks.signals.store import read_features, with_bounds
+from tasks.signals.store import market_key, markets, read_features, with_bounds
 
 log = logging.getLogger("cpb")
 
@@ -70,6 +70,10 @@ def load_folds(
         loaded += found
         if error and not found:
             failures.append(Failure.of(record.series, "plan", error))
+    of_market = markets({one.id: one.series for one in loaded})
+    loaded = [
+        replace(one, series=replace(one.series, market=of_market[market_key(one.id)])) for one in loaded
+    ]
     loaded.sort(key=lambda one: one.fold)
     return Folds(tuple(loaded), tuple(failures), tuple(_incomplete(records, loaded, bounds)))
 

@@ -10,6 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from itertools import combinations
 from typing import Any
 
@@ -55,11 +56,8 @@ class Pair:
     @property
     def verdict(self) -> str:
         """The finding as a sentence."""
-        relation = inference.relation(self.ratio, self.ratio, self.p)
-        return (
-            f"{title_of(self.first)} {self.timeframe} is {relation} {title_of(self.second)} "
-            f"(CRPS ratio {self.ratio:.4f}, {inference.shown_p(self.p)}, n={self.n:,})"
-        )
+        first = f"{title_of(self.first)} {self.timeframe}"
+        return inference.compared(first, title_of(self.second), self.ratio, self.p, self.n)
 
 
 def all_pairs(members: Sequence[MemberScore]) -> list[Pair]:
@@ -84,6 +82,20 @@ def _coins(members: list[MemberScore]) -> set[str]:
     return {member.symbol for member in members}
 
 
+@dataclass(frozen=True)
+class FoldScore:
+    """A model on one fold of a series: CRPS / reference's over `n` forecasts from `since` to `until` (UTC, origins)."""
+
+    architecture: str
+    timeframe: str
+    symbol: str
+    fold: int
+    since: datetime
+    until: datetime
+    ratio: float
+    n: int
+
+
 @dataclass
 class Backtest:
     """Results of a backtest. `incomplete`: a message for every fold that is missing from a model's judgement."""
@@ -91,6 +103,7 @@ class Backtest:
     members: list[MemberScore] = field(default_factory=list)
     pools: list[PoolScore] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
+    folds: list[FoldScore] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
 
@@ -177,6 +190,7 @@ def _judge_series(
         log.debug("%s could not be judged", model.identity(folds[0]), exc_info=error)
         return
     result.members.append(score)
+    result.folds += _by_fold(score, judged)
     reasons = {fold: why.reason for fold, why in missing.items()}
     reasons |= {one.asked.fold: "no test origin" for one in forecasts if not len(one.forecasts.origins)}
     for fold, reason in sorted(reasons.items()):
@@ -212,6 +226,28 @@ def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> Memb
     # Each fold's errors are scaled by its own training span, on which its reference is fitted too.
     mase = np.average([one.mase() for one in folds], weights=[len(one.forecasts.origins) for one in folds])
     return replace(score, metrics=score.metrics | {"test_mase": float(mase)})
+
+
+def _by_fold(score: MemberScore, folds: Sequence[_FoldForecasts]) -> Iterator[FoldScore]:
+    """Yield the score of each fold, from the losses per origin of all folds."""
+    end = 0
+    for one in folds:
+        start, end = end, end + len(one.forecasts.origins)
+        own, other = (score.losses[name][start:end].mean() for name in ("crps", "reference_crps"))
+        since, until = (
+            datetime.fromtimestamp((int(score.times[i]) + score.step_us) / 1e6, UTC) for i in (start, end - 1)
+        )
+        ratio = float(own / other) if other > 0 else 1.0  # for a constant price both losses are 0
+        yield FoldScore(
+            score.architecture,
+            score.timeframe,
+            score.symbol,
+            one.asked.fold,
+            since,
+            until,
+            ratio,
+            end - start,
+        )
 
 
 def as_json(result: Backtest) -> dict[str, Any]:

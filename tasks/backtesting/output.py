@@ -6,6 +6,7 @@ The report is an HTML page with verdicts, interactive figures and tables; it mak
 """
 
 import io
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +21,9 @@ from schemas.run import BacktestSpec
 from tasks.backtesting.examples import Examples
 from tasks.backtesting.fleets import TrainedFleet
 from tasks.backtesting.folds import FoldSeries
-from tasks.backtesting.judge import Backtest
+from tasks.backtesting.judge import Backtest, FoldScore
 from tasks.backtesting.models import Forecasts
-from tasks.figures.judged import INTRODUCTION, judged_sections, members_section, pool_verdict
+from tasks.figures.judged import INTRODUCTION, MAX_OPEN_ROWS, judged_sections, members_section, pool_verdict
 from tasks.figures.page import Column, Section, Table, write_page
 from tasks.figures.training import losses_figure
 from tasks.judging import table
@@ -154,6 +155,19 @@ def write_rows(folder: Path, one: FoldSeries, forecasts: Forecasts, model: str) 
     return path
 
 
+_FOLDS = (
+    "Verdicts are of all folds together; a fold alone has too few independent forecasts. Look for a model whose ratio "
+    "depends on the period."
+)
+_FOLD_COLUMNS = {
+    "timeframe": Column("Candles"), "architecture": Column("Model"), "fold": Column("Fold", "the oldest is 1", "d"),
+    "since": Column("From", "first forecast (UTC)"), "until": Column("To", "last forecast (UTC)"),
+    "coins": Column("Coins", "", ","),
+    "crps_ratio": Column("CRPS ratio", "CRPS / reference's, mean over the coins; below 1 is better", ".4f"),
+    "best": Column("Best coin", "lowest ratio of a coin", ".4f"), "worst": Column("Worst coin", "highest", ".4f"),
+    "n": Column("Forecasts", "", ","),
+}  # fmt: skip
+
 Histories = Sequence[tuple[str, Sequence[dict[str, Any]]]]
 
 _TRADING = (
@@ -197,10 +211,34 @@ def write_report(
     sections = [
         Section("What this is", text=[INTRODUCTION, *notes]),
         *judged_sections(found.pools, found.members, [f"{pair.verdict}." for pair in found.pairs]),
+        *_folds(found.folds),
         *_trained(histories, examples),
         members_section(found.members),
     ]
     write_page(path, title, sections)
+
+
+def _folds(scores: Sequence[FoldScore]) -> list[Section]:
+    """Return the table of each model on each fold, with equal weight per coin; nothing if there is a single fold."""
+    if len({one.fold for one in scores}) < 2:
+        return []
+    groups: dict[tuple[str, str, int], list[FoldScore]] = defaultdict(list)
+    for one in scores:
+        groups[one.timeframe, one.architecture, one.fold].append(one)
+    rows = [
+        {
+            "timeframe": timeframe, "architecture": title_of(name), "fold": fold, "coins": len(own),
+            "since": f"{min(one.since for one in own):%Y-%m-%d}", "until": f"{max(one.until for one in own):%Y-%m-%d}",
+            "crps_ratio": float(np.mean([one.ratio for one in own])), "best": min(one.ratio for one in own),
+            "worst": max(one.ratio for one in own), "n": sum(one.n for one in own),
+        }
+        for (timeframe, name, fold), own in sorted(groups.items())
+    ]  # fmt: skip
+    return [
+        Section(
+            "Every fold", text=[_FOLDS], table=Table(_FOLD_COLUMNS, rows), folded=len(rows) > MAX_OPEN_ROWS
+        )
+    ]
 
 
 def _trained(histories: Histories, examples: Examples | None) -> list[Section]:

@@ -92,7 +92,12 @@ def coins_figure(rows: Sequence[Row]) -> Figure:
         "ygap": 2,
         "hoverongaps": False,
         "colorscale": [[0, "$heat_low"], [0.5, "$heat_middle"], [1, "$heat_high"]],
-        "colorbar": {"thickness": 10, "tickformat": ".2f", "title": {"text": "CRPS ratio", "side": "right"}},
+        "colorbar": {
+            "thickness": 10,
+            "tickformat": ".3f",
+            "nticks": 6,
+            "title": {"text": "CRPS ratio", "side": "right"},
+        },
         "hovertemplate": "%{y}, %{x}: %{z:.4f}<extra></extra>",
     }
     better = sum(value < 1 for value in known)

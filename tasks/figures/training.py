@@ -75,6 +75,10 @@ def equity_figure(strategy: Mapping[str, Curve], hold: Mapping[str, Curve]) -> F
     curves = {name: curve for name, curve in strategy.items() if len(curve[0])}
     if not curves:
         return nothing("There is no forecast to trade on.")
+    if not any(np.any(values) for _, values in curves.values()):
+        return nothing(
+            "It never trades at these costs: no median is further from the last close than they are."
+        )
     traces = [_curve(name, curve) for name, curve in curves.items()] if len(curves) > 1 else []
     ends = []
     for i, (name, of_kind) in enumerate((("forecasts", curves), ("buy and hold", hold))):

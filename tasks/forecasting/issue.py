@@ -4,6 +4,7 @@ Beside it the reference's forecast, which is stored in the model's folder as fit
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ import polars as pl
 
 import cpbmodels
 from cpbmodels.data.series import Series
+from cpbmodels.data.wide import NO_MARKET, Market
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.forecasts import CHALLENGER, CHAMPION
 from schemas.handover import Failure, ForecastBatch, Step
@@ -26,7 +28,7 @@ from tasks.forecasting.store import forecast_rows
 from tasks.judging.reference import reference_quantiles
 from tasks.judging.scores import Array
 from tasks.running.parallel import run_each, usable_cores
-from tasks.signals.store import newest_series
+from tasks.signals.store import market_key, newest_markets, newest_series
 from tasks.storage.model_folder import read_config, read_reference, recipe_of
 
 LEARNT = "learnt"
@@ -90,13 +92,19 @@ def _forecasts(
     """Return the rows of each model's forecast, and the failures."""
     rows: dict[SeriesId, pl.DataFrame] = {}
     failures: list[Failure] = []
+    reading = [market_key(model.series) for model in models if _reads_market(model)]
+    of_market = newest_markets(
+        scope.home, reading, since=scope.since, as_of=scope.as_of, provisional=provisional
+    )
 
     def of(model: Champion) -> tuple[pl.DataFrame | None, list[Failure]]:
         made, problems = None, list[Failure]()
         try:
             model.check()
             reference, missing = _reference(model)
-            made = _forecast(scope, model, reference, provisional, role)
+            made = _forecast(
+                scope, model, reference, provisional, role, of_market.get(market_key(model.series))
+            )
             problems += [missing] if missing else []
             recipe = recipe_of(read_config(model.folder))
             note_version(scope.home, model.series, model.model_version, str(recipe))
@@ -153,12 +161,31 @@ def _reference(champion: Champion) -> tuple[Reference | None, Failure | None]:
         return None, failure(champion.series, "forecast", error)
 
 
+def _reads_market(champion: Champion) -> bool:
+    try:
+        return NO_MARKET in read_config(champion.folder).features
+    except CpbError:  # reported when it is loaded
+        return False
+
+
 def _forecast(
-    scope: Scope, champion: Champion, reference: Reference | None, provisional: bool, role: str
+    scope: Scope,
+    champion: Champion,
+    reference: Reference | None,
+    provisional: bool,
+    role: str,
+    market: Market | None,
 ) -> pl.DataFrame:
     model = cpbmodels.load(champion.folder)
     rows = forecast_with(
-        model, champion.series, champion.model_version, scope, provisional, reference=reference, role=role
+        model,
+        champion.series,
+        champion.model_version,
+        scope,
+        provisional,
+        reference=reference,
+        role=role,
+        market=market,
     )
     _check_unlearnt(champion, rows["issued_at"][0])
     return rows
@@ -185,18 +212,21 @@ def forecast_with(
     *,
     reference: Reference | None = None,
     role: str = CHAMPION,
+    market: Market | None = None,
 ) -> pl.DataFrame:
     """Return a model's forecast from the newest stored candles of a series, as rows of the contract.
 
     Args:
         reference: the model's reference; the rows contain its quantiles for the same origin, null without a reference.
         role: the role of the forecasting model.
+        market: what the coins share at their newest candles, for a model that reads it.
 
     Raises:
         MemberError: there are no candles in the scope, or a price of the forecast is not finite.
         ModelError: too few candles for the model.
     """
     series = newest_series(scope.home, wanted, since=scope.since, as_of=scope.as_of, provisional=provisional)
+    series = replace(series, market=market)
     forecast = model.forecast(series, go_back=True)  # after a gap: the forecast before it is already stored
     close = np.stack([forecast.close[q] for q in cpbmodels.QUANTILES])
     if not (np.isfinite(close).all() and np.isfinite(forecast.candle).all()):

@@ -38,20 +38,27 @@ class Stale:
 
     def __str__(self) -> str:
         """Return the finding and the remedy as one sentence."""
+        return f"{self.finding}; refresh it with {self._remedy}"
+
+    @property
+    def finding(self) -> str:
+        """What is too old, and by how much."""
         hours = self.age.total_seconds() / 3600
         age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
-        found = f"the newest {self.what} is {age} old ({self.newest:%Y-%m-%dT%H:%MZ})"
-        return f"{self.series}: {found}; refresh it with {self._remedy}"
+        return f"{self.series}: the newest {self.what} is {age} old ({self.newest:%Y-%m-%dT%H:%MZ})"
 
     @property
     def _remedy(self) -> str:
-        """The command. The candles' source is not stored: a mirror's URL may contain a password."""
         if self.what == "forecast":
             return f"`{forecast_command(self.series)}`"
-        command = f"`{ingest_command(self.series)}`"
-        if self.series.market == OWN:  # its command already names a table
-            return command
-        return f"{command}, with --source as it was ingested if that was not from Binance Vision itself"
+        return with_source(ingest_command(self.series), self.series.market)
+
+
+def with_source(command: str, market: str) -> str:
+    """Return a command that fetches candles, with a remark: a mirror's URL may contain a password and is not stored."""
+    if market in (OWN, SIM):  # the command already names the source
+        return f"`{command}`"
+    return f"`{command}`, with --source as it was ingested if that was not from Binance Vision itself"
 
 
 def find_stale(

@@ -238,7 +238,7 @@ def verdict(champions: Sequence[Champion]) -> str:
     ratios = [m["test_crps_ratio"] for m in scored]
     found = [_finding(c) for c in judged]
     middle = median(ratios)
-    size = f"{abs(1 - middle):.1%} {'lower' if middle < 1 else 'higher'} than the random walk's"
+    size = f"{100 * abs(1 - middle):.1f} % {'lower' if middle < 1 else 'higher'} than the random walk's"
     return (
         f"{sum(r < 1 for r in ratios)} of {len(ratios)} models have a lower CRPS than the random walk on their "
         f"test span, {found.count('better')} of them significantly; {found.count('worse')} are significantly worse. "
@@ -258,7 +258,7 @@ def _direction(scored: Sequence[dict[str, float]]) -> str:
     hits = [m["test_directional_accuracy"] for m in scored if "test_directional_accuracy" in m]
     if not hits:
         return ""
-    return f" Directions are right {sum(hits) / len(hits):.1%} of the time; a coin toss is 50 %."
+    return f" Directions are right {100 * sum(hits) / len(hits):.1f} % of the time; a coin toss is 50 %."
 
 
 def _results(champions: Sequence[Champion]) -> list[Any]:

@@ -4,11 +4,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 
 import polars as pl
 
 from cpbmodels import ModelError, from_hub
 from cpbmodels.adapters.hub import list_models
+from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import CpbError
 from schemas.forecasts import FORECAST_SCHEMA, check_forecasts
 from schemas.handover import Failure
@@ -16,6 +18,7 @@ from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import failure, forecast_with
+from tasks.signals.store import market_key, newest_markets
 from tasks.tracking.versions import series_of
 
 
@@ -54,11 +57,15 @@ def forecast_published(
     rates, and must be from the local champion.
     """
     parts, failures = [pl.DataFrame(schema=FORECAST_SCHEMA)], []
+    scoped = {"since": scope.since, "as_of": scope.as_of, "provisional": provisional}
+    of_market = cache(lambda market, timeframe: newest_markets(scope.home, [(market, timeframe)], **scoped))
     for model in models:
         one = model.series
         try:
             member = from_hub(model.repo, one.symbol, one.timeframe, model.commit, one.market)
-            rows = forecast_with(member, one, model.model_version, scope, provisional)
+            reads_market, key = NO_MARKET in member.config["features"], market_key(one)
+            market = of_market(*key).get(key) if reads_market else None
+            rows = forecast_with(member, one, model.model_version, scope, provisional, market=market)
             parts.append(
                 check_forecasts(
                     rows.with_columns(made_at=pl.lit(datetime.now(UTC), FORECAST_SCHEMA["made_at"]))

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +81,17 @@ def read_scores(root: Path, results: Iterable[ShardResult]) -> list[MemberScore]
 def score_file(folder: Path) -> Path:
     """Return the score file of a member, with its losses per origin; scores of another code version are not read."""
     return folder / f"score-{code_digest('tasks/judging/judge.py')}.npz"
+
+
+def stored_score(root: Path, key: str) -> MemberScore | None:
+    """Return the score of a member by its run's key, `FLEET/BTCUSDT-1h`; None if it is not stored on this machine."""
+    if not re.fullmatch(r"[0-9a-f]+/[\w-]+", key):
+        return None
+    shard, name = key.split("/")
+    try:
+        return MemberScore.from_npz(score_file(root / "fleets" / shard / "members" / name))
+    except (FileNotFoundError, DamagedError):  # `cpb verify` reports damage
+        return None
 
 
 def known_score(folder: Path) -> MemberScore | None:

@@ -104,6 +104,11 @@ def shown_p(p: float) -> str:
     return f"p={p:.3f}" if p >= 0.001 else "p<0.001"
 
 
+def compared(first: str, second: str, ratio: float, p: float, n: int) -> str:
+    """Return the finding about two models' losses on the same `n` forecasts (`pool.compare`) as a sentence."""
+    return f"{first} is {relation(ratio, ratio, p)} {second} (CRPS ratio {ratio:.4f}, {shown_p(p)}, n={n:,})"
+
+
 def verdict(metrics: Mapping[str, float]) -> str:
     """Return the finding as a sentence: better than, worse than or no different from the reference (see `relation`).
 
@@ -114,7 +119,11 @@ def verdict(metrics: Mapping[str, float]) -> str:
     ratio, low, high = (metrics[f"test_crps_ratio{end}"] for end in ("", "_low", "_high"))
     p, classes = metrics.get("test_p_holm", metrics["test_p"]), "test_accuracy" in metrics
     against = "the class frequencies" if classes else "the random walk with EWMA volatility"
+    found = relation(low, high, p)
+    # Only where the interval alone would say something else.
+    over = metrics.get("test_p_holm_models", 1) if found.startswith("no ") and not low <= 1 <= high else 1
+    corrected = f" corrected over {over:.0f} models" if over > 1 else ""
     return (
-        f"{relation(low, high, p)} {against} ({'RPS' if classes else 'CRPS'} ratio {ratio:.4f} "
-        f"[{low:.4f}, {high:.4f}], {shown_p(p)}, n={int(metrics['test_n']):,})"
+        f"{found} {against} ({'RPS' if classes else 'CRPS'} ratio {ratio:.4f} "
+        f"[{low:.4f}, {high:.4f}], {shown_p(p)}{corrected}, n={int(metrics['test_n']):,})"
     )

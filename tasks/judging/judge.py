@@ -14,19 +14,22 @@ from typing import Any
 
 import numpy as np
 
+from cpbmodels.data.paths import scaled_errors
 from cpbmodels.data.series import Series
+from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import DamagedError
 from schemas.handover import Failure, JobMember, ShardJob, TrainedMember
+from schemas.identity import SeriesId
 from schemas.reference import BANDS, Promise, Reference
 from tasks.judging.baselines import realised
 from tasks.judging.classes import judge_classes
 from tasks.judging.fleet import score_file
-from tasks.judging.member import judge_member
+from tasks.judging.member import judge_member, times_of
 from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.reference import fit_reference, reference_quantiles
 from tasks.judging.scores import coverage, pinball
 from tasks.running.resident import Orders
-from tasks.signals.store import load_series
+from tasks.signals.store import load_series, market_key, markets, read_features
 from tasks.storage.model_folder import read_config, write_reference
 from tasks.storage.records import read_npz
 from tasks.training.files import home_of, member_folder, read_job, read_result
@@ -58,14 +61,15 @@ def judge_members(folder: Path, names: Sequence[str]) -> list[Failure]:
 def _judge(fleet: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) -> None:
     folder = member_folder(fleet, spec.name)
     series = load_series(home_of(fleet, job), spec.features, spec.bounds)
-    test = _forecasts(folder, series, "test")
+    test = _forecasts(folder, job, spec.model.series, series, "test")
     if test.quantiles.size:
         columns = read_config(folder / "model").features
         fitted = fit_reference(series, spec.model.series, test.quantiles.shape[1], columns)
         other = reference_quantiles(fitted, series, test.origins)
         score = judge_member(series, test, other, architecture=job.architecture, seed=spec.model.seed)
-        own = {"validation_crps_ratio": _crps_ratio(series, _forecasts(folder, series, "validation"), fitted)}
-        score = replace(score, metrics=score.metrics | own)
+        validation = _forecasts(folder, job, spec.model.series, series, "validation")
+        own = {"validation_crps_ratio": _crps_ratio(series, validation, fitted)}
+        score = replace(score, metrics=score.metrics | own, errors=_errors(series, validation))
         first = {band: float(score.steps[f"coverage_{band}"][0]) for band in BANDS}
         truth = realised(series, test.origins, 1)
         reference_first = {band: float(coverage(other[:, :1], truth, band)[0]) for band in BANDS}
@@ -83,29 +87,44 @@ def _judge(fleet: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         (folder / f"{split}.npz").unlink(missing_ok=True)
 
 
-def _forecasts(folder: Path, series: Series, split: str) -> Any:
+def _forecasts(folder: Path, job: ShardJob, name: SeriesId, series: Series, split: str) -> Any:
     """Return a split's forecasts as stored by the trainer, or made again by the model."""
     try:
         kept = read_npz(folder / f"{split}.npz")
     except FileNotFoundError:
-        return _made_again(folder, series, split)
+        return _made_again(folder, job, name, series, split)
     except DamagedError as error:
         log.warning("%s", error)
-        return _made_again(folder, series, split)
+        return _made_again(folder, job, name, series, split)
     origins = kept.pop("origins")
     return SimpleNamespace(origins=origins, **{k: v.astype(np.float64) for k, v in kept.items()})
 
 
-def _made_again(folder: Path, series: Series, split: str) -> Any:
+def _made_again(folder: Path, job: ShardJob, name: SeriesId, series: Series, split: str) -> Any:
     from cpbmodels.fleet.member import load  # torch
     from cpbmodels.fleet.prediction import predict
 
     member = load(folder / "model")
+    if NO_MARKET in member.config["features"]:
+        home = home_of(folder.parent.parent, job)
+        coins = {one.model.series: read_features(home, one.features) for one in job.members}
+        series = replace(series, market=markets(coins)[market_key(name)])
     found = predict([member], [series], [series.origins(split, member.context, member.horizon)])[0]
     arrays = {"quantiles": found.quantiles, "candle": found.candle, "probabilities": found.probabilities}
     # Rounded like the trainer's stored forecasts, so that judging again gives the same score to the last bit.
     rounded = {k: v.astype(np.float32).astype(np.float64) for k, v in arrays.items() if v is not None}
     return SimpleNamespace(origins=found.origins, **rounded)
+
+
+_MAX_ERRORS = 2000
+"""Newest validation origins whose errors are kept: 80 kB with 10 steps."""
+
+
+def _errors(series: Series, forecasts: Any) -> dict[str, Any]:
+    """Return `MemberScore.errors`."""
+    origins, quantiles = forecasts.origins[-_MAX_ERRORS:], forecasts.quantiles[-_MAX_ERRORS:]
+    truth = realised(series, origins, quantiles.shape[1])
+    return {"times": times_of(series, origins), "scaled": scaled_errors(quantiles, truth).astype(np.float32)}
 
 
 def _crps_ratio(series: Series, forecasts: Any, fitted: Reference) -> float:

@@ -46,6 +46,7 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
     metrics = {name: float(np.mean([m.metrics[name] for m in members])) for name in names}
     for name in (
         "test_p_holm",
+        "test_p_holm_models",
         "test_mae_price",
         "test_rmse_price",
     ):  # prices of different coins cannot be averaged
@@ -70,7 +71,7 @@ def judge_pools(members: Iterable[MemberScore], seed: int = 0) -> list[PoolScore
 
 
 def apply_holm(members: Sequence[MemberScore]) -> list[MemberScore]:
-    """Return the members with `test_p_holm`: p corrected over all members of the same architecture."""
+    """Return the members with `test_p_holm`: p corrected over the `test_p_holm_models` of the same architecture."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, member in enumerate(members):
         groups[member.architecture].append(index)
@@ -78,7 +79,10 @@ def apply_holm(members: Sequence[MemberScore]) -> list[MemberScore]:
     for indices in groups.values():
         adjusted = inference.holm([members[i].metrics["test_p"] for i in indices])
         for i, p in zip(indices, adjusted, strict=True):
-            result[i] = replace(members[i], metrics=members[i].metrics | {"test_p_holm": p})
+            result[i] = replace(
+                members[i],
+                metrics=members[i].metrics | {"test_p_holm": p, "test_p_holm_models": float(len(indices))},
+            )
     return result
 
 

@@ -4,9 +4,10 @@ A registered model is applied to tonight's features, so both use the same candle
 models of the same shape forecast as a fleet: 40 series with 2,880 origins each take seconds.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 import cpbmodels
 from cpbmodels.data.series import Series
+from cpbmodels.data.wide import NO_MARKET, Market
 from schemas.errors import DamagedError
 from schemas.handover import Compared, SeriesRecord
 from tasks.judging.baselines import realised
@@ -22,7 +24,7 @@ from tasks.judging.gate import Contender
 from tasks.judging.member import MemberScore
 from tasks.judging.scores import Array, pinball
 from tasks.promotion.contenders import Candidate
-from tasks.signals.store import read_features
+from tasks.signals.store import market_key, markets, read_features
 
 _AT_ONCE = 8
 """Number of models whose forecasts are in memory at once: 2,880 origins x 10 steps x 19 quantiles take 4.4 MB each."""
@@ -64,8 +66,10 @@ def predicted(
     For a model that cannot forecast from tonight's features, the result is a `DamagedError`.
     """
     found: list[Losses | DamagedError] = []
+    known = {record.series: record for _, record in tasks}
+    of_market = cache(lambda: markets({name: read_features(home, one) for name, one in known.items()}))
     for first in range(0, len(tasks), _AT_ONCE):
-        found += _predicted(home, tasks[first : first + _AT_ONCE], start, end)
+        found += _predicted(home, tasks[first : first + _AT_ONCE], start, end, of_market)
     return found
 
 
@@ -85,7 +89,11 @@ def instant(microseconds: int) -> datetime:
 
 
 def _predicted(
-    home: Path, tasks: Sequence[Task], start: datetime, end: datetime
+    home: Path,
+    tasks: Sequence[Task],
+    start: datetime,
+    end: datetime,
+    of_market: Callable[[], Mapping[tuple[str, str], Market]],
 ) -> list[Losses | DamagedError]:
     models: list[cpbmodels.Member] = []
     known: list[Series] = []
@@ -94,6 +102,8 @@ def _predicted(
         series = read_features(home, features)
         try:
             model = cpbmodels.load(registered.folder)
+            if NO_MARKET in model.config["features"]:
+                series = replace(series, market=of_market()[market_key(features.series)])
             series.columns(tuple(model.config["features"]))
         except cpbmodels.ModelError as error:
             failed[place] = DamagedError(str(error), field=str(registered.folder))

@@ -4,6 +4,8 @@ import hashlib
 import io
 import logging
 import os
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -15,10 +17,11 @@ from numpy.typing import NDArray
 
 from cpbmodels.data.columns import PRICES, feature_frame
 from cpbmodels.data.series import Series
+from cpbmodels.data.wide import Market
 from schemas.errors import DamagedError, MemberError
 from schemas.frames import check_features
 from schemas.handover import SeriesRecord, SplitBounds
-from schemas.identity import SeriesId
+from schemas.identity import SeriesId, stored_series
 from tasks.market.store import TREES, read_klines
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.digests import code_digest, file_digest
@@ -26,6 +29,12 @@ from tasks.storage.files import write_bytes
 from tasks.storage.records import read_record, write_record
 
 log = logging.getLogger("cpb")
+
+NEWEST_ROWS = 4096
+"""Rows that a forecast may read: five weeks of 15m candles (`cpbmodels.data.wide.LOOKBACK_DAYS`)."""
+
+MARKET_ROWS = 64
+"""Rows from which the newest values of the market follow: 24 candles are its longest own window."""
 
 KEPT_FILES = 4
 """Feature files kept per series: a run with another `as_of` may still be reading an older file."""
@@ -138,7 +147,7 @@ def newest_series(
     since: datetime | None = None,
     as_of: datetime | None = None,
     provisional: bool = False,
-    rows: int = 1024,
+    rows: int = NEWEST_ROWS,
 ) -> Series:
     """Return the newest rows of a series for a forecast: no spans, nothing to train on.
 
@@ -155,6 +164,36 @@ def newest_series(
     else:
         frame = check_features(feature_frame(klines, series.timeframe)).tail(rows)
     return Series.from_columns(frame, symbol=series.label, timeframe=series.timeframe)
+
+
+def market_key(series: SeriesId) -> tuple[str, str]:
+    """Return what decides a series' market: whose coins it is compared with."""
+    return series.market, series.timeframe
+
+
+def markets(coins: Mapping[SeriesId, Series]) -> dict[tuple[str, str], Market]:
+    """Return what these coins share, by `market_key`."""
+    parts: dict[tuple[str, str], list[Series]] = {}
+    for name, series in coins.items():
+        parts.setdefault(market_key(name), []).append(series)
+    return {key: Market.of(part) for key, part in parts.items()}
+
+
+def newest_markets(
+    home: Path, wanted: Iterable[tuple[str, str]], **how: Any
+) -> dict[tuple[str, str], Market]:
+    """Return what all stored coins of the wanted markets and timeframes (`market_key`) share at their newest candles.
+
+    So a forecast does not depend on the coins that it was asked for with. `how`: as in `newest_series`. A coin without
+    candles in the scope is left out, and so is a damaged one, which its own forecast reports.
+    """
+    keys = set(wanted)
+    found = {}
+    for one in stored_series(home, "klines") if keys else ():
+        if market_key(one) in keys:
+            with suppress(MemberError):
+                found[one] = newest_series(home, one, rows=MARKET_ROWS, **how)
+    return markets(found)
 
 
 def klines_digest(klines: pl.DataFrame) -> str:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+OWN = {"flows", "tasks", "schemas", "webapp", "cpbmodels"}
+"""This project's packages: installed as a wheel, third-party packages lie in the same folder."""
 
 
 def file_digest(path: Path) -> str:
@@ -122,6 +124,8 @@ def _imported(node: ast.AST) -> list[str]:
 
 def _module_file(name: str) -> Path | None:
     """Return the source file of a module of this project, None for other modules."""
+    if name.partition(".")[0] not in OWN:
+        return None
     path = ROOT / name.replace(".", "/")
     files = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in files if file.is_file()), None)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from cpbmodels.arch.options import Preset
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.config import JUDGED, parse, sealed
+from cpbmodels.fleet.config import JUDGED, PARTS, parse, sealed
 from schemas.errors import DamagedError
 from schemas.identity import Recipe
 from schemas.reference import Reference
@@ -284,17 +284,26 @@ def recipe_of(config: ModelConfig) -> Recipe:
     """
     values: dict[str, Any] = config.model_dump(mode="json")
     standard = Preset().as_dict()
-    changed = {
-        name: values[name]
-        for name, default in standard.items()
-        if name not in _HOW_IT_RUNS and name in values and _plain(values[name]) != _plain(default)
-    }
+    changed = _changed(values, standard)
+    if PARTS in values:
+        changed[PARTS] = [
+            {"architecture": one["architecture"], **_changed(one, standard)} for one in values[PARTS]
+        ]
     copies = len(values.get("seeds") or [1])
     changed |= {"copies": copies} if copies > 1 else {}
     changed |= {"dtype": values["dtype"]} if values.get("dtype", "float32") != "float32" else {}
     digest = value_digest(changed)[:_DIGITS]
     scope = UNIVERSAL if values.get("scope") == "universal" else ""
     return Recipe(f"{config.architecture}{scope}", config.preset, digest)
+
+
+def _changed(values: Mapping[str, Any], standard: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that decide a model and differ from their defaults."""
+    return {
+        name: values[name]
+        for name, default in standard.items()
+        if name not in _HOW_IT_RUNS and name in values and _plain(values[name]) != _plain(default)
+    }
 
 
 def _plain(value: Any) -> Any:

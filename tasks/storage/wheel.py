@@ -1,4 +1,7 @@
-"""The light library as a wheel, built from the running source, stored with the models that it trained.
+"""The light library as a wheel, stored with the models that it trained.
+
+An installed cpb has it beside this module; a clone builds it from the running source. `setup.py`, which puts it there,
+runs this module too: nothing outside the standard library and this project's errors and files is imported.
 
 `python -m tasks.storage.wheel FOLDER` writes it to a folder (`make wheel`).
 """
@@ -11,9 +14,9 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 
-import cpbmodels
 from schemas.errors import CpbError
 from tasks.storage.files import write_bytes
 
@@ -36,12 +39,25 @@ class Wheel:
 
 @cache
 def light_wheel() -> Wheel:
-    """Build the wheel of `cpbmodels`, once per process; takes about two seconds and 0.1 MB.
+    """Return the wheel of `cpbmodels`, 0.1 MB; a clone builds it once per process, in about two seconds.
 
     Raises:
         CpbError: the build failed; the message includes its last line.
     """
-    source = Path(cpbmodels.__file__).parent
+    if shipped := next(Path(__file__).parent.glob("cpbmodels-*.whl"), None):
+        return Wheel(shipped.name, shipped.read_bytes())
+    spec = find_spec("cpbmodels")
+    assert spec is not None
+    assert spec.origin is not None
+    return build_light_wheel(Path(spec.origin).parent)
+
+
+def build_light_wheel(source: Path) -> Wheel:
+    """Build the wheel of `cpbmodels` from its folder; the same source and setuptools give the same bytes.
+
+    Raises:
+        CpbError: the build failed; the message includes its last line.
+    """
     with tempfile.TemporaryDirectory() as folder:
         # a copy: setuptools leaves build folders beside the source, and file modes differ between clones
         copy, out = Path(folder, "cpbmodels"), Path(folder, "dist")

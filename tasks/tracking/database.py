@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from schemas.errors import CpbError, install_extra
+from cpbmodels.errors import pip_install
+from schemas.errors import CpbError
 from tasks.storage.files import draft_name
 from tasks.storage.locks import locked, temporary_lock
 from tasks.storage.urls import public_url, without_credentials
@@ -42,8 +43,8 @@ _SCHEMA_LOCK = 0x637062
 _variable: ContextVar[str] = ContextVar("cpb_store_variable", default="MLFLOW_TRACKING_URI")
 EXPERIMENT = "cpb"
 """Name of the experiment that holds all runs."""
-_PACKAGES = {"psycopg2": install_extra("postgres"), "MySQLdb": "`pip install mysqlclient`"}
-"""How to install drivers whose package name differs from the module name."""
+_PACKAGES = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
+"""Packages of drivers whose module has another name."""
 _ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMENT}"
 
 DOWN = "database-down"
@@ -191,7 +192,7 @@ def failure(uri: str, error: BaseException) -> CpbError:
         DOWN: f"{store} cannot be reached ({reason}); start it, {_other_store()}",
         "missing-package": (
             f"{store} needs the Python package {reason}, which is not installed; "
-            f"run {_PACKAGES.get(reason, f'`pip install {reason}`')}, {_other_store()}"
+            f"run `{pip_install(_PACKAGES.get(reason, reason))}`, {_other_store()}"
         ),
     }
     return CpbError(

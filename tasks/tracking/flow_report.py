@@ -1,4 +1,4 @@
-"""`report.html` on a flow's run: the run's results in a single file that MLflow's own page displays.
+"""`report.html` on a flow's run: the run's results in a single file that MLflow's own page displays; `coins.json`.
 
 About 2.0 MB, mostly plotly's bundle, compressed: the page is shown in a frame that may not fetch anything.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cpbmodels.data.paths import correlate_coins
 from schemas.handover import Decision, TrainedMember
 from schemas.identity import SIM
 from tasks.figures.judged import INTRODUCTION, judged_sections, members_section
@@ -19,9 +20,10 @@ from tasks.figures.training import losses_figure
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import judge_pools
 from tasks.storage.digests import file_digest
+from tasks.storage.files import write_json
 from tasks.tracking.artifacts import attaching
 from tasks.tracking.connection import Store
-from tasks.tracking.records import REPORT
+from tasks.tracking.records import DEPENDENCE, REPORT
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import FILES, market_of
 
@@ -60,8 +62,32 @@ def keep_report(
     sections = _sections(fleets, decisions, simulated=market_of(run) == SIM)
     with attaching(store, run, REPORT) as path:
         write_page(path, str(run.info.run_name), sections)
-        digest = file_digest(path)
-    store.client.set_tag(run_id, FILES, json.dumps({REPORT: digest}))
+        digests = {REPORT: file_digest(path)}
+    if coins := _coins(fleets):
+        with attaching(store, run, DEPENDENCE) as path:
+            write_json(path, coins)
+            digests[DEPENDENCE] = file_digest(path)
+    store.client.set_tag(run_id, FILES, json.dumps(digests))
+
+
+def _coins(fleets: Sequence[ReportedFleet]) -> dict[str, Any]:
+    """Return how the errors of a timeframe's coins hang together, by the architecture with the most coins of each.
+
+    Errors of different architectures on the same candles are nearly equal: most of an error is the move itself.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for fleet in fleets:
+        for timeframe in dict.fromkeys(score.timeframe for score in fleet.scores):
+            errors = {
+                score.symbol: (score.errors["times"], score.errors["scaled"])
+                for score in fleet.scores
+                if score.timeframe == timeframe and score.errors
+            }
+            if len(errors) > len(found.get(timeframe, {}).get("symbols", ())) and (
+                one := correlate_coins(errors)
+            ):
+                found[timeframe] = one | {"architecture": fleet.architecture}
+    return found
 
 
 def _sections(

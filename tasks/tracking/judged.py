@@ -14,6 +14,7 @@ from tasks.tracking.connection import Store, find_run, find_runs, search, search
 from tasks.tracking.leaderboard import Fleet, fleets_of
 from tasks.tracking.tags import (
     FLEET,
+    KEY,
     KIND,
     MARKET,
     MEMBER,
@@ -115,7 +116,7 @@ def coin_ratios(store: Store, rows: Iterable[Mapping[str, Any]]) -> list[dict[st
     """Return each coin's ratio per model in some leaderboard rows: of the newest model of each recipe.
 
     Returns:
-        `symbol timeframe architecture preset crps_ratio test_span`, with `test_span` as in `JudgedModel`.
+        `symbol timeframe architecture preset crps_ratio test_span key`, with `test_span` as in `JudgedModel`.
     """
     rows = list(rows)
     flows = find_runs(store, {row["flow_run"] for row in rows})
@@ -138,6 +139,7 @@ def _coins(fleet: Fleet, row: Mapping[str, Any]) -> list[dict[str, Any]]:
             **names,
             "crps_ratio": member.data.metrics["test_crps_ratio"],
             "test_span": _span(fleet.run.data.params | member.data.params),
+            "key": member.data.tags.get(KEY, ""),
         }
         for member in fleet.members
         if member.data.tags.get(TIMEFRAME) == row["timeframe"]

@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError
-from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, coins_label
+from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, SPOT, coins_label, market_option
 from tasks.judging.inference import relation
 from tasks.tracking.connection import Store, search
 from tasks.tracking.run_list import RUN_COLUMNS, find_flow, finished_flows
@@ -139,7 +139,8 @@ def _current(
     if not shown & trained:
         which = f" of market {market}" if market else ""
         raise CpbError(
-            f"no finished training run{which} in the MLflow store yet; start one with `cpb train-all`",
+            f"no finished training run{which} in the MLflow store yet; "
+            f"start one with `cpb train-all{market_option(market or SPOT)}`",
             code="no-run",
         )
     rows: list[BoardRow] = []

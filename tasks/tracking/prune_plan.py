@@ -14,7 +14,7 @@ from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.tracking.artifacts import foreign_file, lies_elsewhere
 from tasks.tracking.connection import Store, search_lazily
 from tasks.tracking.flavour import LOADED
-from tasks.tracking.records import REPORT
+from tasks.tracking.records import DEPENDENCE, REPORT
 from tasks.tracking.tags import (
     FLEET,
     FLOW,
@@ -37,7 +37,7 @@ NIGHTS = 14
 """Nights of each market that are kept in full."""
 
 _OWN_FILES: dict[str, tuple[str, ...]] = {
-    FLOW: (REPORT,),
+    FLOW: (REPORT, DEPENDENCE),
     FLEET: (),
     MEMBER: (*MODEL_FILES, LOADED),
 }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError
+from schemas.scope import default_folder
 from tasks.storage.processes import ProcessId
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store, alone, connect, search, search_lazily
@@ -33,7 +34,6 @@ from tasks.tracking.tags import OPENED, PARENT, PROCESS, REASON
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-DEFAULT_DATABASE = Path("mlruns/mlflow.db")
 _SQLITE_HEADER = b"SQLite format 3\0"
 
 log = logging.getLogger("cpb")
@@ -47,12 +47,12 @@ _snapshots: dict[str, tuple[float, ...]] = {}
 
 
 def tracking_uri() -> str:
-    """Return `MLFLOW_TRACKING_URI`, or the SQLite store `mlruns/mlflow.db` in the current directory.
+    """Return `MLFLOW_TRACKING_URI`, or the SQLite store `mlruns/mlflow.db` in `default_folder`.
 
     SQLite paths are made absolute: MLflow caches one engine per URI, and a relative path would still refer to the old
     file after a change of directory.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{DEFAULT_DATABASE}"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{default_folder() / 'mlruns/mlflow.db'}"
     database = sqlite_path(uri)
     return f"sqlite:///{database}" if database else uri
 

@@ -193,7 +193,7 @@ def _is_usable(ray: Any, address: str, answer: Any, own: dict[str, str]) -> bool
         reason = str(error).strip().splitlines()[-1]
         raise CpbError(
             f"node {address} of the Ray cluster cannot run cpb ({reason}): copy the project's folder there and run "
-            "`pip install -e '.[ray]'` in it, or stop that node",
+            "`pip install -c constraints.txt -e ./cpbmodels -e '.[ray]'` in it, or stop that node",
             code="versions",
         ) from error
     if differs := ray_node.difference(own, facts["versions"]):

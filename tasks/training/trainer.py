@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -30,15 +30,24 @@ import torch
 
 import cpbmodels
 from cpbmodels.data.series import Series
+from cpbmodels.data.wide import NO_MARKET, Market
 from cpbmodels.device import steps
 from cpbmodels.device.doctor import profile_for
 from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.plan import pick_device
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.handover import DeviceWork, Failure, JobMember, ShardJob, ShardResult, TrainedMember
+from schemas.handover import (
+    DeviceWork,
+    Failure,
+    JobMember,
+    SeriesRecord,
+    ShardJob,
+    ShardResult,
+    TrainedMember,
+)
 from schemas.run import base_of
 from tasks.running.resident import Orders
-from tasks.signals.store import read_features, with_bounds
+from tasks.signals.store import market_key, markets, read_features, with_bounds
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
@@ -139,6 +148,8 @@ def _rows(job: ShardJob, folder: Path | None) -> list[Member | None]:
     if folder is None:
         return [None] * job.seeds
     old = cpbmodels.load(folder)
+    if old.parts:  # trained anew: most of an average is solved in seconds
+        return [None] * job.seeds
     wanted = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
     shape = ("context", "horizon", "features", "calendar", "calendar_dim", "hidden_dim", "n_layers", "head")
     differing = [k for k in shape if getattr(old.options, k) != getattr(wanted, k)]
@@ -297,9 +308,12 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
     loaded, failures = [], []
     read = cache(lambda path: read_features(home, records[path]))  # folds of a series share its arrays
     records = {m.features.path: m.features for m in job.members}
+    options = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
+    of_market = _markets(read, records.values()) if NO_MARKET in options.features else {}
     for member in job.members:
         try:
             series = with_bounds(read(member.features.path), member.model.series, member.bounds)
+            series = replace(series, market=of_market.get(market_key(member.model.series)))
         except (MemberError, DamagedError, OSError) as error:
             failures.append(Failure.of(member.model, "train", error))
             continue
@@ -309,6 +323,15 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
         else:
             loaded.append((member, series))
     return loaded, failures
+
+
+def _markets(read: Callable[[str], Series], records: Iterable[SeriesRecord]) -> dict[tuple[str, str], Market]:
+    """What the fleet's coins share; a coin whose features cannot be read is left out, and reported as a failure."""
+    coins = {}
+    for record in records:
+        with suppress(DamagedError, OSError):
+            coins[record.series] = read(record.path)
+    return markets(coins)
 
 
 def _diverged(spec: JobMember, model: cpbmodels.Member) -> Failure:

@@ -109,6 +109,24 @@ def test_members_are_judged_over_all_folds(result, loaded):
     assert (result.failures, result.incomplete) == ([], [])
 
 
+def test_each_fold_has_a_score_of_its_own_which_the_report_lists(result, loaded, tmp_path):
+    har = [one for one in result.folds if (one.architecture, one.symbol) == ("har", "AUSDT")]
+    member = next(m for m in result.members if (m.architecture, m.symbol) == ("har", "AUSDT"))
+    assert [one.fold for one in har] == [1, 2]
+    assert har[0].until < har[1].since
+    assert sum(one.n for one in har) == member.metrics["test_n"]
+    start = har[0].n
+    own, other = (member.losses[name][start:] for name in ("crps", "reference_crps"))
+    assert har[1].ratio == pytest.approx(own.mean() / other.mean())
+    assert {one.ratio for one in result.folds if one.architecture == "reference"} == {1.0}
+    output.write_report(tmp_path / "report.html", "T", result)
+    text = (tmp_path / "report.html").read_text()
+    table = text[text.index("<h2>Every fold</h2>") :]
+    mean = np.mean([one.ratio for one in result.folds if (one.architecture, one.fold) == ("har", 2)])
+    assert f"{mean:.4f}" in table
+    assert f"{har[1].since:%Y-%m-%d}" in table
+
+
 def test_the_reference_scores_one_and_the_hours_score_less(result):
     pools = {p.architecture: p for p in result.pools}
     assert pools["reference"].metrics["test_crps_ratio"] == pytest.approx(1)
@@ -305,7 +323,9 @@ def test_examples_show_every_series_and_the_plain_random_walk_is_named_so(loaded
     for one in newest:
         found.add("random-walk", one, REFERENCE.trained_on(one)(one))
     (drawn,) = found.equity().values()
-    assert [one["name"] for one in drawn["data"]][: len(newest)] == [f"{x.id.label} 1h" for x in newest]
+    assert drawn["layout"]["meta"]["alt"].startswith(
+        "It never trades at these costs"
+    )  # the median is the last close
     assert [row["series"] for row in found.trades()] == [f"{x.id.label} 1h" for x in newest]
     series, fan = found.forecasts["random-walk"]
     assert series == f"{newest[0].id.label} 1h"

@@ -159,12 +159,29 @@ GPU_JOBS = {
 """Seconds on one H100: the fleet, the usual loop and the competent one, as `python -m benchmarks.gpu` measured them."""
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/gpu.md", "benchmarks/RESULTS.md"])
+@pytest.mark.parametrize("page", ["docs/gpu.md", "benchmarks/RESULTS.md"])
 def test_the_gpu_figures_are_the_same_wherever_they_stand(page):
     rows = [line for line in (ROOT / page).read_text().splitlines() if line.startswith("|")]
     for architecture, seconds in GPU_JOBS.items():
         (row,) = [row for row in rows if architecture in row and seconds[1] in row]
         assert all(re.search(rf"(?<![\d,.]){re.escape(one)}(?![\d,])", row) for one in seconds)
+
+
+def test_the_readme_is_a_screen_with_its_commands_its_figures_and_the_map():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) < 60
+    for command in ("make install", "make demo", "make test"):
+        assert re.search(rf"(^|`){command}\b", text, re.MULTILINE)
+    fleet, loop, _ = GPU_JOBS["transformer"]
+    assert re.search(rf"40 transformers in {re.escape(fleet)} s; .*\({loop} s", " ".join(text.split()))
+    words = re.findall(r"\b(?:fleet|member|e-value|CRPS|shard|champion)s?\b", text)
+    assert not words  # none is explained here
+    house = (ROOT / "docs/architecture.md").read_text().partition("## The house")[2].partition("\n## ")[0]
+    tracked = {path.parent for path in ROOT.glob("tasks/*/__init__.py")} | {
+        ROOT / name for name in ("flows", "schemas", "webapp", "cpbmodels", "benchmarks", "research", "docs")
+    }
+    missing = [path for path in tracked if f"`{path.relative_to(ROOT).as_posix()}/`" not in house]
+    assert not missing
 
 
 def test_no_page_says_that_nothing_was_measured_on_a_gpu():
@@ -199,7 +216,7 @@ def test_the_page_of_promises_lists_how_the_presets_differ_from_the_notes():
 
 
 def test_options_that_mean_the_same_everywhere_say_the_same_everywhere():
-    """As the README says of `--since` and `--as-of`."""
+    """As the page of commands says of `--since` and `--as-of`."""
     from flows.cli import _app
 
     texts: dict[str, set[str]] = {"--since": set(), "--as-of": set()}
@@ -209,7 +226,7 @@ def test_options_that_mean_the_same_everywhere_say_the_same_everywhere():
                 texts[name].add(option.help)
     assert {name: len(found) for name, found in texts.items()} == {"--since": 1, "--as-of": 1}
     said = re.search(
-        r"^(.*) mean the same wherever they appear", (ROOT / "README.md").read_text(), re.MULTILINE
+        r"^(.*) mean the same wherever they appear", (ROOT / "docs/commands.md").read_text(), re.MULTILINE
     )
     assert said
     assert set(re.findall(r"--[a-z-]+", said[1])) == texts.keys()

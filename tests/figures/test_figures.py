@@ -210,6 +210,7 @@ def test_the_heat_map_is_not_painted_over_by_one_bad_model():
     ]
     figure = check(board.coins_figure(rows))
     assert figure["data"][0]["zmax"] < 1.1
+    assert figure["data"][0]["colorbar"]["tickformat"] == ".3f"  # with two digits several labels are the same
     assert figure["data"][0]["z"][1] == [0.981, None]
 
 
@@ -275,4 +276,6 @@ def test_equity_of_one_series_none_and_many_points():
     assert [len(one["x"]) for one in figure["data"]] == [training.MAX_POINTS] * 2
     assert figure["data"][0]["y"][-1] == pytest.approx(math.expm1(5), rel=1e-4)
     assert check(training.equity_figure({}, {}))["data"] == []
+    flat = check(training.equity_figure({"A": curve([0.0] * 9)}, many))
+    assert (flat["data"], flat["layout"]["meta"]["alt"][:33]) == ([], "It never trades at these costs: n")
     assert check(training.equity_figure({"A": curve([])}, {}))["data"] == []

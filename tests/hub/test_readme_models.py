@@ -1,4 +1,4 @@
-"""The README's section on models that travel runs as it stands there, after one real training."""
+"""The library page's section on models that travel runs as it stands there, after one real training."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from schemas.identity import SeriesId
 from tasks.market import simulator
 from tasks.market.store import read_klines
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs/library.md"
 
 
 def run(folder, *command, **env):
@@ -32,7 +32,7 @@ def run(folder, *command, **env):
 @pytest.mark.slow
 def test_pandas_mlflow_the_hub_and_freqtrade_each_forecast_in_a_few_lines(tmp_path):
     pytest.importorskip("onnxruntime")
-    section = README.read_text().partition("## Models that travel")[2].partition("\n## ")[0]
+    section = PAGE.read_text().partition("## Models that travel")[2].partition("\n## ")[0]
     blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     assert len(blocks) == 4
     assert all(len(block.splitlines()) <= 5 for block in blocks)

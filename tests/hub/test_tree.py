@@ -93,8 +93,8 @@ def test_the_verdict_counts_what_is_beyond_the_interval(tmp_path):
 
     assert "2 of 3 models have a lower CRPS" in text
     assert "1 of them significantly; 1 are significantly worse" in text
-    assert "1.0% lower than the random walk's" in text
-    assert "right 50.0% of the time" in text
+    assert "1.0 % lower than the random walk's" in text
+    assert "right 50.0 % of the time" in text
 
 
 def test_the_verdict_says_what_the_tables_findings_say(tmp_path):

@@ -135,6 +135,22 @@ def test_holm_corrects_over_the_members_of_an_architecture():
     assert "test_p_holm" not in members[0].metrics
 
 
+def test_a_verdict_that_the_interval_does_not_show_says_over_how_many_models_p_is_corrected():
+    found = judged(market())
+    one = replace(
+        found,
+        metrics=found.metrics | {"test_crps_ratio_low": 0.98, "test_crps_ratio_high": 0.99, "test_p": 0.01},
+    )
+    (alone,) = pool.apply_holm([one])
+    first, *_ = pool.apply_holm([one] * 20)
+    assert alone.verdict.startswith("better than")
+    assert "no different from" in first.verdict
+    assert "p=0.200 corrected over 20 models, n=" in first.verdict
+    assert "test_p_holm_models" not in pool.judge_pool([first]).metrics
+    wide = replace(first, metrics=first.metrics | {"test_crps_ratio_high": 1.01})
+    assert "corrected" not in wide.verdict
+
+
 def test_pools_are_grouped_and_ordered():
     members = [judged(market(), s, architecture=a) for s, a in ((1.5, "bad"), (1.0, "good"))]
     assert [p.architecture for p in pool.judge_pools(members)] == ["good", "bad"]

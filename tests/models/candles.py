@@ -8,8 +8,11 @@ from cpbmodels import Series
 from cpbmodels.arch import usable
 from cpbmodels.arch.har import HAR_COLUMNS
 
-LEARNT = [name for name, found in usable().items() if not found.spec.closed_form]
-"""Architectures that are trained by gradient steps."""
+LEARNT = [name for name, found in usable().items() if not found.spec.closed_form and name != "average"]
+"""Architectures that are trained by gradient steps; an average's members are among them."""
+
+ON_ROLLING_COLUMNS = ("har", "robust-har", "line", "walk", "average")
+"""Architectures that read the last candle alone, and more of it than its prices."""
 
 
 def walk(rows=700, seed=0, symbol="AAAUSDT", timeframe="1h", **options):
@@ -36,4 +39,4 @@ def with_har_columns(series):
 
 def series_for(architecture, rows=700, seed=0, **options):
     plain = walk(rows, seed, **options)
-    return with_har_columns(plain) if architecture.endswith("har") else plain
+    return with_har_columns(plain) if architecture in ON_ROLLING_COLUMNS else plain

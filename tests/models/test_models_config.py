@@ -7,7 +7,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 import torch
-from candles import series_for, walk
+from candles import ON_ROLLING_COLUMNS, series_for, walk
 from safetensors.torch import load_file, save_file
 
 from cpbmodels import ModelError, architectures, load, train_fleet
@@ -50,7 +50,7 @@ def saved(tmp_path_factory):
     for name in architectures():
         series = series_for(name, 400, seed=1)
         folder = tmp_path_factory.mktemp(name)
-        short = {} if name.endswith("har") else {"context": 8, "horizon": 4}
+        short = {} if name in ON_ROLLING_COLUMNS else {"context": 8, "horizon": 4}
         member = train_fleet([series], name, seeds=[1], **SMALL | short)[0]
         member.save(folder, extra=PIPELINE)
         found[name] = (folder, series, json.loads((folder / "config.json").read_text()))

@@ -18,7 +18,19 @@ from cpbmodels.arch.base import check_definition
 from cpbmodels.arch.options import COMMON_PRESETS
 
 ROOT = Path(__file__).parents[2]
-BUILT_IN = ["transformer", "gru", "lstm", "lstm-manual", "linear", "har", "robust-har", "classifier-gru"]
+BUILT_IN = [
+    "transformer",
+    "gru",
+    "lstm",
+    "lstm-manual",
+    "linear",
+    "har",
+    "robust-har",
+    "line",
+    "walk",
+    "average",
+    "classifier-gru",
+]
 (TCN,) = re.findall(
     r'```python\n("""`tcn`.*?)```', (ROOT / "docs" / "new-architecture.md").read_text(), re.DOTALL
 )
@@ -47,7 +59,7 @@ def python(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
 def test_names_cost_neither_torch_nor_numpy():
     done = python(
         "import sys, cpbmodels\n"
-        f"assert cpbmodels.architectures()[:8] == {BUILT_IN}, cpbmodels.architectures()\n"
+        f"assert cpbmodels.architectures()[:11] == {BUILT_IN}, cpbmodels.architectures()\n"
         "assert not {'torch', 'numpy'} & sys.modules.keys()"
     )
     assert done.returncode == 0, done.stderr
@@ -63,6 +75,9 @@ def test_names_cost_neither_torch_nor_numpy():
         ("linear", False, False, (), "default"),
         ("har", False, False, (), "default"),
         ("robust-har", True, False, (), "default"),
+        ("line", True, False, (), "default"),
+        ("walk", True, False, (), "default"),
+        ("average", False, False, (), "default"),
         ("classifier-gru", False, True, ("seed-gru", "seed-gru-tuned"), "seed-gru"),
     ],
 )

@@ -129,7 +129,7 @@ def test_impossible_requests_are_one_sentence():
         solved([one], context=30)
     with pytest.raises(ModelError, match="'robust-har' belong together"):
         solved([one], head="point")
-    with pytest.raises(ModelError, match="'robust-har' belong together"):
+    with pytest.raises(ModelError, match="'robust-har' or 'line' belong together"):
         train_fleet([one], "har", head="scaled")
     without = replace(one, names=tuple(n.replace("log_range", "x") for n in one.names))
     with pytest.raises(ModelError, match="lacks the column"):

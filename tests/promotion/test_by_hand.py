@@ -41,7 +41,20 @@ def test_champions_are_listed_for_programs(cpb):
     code, found = cpb("champions", "--json")
     assert (code, found["exit"]) == (0, 0)
     assert [set(row) for row in found["champions"]] == [
-        {"market", "symbol", "timeframe", "version", "architecture", "preset", "verdict", "decision"}
+        {
+            "market",
+            "symbol",
+            "timeframe",
+            "version",
+            "architecture",
+            "preset",
+            "verdict",
+            "decision",
+            "simulated",
+            "crps_ratio",
+            "crps_ratio_low",
+            "crps_ratio_high",
+        }
     ] * 2
     btc = found["champions"][0]
     assert (btc["market"], btc["symbol"], btc["timeframe"], btc["version"]) == ("sim", "BTCUSDT", "1h", "1")
@@ -70,7 +83,14 @@ def test_simulated_champions_are_listed_where_asked_for_or_where_no_others_are(c
     monkeypatch.setattr(by_hand, "champions", both)
     assert [row["market"] for row in cpb("champions", "--json")[1]["champions"]] == ["spot"]
     shown = cpb("champions", "--market", "sim", "--json")[1]["champions"]
-    assert [row["market"] for row in shown] == ["sim", "sim"]
+    assert [(row["market"], row["simulated"]) for row in shown] == [("sim", True)] * 2
+    assert "simulated market" in cpb("champions", "--market", "sim")[1]
+    real_table = cpb("champions")[1]
+    assert "simulated" not in real_table
+    row = cpb("champions", "--json")[1]["champions"][0]
+    low, ratio, high = (row[name] for name in ("crps_ratio_low", "crps_ratio", "crps_ratio_high"))
+    assert 0 < low < ratio < high
+    assert f"{ratio:.4f}   [{low:.4f}, {high:.4f}]" in real_table
 
 
 def test_champions_are_explained_to_people(cpb):

@@ -150,3 +150,27 @@ def test_a_column_without_a_single_value_is_refused(tmp_path, market):
     with pytest.raises(MemberError) as refused:
         store.write_features(tmp_path, BTC)
     assert (refused.value.code, refused.value.field) == ("empty-column", "log_volume_change")
+
+
+def test_the_newest_market_is_that_of_the_whole_past_whichever_coins_are_asked(tmp_path, monkeypatch):
+    frames = {f"{coin}USDT": klines(1200 + 7 * n) for n, coin in enumerate(("BTC", "ETH", "SOL", "ADA"))}
+    names = [SeriesId("spot", symbol, "1h") for symbol in frames]
+    monkeypatch.setattr(store, "read_klines", lambda home, series, **_: frames[series.symbol])
+    monkeypatch.setattr(
+        store, "stored_series", lambda home, tree: [*names, SeriesId("spot", "BTCUSDT", "15m")]
+    )
+    key = store.market_key(names[0])
+    assert key == ("spot", "1h")
+    newest = store.newest_markets(tmp_path, [key])[key]
+    records = [store.write_features(tmp_path, name) for name in names]
+    coins = {one.series: store.read_features(tmp_path, one) for one in records}
+    whole = store.markets(coins)[key]
+    np.testing.assert_array_equal(newest.times[-20:], whole.times[-20:])
+    known = np.isfinite(whole.values).all(axis=1)  # where three coins have the candle
+    assert known.any()
+    assert not known[-7:].any()
+    shared = np.isin(newest.times, whole.times[known])
+    np.testing.assert_allclose(
+        newest.values[shared][-10:], whole.values[np.isin(whole.times, newest.times[shared])][-10:], atol=1e-9
+    )
+    assert store.newest_markets(tmp_path, []) == {}

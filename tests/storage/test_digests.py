@@ -12,6 +12,7 @@ from tasks.storage import digests
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.setattr(digests, "ROOT", tmp_path)
+    monkeypatch.setattr(digests, "OWN", {"a", "b"})
     for name, text in {
         "a/__init__.py": "", "a/one.py": "from b.two import X\nimport json", "b/__init__.py": "",
         "b/two.py": "def f():\n    from a import three\nX = 1", "a/three.py": "import a.one", "a/other.py": "",

@@ -1,9 +1,9 @@
-"""The light library's wheel: everything in it, the same bytes each time; the application has none."""
+"""The light library's wheel: everything in it, the same bytes each time, carried by an installed application."""
 
 import io
-import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -41,11 +41,25 @@ def test_the_same_source_gives_the_same_bytes_and_a_clean_folder(tmp_path):
     assert {path.name for path in (ROOT / "cpbmodels").iterdir()} == before
 
 
-def test_the_application_has_no_wheel(tmp_path):
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, tmp_path)
-    build = "from setuptools.build_meta import build_wheel; build_wheel('out')"
-    done = subprocess.run([sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode
-    assert "pip install ./cpbmodels" in done.stderr.strip().splitlines()[-1]
-    assert not list(tmp_path.rglob("*.whl"))
+def test_the_wheel_that_an_installed_cpb_carries_is_the_one_that_travels(tmp_path, monkeypatch):
+    built = wheel.light_wheel()
+    (tmp_path / built.name).write_bytes(built.data)
+    monkeypatch.setattr(wheel, "__file__", str(tmp_path / "wheel.py"))
+    monkeypatch.setattr(wheel, "build_light_wheel", None)
+    wheel.light_wheel.cache_clear()
+    assert wheel.light_wheel() == built
+    wheel.light_wheel.cache_clear()
+
+
+def test_the_application_needs_the_library_of_this_source():
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert f"cpbmodels=={cpbmodels.__version__}" in needed
+
+
+def test_what_builds_the_application_needs_setuptools_alone():
+    code = (
+        "import sys; before = set(sys.modules); import tasks.storage.wheel; print(*set(sys.modules) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert loaded - sys.stdlib_module_names == {"tasks", "schemas", "cpbmodels"}

@@ -19,6 +19,7 @@ from registering import register_champion
 from test_registry import folder, series  # noqa: F401
 from test_runs import fleet_of, log_member, member
 
+from cpbmodels.errors import pip_install
 from schemas.errors import CpbError
 from tasks.tracking import database as database_module
 from tasks.tracking import store as store_module
@@ -184,7 +185,8 @@ def test_a_password_that_is_not_percent_encoded_is_told_how():
 
 def test_a_driver_is_named_by_what_installs_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "MySQLdb", None)
-    assert "`pip install mysqlclient`" in refused("mysql://me:hunter2@127.0.0.1:1/runs", "missing-package")
+    found = refused("mysql://me:hunter2@127.0.0.1:1/runs", "missing-package")
+    assert f"run `{pip_install('mysqlclient')}`" in found
 
 
 READ = """

@@ -5,8 +5,10 @@ import gzip
 import json
 import os
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 
+import numpy as np
 import pytest
 from browser import axe_findings, launch, needs_browser
 from interface import interface
@@ -18,7 +20,7 @@ from schemas.identity import ModelId, SeriesId
 from tasks.tracking.flow_report import ReportedFleet, keep_report
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.prune_plan import _OWN_FILES
-from tasks.tracking.records import REPORT
+from tasks.tracking.records import DEPENDENCE, REPORT
 from tasks.tracking.runs import finish, start_parent
 from tasks.tracking.tags import FLOW
 
@@ -66,6 +68,23 @@ def test_it_holds_board_calibration_losses_and_decisions(store, fleet):
     losses = figures[-1]["data"]  # the mean of those that were still trained
     assert [one["y"] for one in losses] == [[6.0, 4.0], [3.0, 2.0]]
     assert REPORT in _OWN_FILES[FLOW]  # pruning knows it
+
+
+def test_the_dependence_between_coins_is_a_file_of_the_run(store, fleet):
+    assert not reported(store, fleet)[1].with_name(DEPENDENCE).exists()  # these scores hold no errors
+    draw = np.random.default_rng(1)
+    common = draw.standard_normal((500, 10))
+    scores = [
+        replace(one, errors={"times": np.arange(500) + k, "scaled": np.roll(common, -k, axis=0) + noise})
+        for k, (one, noise) in enumerate(
+            zip(fleet.scores, 0.3 * draw.standard_normal((2, 500, 10)), strict=True)
+        )
+    ]
+    _, path = reported(store, replace(fleet, scores=scores))
+    found = json.loads(path.with_name(DEPENDENCE).read_text())["1h"]
+    assert (found["symbols"], found["windows"], found["architecture"]) == (list(SYMBOLS), 499, "har")
+    assert found["correlation"] == [pytest.approx(1 / 1.09, abs=0.03)]
+    assert DEPENDENCE in _OWN_FILES[FLOW]
 
 
 def test_simulated_prices_are_called_so(store, fleet):

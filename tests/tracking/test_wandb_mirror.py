@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
+from cpbmodels.errors import pip_install
 from schemas.identity import ModelId, SeriesId
 from tasks.tracking import wandb_mirror
 from tasks.tracking.records import MemberRecord
@@ -36,7 +38,9 @@ def run_id(store):
 
 def test_a_missing_package_is_said_before_the_training(monkeypatch):
     monkeypatch.setattr(wandb_mirror, "find_spec", lambda name: None)
-    with pytest.raises(wandb_mirror.UsageError, match=r"run `pip install -e '\.\[wandb\]'` in the"):
+    with pytest.raises(
+        wandb_mirror.UsageError, match=re.escape(f"run `{pip_install('wandb<1,>=0.20')}`, or")
+    ):
         wandb_mirror.check_installed()
 
 

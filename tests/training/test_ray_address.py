@@ -1,10 +1,12 @@
 """What is said of a Ray cluster before anything is fetched; no Ray is needed for it."""
 
+import re
 import socket
 import stat
 
 import pytest
 
+from cpbmodels.errors import pip_install
 from flows.runner import Runner
 from flows.training import run_training
 from schemas.errors import CpbError, UsageError
@@ -77,5 +79,7 @@ def test_no_token_is_made_for_a_cluster_elsewhere(token, monkeypatch):
 def test_ray_that_is_not_installed_is_told_before_anything_is_fetched(monkeypatch):
     monkeypatch.setattr("tasks.training.runner.find_spec", lambda name: None)
     spec = RunSpec(coins="BTC", timeframes="1h", source="sim", architectures="linear", engine="ray")
-    with pytest.raises(CpbError, match="package ray is not installed; run `pip install"):
+    with pytest.raises(
+        CpbError, match=re.escape(f"package ray is not installed; run `{pip_install('ray>=2.52')}`")
+    ):
         run_training(spec, Runner(), print)

@@ -24,11 +24,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 COMPUTING = {
     "cpbmodels/data": {
-        "__init__", "columns", "figures", "ranges", "series", "student_t",
+        "__init__", "columns", "figures", "ranges", "series", "student_t", "wide",
     },
     "cpbmodels/arch": {
-        "__init__", "base", "cells", "deferred", "draws", "gru", "har", "heads", "layers", "linear", "lstm",
-        "options", "per_member", "presets", "recurrent", "torch_private", "transformer", "weights",
+        "__init__", "average", "base", "cells", "deferred", "draws", "gru", "har", "heads", "layers", "line", "linear",
+        "lstm", "options", "per_member", "presets", "recurrent", "torch_private", "transformer", "walk", "weights",
     },
     "cpbmodels/fleet": {
         "__init__", "bank", "checkpoint", "closed_form", "config", "export", "fleet", "graphs", "job", "loop", "member",

@@ -10,6 +10,7 @@ import pytest
 
 import cpbmodels
 import tasks.tuning
+from cpbmodels.errors import pip_install
 from flows import tune
 from schemas.errors import CpbError, UsageError
 from schemas.tuning import Choice, Range, TuneSpec, parse_range
@@ -186,7 +187,7 @@ def test_without_optuna_the_sentence_says_what_to_install(monkeypatch):
     with pytest.raises(CpbError) as error:
         tune._tuning()
     assert error.value.code == "extra-missing"
-    assert "[tune]" in str(error.value)
+    assert f"run `{pip_install('optuna<6,>=4')}`" in str(error.value)
 
 
 def test_batches_fit_into_the_time_that_is_left():

@@ -3,6 +3,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
+import numpy as np
 import pytest
 from serving import client_of
 from webapp_store import BTC, ETH, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
@@ -21,7 +22,7 @@ def test_health_counts_series_and_says_that_old_data_is_stale(client):
     assert (body["status"], body["series"]) == ("stale", 3)
     assert body["newest_forecast"] == "2025-06-09T12:00:00Z"
     assert len(body["stale"]) == 3
-    assert "cpb ingest --coins BTCUSDT --timeframes 1h" in body["stale"][0]
+    assert "`cpb forecast --coins BTCUSDT --timeframes 1h`, with --source" in body["stale"][0]
 
 
 def test_health_is_ok_where_candles_and_forecasts_are_new(tmp_path):
@@ -217,6 +218,15 @@ def test_ledger_has_hit_rates_and_the_newest_rows(client):
     assert all((r["q10"] <= r["realised_close"] <= r["q90"]) == r["covered_80"] for r in answer["rows"])
 
 
+@pytest.mark.parametrize("path", ["forecast", "forecasts", "candles", "ledger"])
+def test_a_misspelt_coin_is_called_unknown(client, path):
+    told = client.get(f"/api/{path}/BTX/1h").json()["detail"]
+    assert (
+        told == "the coin BTXUSDT is unknown: nothing of it is stored, only of BTC, ETH, PEPE; check the name"
+    )
+    assert "is unknown" not in client.get(f"/api/{path}/XRP/1h").json()["detail"]  # of the default universe
+
+
 @pytest.mark.parametrize("path", SERIES_PATHS)
 @pytest.mark.parametrize("series", ["XRPUSDT/1h", "BTCUSDT/7m", "BTCUSDT/15m", "a;b/1h", "..%2f..%2fetc/1h"])
 def test_an_unknown_series_is_404_with_a_sentence(client, path, series):
@@ -294,6 +304,26 @@ def test_an_empty_store_answers_politely(empty_client):
     assert "cpb forecast" in empty_client.get("/api/forecast/BTCUSDT/1h").json()["detail"]
 
 
+def test_paths_have_the_forecasts_margins_and_say_what_joins_their_steps(client):
+    forecast = client.get("/api/forecast/BTC/1h").json()
+    answer = client.get("/api/paths/BTC/1h", params={"n": 4000, "seed": 1}).json()
+
+    assert (answer["issued_at"], answer["dependence"]) == (
+        forecast["issued_at"],
+        "random walk",
+    )  # no model file
+    close = np.array([row["close"] for row in answer["paths"]]).reshape(4000, 10)
+    for level in (5, 50, 95):
+        wanted = np.array([step[f"q{level:02d}"] for step in forecast["steps"]])
+        assert (np.mean(close < wanted, axis=0) * 100).tolist() == pytest.approx([level] * 10, abs=2.5)
+    assert np.corrcoef(close[:, 0], close[:, 9])[0, 1] == pytest.approx(0.1**0.5, abs=0.06)
+    assert answer["paths"][9]["target_time"] == forecast["steps"][9]["target_time"]
+    assert client.get("/api/paths/BTC/1h?n=4000&seed=1").json() == answer
+    assert client.get("/api/paths/BTC/1h?n=4000&seed=2").json()["paths"] != answer["paths"]
+    assert client.get("/api/paths/BTC/1h?n=2&format=csv").text.count("\n") == 21
+    assert client.get("/api/paths/BTC/1h?n=0").status_code == 422
+
+
 def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
@@ -301,7 +331,7 @@ def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
         "/api/leaderboard", "/api/ledger/{symbol}/{timeframe}", "/api/overview", "/api/runs", "/api/changes",
         "/api/forecasts/{symbol}/{timeframe}", "/api/models/{symbol}/{timeframe}",
         "/api/decisions/{symbol}/{timeframe}", "/api/figures/{name}", "/api/figures/compare",
-        "/api/figures/losses/{run_id}",
+        "/api/figures/losses/{run_id}", "/api/paths/{symbol}/{timeframe}",
         *(f"/api/figures/{name}/{{symbol}}/{{timeframe}}" for name in ("forecast", "record", "coverage", "decisions")),
     }  # fmt: skip
     page = client.get("/")

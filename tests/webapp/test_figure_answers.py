@@ -1,5 +1,6 @@
 """The figures that the service answers with: of what is stored, in both themes, for plotly."""
 
+import numpy as np
 import polars as pl
 import pytest
 from serving import client_of
@@ -7,6 +8,9 @@ from webapp_store import BTC, SIM_BTC, small_home
 
 from tasks.forecasting.daily import read_sums
 from tasks.forecasting.summary import read_summary, record_by_day
+from tasks.judging.fleet import score_file
+from tasks.judging.member import MemberScore
+from webapp import figures
 
 EVERY = [
     *(f"/api/figures/{name}/BTC/1h" for name in ("forecast", "record", "coverage", "decisions")),
@@ -85,6 +89,33 @@ def test_compared_models_show_the_ratio_of_each_coin(client):
     found = figure(client, "/api/figures/compare", models="har,gru", timeframe="1h")
     assert [trace(found, name)["x"] for name in ("har", "gru")] == [[0.981, 0.981], [1.013, 1.013]]
     assert figure(client, "/api/figures/coins", timeframe="15m")["data"][0]["y"] == ["PEPEUSDT"]
+
+
+def test_two_models_are_tested_on_the_same_forecasts(client, monkeypatch, tmp_path):
+    assert (
+        "No paired test" in figure(client, "/api/figures/compare", models="har,gru")["layout"]["meta"]["note"]
+    )
+    rng = np.random.default_rng(0)
+    base = rng.gamma(2, size=2000)
+    rows = []
+    for key, name, losses in (("a0", "har", base), ("b0", "gru", base * rng.normal(1.1, 0.1, 2000))):
+        folder = tmp_path / f"fleets/{key}/members/BTCUSDT-1h"
+        folder.mkdir(parents=True)
+        times = np.arange(2000) * 3_600_000_000
+        score = MemberScore(
+            "BTCUSDT", "1h", name, {}, times, {"crps": losses}, {"crps": np.ones(10)}, 3_600_000_000
+        )
+        score.to_npz(score_file(folder))
+        rows.append({"symbol": "BTCUSDT", "timeframe": "1h", "architecture": name, "preset": "smoke", "crps_ratio": 1.0,
+                     "test_span": "a/b", "key": f"{key}/BTCUSDT-1h"})  # fmt: skip
+    monkeypatch.setattr(figures.registry, "coin_rows", lambda *_: rows)
+    note = figures.compare(tmp_path, "spot", "1h", "har,gru")["layout"]["meta"]["note"]
+    assert note.startswith(
+        "Paired test on the same forecasts of 1 coin: har is better than gru (CRPS ratio 0.9"
+    )
+    assert "p<0.001, n=2,000" in note
+    rows[1]["key"] = "../BTCUSDT-1h"
+    assert "No paired test" in figures.compare(tmp_path, "spot", "1h", "har,gru")["layout"]["meta"]["note"]
 
 
 @pytest.mark.parametrize("models", ["", "har", "har,gru,lstm", ","])

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from serving import client_of
 from starlette.requests import Request
-from webapp_store import BTC, ETH, PEPE, SIM_BTC, VERDICT, fill, small_home, write_candles
+from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
 
 from schemas.handover import Decision, JobMember, ModelRef, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId
@@ -64,7 +64,32 @@ def test_a_row_of_the_overview_says_what_the_other_answers_say(client):
     assert (row["verdict"], row["architecture"], row["champion"]) == (VERDICT, "har", "cpb-BTCUSDT-1h/1")
     assert row["record_live"] is False  # replays, and said so
     assert row["record_verdict"] == "too few to tell"
-    assert "cpb ingest" in row["stale"]
+    assert "cpb forecast --coins BTCUSDT --timeframes 1h`" in row["stale"]
+    assert row["command"] == "cpb forecast --coins BTCUSDT --timeframes 1h"
+
+
+def test_one_command_renews_all_that_is_stale_and_names_every_coin(client, tmp_path, monkeypatch):
+    assert client.get("/api/overview").json()["stale"] == (
+        "refresh them with `cpb forecast --coins BTCUSDT,ETHUSDT,PEPEUSDT --timeframes 1h,15m`, "
+        "with --source as it was ingested if that was not from Binance Vision itself"
+    )
+    monkeypatch.chdir(tmp_path)
+    write_candles(tmp_path / "data", UM_BTC)
+    with client_of(tmp_path) as other:  # there are no champions to forecast with
+        told = other.get("/api/overview?market=um").json()
+    assert "refresh it with `cpb ingest --coins BTCUSDT --timeframes 1h --market um`" in told["stale"]
+    assert "`cpb train-all --market um`" in told["note"]
+    assert told["rows"][0]["command"] == "cpb train-all --coins BTCUSDT --timeframes 1h --market um"
+
+
+def test_origin_and_time_of_storing_are_two_fields(client, recorded, monkeypatch):
+    row = client.get("/api/overview").json()["rows"][0]
+    newest = client.get("/api/forecasts/BTC/1h").json()["forecasts"][-1]
+    assert (row["issued_at"], row["made_at"], row["live"]) == (newest["issued_at"], newest["made_at"], False)
+    assert row["made_at"] > row["issued_at"]
+    monkeypatch.chdir(recorded)
+    with client_of(recorded) as other:
+        assert other.get("/api/overview").json()["rows"][0]["live"] is True
 
 
 def test_the_record_in_the_overview_is_the_live_one_where_there_is_one(recorded, monkeypatch):

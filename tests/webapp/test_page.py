@@ -49,6 +49,17 @@ def test_the_overview_is_searched_filtered_and_sorted(open_page, filled):
     tile = page.locator(".tile").first
     assert "better" in tile.locator(".chip.better").inner_text()
     assert "too few to tell" in tile.inner_text()
+    assert re.search(r"% to \+\d+\.\d\d %, 10 h ahead", tile.inner_text())
+    assert re.search(r"test\s+✓ better CRPS ratio 0\.9810", tile.inner_text())
+    assert re.search(r"origin\s+9 Jun 2025, 12:00 UTC\s+stored\s+\d+ \w+ ago, replayed", tile.inner_text())
+    assert "in 24 h" in tile.inner_text()
+    advice = page.locator(".card.problem")
+    expect(advice.locator("code")).to_have_text(
+        "cpb forecast --coins BTCUSDT,ETHUSDT,PEPEUSDT --timeframes 1h,15m"
+    )
+    assert "`" not in page.locator("main").inner_text() + (
+        tile.locator(".chip.bad").get_attribute("title") or ""
+    )
 
     page.keyboard.press("/")
     page.keyboard.type("eth")
@@ -56,7 +67,10 @@ def test_the_overview_is_searched_filtered_and_sorted(open_page, filled):
     assert page.url.endswith("#/?q=eth")
     page.reload()
     expect(page.locator(".tile")).to_have_count(1)
-    page.get_by_label("Coin", exact=True).fill("")
+    page.get_by_label("Coin", exact=True).fill("btx")
+    expect(page.locator(".grid")).to_contain_text("The coin BTX is unknown")
+    page.get_by_role("button", name="Show all").click()
+    expect(page.locator(".tile")).to_have_count(3)
 
     page.get_by_label("Candles", exact=True).select_option("15m")
     assert coins(page) == ["PEPEUSDT 15m"]
@@ -73,6 +87,17 @@ def test_the_overview_is_searched_filtered_and_sorted(open_page, filled):
         expect(page.locator(".tile")).to_have_count(3)
     page.get_by_label("Sort by", exact=True).select_option("range")
     assert coins(page)[-1] == "PEPEUSDT 15m"
+
+    page.get_by_label("Coin", exact=True).fill("pepe")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#chart path.box", state="attached")
+    assert "#/series/PEPEUSDT/15m" in page.url
+    assert "in 24 h" in page.locator(".headline").first.inner_text()
+    assert re.search(
+        r"Forecast from the close of .* UTC by version 1; stored .* ago, replayed",
+        page.locator(".note").first.inner_text(),
+    )
+    page.go_back()
 
     page.locator(".tile a").first.press("Enter")
     page.wait_for_selector("#chart path.box", state="attached")
@@ -242,7 +267,10 @@ def test_coins_candle_lengths_and_old_links_lead_to_series(open_page, filled):
     page.get_by_role("link", name="‹ Overview").click()
     expect(page.locator(".tile")).to_have_count(3)
     page.evaluate("location.hash = '#/series/NOTUSDT/1h/spot'")
-    expect(page.locator(".problem")).to_contain_text("NOTUSDT 1h is not stored")
+    expect(page.locator(".problem")).to_contain_text("The coin NOTUSDT is unknown")
+    expect(page.locator(".problem")).to_contain_text("only BTCUSDT, ETHUSDT, PEPEUSDT")
+    page.evaluate("location.hash = '#/series/BTCUSDT/4h/spot'")
+    expect(page.locator(".problem")).to_contain_text("BTCUSDT 4h is not stored, only 1h")
     page.evaluate("location.hash = '#/series'")
     expect(page.locator(".problem")).to_contain_text("names no series")
     assert page.locator("h1").count() == 1
@@ -267,6 +295,9 @@ def test_the_leaderboard_sorts_and_two_models_stand_side_by_side(open_page, mixe
     page.get_by_label("Candles", exact=True).select_option("1h")
     assert set(page.locator("#leaderboard tbody td:nth-child(2)").all_inner_texts()) == {"1h"}
 
+    expect(page.locator("#leaderboard .finding")).to_contain_text(
+        "Of the champions, the models that serve now: 3 of 3"
+    )
     page.wait_for_selector("#compare .plot svg")
     assert page.locator("#compare thead th").all_inner_texts()[1:] == ["har", "gru"]
     page.get_by_label("First model", exact=True).select_option("gru")
@@ -348,9 +379,13 @@ def test_markets_are_never_mixed_on_the_page(open_page, mixed):
     expect(page.locator(".tile")).to_have_count(1)
     assert page.locator(".tile .chip.sim").count() == 1
     assert "generated these prices" in page.locator(".notice").inner_text()
+    expect(page.locator(".problem")).to_have_count(0)  # simulated prices are never stale
     page.locator(".tile a").click()
     expect(page.locator("#title")).to_contain_text("BTCUSDT (simulated market) · 1h")
     expect(page.locator(".finding")).to_contain_text("a demonstration only")
+    expect(page.locator(".note code").first).to_have_text(
+        "cpb forecast --coins BTCUSDT --timeframes 1h --source sim"
+    )
     page.wait_for_selector("#chart path.box", state="attached")
     with page.expect_download() as download:
         page.get_by_label("CSV of this forecast", exact=True).click()
@@ -416,7 +451,7 @@ def test_a_hidden_tab_asks_nothing_and_a_gone_service_is_named(open_page, filled
     page.evaluate("window.away = false")
     page.route("**/api/changes", lambda route: route.abort())
     come_back(page)
-    expect(page.locator("#fault")).to_contain_text("is `cpb serve` still running?")
+    expect(page.locator("#fault")).to_contain_text("is cpb serve still running?")
     page.unroute("**/api/changes")
     come_back(page)
     expect(page.locator("#fault")).to_have_count(0)
@@ -458,6 +493,8 @@ def test_keys_are_listed_and_can_be_switched_off(open_page, filled):
     for key, hash_ in (("2", "#/models"), ("3", "#/runs"), ("1", "#/")):
         page.keyboard.press(key)
         until(page, f"location.hash === '{hash_}'")
+        until(page, "document.activeElement.id === 'view'")
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "none"
     for name in ("Models", "Runs", "Overview"):
         page.get_by_role("link", name=name, exact=True).click()
         expect(page.get_by_role("link", name=name, exact=True)).to_have_attribute("aria-current", "page")

@@ -58,7 +58,7 @@ export function sideBySide(asked, keep) {
     const columns = [{ key: "what", label: same ? "on the same test span" : "each on its own test span", text: true, cell: (r) => r.label },
       { key: "a", label: asked.a, cell: (r) => r.a, kind: (r) => (r.best === 0 ? "best" : "") },
       { key: "b", label: asked.b, cell: (r) => r.b, kind: (r) => (r.best === 1 ? "best" : "") }];
-    list.replaceChildren(table({ caption: `${asked.a} and ${asked.b} on ${asked.coin} ${where.timeframe}: ${same ? "✓ has the better figure, which may be due to chance"
+    list.replaceChildren(table({ caption: `${asked.a} and ${asked.b} on ${asked.coin} ${where.timeframe}: ${same ? "✓ has the better figure, which may be due to chance; see the paired test"
       : "not judged on the same test span, so that their figures do not rank them"}`, columns, rows: rowsOf(a, b, same) }));
   }
 

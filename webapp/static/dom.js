@@ -22,7 +22,7 @@ export function select(label, options, value, onchange) {
 }
 
 export function chip(text, kind = "", title = null) {
-  return h("span", { class: `chip ${kind}`, title }, text);
+  return h("span", { class: `chip ${kind}`, title: title?.replaceAll("`", "") }, text);
 }
 
 export function button(text, onclick, attributes = {}) {

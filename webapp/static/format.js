@@ -70,7 +70,7 @@ export function duration(seconds) {
   if (!known(seconds)) return "–";
   if (seconds < 90) return `${Math.round(seconds)} s`;
   if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
-  return `${(seconds / 3600).toFixed(1)} h`;
+  return seconds < 48 * 3600 ? `${+(seconds / 3600).toFixed(1)} h` : `${+(seconds / 86400).toFixed(1)} days`;
 }
 
 // Length of a candle in seconds: 15m, 1h, 1d.

@@ -1,7 +1,7 @@
 // The leaderboard, sorted by any column, and two models side by side.
 
 import { ask, get } from "/static/api.js";
-import { card, chip, downloads, h, select, sentence } from "/static/dom.js";
+import { card, chip, downloads, h, marked, select, sentence } from "/static/dom.js";
 import { asOf, dayAndTime, interval, known, number, percent, seconds } from "/static/format.js";
 import { figure, free, theme } from "/static/plot.js";
 import { sideBySide } from "/static/compare.js";
@@ -58,7 +58,7 @@ export async function open(root, { options }, remember) {
       select("Candles", [["", "all"], ...timeframes().map((t) => [t, t])], asked.timeframe, (t) => change({ timeframe: t })),
       phoneSort());
     notices.replaceChildren(...[asked.market === "sim" && h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED),
-      h("p", { class: "finding" }, first && !board.verdict ? begun() : sentence(board.verdict || board.note || "no model of this market has been judged yet; `cpb train-all` trains and judges them"))].filter(Boolean));
+      h("p", { class: "finding" }, first && !board.verdict ? begun() : board.verdict ? ["Of the champions, the models that serve now: ", marked(board.verdict)] : sentence(board.note || "no model of this market has been judged yet; `cpb train-all` trains and judges them"))].filter(Boolean));
     links.replaceChildren(downloads(ask("/api/leaderboard", { market: asked.market, timeframe: asked.timeframe }), "the leaderboard"));
   }
 

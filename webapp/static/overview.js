@@ -1,14 +1,14 @@
 // The overview: a card for each series of a market, searched, filtered and sorted; what is asked is in the address.
 
 import { ask, get } from "/static/api.js";
-import { chip, downloads, h, marked, select, sentence } from "/static/dom.js";
-import { age, count, dayAndTime, known, price, seconds, signed } from "/static/format.js";
+import { button, chip, downloads, h, marked, select, sentence } from "/static/dom.js";
+import { count, dayAndTime, known, price, seconds, signed } from "/static/format.js";
 import { sorted } from "/static/table.js";
-import { MARKETS, SIMULATED, isTold, recordWords, relation, seriesLink, simulatedChip, verdictChip, versionOf } from "/static/words.js";
+import { MARKETS, SIMULATED, horizon, isTold, recordWords, relation, seriesLink, simulatedChip, storedWords, verdictChip, versionOf } from "/static/words.js";
 
 const ORDERS = [
   { key: "symbol", label: "coin", value: (r) => r.symbol, up: true },
-  { key: "change", label: "change over a day", value: (r) => r.change_1d, up: false },
+  { key: "change", label: "change over 24 h", value: (r) => r.change_1d, up: false },
   { key: "range", label: "width of the 80 % range", value: width, up: false },
   { key: "record", label: "live record", value: (r) => (r.record_live && isTold(recordOf(r)) ? r.record_ratio : null), up: true },
   { key: "issued", label: "newest forecast", value: (r) => r.issued_at, up: false },
@@ -22,7 +22,8 @@ export async function open(root, { options }, remember) {
   const notices = h("div");
   const links = h("div");
   const toolbar = h("div", { class: "toolbar", role: "search" });
-  const search = h("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", value: asked.q, oninput: () => change("q", search.value) });
+  const search = h("input", { type: "search", id: "search", autocomplete: "off", spellcheck: "false", value: asked.q, oninput: () => change("q", search.value),
+    onkeydown: (event) => { if (event.key === "Enter") grid.querySelector("a")?.click(); } }); // opens the first that is found
   let rows = [], found = null;
 
   async function load() {
@@ -63,12 +64,18 @@ export async function open(root, { options }, remember) {
       && (!asked.timeframe || r.timeframe === asked.timeframe)
       && (!asked.verdict || relation(r.verdict) === asked.verdict) && (!asked.stale || r.stale));
     const focused = document.activeElement?.closest?.(".tile")?.querySelector("a")?.getAttribute("href");
-    grid.replaceChildren(...sorted(kept, ORDERS, { key: order.key, up: order.up }).map(tile));
+    grid.replaceChildren(...(rows.length && !kept.length ? [h("li", {}, nothingFound())] : sorted(kept, ORDERS, { key: order.key, up: order.up }).map(tile)));
     if (focused) grid.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus();
     count_.textContent = `${kept.length} of ${count(rows.length, "series", "series")}`;
     notices.replaceChildren(...notes(found));
     toolbar.hidden = count_.hidden = rows.length === 0;
     links.replaceChildren(...(rows.length ? [downloads(ask("/api/overview", { market: asked.market }), "the overview")] : []));
+  }
+
+  function nothingFound() {
+    const clear = () => { Object.assign(asked, { q: "", timeframe: "", verdict: "", stale: "" }); search.value = ""; controls(); change("q", ""); search.focus(); };
+    return h("p", { class: "note" }, asked.q && !rows.some((r) => r.symbol.includes(asked.q.trim().toUpperCase())) ? `The coin ${asked.q.trim().toUpperCase()} is unknown: nothing of it is stored. `
+      : "No series fits the search and the filters. ", button("Show all", clear));
   }
 
   await load();
@@ -88,11 +95,11 @@ export async function open(root, { options }, remember) {
   };
 }
 
-function notes({ rows, market, markets, note }) {
+function notes({ rows, market, markets, note, stale: advice }) {
   const made = [];
   if (market === "sim" && rows.length) made.push(h("p", { class: "card notice" }, h("b", {}, "Simulated market. "), SIMULATED));
   const stale = rows.filter((r) => r.stale);
-  if (stale.length) made.push(h("p", { class: "card problem" }, `${stale.length} of ${count(rows.length, "series is", "series are")} stale: `, marked(stale[0].stale), stale.length > 1 ? "; and so on." : "."));
+  if (stale.length) made.push(h("p", { class: "card problem" }, `${stale.length} of ${count(rows.length, "series is", "series are")} stale; `, marked(advice), "."));
   if (note) made.push(h("p", { class: "card notice" }, sentence(note), " This page then fills by itself."));
   const simulated = markets.find((m) => m.market === "sim");
   if (market !== "sim" && simulated?.forecasts && !rows.some((r) => r.issued_at)) {
@@ -114,14 +121,15 @@ function recordOf(row) {
 function tile(row) {
   const name = h("h2", {}, h("a", { href: seriesLink(row) }, row.symbol, " ", h("span", { class: "soft" }, row.timeframe)));
   const up = row.change_1d >= 0;
-  const moved = known(row.change_1d) ? h("span", { class: up ? "up" : "down" }, `${up ? "▲" : "▼"} ${signed(row.change_1d / 100)}`, h("span", { class: "soft" }, " a day")) : null;
+  const moved = known(row.change_1d) ? h("span", { class: up ? "up" : "down" }, `${up ? "▲" : "▼"} ${signed(row.change_1d / 100)}`, h("span", { class: "soft" }, " in 24 h")) : null;
   const scored = known(row.record_live);
   const facts = h("dl", {},
-    fact("80 % range", known(row.range_80_low) ? `${signed(row.range_80_low / 100)} to ${signed(row.range_80_high / 100)}` : "no forecast"),
+    fact("80 % range", known(row.range_80_low) ? `${signed(row.range_80_low / 100)} to ${signed(row.range_80_high / 100)}, ${horizon(row)} ahead` : "no forecast"),
     fact("model", row.architecture ? `${row.architecture}, version ${versionOf(row.champion)}` : "none"),
-    fact("test", verdictChip(row.verdict)),
-    fact(scored ? (row.record_live ? "live" : "replays") : "record", scored ? recordWords(recordOf(row)) : "nothing scored yet"),
-    fact("issued", row.issued_at ? h("span", { title: `${dayAndTime(row.issued_at)} UTC` }, age(row.issued_at) || dayAndTime(row.issued_at)) : "–"));
+    fact("test", [verdictChip(row.verdict), known(row.crps_ratio) && ` CRPS ratio ${row.crps_ratio.toFixed(4)}`]),
+    fact(scored ? (row.record_live ? "live" : "replays") : "record", scored ? `${isTold(recordOf(row)) ? `ratio ${row.record_ratio.toFixed(3)}, ` : ""}${recordWords(recordOf(row))}` : "nothing scored yet"),
+    fact("origin", row.issued_at ? `${dayAndTime(row.issued_at)} UTC` : "–"),
+    fact("stored", row.issued_at ? storedWords(row) : "–"));
   return h("li", {}, h("article", { class: "tile card" },
     h("div", { class: "headline" }, name, h("span", { class: "chips" }, simulatedChip(row.market), watchChip(row),
       row.stale && chip("stale", "bad", row.stale))),

@@ -1,6 +1,6 @@
 // The address decides the view: #/, #/series/BTCUSDT/1h/spot, #/models, #/runs. State that is worth a link is in it.
 
-import { announce, h } from "/static/dom.js";
+import { announce, h, marked, sentence } from "/static/dom.js";
 import { listen } from "/static/keys.js";
 import { watch } from "/static/refresh.js";
 
@@ -41,7 +41,7 @@ async function open() {
   } catch (error) {
     if (mine !== turn) return;
     shown = null;
-    next.replaceChildren(h("h1", {}, "Nothing to show here"), h("p", { class: "card problem", role: "alert" }, error.message));
+    next.replaceChildren(h("h1", {}, "Nothing to show here"), h("p", { class: "card problem", role: "alert" }, sentence(error.message)));
   }
   root.replaceChildren(next);
   document.title = `${shown?.title || "cpb"} · cpb forecasts`;
@@ -72,7 +72,7 @@ function fault(error) {
   if (!error) known?.remove();
   else if (!known) {
     const text = `The service does not answer (${error.message}); is \`cpb serve\` still running? This page asks again every 10 seconds.`;
-    root.before(h("p", { id: "fault", class: "card problem", role: "alert" }, text));
+    root.before(h("p", { id: "fault", class: "card problem", role: "alert" }, marked(text)));
   }
 }
 

@@ -1,7 +1,7 @@
 // Figures of the service, drawn by plotly. Its 4.8 MB are asked for with the first figure, after the first paint.
 
 import { get } from "/static/api.js";
-import { h } from "/static/dom.js";
+import { h, marked } from "/static/dom.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, displaylogo: false };
 let loading = null;
@@ -27,7 +27,8 @@ export function figure(path, { min = "16rem" } = {}) {
   const host = h("div", { class: "plot", role: "img", "aria-label": "chart" });
   host.style.minHeight = min;
   const fault = h("p", { class: "note", role: "status", hidden: true });
-  const frame = h("figure", {}, host, fault);
+  const note = h("figcaption", { class: "note" });
+  const frame = h("figure", {}, host, note, fault);
 
   async function load() {
     const asked = path();
@@ -37,11 +38,12 @@ export function figure(path, { min = "16rem" } = {}) {
       const found = await get(asked);
       if (asked !== path()) return; // something else was chosen meanwhile
       await draw(host, found);
+      note.textContent = found.layout.meta?.note || "";
       host.hidden = false;
       fault.hidden = true;
     } catch (error) {
       host.hidden = true;
-      fault.textContent = error.message;
+      fault.replaceChildren(...marked(error.message));
       fault.hidden = false;
     }
   }

@@ -1,15 +1,15 @@
 // One series: its chart with the forecasts, the record, the champion's decisions, and the numbers of what is shown.
 
 import { ask, get, maybe, ofSeries } from "/static/api.js";
-import { button, chip, downloads, h, select, sentence } from "/static/dom.js";
-import { age, change, dayAndTime, known, price, priceFormat, seconds, signed, time } from "/static/format.js";
+import { button, chip, downloads, h, marked, select, sentence } from "/static/dom.js";
+import { change, dayAndTime, known, price, priceFormat, seconds, signed, time } from "/static/format.js";
 import { pastForecasts } from "/static/past.js";
 import { free } from "/static/plot.js";
 import { priceChart } from "/static/price.js";
 import { decisionsCard } from "/static/decisions.js";
 import { recordCard } from "/static/record.js";
 import { table } from "/static/table.js";
-import { MARKETS, SIMULATED, seriesLink, seriesName, simulatedChip, verdictChip, versionOf } from "/static/words.js";
+import { MARKETS, SIMULATED, seriesLink, seriesName, simulatedChip, storedWords, verdictChip, versionOf } from "/static/words.js";
 
 const PAGE = 500; // forecasts on the slider at first, and more of them at its left end
 
@@ -17,7 +17,7 @@ export async function open(root, route) {
   if (!route.symbol) throw new Error("The address names no series, as #/series/BTCUSDT/1h/spot does; the overview lists what is stored.");
   const overview = await get(ask("/api/overview", { market: route.market }));
   const series = pick(overview, route);
-  if (!series) throw new Error(`${[route.symbol, route.timeframe].filter(Boolean).join(" ")} is not stored; the overview lists what is`);
+  if (!series) throw new Error(notStored(overview, route));
   const readout = h("figcaption", { id: "readout", "aria-live": "off" });
   const chart = priceChart(series, readout);
   const past = pastForecasts(show, async (first) => (await issues(series, new Date(Date.parse(first.issued_at) - 1).toISOString())).forecasts);
@@ -40,14 +40,14 @@ export async function open(root, route) {
     try {
       await chart.choose(forecast, isNewest);
     } catch (error) {
-      readout.textContent = error.message;
+      readout.replaceChildren(...marked(error.message));
     }
   }
 
   async function load() {
     const found = await issues(series);
     const isNewest = past.set(found.forecasts);
-    parts.verdict.replaceChildren(...(found.forecasts.length ? finding(series) : sentence(overview.note || `there is no forecast of ${seriesName(series)} yet; \`cpb train-all\` makes some`)));
+    parts.verdict.replaceChildren(...(found.forecasts.length ? finding(series) : sentence(overview.note || `there is no forecast of ${seriesName(series)} yet; \`${series.command}\` makes some`)));
     return { newest: found.forecasts.at(-1) || null, isNewest };
   }
 
@@ -90,6 +90,13 @@ function pick({ rows }, { symbol, timeframe }) {
   return ofCoin.find((r) => r.timeframe === timeframe) || (timeframe ? null : ofCoin[0]) || null;
 }
 
+function notStored({ rows, market }, { symbol, timeframe }) {
+  const name = symbol.toUpperCase(), coins = [...new Set(rows.map((r) => r.symbol))].sort();
+  if (coins.includes(name)) return `${name} ${timeframe} is not stored, only ${rows.filter((r) => r.symbol === name).map((r) => r.timeframe).join(", ")}`;
+  const there = coins.length > 5 ? `${coins.slice(0, 5).join(", ")}, …` : coins.join(", ");
+  return `The coin ${name} is unknown: the ${MARKETS[market]} here has ${there ? `only ${there}` : "no coin yet"}; check the name, the overview lists what is stored`;
+}
+
 async function issues(series, until = null) {
   if (!series.issued_at) return { forecasts: [] };
   return (await maybe(ofSeries("forecasts", series, { limit: PAGE, until }))) || { forecasts: [] };
@@ -109,13 +116,13 @@ function navigation({ rows, markets }, series) {
 
 function heading(target, series, forecast, issue, isNewest) {
   const last = h("b", { class: "last" }, price(series.last_close));
-  const moved = known(series.change_1d) ? h("span", { class: series.change_1d >= 0 ? "up" : "down" }, `${signed(series.change_1d / 100)} in a day`) : null;
+  const moved = known(series.change_1d) ? h("span", { class: series.change_1d >= 0 ? "up" : "down" }, `${signed(series.change_1d / 100)} in 24 h`) : null;
   const chips = h("span", { class: "chips" }, simulatedChip(series.market), series.stale && chip("stale", "bad", series.stale),
     series.watch && series.watch !== "fine" && chip(`drift: ${series.watch}`, "bad", series.watch_reason), issue && !isNewest && chip("an earlier forecast"));
   const over = forecast && isNewest && Date.parse(forecast.steps.at(-1).target_time) < Date.now();
-  const issued = issue ? `Forecast issued ${dayAndTime(issue.issued_at)} UTC${isNewest ? `, ${age(issue.issued_at)}` : ""} by version ${versionOf(issue.model_version)}.` : "";
+  const issued = issue ? `Forecast from the close of ${dayAndTime(issue.issued_at)} UTC by version ${versionOf(issue.model_version)}; stored ${storedWords(issue)}.` : "";
   target.replaceChildren(h("div", { class: "headline" }, h("h1", { id: "title" }, seriesName(series), " ", chips), h("p", {}, last, " ", moved)),
-    h("p", { class: "note" }, issued, over ? [" All its candles have closed; ", h("code", {}, "cpb forecast"), " makes a new one."] : "",
+    h("p", { class: "note" }, issued, over && !series.stale ? [" All its candles have closed; ", h("code", {}, series.command), " makes a new one."] : "",
       ...(series.stale ? [" ", ...sentence(series.stale)] : [])),
     ...(series.market === "sim" ? [h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED)] : []));
 }

@@ -1,7 +1,7 @@
 // Words for figures. Live and replayed forecasts are never one figure, and few days are no result.
 
 import { chip } from "/static/dom.js";
-import { count, interval, known } from "/static/format.js";
+import { age, count, dayAndTime, duration, interval, known } from "/static/format.js";
 
 export const MARKETS = { spot: "Binance spot", um: "USDT futures", cm: "coin futures", own: "own candles", sim: "simulated market" };
 export const SIMULATED = "cpb's simulator generated these prices; what a model learns from them has no value on a real market.";
@@ -49,6 +49,16 @@ export function kindOf(live) {
 // Whether a row of the record has days enough for an interval; without one its figures are not shown.
 export function isTold(entry) {
   return known(entry.crps_ratio_low) && known(entry.crps_ratio_high);
+}
+
+// "10 h" from the forecast's origin to its last step.
+export function horizon({ issued_at: from, range_at: to }) {
+  return duration((Date.parse(to) - Date.parse(from)) / 1000);
+}
+
+// When a forecast was stored, which is not its origin: a replay's origin may be years ago.
+export function storedWords({ made_at: at, live }) {
+  return `${at ? age(at) || dayAndTime(at) : "not recorded"}, ${kindOf(live)}`;
 }
 
 export function recordWords(entry) {

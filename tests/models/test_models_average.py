@@ -1,0 +1,226 @@
+"""The columns of `cpbmodels.data.wide`, the line and the walk on them, and averages of models."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpbmodels import ModelError, Series, ensemble, load, predict, preset, train_fleet
+from cpbmodels.arch.heads import bent, pinball
+from cpbmodels.arch.walk import LEVELS, _gradient
+from cpbmodels.data.columns import definition
+from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, WIDE_COLUMNS, with_market
+
+ROWS = 1200
+COINS = ("BTCUSDT", "ETHUSDT", "SOLUSDT", "ADAUSDT")
+
+
+def candles(seed, step=timedelta(hours=1), rows=ROWS):
+    """A random walk whose candles are made of eight moves each."""
+    random = np.random.default_rng(seed)
+    size = 0.004 * np.exp(np.cumsum(random.normal(0, 0.03, rows)).clip(-1, 1))
+    path = np.cumsum(random.normal(0, 1, (rows, 8)) * size[:, None] / np.sqrt(8), axis=1)
+    opened = np.concatenate([[0.0], np.cumsum(path[:, -1])[:-1]])
+    path = np.column_stack([np.zeros(rows), path]) + opened[:, None]
+    prices = np.exp(np.column_stack([opened, path.max(axis=1), path.min(axis=1), path[:, -1]]))
+    start = datetime(2024, 1, 1, tzinfo=UTC)
+    times = pl.datetime_range(start, start + step * (rows - 1), step, time_unit="us", eager=True)
+    named = {name: prices[:, i] for i, name in enumerate(("open", "high", "low", "close"))}
+    return pl.DataFrame({"open_time": times, **named, "volume": random.lognormal(8, 1, rows)})
+
+
+KLINES = {name: candles(seed) for seed, name in enumerate(COINS)}
+
+
+def market(rows=ROWS, step=None):
+    return with_market([Series.from_frame(frame.head(rows), name) for name, frame in KLINES.items()])
+
+
+@pytest.fixture(scope="module")
+def coins():
+    return market()
+
+
+@pytest.fixture(scope="module")
+def averages(coins):
+    return train_fleet(coins, "average", "smoke", seeds=[1, 2], scope="universal", device="cpu", epochs=1)
+
+
+# ---- columns
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(200, ROWS - 1))
+def test_no_column_looks_ahead(cut):
+    whole, part = market()[1].columns(WIDE_COLUMNS), market(cut)[1].columns(WIDE_COLUMNS)
+    np.testing.assert_allclose(part, whole[:cut], atol=1e-9)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(30, 300), st.integers(0, 3))
+def test_a_coin_that_has_not_closed_its_last_candle_changes_no_earlier_row(missing, late):
+    frames = list(KLINES.items())
+    frames[late] = (frames[late][0], frames[late][1].head(ROWS - missing))
+    found = with_market([Series.from_frame(frame, name) for name, frame in frames])
+    other = (late + 1) % 4
+    now, whole = found[other].columns(MARKET_COLUMNS), market()[other].columns(MARKET_COLUMNS)
+    np.testing.assert_allclose(now[: ROWS - missing], whole[: ROWS - missing], atol=1e-9)
+    assert (found[other].columns((NO_MARKET,))[-missing:] == 0).all()  # three coins are enough
+
+
+def test_columns_are_what_they_are_defined_as(coins):
+    one, row = coins[1], 1000
+    close, sigma = np.log(one.prices[:, 3]), one.volatility[row]
+    value = dict(zip(WIDE_COLUMNS, one.columns(WIDE_COLUMNS)[row], strict=True))
+    ranges = one.columns(("log_range",))[:, 0]
+    assert value["return_6"] == pytest.approx((close[row] - close[row - 6]) / (sigma * np.sqrt(6)))
+    assert value["range_48"] == pytest.approx(np.log(ranges[row - 47 : row + 1].mean() / sigma))
+    week = ranges[row - 167 : row + 1].mean()
+    assert value["range_336"] == pytest.approx(np.log(ranges[row - 335 : row + 1].mean() / week))
+    slots = [ranges[row - 24 * day + 1 : row - 24 * day + 5].mean() for day in range(1, 8)]
+    assert value["slot_days_4"] == pytest.approx(np.log(np.mean(slots) / week))
+    traded = np.log(KLINES["ETHUSDT"]["volume"].to_numpy()) + np.log(one.prices[:, 1:].mean(axis=1))
+    expected = traded[row - 5 : row + 1].mean() - traded[row - 167 : row + 1].mean()
+    assert value["volume_6"] == pytest.approx(expected, abs=1e-6)
+    returns = [s.columns(("return_3",))[row, 0] for s in coins]
+    assert value["market_return_3"] == pytest.approx(np.mean(returns))
+    assert value["market_spread_24"] == pytest.approx(
+        np.log(np.std([s.columns(("return_24",))[row, 0] for s in coins]))
+    )
+    own, bitcoin = (s.columns(("log_range_mean_24",))[row, 0] for s in (one, coins[0]))
+    assert value["bitcoin_range_24"] == pytest.approx(bitcoin - own)
+    assert all(definition(name) for name in WIDE_COLUMNS)
+
+
+def test_the_quarter_of_the_day_is_new_yorks_in_summer_and_winter():
+    frame = candles(1, timedelta(minutes=15), 96 * 200)
+    one = Series.from_frame(frame, "BTCUSDT")
+    clock = (frame["open_time"] + timedelta(minutes=15)).dt.convert_time_zone("America/New_York").dt
+    expected = clock.hour().cast(pl.Int64) * 4 + clock.minute() // 15
+    np.testing.assert_array_equal(one.columns((QUARTER,))[:, 0], expected.to_numpy())
+
+
+def test_without_other_coins_or_a_long_past_every_column_has_its_neutral_value():
+    one = Series.from_frame(KLINES["ETHUSDT"].head(400).drop("volume"))
+    found = dict(zip(WIDE_COLUMNS, one.columns(WIDE_COLUMNS).T, strict=True))
+    assert np.isfinite(one.columns(WIDE_COLUMNS)).all()
+    assert (found["no_market"] == 1).all()
+    assert (found["no_long"] == 1).all()
+    assert not any(found[name].any() for name in (*MARKET_COLUMNS, "range_720", "volume_1"))
+
+
+def test_origins_and_features_are_those_of_a_series_without_wide_columns(coins):
+    plain = Series.from_frame(KLINES["ETHUSDT"], "ETHUSDT")
+    np.testing.assert_array_equal(coins[1].usable(1, 10), plain.usable(1, 10))
+    np.testing.assert_array_equal(coins[1].features, plain.features)
+
+
+# ---- line and walk
+
+
+def test_a_forecast_from_one_coin_alone_is_the_lines_without_columns_of_the_market(coins):
+    (line,) = train_fleet(coins, "line", scope="universal", device="cpu", dtype="float64")
+    (alone,) = train_fleet(
+        [replace(one, market=None) for one in coins], "line", scope="universal", device="cpu", dtype="float64"
+    )
+    origins = coins[1].origins("validation", 1, 10)
+    bare = replace(coins[1], market=None)
+    with_it, without, other = (
+        predict([model], [one], [origins])[0].quantiles
+        for model, one in ((line, coins[1]), (line, bare), (alone, bare))
+    )
+    assert not np.allclose(with_it, without, rtol=1e-3)
+    # Linear forecasts of the market's columns give the line on the own columns alone, up to the ridge.
+    near = np.abs(np.log(without[..., -1] / other[..., -1])).mean()
+    assert near < np.abs(np.log(with_it[..., -1] / other[..., -1])).mean() / 2
+
+
+def test_the_walks_gradient_is_autograds():
+    torch.manual_seed(0)
+    added = (torch.randn(7, 10, 2) * 0.4).requires_grad_()
+    base, truth, weight = torch.randn(7, 10) * 0.3, torch.randn(7, 10), torch.rand(7, 1)
+    table = torch.randn(10, 19).sort(-1).values
+    error = truth[..., None] - bent(base + added[..., 0], added[..., 1], table)
+    (pinball(error, LEVELS).mean(-1) * weight).mean().backward()
+    torch.testing.assert_close(
+        _gradient(added.detach(), base, truth, weight, table), added.grad, atol=1e-8, rtol=1e-5
+    )
+
+
+def test_the_walk_is_near_its_line_after_few_steps(coins):
+    line, walk = (
+        train_fleet(coins, name, "smoke", scope="universal", device="cpu")[0] for name in ("line", "walk")
+    )
+    origins = coins[1].origins("validation", 1, 10)
+    found = [predict([one], [coins[1]], [origins])[0].quantiles for one in (line, walk)]
+    ratio = np.log(found[1][..., -1] / found[0][..., -1])
+    assert 0 < np.abs(ratio).mean() < 0.1
+    assert (np.diff(found[1], axis=-1) >= 0).all()
+
+
+@pytest.mark.parametrize("name", ["line", "walk"])
+def test_columns_of_line_and_walk_cannot_be_changed(name):
+    with pytest.raises(ModelError, match="features and calendar"):
+        preset("default", name, features=("log_sigma",))
+
+
+# ---- averages
+
+
+def test_the_quantiles_are_the_mean_of_its_members(averages, coins):
+    one, origins = averages[0], coins[2].origins("validation", 1, 10)
+    parts = [predict([part], [coins[2]], [origins])[0] for part in one.parts]
+    whole = predict([one], [coins[2]], [origins])[0]
+    np.testing.assert_allclose(whole.quantiles, (parts[0].quantiles + parts[1].quantiles) / 2, rtol=1e-12)
+    assert (np.diff(whole.quantiles, axis=-1) >= 0).all()
+    np.testing.assert_array_equal(whole.candle[..., 3], whole.quantiles[..., 9])
+    assert (whole.candle[..., 1] >= whole.candle[..., [0, 3]].max(-1)).all()
+    assert (whole.candle[..., 2] <= whole.candle[..., [0, 3]].min(-1)).all()
+
+
+def test_a_member_is_the_model_that_it_would_be_alone(averages, coins):
+    (har,) = train_fleet(coins, "har", "smoke", seeds=[1], scope="universal", device="cpu", epochs=1)
+    torch.testing.assert_close(averages[0].parts[0].rows, har.rows, rtol=0, atol=0)
+
+
+def test_an_average_of_copies_keeps_one_of_a_closed_form_and_is_read_back(averages, coins, tmp_path):
+    both = ensemble(averages)
+    assert [len(part.rows) for part in both.parts] == [2, 1]
+    again = load(both.save(tmp_path / "model"))
+    assert again.config == load(again.save(tmp_path / "again")).config
+    np.testing.assert_array_equal(again.forecast(coins[0]).candle, both.forecast(coins[0]).candle)
+    # From the newest rows alone it forecasts as from the whole past.
+    newest = predict([both], [coins[0]], [np.array([ROWS - 1])])[0].quantiles[0]
+    live = both.forecast(coins[0])
+    np.testing.assert_allclose(np.log(live.close.array / live.last_close), newest, atol=1e-7)
+
+
+def test_members_may_be_any_architectures_that_forecast_prices(coins):
+    options = {"scope": "universal", "device": "cpu", "epochs": 1}
+    (one,) = train_fleet(coins, "average", "smoke", members=("gru", "line"), **options)
+    assert one.context == one.parts[0].context > 1
+    assert np.isfinite(one.forecast(coins[0]).candle).all()
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [(("har",), "two or more"), (("har", "average"), "other architectures"), (("har", "no"), "unknown"),
+     (("har", "classifier-gru"), "forecast prices")],
+)  # fmt: skip
+def test_impossible_members_are_refused(members, why):
+    with pytest.raises(ModelError, match=why):
+        preset("default", "average", members=members)
+
+
+def test_other_architectures_have_no_members():
+    with pytest.raises(ModelError, match="no meaning"):
+        preset("default", "har", members=("har", "line"))
+
+
+def test_every_own_column_is_read_by_the_default():
+    assert {*OWN_COLUMNS, *MARKET_COLUMNS} <= {*preset("default", "average").features}
