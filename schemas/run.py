@@ -26,6 +26,11 @@ LOCAL, RAY = "local", "ray"
 BASELINES = ("random-walk", "robust-har", "garch-t", "lightgbm")
 """Baselines that a backtest can compare the models with; the last two need the extra `judging`."""
 
+ZERO_SHOT = ("chronos:MODEL_OR_FOLDER", "timesfm:MODEL_OR_FOLDER", "kronos:CLONE:MODEL:TOKENIZER")
+"""Baselines that other projects have trained, by their form; they need the extra `zeroshot`."""
+
+_ZERO_SHOT = re.compile(r"(chronos|timesfm):.+|kronos(:[^:]+){3}")
+
 FILTERS = ("min_days_listed", "min_quote_volume", "number_assets")
 """Fields that filter the pairs of `exchange`; named as in freqtrade's AgeFilter and VolumePairList."""
 
@@ -410,7 +415,7 @@ class BacktestSpec(RunSpec):
     folds: int = Field(4, ge=1, le=24, description="test periods, the newest last")
     refit: bool = Field(True, description="train anew for every fold")
     expanding: bool = Field(True, description="train on all the past, or on a span of fixed length")
-    baselines: str = Field("random-walk,robust-har", description=f"any of {', '.join(BASELINES)}")
+    baselines: str = Field("random-walk,robust-har", description=f"any of {', '.join(BASELINES + ZERO_SHOT)}")
     check_lookahead: bool = Field(False, description="compute everything again without the future")
     out: str | None = Field(
         None, description="folder for tables, verdicts, forecast rows and the report; default: none"
@@ -427,9 +432,10 @@ class BacktestSpec(RunSpec):
     @field_validator("baselines")
     @classmethod
     def _known_baselines(cls, text: str) -> str:
-        if unknown := [name for name in _listed(text) if name not in BASELINES]:
+        named = [name for name in _listed(text) if not _ZERO_SHOT.fullmatch(name)]
+        if unknown := [name for name in named if name not in BASELINES]:
             raise UsageError(
-                f"baselines {text!r}: unknown {', '.join(unknown)}; choose from {', '.join(BASELINES)}",
+                f"baselines {text!r}: unknown {', '.join(unknown)}; choose from {', '.join(BASELINES + ZERO_SHOT)}",
                 code="baselines", field="baselines",
             )  # fmt: skip
         return text

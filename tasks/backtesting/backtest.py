@@ -33,7 +33,7 @@ class BacktestPlan:
 
 
 def check_backtest(spec: BacktestSpec) -> None:
-    """Raise `CpbError` for errors that can be detected before any work: folders, missing packages."""
+    """Raise `CpbError` for errors that can be detected before any work: folders, packages, models to load."""
     output.check_folders(spec)
     check_installed(spec.baseline_names)
 
@@ -92,7 +92,7 @@ def finish_backtest(
         )
         for fleet, found, name in zip(plan.fleets, results, plan.names, strict=True)
     ]
-    models: list[Model] = [*baselines(spec.baseline_names, spec.names), *fleets]
+    models: list[Model] = [*baselines(spec.baseline_names, spec.names, spec.device), *fleets]
     with output.recorder(spec, spec.names, plan.folds) as recorder:
         found = judge_models(
             models,

@@ -86,8 +86,8 @@ def levels(moves: Array) -> Array:
     return np.ascontiguousarray(np.quantile(moves, LEVELS, axis=0).T)
 
 
-def import_extra(package: str) -> Any:
-    """Import a package of the extra `judging`.
+def import_extra(package: str, extra: str = "judging") -> Any:
+    """Import a package of an extra.
 
     Raises:
         CpbError: the package is not installed.
@@ -96,7 +96,7 @@ def import_extra(package: str) -> Any:
         return import_module(package)
     except ImportError as error:
         raise CpbError(
-            f"baselines: the package {package} is not installed; run {install_extra('judging')}",
+            f"baselines: the package {package} is not installed; run {install_extra(extra)}",
             code="extra-missing",
             field="baselines",
         ) from error

@@ -90,11 +90,14 @@ def test_the_robust_har_serves_a_coin_it_never_saw(series):
         robust_har(series, train[:0], H)
 
 
-def test_garch_variance_is_filtered_as_arch_does(series):
+@pytest.mark.parametrize("gamma", [None, 0.2])
+def test_garch_variance_is_filtered_as_arch_does(series, gamma):
     from arch import arch_model
 
     train, _ = spans(series)
     fitted = garch(series, train, H)
+    if gamma is not None:  # a strong asymmetry, which this market does not have
+        fitted = replace(fitted, alpha=0.05, gamma=gamma, beta=0.8)
     returns = series.columns(("r_close",))[:, 0][1:] * 100
     model = arch_model(returns, mean="Zero", vol="GARCH", p=1, o=1, q=1, dist="t", rescale=False)
     fixed = model.fix([fitted.omega * 1e4, fitted.alpha, fitted.gamma, fitted.beta, 6.0])
