@@ -226,7 +226,8 @@ def forecast_with(
         ModelError: too few candles for the model.
     """
     series = newest_series(scope.home, wanted, since=scope.since, as_of=scope.as_of, provisional=provisional)
-    series = replace(series, market=market)
+    if market is not None:
+        series = replace(series, market=market)
     forecast = model.forecast(series, go_back=True)  # after a gap: the forecast before it is already stored
     close = np.stack([forecast.close[q] for q in cpbmodels.QUANTILES])
     if not (np.isfinite(close).all() and np.isfinite(forecast.candle).all()):

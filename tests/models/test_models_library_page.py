@@ -1,4 +1,4 @@
-"""The code of docs/library.md runs as it stands there, from top to bottom."""
+"""The code of docs/library.md runs as it stands there, from top to "Models that travel" (`test_readme_models.py`)."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,9 @@ def test_the_page_runs(tmp_path, monkeypatch):
         "champion"
     )
     names = {}
-    for code in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL):
+    for code in re.findall(
+        r"```python\n(.*?)```", PAGE.read_text().partition("## Models that travel")[0], re.DOTALL
+    ):
         exec(compile(code, str(PAGE), "exec"), names)
     assert names["forecast"].to_frame().height == 10
     assert names["rows"]["issued_at"].min() == names["model"].known_until

@@ -165,7 +165,7 @@ def test_broken_packages_are_named_and_break_nothing_else(tmp_path):
     assert found["usable"] == [*BUILT_IN, "good"]
     says = {
         "one": ("missing-module 1.2", "no_such_module"),
-        "two": ("no-class 1.2", "no subclass"),
+        "two": ("no-class 1.2", "not a subclass"),
         "three": ("bad-code 1.2", "ZeroDivisionError"),
         "four": ("bad-spec 1.2", "sizes that do not exist: depth"),
         "five": ("twice-a 1.2 and twice-b 1.2",),

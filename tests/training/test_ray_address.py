@@ -29,7 +29,7 @@ def token(tmp_path, monkeypatch):
 )
 def test_what_is_no_place_is_refused(token, monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(UsageError, match="is no HOST:PORT") as caught:
+    with pytest.raises(UsageError, match="is not HOST:PORT") as caught:
         check_cluster()
     assert (caught.value.code, caught.value.field) == ("ray-address", "RAY_ADDRESS")
     assert address in str(caught.value)
