@@ -50,7 +50,7 @@ class EpochReports:
             write_bytes(path, b"".join(whole))
         self._found = [json.loads(line) for line in whole]
 
-    def add(self, record: cpbmodels.EpochRecord) -> None:
+    def add(self, record: "cpbmodels.EpochRecord") -> None:
         """Store the cost of an epoch of one fleet."""
         report = _report(record, time.time())
         self._found.append(report)
@@ -137,7 +137,7 @@ def _summed(
     return joined
 
 
-def _report(record: cpbmodels.EpochRecord, ended: float) -> dict[str, Any]:
+def _report(record: "cpbmodels.EpochRecord", ended: float) -> dict[str, Any]:
     """Return an epoch's figures. `first` identifies the fleet within the job; `ended` in seconds since 1970."""
     losses = {name: _mean([one[name] for one in record.members]) for name in _LOSSES}
     return {
