@@ -169,8 +169,8 @@ def runs(folder):
 
 def moment(name):
     """Whether a tag names a run, a place, a process or a time."""
-    ids = ("fleet", "mlflow.parentRunId", "cpb.process", "git_commit")
-    return name in ids or "heartbeat" in name or any(part in name for part in CLOCK)
+    ids = ("fleet", "mlflow.parentRunId", "cpb.process", "cpb.opened", "git_commit")
+    return name in ids or any(part in name for part in CLOCK)
 
 
 def champions(folder):

@@ -163,9 +163,9 @@ def test_forecasts_come_from_closed_candles_only(cpb, tmp_path):
     assert rows.height == 10
     later = ("forecast", "--source", tmp_path / "mirror", "--coins", "BTC", "--timeframes", "1h")
     first = cpb.json(*later, "--as-of", "2025-03-20T17:30")
-    assert (first["rows"], first["scored"]) == (10, 5)
+    assert (first["new_rows"], first["scored"]) == (10, 5)
     again = cpb.json(*later, "--as-of", "2025-03-20T17:30")
-    assert (again["rows"], again["scored"]) == (0, 0)
+    assert (again["new_rows"], again["scored"]) == (0, 0)
     steps = (rows["target_time"] - rows["issued_at"]).dt.total_seconds() // INTERVAL_SECONDS["1h"]
     assert steps.sort().to_list() == list(range(1, 11))
 
@@ -181,7 +181,7 @@ def test_with_a_tail_forecasts_start_at_the_newest_candle_and_are_scored(cpb, tm
         assert (live["new_rows"], live["scored"]) == (10, 10)  # the archive's forecast has come due by REST
         assert forecast_rows(tmp_path)["issued_at"].max().isoformat() == "2025-04-02T05:00:00+00:00"
         later = cpb.json("forecast", *scope, "--tail", "--as-of", "2025-04-02T07:30")
-        assert (later["rows"], later["scored"]) == (10, 2)
+        assert (later["new_rows"], later["scored"]) == (10, 2)
 
 
 def warm_start_of(folder, run):
