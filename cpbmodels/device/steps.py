@@ -19,8 +19,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, make_task
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import WARM_UP, Graphs, StepRunner
-from cpbmodels.fleet.job import Job
-from cpbmodels.fleet.loop import step_rates
+from cpbmodels.fleet.loop import Job, step_rates
 from cpbmodels.fleet.plan import compute_dtype
 from cpbmodels.fleet.training import make_fleet
 from cpbmodels.kernels.support import compile_ahead, off_reason
