@@ -25,7 +25,7 @@ from tasks.market.store import TREES
 from tasks.market.verify import candles
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Submission
-from tasks.promotion.pairs import Pair, about, pair_files
+from tasks.promotion.recipe_pairs import Pair, about, pair_files
 from tasks.signals.store import write_features
 from tasks.storage.files import check_writable
 from tasks.storage.model_folder import (
