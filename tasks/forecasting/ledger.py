@@ -24,7 +24,6 @@ from tasks.forecasting.months import (
     month_files,
     month_of,
     read_month,
-    read_months,
 )
 from tasks.forecasting.summary import write_summary
 from tasks.market.store import read_klines
@@ -61,14 +60,6 @@ def score_due(
         except ANY_ERROR as error:  # scores are stored; the next scoring updates the record
             failures.append(Failure.of(None, "score", f"the record of {market} is not renewed: {error}"))
     return Score(rows=sum(stored.values()), failures=tuple(failures))
-
-
-def ledger(
-    home: Path, series: SeriesId, since: datetime | None = None, until: datetime | None = None
-) -> pl.DataFrame:
-    """Return the scored forecast rows of one series with their scores (`losses.scored_rows`), oldest first."""
-    rows = store.read(home, series, since, until)
-    return scored_rows(rows, read_months(home, series, LEDGER, since, until))
 
 
 def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:

@@ -13,6 +13,7 @@ import fork_server
 import polars as pl
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, UM_PEPE, flip, rows_at, write_candles
+from live_record import read
 from verifying import verify_forecasts as verify
 
 from schemas.errors import CpbError
@@ -20,7 +21,6 @@ from tasks.forecasting import chain, commit
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, read_lines, rows_digest
 from tasks.forecasting.months import month_bytes
-from tasks.forecasting.store import read
 
 PEPE_MAY = "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet"
 PEPE_JUNE = PEPE_MAY.replace("05.parquet", "06.parquet")

@@ -19,13 +19,14 @@ from forecast_tools import (
     rows_at,
     write_candles,
 )
+from live_record import ledger, read
 from verifying import verify_forecasts as verify
 
 from schemas.errors import DamagedError
 from tasks.forecasting import months
-from tasks.forecasting.ledger import ledger, score_due
+from tasks.forecasting.ledger import score_due
 from tasks.forecasting.months import FORECASTS
-from tasks.forecasting.store import latest, read
+from tasks.forecasting.store import latest
 from tasks.storage.verify import REPAIRED
 
 
