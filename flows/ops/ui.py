@@ -78,7 +78,7 @@ def serve_ui(
     from tasks.tracking.artifact_guard import served_app  # imports MLflow, already loaded for the store
 
     proxied = location.startswith(PROXIED)  # the database of a tracking server, which stores the files
-    app = partial(served_app, store.served, artifacts_place() if proxied else location, proxied=proxied)
+    app = partial(served_app, store.uri, artifacts_place() if proxied else location, proxied=proxied)
     with ExitStack() as running:
         # prevents another start from removing the file before it is locked
         with locked(config_folder() / ".ui.lock"):
@@ -90,8 +90,7 @@ def serve_ui(
             running.enter_context(locked(file.path))
 
         def announce(url: str) -> None:
-            if not store.read_only:
-                threading.Thread(target=_look, args=(store,), daemon=True, name="reconcile").start()
+            threading.Thread(target=_look, args=(store,), daemon=True, name="reconcile").start()
             ready(address(url, store, sign_in.new_link(url), file.path))
 
         serve(UI, app, host, port, announce, sign_in=sign_in)

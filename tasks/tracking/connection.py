@@ -56,20 +56,11 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class Store:
-    """An opened tracking store.
-
-    `served` is the URI that MLflow reads: `uri` itself, or a snapshot of a read-only database.
-    """
+    """An opened tracking store."""
 
     uri: str
     client: "MlflowClient"
     experiment_id: str
-    served: str
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the store is read-only."""
-        return self.served != self.uri
 
     @property
     def artifacts(self) -> str:
@@ -77,14 +68,14 @@ class Store:
         return str(self.client.get_experiment(self.experiment_id).artifact_location)
 
 
-def connect(uri: str, served: str) -> Store:
+def connect(uri: str) -> Store:
     """Connect to a reachable store, and create the experiment `cpb` if missing.
 
     Raises:
         CpbError: it is not an MLflow store, or of another version.
     """
-    with _making(uri, served) as client:
-        experiment_id = _experiment(client, uri, served)
+    with _making(uri) as client:
+        experiment_id = _experiment(client, uri)
         layout = client.get_experiment(experiment_id).tags.get(LAYOUT_TAG)
     if layout != LAYOUT:
         raise CpbError(
@@ -93,11 +84,11 @@ def connect(uri: str, served: str) -> Store:
             "rename that experiment in MLflow",
             code="store-version", field="MLFLOW_TRACKING_URI",
         )  # fmt: skip
-    return Store(uri, cast("MlflowClient", _Client(client, uri)), experiment_id, served)
+    return Store(uri, cast("MlflowClient", _Client(client, uri)), experiment_id)
 
 
 @contextmanager
-def _making(uri: str, served: str) -> Iterator["MlflowClient"]:
+def _making(uri: str) -> Iterator["MlflowClient"]:
     """Yield a client that creates missing parts of a store; a failure is reported in one sentence."""
     quiet()
     from mlflow.exceptions import MlflowException
@@ -105,8 +96,8 @@ def _making(uri: str, served: str) -> Iterator["MlflowClient"]:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        with making_schema(served):
-            yield MlflowClient(tracking_uri=served, registry_uri=served)
+        with making_schema(uri):
+            yield MlflowClient(tracking_uri=uri, registry_uri=uri)
     except (MlflowException, SQLAlchemyError, ModuleNotFoundError) as error:
         raise failure(uri, error) from None  # the exception may hold the URI
 
@@ -185,7 +176,7 @@ def search_lazily(
 @contextmanager
 def alone(store: Store) -> Iterator[None]:
     """Lock the store on this machine, so that reading and then writing is one atomic step."""
-    with exclusive(store.served):  # the folder of a read-only database may not be writable
+    with exclusive(store.uri):
         yield
 
 
@@ -276,19 +267,19 @@ class _Client:
             timer.cancel()
 
 
-def _experiment(client: "MlflowClient", uri: str, served: str) -> str:
+def _experiment(client: "MlflowClient", uri: str) -> str:
     from mlflow.entities import LifecycleStage
 
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is None:
-        with exclusive(served):
-            found = client.get_experiment_by_name(EXPERIMENT) or _make_experiment(client, uri, served)
+        with exclusive(uri):
+            found = client.get_experiment_by_name(EXPERIMENT) or _make_experiment(client, uri)
     if found.lifecycle_stage == LifecycleStage.DELETED:
         client.restore_experiment(found.experiment_id)
     return found.experiment_id
 
 
-def _make_experiment(client: "MlflowClient", uri: str, served: str) -> "Experiment":
+def _make_experiment(client: "MlflowClient", uri: str) -> "Experiment":
     """Create the experiment and return it; an experiment created by another machine meanwhile is returned too.
 
     A server chooses the artifact location itself; for SQLite it is the folder beside the database. For any other
@@ -299,7 +290,7 @@ def _make_experiment(client: "MlflowClient", uri: str, served: str) -> "Experime
     database = sqlite_path(uri)
     if database is None and not is_server(uri):
         raise no_shared_place(uri)
-    if database and served == uri:  # the folder identifies a moved or copied store
+    if database:  # the folder identifies a moved or copied store
         artifacts_beside(database).mkdir(exist_ok=True)
     try:
         location = artifacts_beside(database).as_uri() if database else None
@@ -321,7 +312,7 @@ def prepare_database(uri: str) -> None:
     if database and not database.exists():
         make_sqlite(database)
     check(uri, write=True)
-    with _making(uri, uri) as client:
+    with _making(uri) as client:
         experiment = client.get_experiment_by_name(EXPERIMENT)
         if experiment is None:
             client.create_experiment(EXPERIMENT, f"{PROXIED}/{EXPERIMENT}", TAGS)

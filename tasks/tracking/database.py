@@ -4,9 +4,7 @@ MLflow itself would retry for one to two minutes, then suggest upgrading the sch
 """
 
 import os
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
@@ -217,19 +215,6 @@ def is_unavailable(error: BaseException) -> bool:
 def is_writable(database: Path) -> bool:
     """Whether this process may write a SQLite database and its folder, where SQLite creates further files."""
     return os.access(database, os.W_OK) and os.access(database.parent, os.W_OK)
-
-
-def snapshot(database: Path) -> Path:
-    """Return a copy of a read-only database, in a temporary folder that the caller deletes.
-
-    SQLite must write beside a database in WAL mode even to read it, and MLflow cannot open it read-only.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="cpb-store-"))
-    for ending in ("", "-wal"):  # the WAL contains changes not yet in the database file
-        source = database.with_name(database.name + ending)
-        if source.exists():
-            shutil.copyfile(source, folder / source.name)
-    return folder / database.name
 
 
 def make_sqlite(database: Path) -> None:

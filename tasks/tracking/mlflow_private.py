@@ -109,11 +109,8 @@ def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response"
     return http_request(get_default_host_creds(uri), endpoint, "GET", **options)
 
 
-def close_connections(uri: str, *, forget: bool = False) -> None:
+def close_connections(uri: str) -> None:
     """Close all connections to a database, before a fork or after its file was replaced; the next call reconnects.
-
-    Args:
-        forget: also remove its engines, for a copy that is about to be deleted.
 
     3.17.2: MLflow keeps engines for the life of the process, in `_engine_map` of its SQL stores for runs and models.
     """
@@ -121,8 +118,7 @@ def close_connections(uri: str, *, forget: bool = False) -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Runs
 
     for engines in (Runs._engine_map, Models._engine_map):
-        engine = engines.pop(uri, None) if forget else engines.get(uri)
-        if engine is not None:
+        if (engine := engines.get(uri)) is not None:
             engine.dispose()
 
 

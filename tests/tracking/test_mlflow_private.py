@@ -40,18 +40,6 @@ def test_connections_are_closed_and_opened_again(store):
     assert sqlite_path(store.uri).is_file()
 
 
-def test_a_database_that_is_forgotten_has_no_engine_left(store):
-    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Models
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Runs
-
-    store.client.search_registered_models()
-    engines = [kind._engine_map[store.uri] for kind in (Runs, Models)]
-    assert sum(engine.pool.checkedin() for engine in engines)
-    mlflow_private.close_connections(store.uri, forget=True)
-    assert not sum(engine.pool.checkedin() for engine in engines)
-    assert not [kind for kind in (Runs, Models) if store.uri in kind._engine_map]
-
-
 def test_private_names_stand_in_two_modules():
     sources = Path(mlflow_private.__file__).parents[1].rglob("*.py")
     users = [f.name for f in sources if "mlflow.store" in f.read_text() or "mlflow.utils" in f.read_text()]

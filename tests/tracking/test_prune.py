@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +24,7 @@ from tasks.tracking.connection import find_run
 from tasks.tracking.database import make_sqlite, sqlite_path
 from tasks.tracking.leaderboard import leaderboard
 from tasks.tracking.mlflow_private import close_connections
-from tasks.tracking.prune import STATE, prune, prune_nightly
+from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store
@@ -324,41 +324,6 @@ def test_a_run_of_a_killed_process_does_not_prevent_it(nights):
     done = child(nights, code)
     assert done.returncode == -signal.SIGKILL
     assert nights.prune().runs
-
-
-def test_the_first_nightly_pruning_only_reports(nights):
-    state = nights.state()
-    now = day(NIGHTS) + timedelta(hours=1)
-    first = prune_nightly(nights.home, now=now, nights=KEPT)
-    assert (first.dry_run, first.runs) == (True, 28)
-    after = nights.state()
-    assert set(after) - set(state) == {str(nights.home / STATE)}
-    assert {k: v for k, v in after.items() if k in state} == state
-    second = prune_nightly(nights.home, now=now, nights=KEPT)
-    assert (second.dry_run, second.runs) == (False, 28)
-
-
-def test_large_prunings_go_in_passes_and_let_others_write_between_them(nights, monkeypatch):
-    monkeypatch.setattr("tasks.tracking.prune.MAX_RUNS_A_PASS", 7)
-    assert nights.prune().runs == 28
-    assert nights.there(*nights.tree(1)) == set()
-
-
-def test_a_run_that_begins_between_two_passes_ends_the_pruning_early(nights, monkeypatch):
-    monkeypatch.setattr("tasks.tracking.prune.MAX_RUNS_A_PASS", 7)
-    alone = prune_module._alone
-
-    @contextmanager
-    def and_then_a_run_begins(*given):
-        with alone(*given):
-            yield
-        start_parent("between", {}, store=nights.store)
-
-    monkeypatch.setattr(prune_module, "_alone", and_then_a_run_begins)
-    report = nights.prune()
-    assert 7 <= report.runs < 28
-    assert "is being written" in report.unfinished
-    assert "stopped early" in str(report)
 
 
 def test_old_files_that_were_set_aside_go_after_ninety_days(nights):
