@@ -62,8 +62,8 @@ def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
         )  # fmt: skip
     for run in found.ended:
         say(f"run {run.name} is marked {run.state}: its process is gone")
-    took = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in found.seconds.items())
-    say(f"up: {page}  (started: {' and '.join(found.started) or 'nothing, both run'}; {took})")
+    started = " and ".join(found.started) or "nothing, both run"
+    say(f"up: {page}  (started: {started}; {found.seconds:.0f} s)")
     say(f"the page asks for a password, which is the line that this prints: {show_password}")
     say(f"for prefect's own commands: {export}")
     say("`cpb deploy status` shows the runs, `cpb deploy down` stops everything")

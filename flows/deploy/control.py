@@ -2,8 +2,8 @@
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -49,14 +49,14 @@ _Processes = dict[Name, subprocess.Popen[bytes]]
 
 @dataclass
 class Started:
-    """Result of `up`. `seconds`: duration of each phase."""
+    """Result of `up`. `seconds`: its duration."""
 
     server: Service
     worker: Service
     started: list[Name] = field(default_factory=list)
     dropped: int = 0
     ended: list[EndedRun] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0
 
 
 def up(port: int | None = None, workers: int | None = None) -> Started:
@@ -70,23 +70,20 @@ def up(port: int | None = None, workers: int | None = None) -> Started:
         CpbError: the port is in use, a process does not start, or a running server has another port.
     """
     deployments_file()
-    seconds: dict[str, float] = {}
+    start = time.monotonic()
     begun: _Processes = {}
     with locked(state_folder() / "lock"):
         try:
-            with _timed(seconds, "server"):
-                server = _server(port, begun)
+            server = _server(port, begun)
             with client_of(server) as client:
-                with _timed(seconds, "pool, old runs"):
-                    ended, dropped = _set_up(client, server)
-                with _timed(seconds, "deployments and worker"):
-                    worker = _worker(client, server, workers, begun)
+                ended, dropped = _set_up(client, server)
+                worker = _worker(client, server, workers, begun)
         except BaseException:
             for process in reversed(begun.values()):
                 with suppress(ProcessLookupError):  # already ended
                     services.stop(ProcessId.of(process.pid))
             raise
-    return Started(server, worker, list(begun), dropped, ended, seconds)
+    return Started(server, worker, list(begun), dropped, ended, round(time.monotonic() - start, 1))
 
 
 def prepare() -> Service:
@@ -228,10 +225,3 @@ def _accepts_us(server: Service) -> bool:
         return _is_ready(server)
     except CpbError:
         return False
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    start = time.monotonic()
-    yield
-    seconds[phase] = round(time.monotonic() - start, 1)

@@ -8,7 +8,6 @@ damaged or exchanged file is always detected. The central directory of a zip fil
 can hide an entry. So the entries must also be contiguous.
 """
 
-import gzip
 import io
 import json
 import logging
@@ -39,8 +38,6 @@ ASIDE = ".damaged"
 SET_ASIDE = re.compile(rf"(?P<name>.+){re.escape(ASIDE)}-\d+")
 """Name of a damaged file, with its original name."""
 
-PACKED = ".gz"
-
 _HEAD = ("record", "version", "of", "digest", "body")
 
 
@@ -49,7 +46,7 @@ def write_record(path: Path, record: Record, *, of: str = "", compact: bool = Fa
 
     Args:
         of: its subject (a series, a key), which readers check: exchanged files are detected.
-        compact: on one line, and gzipped if the file is called `….gz`, for records of which there are many.
+        compact: on one line, for records of which there are many.
     """
     content = {
         "record": type(record).__name__, "version": record.version, "of": of,
@@ -59,8 +56,7 @@ def write_record(path: Path, record: Record, *, of: str = "", compact: bool = Fa
     body = content.pop("body")
     whole = content | {"digest": digest, "body": body}
     if compact:
-        data = canonical(whole) + b"\n"
-        write_bytes(path, gzip.compress(data, mtime=0) if path.suffix == PACKED else data)
+        write_bytes(path, canonical(whole) + b"\n")
     else:
         write_json(path, whole)
     return digest
@@ -87,9 +83,8 @@ def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
 def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
     """Return the record in `path`; errors as in `read_record`, but the message is only the reason."""
     try:
-        data = path.read_bytes()
-        found = json.loads(gzip.decompress(data) if path.suffix == PACKED else data)
-    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
         raise DamagedError("it is not JSON") from error
     if not isinstance(found, dict):
         raise DamagedError("it is JSON, but not an object")

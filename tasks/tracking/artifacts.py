@@ -94,18 +94,6 @@ def keep_files(store: Store, run: "Run", folder: Path) -> None:
     shutil.copytree(folder, target, dirs_exist_ok=True)
 
 
-@contextmanager
-def attaching(store: Store, run: "Run", name: str) -> "Iterator[Path]":
-    """Yield the path at which to write a file that becomes an artifact of a run."""
-    folder = local_path(run.info.artifact_uri)
-    if folder is not None:
-        yield folder / name
-        return
-    with tempfile.TemporaryDirectory() as part:
-        yield Path(part) / name
-        store.client.log_artifact(run.info.run_id, str(Path(part) / name))
-
-
 def mend_files(store: Store, run: "Run", folder: Path) -> bool:
     """Copy the files of a finished run again if any of them is not the file that its tag `files` records.
 

@@ -7,6 +7,8 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,9 @@ from tasks.figures.page import Column, Section, Table, write_page
 from tasks.figures.training import losses_figure
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import judge_pools
-from tasks.storage.digests import file_digest
 from tasks.storage.files import write_json
-from tasks.tracking.artifacts import attaching
+from tasks.storage.model_folder import file_digests
+from tasks.tracking.artifacts import keep_files
 from tasks.tracking.connection import Store
 from tasks.tracking.records import DEPENDENCE, REPORT
 from tasks.tracking.store import open_store
@@ -60,14 +62,13 @@ def keep_report(
     store = store or open_store()
     run = store.client.get_run(run_id)
     sections = _sections(fleets, decisions, simulated=market_of(run) == SIM)
-    with attaching(store, run, REPORT) as path:
-        write_page(path, str(run.info.run_name), sections)
-        digests = {REPORT: file_digest(path)}
-    if coins := _coins(fleets):
-        with attaching(store, run, DEPENDENCE) as path:
-            write_json(path, coins)
-            digests[DEPENDENCE] = file_digest(path)
-    store.client.set_tag(run_id, FILES, json.dumps(digests))
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        write_page(folder / REPORT, str(run.info.run_name), sections)
+        if coins := _coins(fleets):
+            write_json(folder / DEPENDENCE, coins)
+        keep_files(store, run, folder)
+        store.client.set_tag(run_id, FILES, json.dumps(file_digests(folder)))
 
 
 def _coins(fleets: Sequence[ReportedFleet]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ COLUMNS = {
     "as_of": RUN_COLUMNS["as_of"],
     "started_at": "when the run began (UTC)",
     "flow_run": "the flow's run, which `cpb leaderboard --run` takes",
-    "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again (of several fleets "
+    "run_id": "the fleet's run: its config and its members' data digests make the row again (of several fleets "
     "all, with commas)",
 }
 """The columns of a row and their meaning."""

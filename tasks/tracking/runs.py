@@ -19,10 +19,8 @@ from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
 from tasks.tracking.connection import Store, alone, alone_everywhere, search
 from tasks.tracking.database import sqlite_path
 from tasks.tracking.records import (
-    Dataset,
     MemberRecord,
     OpenRun,
-    dataset_input,
     logged,
     metric_entries,
     param_entries,
@@ -244,20 +242,6 @@ def _log_one(
     _log_values(store, run_id, record, shared)
     store.client.set_terminated(run_id, "FAILED" if record.reason else "FINISHED")
     return run_id
-
-
-def log_datasets(run_id: str, datasets: Sequence[Dataset], store: Store | None = None) -> None:
-    """Add the data sets that a run was trained and judged on; existing entries are not added again."""
-    from mlflow.exceptions import MlflowException
-
-    client, inputs = (store or open_store()).client, [dataset_input(dataset) for dataset in datasets]
-    try:
-        client.log_inputs(run_id, datasets=inputs)
-    except MlflowException as error:
-        if "constraint" not in str(error):
-            raise
-        # MLflow checks, then inserts: of two processes with the same dataset one collides; its retry finds the dataset.
-        client.log_inputs(run_id, datasets=inputs)
 
 
 def _member_tags(fleet_run: str, record: MemberRecord, digests: Mapping[str, str]) -> dict[str, str]:
