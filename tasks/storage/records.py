@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from schemas.errors import DamagedError
 from schemas.handover import Record
 from tasks.storage.digests import canonical, value_digest
-from tasks.storage.files import write_bytes, write_json
+from tasks.storage.files import DRAFT, write_bytes, write_json
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports this module
     from numpy.typing import NDArray
@@ -133,6 +133,12 @@ def set_aside(path: Path, reason: str) -> Path:
     path.rename(target)
     log.warning("%s is set aside as %s: %s", path, target.name, reason)
     return target
+
+
+def final_name(name: str) -> str:
+    """Return the final name of a draft, or the original name of a file set aside as damaged; else the name itself."""
+    found = DRAFT.fullmatch(name) or SET_ASIDE.fullmatch(name)
+    return found["name"] if found else name
 
 
 def aside_name(path: Path) -> Path:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError, DamagedError
 from schemas.scope import home as home_folder
-from tasks.storage.files import DRAFT, new_folder, replacing
+from tasks.storage.files import new_folder, replacing
 from tasks.storage.model_folder import FILES, damage_of, file_digests
-from tasks.storage.records import SET_ASIDE
+from tasks.storage.records import final_name
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import failure, is_server, no_shared_place, server_here, sqlite_path
@@ -274,6 +274,5 @@ def _files(folder: Path) -> "Iterator[Path]":
 
 
 def _is_own(path: Path, folder: Path, known: "Collection[str]") -> bool:
-    found = DRAFT.fullmatch(path.name) or SET_ASIDE.fullmatch(path.name)  # a killed run's draft, or damaged
-    whole = path.with_name(found["name"]) if found else path
+    whole = path.with_name(final_name(path.name))
     return path.is_file() and not path.is_symlink() and os.path.relpath(whole, folder) in known

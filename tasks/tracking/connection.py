@@ -76,11 +76,12 @@ def connect(uri: str) -> Store:
     """
     with _making(uri) as client:
         experiment_id = _experiment(client, uri)
-        layout = client.get_experiment(experiment_id).tags.get(LAYOUT_TAG)
+        # A person may have made the experiment, for its artifact location: then without the tag.
+        layout = client.get_experiment(experiment_id).tags.get(LAYOUT_TAG, LAYOUT)
     if layout != LAYOUT:
         raise CpbError(
             f"the experiment {EXPERIMENT} of the MLflow store {public_url(uri)} was made by another version of cpb "
-            f"(layout {layout or 'none'}, this version writes {LAYOUT}): set MLFLOW_TRACKING_URI to another store, or "
+            f"(layout {layout}, this version writes {LAYOUT}): set MLFLOW_TRACKING_URI to another store, or "
             "rename that experiment in MLflow",
             code="store-version", field="MLFLOW_TRACKING_URI",
         )  # fmt: skip

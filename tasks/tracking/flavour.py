@@ -24,8 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.storage.digests import file_digest
-from tasks.storage.files import DRAFT, replacing, write_bytes
+from tasks.storage.files import replacing, write_bytes
 from tasks.storage.model_folder import damage_of, read_config
+from tasks.storage.records import final_name
 from tasks.tracking.connection import Store
 from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.tags import MLFLOW_FILES, digests_of
@@ -211,8 +212,7 @@ def unused(root: Path) -> list[Path]:
 
 
 def _is_own(file: Path) -> bool:
-    draft = DRAFT.fullmatch(file.name)
-    named = _DIGEST.fullmatch(draft["name"] if draft else file.name)
+    named = _DIGEST.fullmatch(final_name(file.name))
     return bool(named) and file.is_file() and not file.is_symlink()
 
 

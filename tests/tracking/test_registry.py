@@ -157,7 +157,7 @@ def test_a_damaged_champion_says_so_and_the_others_are_still_good(trained, how):
     assert good.damage == ""
     good.check()
     assert "model.safetensors" in damaged.damage
-    with pytest.raises(DamagedError, match="cpb train-all --coins BTCUSDT --timeframes 1h ") as caught:
+    with pytest.raises(DamagedError, match="`cpb verify --repair` restores it") as caught:
         damaged.check()
     assert (caught.value.code, caught.value.field) == ("damaged", str(damaged.folder))
 

@@ -134,7 +134,7 @@ def test_a_database_that_was_deleted_or_replaced_is_let_go(store, schema, tmp_pa
 
 
 def test_an_experiment_of_another_version_is_refused(store):
-    store.client.delete_experiment_tag(store.experiment_id, "cpb.layout")
+    store.client.set_experiment_tag(store.experiment_id, "cpb.layout", "2")
     store_module._opened.clear()
 
     with pytest.raises(CpbError, match="another version of cpb") as caught:
