@@ -9,7 +9,6 @@ from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from flows.deploy import services
 from flows.deploy.liveness import (
@@ -43,7 +42,6 @@ from tasks.storage.processes import ProcessId
 
 PORT, WORKERS = 4200, 2
 _START_S = 120.0
-_FREE_S = 5.0
 _Processes = dict[Name, subprocess.Popen[bytes]]
 
 
@@ -148,14 +146,7 @@ def _server(port: int | None, begun: _Processes) -> Service:
             return old
         services.stop(old.process)
     port = port or (old.port if old else PORT)
-    # a server that was just killed still holds the port for a moment
-    waiting = Retrying(
-        retry=retry_if_exception_type(CpbError),
-        stop=stop_after_delay(_FREE_S),
-        wait=wait_fixed(0.2),
-        reraise=True,
-    )
-    waiting(check_port, "127.0.0.1", port)
+    check_port("127.0.0.1", port)
     home = prefect_home()
     password_file(home).make()
     begun["server"] = services.start("server", port, home)

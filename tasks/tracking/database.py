@@ -47,21 +47,33 @@ _ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMEN
 
 DOWN = "database-down"
 """Code of the error for a database or server that does not respond."""
-_CAUSES = (
-    ("database-locked", ("database is locked", "database table is locked")),
+_FAILURES = (
+    ("database-locked", ("database is locked", "database table is locked"),
+     "{store} is locked by another process; try again when that has ended, {other}"),
     ("database-refused", ("password", "authentication", "access denied", "no pg_hba.conf entry", "role \"",
-                          "error code 401", "error code 403")),
-    ("database-missing", ("does not exist", "unknown database")),
-    ("database-damaged", ("not a database", "malformed", "disk image")),
-    ("disk-full", ("disk is full", "no space left")),
-    ("read-only-store", ("readonly database", "read-only", "permission denied")),
-    ("database-schema", ("out-of-date database schema", "can't locate revision")),
-    ("plain-folder", ("filesystem tracking backend",)),
-    (DOWN, ("refused", "timeout", "timed out", "could not translate", "name or service", "unreachable",
-                       "max retries", "connection", "server closed")),
-    ("database-unreadable", ("unable to open",)),
+                          "error code 401", "error code 403"),
+     "{store} refuses the user or the password; correct them, {other}"),
+    ("database-missing", ("does not exist", "unknown database"),
+     "{store} does not exist on its server ({reason}); create the database, {other}"),
+    ("database-damaged", ("not a database", "malformed", "disk image"),
+     "{store} is damaged ({reason}); restore it from a backup, {other}"),
+    ("disk-full", ("disk is full", "no space left"),
+     "{store} cannot grow: its disk is full; free space there, {other}"),
+    ("read-only-store", ("readonly database", "read-only", "permission denied"),
+     "{store} cannot be written; allow writing there, {other}"),
+    ("database-schema", ("out-of-date database schema", "can't locate revision"),
+     "{store} has a schema of another MLflow version ({reason}); back it up, then run `mlflow db upgrade`, {other}"),
+    ("plain-folder", ("filesystem tracking backend",),
+     "MLflow keeps no runs in a plain folder any more ({url}); set MLFLOW_TRACKING_URI to sqlite:///FILE or to a "
+     "server's http address"),
+    (DOWN, ("refused", "timeout", "timed out", "could not translate", "name or service", "unreachable", "max retries",
+            "connection", "server closed"),
+     "{store} cannot be reached ({reason}); start it, {other}"),
+    ("database-unreadable", ("unable to open",),
+     "{store} cannot be opened; check that the file can be read, {other}"),
+    ("store", ("",), "{store} cannot be used ({reason}); check it, {other}"),
 )  # fmt: skip
-"""Code of each kind of failure, and words of the databases' messages for it, in lower case."""
+"""Each kind of failure: its code, words of the databases' messages for it in lower case, and its sentence."""
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -160,42 +172,23 @@ def check(uri: str, *, write: bool) -> None:
 
 def failure(uri: str, error: BaseException) -> CpbError:
     """Return an error of a database, a server or MLflow as one sentence without credentials."""
-    store = f"the MLflow store {public_url(uri)}"
+    url = public_url(uri)
+    store = f"the MLflow store {url}"
+    if isinstance(error, ModuleNotFoundError):
+        package = pip_install(_PACKAGES.get(f"{error.name}", f"{error.name}"))
+        return CpbError(
+            f"{store} needs the Python package {error.name}, which is not installed; run `{package}`, {_other_store()}",
+            code="missing-package",
+        )
     reason = _first_line(error)
     lower = reason.lower()
-    code = next((code for code, words in _CAUSES if any(word in lower for word in words)), "store")
+    code, _, sentence = next(known for known in _FAILURES if any(word in lower for word in known[1]))
     if code == DOWN:
         reason = next((what for word, what in _UNREACHABLE.items() if word in lower), reason)
         if urlsplit(uri).netloc.count("@") > 1:
             reason += "; a user or password with @, : or / is written with %40, %3A, %2F"
-    reason = reason[:_MAX_REASON_CHARS]
-    if isinstance(error, ModuleNotFoundError):
-        code, reason = "missing-package", f"{error.name}"
-    sentences = {
-        "database-locked": f"{store} is locked by another process; try again when that has ended, {_other_store()}",
-        "database-refused": f"{store} refuses the user or the password; correct them, {_other_store()}",
-        "database-missing": f"{store} does not exist on its server ({reason}); create the database, {_other_store()}",
-        "database-damaged": f"{store} is damaged ({reason}); restore it from a backup, {_other_store()}",
-        "disk-full": f"{store} cannot grow: its disk is full; free space there, {_other_store()}",
-        "read-only-store": f"{store} cannot be written; allow writing there, {_other_store()}",
-        "database-schema": (
-            f"{store} has a schema of another MLflow version ({reason}); back it up, then run `mlflow db upgrade`, "
-            f"{_other_store()}"
-        ),
-        "plain-folder": (
-            f"MLflow keeps no runs in a plain folder any more ({public_url(uri)}); "
-            "set MLFLOW_TRACKING_URI to sqlite:///FILE or to a server's http address"
-        ),
-        "database-unreadable": f"{store} cannot be opened; check that the file can be read, {_other_store()}",
-        DOWN: f"{store} cannot be reached ({reason}); start it, {_other_store()}",
-        "missing-package": (
-            f"{store} needs the Python package {reason}, which is not installed; "
-            f"run `{pip_install(_PACKAGES.get(reason, reason))}`, {_other_store()}"
-        ),
-    }
-    return CpbError(
-        sentences.get(code, f"{store} cannot be used ({reason}); check it, {_other_store()}"), code=code
-    )
+    known = {"store": store, "url": url, "reason": reason[:_MAX_REASON_CHARS], "other": _other_store()}
+    return CpbError(sentence.format_map(known), code=code)
 
 
 def is_unavailable(error: BaseException) -> bool:

@@ -81,11 +81,6 @@ class MemberRecord:
     tags: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
 
-    @property
-    def name(self) -> str:
-        """The run's name, `ARCH/SYMBOL/IV`."""
-        return str(self.model)
-
 
 def logged(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of a member that are logged in MLflow."""
