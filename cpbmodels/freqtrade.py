@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from cpbmodels.data.columns import PRICES
 from cpbmodels.data.figures import INTERVAL_SECONDS, WARMUP
+from cpbmodels.data.prices import PRICES, is_candle
 from cpbmodels.data.rows import QUANTILE_COLUMNS
-from cpbmodels.data.series import Series, is_candle
+from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.member import Member, load, other_symbol

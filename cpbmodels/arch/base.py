@@ -17,8 +17,9 @@ from cpbmodels.arch.heads import HEADS, Head
 from cpbmodels.arch.options import COMMON_PRESETS, SIZES, Preset
 from cpbmodels.arch.per_member import is_exactly
 from cpbmodels.arch.weights import Param, Weights
+from cpbmodels.data.prices import RETURNS
 from cpbmodels.data.ranges import TrainingOrigins
-from cpbmodels.data.series import RETURNS, Series
+from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Task
 

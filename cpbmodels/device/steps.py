@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cpbmodels.arch import architecture as info_of
-from cpbmodels.arch import usable
+from cpbmodels.arch import find, usable
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import preset
 from cpbmodels.data.series import Series
@@ -148,7 +148,7 @@ def compile_kernels(architecture: str, options: Preset, device: torch.device) ->
     if options.members:  # each has its own preset; theirs are compiled when they are trained
         return 0
     compute = compute_dtype(options, architecture, device, torch.float32)
-    if off_reason(architecture, options, device, compute):
+    if off_reason(find(architecture), options, device, compute):
         return 0
     step = fleet_step(architecture, options, 2, device)
 

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.options import Preset
-from cpbmodels.data.series import RETURNS, SCALED, Series
+from cpbmodels.data.prices import RETURNS, SCALED
+from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
 from cpbmodels.data.series import Series
 from cpbmodels.fleet.member import Member
@@ -94,7 +95,7 @@ class Job:
     @property
     def kernels_off(self) -> str:
         """Why its fleets do not use `cpbmodels.kernels`; "" where they do."""
-        return off_reason(self.architecture, self.options, self.device, self.compute, self.kernels)
+        return off_reason(find(self.architecture), self.options, self.device, self.compute, self.kernels)
 
     def net(self) -> Net:
         """The net of its fleets."""

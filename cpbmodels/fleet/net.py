@@ -20,7 +20,7 @@ from cpbmodels.arch.layers import embed
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.per_member import is_exactly
 from cpbmodels.arch.weights import Layout, Param, Weights
-from cpbmodels.data.series import RETURNS, SCALED
+from cpbmodels.data.prices import RETURNS, SCALED
 from cpbmodels.fleet.bank import Bank, Scaling, bank_columns
 
 CALENDAR_CODES = 168

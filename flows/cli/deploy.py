@@ -43,7 +43,7 @@ def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
     Example: cpb deploy up && cpb deploy run train-all
     """
     from flows.deploy import control
-    from flows.deploy.services import password_file
+    from flows.prefect_server import password_file
 
     say("starting what does not run of server, worker and deployments (10 to 30 s) …")
     found = control.up(port, workers)

@@ -30,12 +30,11 @@ from flows.deploy.services import (
     client_of,
     deployments_file,
     find_alive,
-    password_file,
-    prefect_home,
     state_folder,
     until,
 )
 from flows.ops.serving import check_port
+from flows.prefect_server import password_file, prefect_home
 from schemas.errors import CpbError
 from tasks.storage.locks import locked
 from tasks.storage.processes import ProcessId

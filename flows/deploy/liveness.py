@@ -32,8 +32,8 @@ from flows.deploy.services import (
     environment,
     flow_runs,
     log_file,
-    password_file,
 )
+from flows.prefect_server import password_file
 from schemas.errors import CpbError
 from tasks.storage.processes import ProcessId
 

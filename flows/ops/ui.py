@@ -22,8 +22,7 @@ from schemas.errors import CpbError
 from tasks.storage.locks import is_locked, locked
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
-from tasks.tracking.database import is_server
-from tasks.tracking.mlflow_private import PROXIED
+from tasks.tracking.database import PROXIED, is_server
 from tasks.tracking.store import open_store, reconcile
 from tasks.tracking.views import runs_page, views
 

@@ -10,7 +10,8 @@ import torch
 
 import cpbmodels
 from cpbmodels.data.columns import feature_frame
-from cpbmodels.data.series import RETURNS, Series
+from cpbmodels.data.prices import RETURNS
+from cpbmodels.data.series import Series
 from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.fleet.bank import Bank, make_task
 from schemas.errors import count

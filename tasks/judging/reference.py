@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels.data.series import LAMBDA, Series
+from cpbmodels.data.prices import LAMBDA
+from cpbmodels.data.series import Series
 from schemas.identity import SeriesId
 from schemas.reference import Promise, Reference
 from tasks.judging.baselines import EmpiricalWalk, Rows, ewma_walk
@@ -56,7 +57,7 @@ def bin_shares(values: Array, edges: Array) -> Array:
 def reference_quantiles(reference: Reference, series: Series, origins: Rows) -> Array:
     """Return the reference's quantiles [N, H, 19] of the cumulative log-return after each origin.
 
-    The reference's `decay` must equal that of the series' volatility (`cpbmodels.data.series.LAMBDA`).
+    The reference's `decay` must equal that of the series' volatility (`cpbmodels.data.prices.LAMBDA`).
     """
     return EmpiricalWalk(np.asarray(reference.table), scaled=True).quantiles(series, origins)
 

@@ -13,11 +13,11 @@ from schemas.scope import home as home_folder
 from tasks.storage.files import new_folder, replacing
 from tasks.storage.model_folder import FILES, damage_of, file_digests
 from tasks.storage.records import final_name
-from tasks.storage.urls import public_url
+from tasks.storage.urls import local_path, public_url
 from tasks.tracking.connection import Store
-from tasks.tracking.database import failure, is_server, no_shared_place, server_here, sqlite_path
+from tasks.tracking.database import PROXIED, failure, is_server, no_shared_place, server_here, sqlite_path
 from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged
-from tasks.tracking.mlflow_private import PROXIED, delete_remote_files, local_path
+from tasks.tracking.mlflow_private import delete_remote_files
 from tasks.tracking.tags import digests_of
 
 if TYPE_CHECKING:

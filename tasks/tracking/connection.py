@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from schemas.errors import CpbError
 from tasks.storage.locks import check_held, leased, locked, temporary_lock
-from tasks.storage.urls import public_url
+from tasks.storage.urls import local_path, public_url
 from tasks.tracking.database import (
     EXPERIMENT,
+    PROXIED,
     artifacts_beside,
     check,
     exclusive,
@@ -25,9 +26,9 @@ from tasks.tracking.database import (
     make_sqlite,
     making_schema,
     no_shared_place,
+    quiet,
     sqlite_path,
 )
-from tasks.tracking.mlflow_private import PROXIED, local_path, quiet
 from tasks.tracking.tags import FLOW, KIND, PROCESS
 
 if TYPE_CHECKING:

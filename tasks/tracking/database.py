@@ -3,6 +3,7 @@
 MLflow itself would retry for one to two minutes, then suggest upgrading the schema. So cpb checks first, once.
 """
 
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ _CONNECT_TIMEOUT = {"postgresql": "connect_timeout", "mysql": "connect_timeout",
 _SCHEMA_LOCK = 0x637062
 """Key of the advisory lock held while MLflow's schema is created: `cpb` in ASCII."""
 _variable: ContextVar[str] = ContextVar("cpb_store_variable", default="MLFLOW_TRACKING_URI")
+PROXIED = "mlflow-artifacts:"
+"""Scheme of artifacts stored by a tracking server."""
 EXPERIMENT = "cpb"
 """Name of the experiment that holds all runs."""
 _PACKAGES = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
@@ -74,6 +77,16 @@ _FAILURES = (
     ("store", ("",), "{store} cannot be used ({reason}); check it, {other}"),
 )  # fmt: skip
 """Each kind of failure: its code, words of the databases' messages for it in lower case, and its sentence."""
+
+
+def quiet() -> None:
+    """Let MLflow send no telemetry, and print no migrations, addresses or tracebacks of failed statements."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")  # waits a minute; 7 would wait over four
+    for name in ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -267,6 +280,7 @@ def _lock_file(uri: str) -> Path:
 def _write_whole_schema(database: Path) -> None:
     part = draft_name(database)
     part.touch()  # SQLite would create it writable by its owner only, whatever the umask
+    quiet()
     try:
         write_schema(part)
         part.rename(database)

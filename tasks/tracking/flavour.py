@@ -27,8 +27,8 @@ from tasks.storage.digests import file_digest
 from tasks.storage.files import replacing, write_bytes
 from tasks.storage.model_folder import damage_of, read_config
 from tasks.storage.records import final_name
+from tasks.storage.urls import local_path
 from tasks.tracking.connection import Store
-from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.tags import MLFLOW_FILES, digests_of
 
 if TYPE_CHECKING:

@@ -16,11 +16,12 @@ from schemas.errors import BusyError
 from schemas.identity import MARKETS, market_home
 from tasks.market.store import set_aside_files
 from tasks.storage.locks import check_held
+from tasks.storage.urls import local_path
 from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies
 from tasks.tracking.connection import Store, alone, alone_everywhere
 from tasks.tracking.database import is_server, shrink, sqlite_path
 from tasks.tracking.flavour import unused
-from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good, local_path
+from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good
 from tasks.tracking.prune_plan import (
     NIGHTS,
     OldFlow,

@@ -20,11 +20,11 @@ from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId, market_home, tree_of
 from tasks.storage.digests import file_digest
 from tasks.storage.model_folder import damage_of, read_config
+from tasks.storage.urls import local_path
 from tasks.storage.verify import VERIFY
 from tasks.tracking.artifacts import model_folder
 from tasks.tracking.connection import Store, alone, find_run, find_runs
 from tasks.tracking.flavour import add_flavour
-from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.records import tag_texts
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, SELECTED, digests_of, series_tags

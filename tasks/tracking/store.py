@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from schemas.errors import CpbError
 from schemas.scope import default_folder
 from tasks.storage.processes import ProcessId
-from tasks.storage.urls import public_url
+from tasks.storage.urls import local_path, public_url
 from tasks.tracking.connection import Store, alone, connect, search, search_lazily
 from tasks.tracking.database import (
     artifacts_beside,
@@ -25,7 +25,7 @@ from tasks.tracking.database import (
     make_sqlite,
     sqlite_path,
 )
-from tasks.tracking.mlflow_private import close_connections, local_path, move_artifacts
+from tasks.tracking.mlflow_private import close_connections, move_artifacts
 from tasks.tracking.tags import OPENED, PARENT, PROCESS, REASON
 
 if TYPE_CHECKING:

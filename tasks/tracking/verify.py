@@ -11,6 +11,7 @@ from pathlib import Path
 
 from schemas.errors import CpbError
 from tasks.storage.model_folder import NEEDED, damage_of
+from tasks.storage.urls import local_path
 from tasks.storage.verify import (
     REPAIRED,
     VERIFY,
@@ -23,7 +24,6 @@ from tasks.storage.verify import (
 from tasks.tracking.artifacts import files_at, put_back
 from tasks.tracking.connection import Store, alone, find_run, search
 from tasks.tracking.flavour import add_flavour, damaged
-from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.registry import Champion, champions, find_copy, training_command
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import FLOW, KIND, digests_of, market_of

@@ -12,7 +12,7 @@ from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, files_of, f
 from live_record import read
 
 import cpbmodels
-from cpbmodels.data.series import LAMBDA
+from cpbmodels.data.prices import LAMBDA
 from schemas.errors import DamagedError, MemberError
 from schemas.forecasts import REFERENCE_COLUMNS
 from schemas.reference import Reference

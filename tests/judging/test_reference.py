@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from known_markets import A, H, market
 
-from cpbmodels.data.series import LAMBDA
+from cpbmodels.data.prices import LAMBDA
 from schemas.errors import DamagedError
 from tasks.judging.baselines import reference
 from tasks.judging.reference import bin_shares, fit_reference, reference_quantiles

@@ -17,8 +17,8 @@ from ports import free_port
 
 from schemas.handover import Decision, TrainedMember
 from schemas.identity import ModelId, SeriesId
+from tasks.storage.urls import local_path
 from tasks.tracking.flow_report import ReportedFleet, keep_report
-from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.prune_plan import _OWN_FILES
 from tasks.tracking.records import DEPENDENCE, REPORT
 from tasks.tracking.runs import finish, start_parent

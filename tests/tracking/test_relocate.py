@@ -13,9 +13,10 @@ from nights import add_night, day
 from verifying import verify_champions as verify
 
 from schemas.errors import CpbError
+from tasks.storage.urls import local_path
 from tasks.tracking import store as store_module
 from tasks.tracking.leaderboard import leaderboard
-from tasks.tracking.mlflow_private import close_connections, local_path
+from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 COMPUTING = {
     "cpbmodels/data": {
-        "__init__", "columns", "figures", "paths", "ranges", "series", "student_t", "wide",
+        "__init__", "columns", "figures", "paths", "prices", "ranges", "series", "student_t", "wide",
     },
     "cpbmodels/arch": {
         "__init__", "average", "base", "cells", "deferred", "draws", "gru", "har", "heads", "layers", "line", "linear",
