@@ -1,6 +1,5 @@
 """Finds damaged files of forecasts and scores, and lines, rows or files that do not match the chain."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -130,25 +129,20 @@ def _fault(month: _Month, chain: Chain | None, explain: bool) -> _Fault | None:
     record = chain.files.get(month.name, FileRecord()) if chain else FileRecord()
     slices, owner = record.slices if chain else None, (month.series, month.tree, month.path.stem)
     try:
-        content = read_bytes(month.path)
-        is_own, doubt = hashlib.sha256(content).hexdigest() == record.file_sha256, ""
-        found = compare(content, slices, owner)
+        found, doubt = compare(read_bytes(month.path), slices, owner), ""
     except FileNotFoundError:
         return _Fault(month, _GONE)
     except DamagedError as error:
         if error.code == UNREADABLE:
             return _Fault(month, str(error), "allow reading")
-        is_own, doubt = False, str(error)
+        doubt = str(error)
         found = (compare_isolated(month.path, slices, owner) if explain else None) or Finding(doubt)
         if found.reason == doubt and record.slices:
             found = Finding(f"{doubt}; line {record.slices[0].line} of the chain tells of its first batch")
     if found.reason:
         return _Fault(month, found.reason, "register" if found.is_whole and not doubt else "quarantine")
-    if record.slices and not is_own:
-        same = (
-            f"its rows are those of the chain, but its bytes are not those of line {record.slices[-1].line}"
-        )
-        return _Fault(month, same, "rewritten")
+    if doubt and record.slices:
+        return _Fault(month, f"its rows are those of the chain, but {doubt}", "rewritten")
     return _Fault(month, doubt) if doubt else None
 
 

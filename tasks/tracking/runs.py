@@ -233,7 +233,7 @@ def _log_one(
             store.client.set_tag(known, FILES, text(digests))
         return known
     run = store.client.create_run(
-        store.experiment_id, run_name=text(record.model), tags=_member_tags(fleet_run, record, digests)
+        store.experiment_id, run_name=text(str(record.model)), tags=_member_tags(fleet_run, record, digests)
     )
     run_id = run.info.run_id
     if record.folder:

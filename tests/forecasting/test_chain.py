@@ -257,7 +257,7 @@ def test_rows_that_are_not_those_of_the_chain_are_found_and_the_first_is_named(h
     path = home / PEPE_JUNE
     if name == "the same rows in other bytes":
         pl.read_parquet(path, hive_partitioning=False).write_parquet(path, compression="lz4")
-        reason = "its rows are those of the chain, but its bytes are not those of line 10"
+        reason = "its rows are those of the chain, but its sha256 is not the one that it was written with"
     else:
         rewrite(path, change)
 

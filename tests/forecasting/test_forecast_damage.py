@@ -162,7 +162,10 @@ def test_a_file_of_another_program_is_not_read_and_gets_a_digest_when_its_rows_a
 
     (damage,) = verify(home, "spot", repair=True)
 
-    assert damage.reason == "its rows are those of the chain, but its bytes are not those of line 2"
+    assert (
+        damage.reason
+        == "its rows are those of the chain, but its sha256 is not the one that it was written with"
+    )
     assert damage.outcome == REPAIRED
     assert list(verify(home, "spot")) == []
     assert len(read(home, PEPE)) == 20
