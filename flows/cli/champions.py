@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 @takes(BoardSpec, without=("run",))
 def champions(
     spec: BoardSpec,
-    why: Annotated[bool, typer.Option("--why", help="the decision behind each, with its figures")] = False,
+    why: Annotated[
+        bool, typer.Option("--why", help="the decision behind each champion, with its figures")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show the champion of each coin x timeframe, the gate's last decision, and with --why its reason.
@@ -67,7 +69,7 @@ def promote(
         str | None, typer.Option(metavar="N", help="a registered version, or previous")
     ] = None,
     force: Annotated[
-        str | None, typer.Option(metavar="REASON", help="why; it is kept with the decision")
+        str | None, typer.Option(metavar="REASON", help="the reason, stored with the decision")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -77,7 +79,7 @@ def promote(
     """
     if version is None:
         raise UsageError(
-            "promote needs --version: a number (`cpb champions` shows the present one), or previous",
+            "promote needs --version: a number (`cpb champions` shows the current version), or previous",
             code="no-version", field="version",
         )  # fmt: skip
     if force is None:

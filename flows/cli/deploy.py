@@ -25,13 +25,18 @@ app = typer.Typer(
 Port = Annotated[
     int | None,
     typer.Option(
-        min=1, max=65535, help="default: that of the last `up`, until `down`; else 4200", show_default=False
+        min=1,
+        max=65535,
+        help="default: the port of the last `up`, until `down`; else 4200",
+        show_default=False,
     ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=1, help="flow runs at the same time; default: as before, until `down`; else 2", show_default=False
+        min=1,
+        help="flow runs at the same time; default: as in the last `up`, until `down`; else 2",
+        show_default=False,
     ),
 ]
 
@@ -45,7 +50,7 @@ def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
     from flows.deploy import control
     from flows.prefect_server import password_file
 
-    say("starting what does not run of server, worker and deployments (10 to 30 s) …")
+    say("starting server, worker and deployments, unless they run (10 to 30 s) …")
     found = control.up(port, workers)
     server, password = found.server, password_file(found.server.home).path
     show_password = f"cat {shlex.quote(str(password))}"
@@ -64,7 +69,7 @@ def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
         say(f"run {run.name} is marked {run.state}: its process is gone")
     started = " and ".join(found.started) or "nothing, both run"
     say(f"up: {page}  (started: {started}; {found.seconds:.0f} s)")
-    say(f"the page asks for a password, which is the line that this prints: {show_password}")
+    say(f"the page asks for a password, which this prints: {show_password}")
     say(f"for prefect's own commands: {export}")
     say("`cpb deploy status` shows the runs, `cpb deploy down` stops everything")
 
@@ -102,7 +107,8 @@ def run(
 @app.command()
 def status(
     notify: Annotated[
-        bool, typer.Option("--notify", help="tell the services of CPB_NOTIFY what is wrong, once a day each")
+        bool,
+        typer.Option("--notify", help="send each problem to the services of CPB_NOTIFY, at most once a day"),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -122,7 +128,7 @@ def status(
         from tasks.notices.services import tell_problems
 
         for name, problem in tell_problems(found.home, found.problems).items():
-            say(f"{name}: {problem or 'was told'}")
+            say(f"{name}: {problem or 'notified'}")
     raise typer.Exit(code)
 
 
@@ -187,7 +193,7 @@ def _as_json(found: "Status") -> dict[str, Any]:
 def _lines(found: "Status") -> list[str]:
     server = found.services["server"]
     if not server:
-        lines = ["nothing is up; start it with `cpb deploy up`"]
+        lines = ["nothing is running; start it with `cpb deploy up`"]
     else:
         parts = [
             f"{s.name} {f'pid {s.process.pid}' if s.alive else 'DEAD'}" for s in found.services.values() if s
@@ -249,7 +255,7 @@ def notify(
         if json:
             emit({"services": names, "exit": 0})
         elif not names:
-            say("nobody is told: set CPB_NOTIFY, as docs/notifications.md says")
+            say("no notifications are sent: set CPB_NOTIFY, as docs/notifications.md describes")
         return
     problems = try_services(home())
     for name, problem in problems.items():

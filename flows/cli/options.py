@@ -175,7 +175,7 @@ def _overrides(values: dict[str, Any], options: Mapping[str, ModelOption] | None
         for value in (one for one in given if one is not None):
             if option.field in found:
                 raise UsageError(
-                    f"overrides: {option.field} is given twice, by options of its own or by --set; leave one out",
+                    f"overrides: {option.field} is given twice, by its own options or by --set; leave one out",
                     code="overrides", field=OVERRIDES,
                 )  # fmt: skip
             found[option.field] = parse_value(value) if isinstance(value, str) else value

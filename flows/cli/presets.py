@@ -23,7 +23,8 @@ from schemas.run import RunSpec, base_of
 
 def presets(
     name: Annotated[
-        str | None, typer.Argument(metavar="[PRESET]", help="explain one: every option that it resolves to")
+        str | None,
+        typer.Argument(metavar="[PRESET]", help="a preset to explain: every option that it resolves to"),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -112,7 +113,7 @@ def _print_list(found: list[dict[str, Any]]) -> None:
         print(f"    {base}trains {', '.join(one['architectures'])}; {seeds}")
         print(f"    {', '.join(f'{name}={value}' for name, value in one['options'].items())}")
     print(
-        f"\nPresets of your own: NAME{SUFFIX} in {own_presets_folder()}, or any path; docs/tuning.md has the form."
+        f"\nYour own presets: NAME{SUFFIX} in {own_presets_folder()}, or any path; docs/tuning.md describes the format."
     )
 
 

@@ -51,8 +51,8 @@ _TREES: dict[Kind, Tree] = {"forecasts": FORECASTS, "scores": LEDGER}
 _NO_ROWS = hashlib.sha256().hexdigest()
 
 _GONE = (
-    "forecasts/chain.jsonl was gone although rows had been stored with it: a new one is begun, in which they stand as "
-    "stored before it; restore the old one from a backup if there is one, and compare with `cpb verify --hub USER/NAME`"
+    "forecasts/chain.jsonl is missing although rows were stored with it: a new chain begins, which records them as "
+    "stored before it; restore the old chain from a backup if possible, and compare with `cpb verify --hub USER/NAME`"
 )
 
 _Damaged = list[tuple[SeriesId, Path, str]]
@@ -114,7 +114,7 @@ def as_error(series: SeriesId | str, error: BaseException) -> CpbError:
     if isinstance(error, CpbError):
         return error
     if is_disk_full(error):
-        return DiskFull(f"{series}: no space left on the disk; free some, or set CPB_HOME to another one")
+        return DiskFull(f"{series}: no space left on the disk; free some, or set CPB_HOME to another disk")
     log.debug("%s failed", series, exc_info=error)
     reason = (str(error).splitlines() or [""])[0][:200]
     return CpbError(f"{series}: {type(error).__name__}: {reason}".rstrip(": "), code="unexpected")
@@ -173,7 +173,7 @@ def quarantine(
 def restart(home: Path, market: str) -> None:
     """Start a new chain with the stored rows; an old chain is set aside. The caller holds the lock."""
     with suppress(FileNotFoundError):
-        set_aside(chain_path(home, market), "it is damaged, as `cpb verify` says")
+        set_aside(chain_path(home, market), "`cpb verify` found it damaged")
     _begin(home, market)
 
 

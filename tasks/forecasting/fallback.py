@@ -57,8 +57,8 @@ def fallback_forecast(
     origins = np.flatnonzero(series.usable(1, horizon))
     if len(origins) < MIN_ORIGINS:
         raise MemberError(
-            f"{wanted}: {len(origins)} candles to fit the fallback on, and it needs {MIN_ORIGINS}; ingest an earlier "
-            "past, as with an earlier since, or leave fallback off",
+            f"{wanted}: {len(origins)} candles to fit the fallback on, and it needs {MIN_ORIGINS}; ingest more "
+            "history, with an earlier --since, or leave --fallback out",
             code="history",
             field="fallback",
         )

@@ -175,9 +175,9 @@ def _check_unlearnt(champion: Champion, learnt_until: datetime | None, issued_at
     """Raise `MemberError` (code `LEARNT`) for an origin inside the candles that a model was trained or selected on."""
     if learnt_until and issued_at <= learnt_until:
         raise MemberError(
-            f"{champion.series}: {champion.model_version} has learnt or was chosen on candles until "
-            f"{learnt_until:%Y-%m-%d %H:%M}, so a forecast from {issued_at:%Y-%m-%d %H:%M} would be no forecast; give "
-            "a later --as-of, or none",
+            f"{champion.series}: {champion.model_version} was trained or chosen on candles until "
+            f"{learnt_until:%Y-%m-%d %H:%M}, so a forecast from {issued_at:%Y-%m-%d %H:%M} would not be out of "
+            "sample; give a later --as-of, or none",
             code=LEARNT, field="as_of",
         )  # fmt: skip
 

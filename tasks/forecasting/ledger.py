@@ -58,7 +58,7 @@ def score_due(
             if store.stored(home, market):
                 write_summary(home, market, now)
         except ANY_ERROR as error:  # scores are stored; the next scoring updates the record
-            failures.append(Failure.of(None, "score", f"the record of {market} is not renewed: {error}"))
+            failures.append(Failure.of(None, "score", f"the record of {market} is not updated: {error}"))
     return Score(rows=sum(stored.values()), failures=tuple(failures))
 
 

@@ -58,7 +58,7 @@ def with_source(command: str, market: str) -> str:
     """Return a command that fetches candles, with a remark: a mirror's URL may contain a password and is not stored."""
     if market in (OWN, SIM):  # the command already names the source
         return f"`{command}`"
-    return f"`{command}`, with --source as it was ingested if that was not from Binance Vision itself"
+    return f"`{command}`, with the --source that it was ingested from, unless that was Binance Vision"
 
 
 def find_stale(

@@ -40,7 +40,7 @@ def read_summary(home: Path, market: str) -> LedgerSummary | None:
     except FileNotFoundError:
         return None
     except DamagedError as error:
-        log_once(path, f"{error} (`cpb ledger` makes it too)")
+        log_once(path, f"{error} (`cpb ledger` also recreates it)")
         return None
 
 

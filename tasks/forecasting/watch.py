@@ -268,6 +268,6 @@ def _worse(known: SeriesWatch, evidence: dict[str, float]) -> str:
         )
     if evidence["crps"] > 1:
         found.append(f"the CRPS is {recent.crps / recent.promised_crps - 1:+.1%} off the promise")
-    figures = " and ".join(found) or "its evidence has not gone back yet"
+    figures = " and ".join(found) or "its evidence has not fallen back yet"
     strength = f"evidence {sum(evidence.values()):.1f}, an alarm from {ALARM:.0f}"
     return f"{known.model_version} does worse than its test span: {figures}; {strength}"

@@ -87,11 +87,11 @@ def read_private(path: Path, max_bytes: int, *, links: bool = False) -> str:
         status = os.fstat(handle)
         mode = stat.S_IMODE(status.st_mode)
         if not stat.S_ISREG(status.st_mode):
-            why = "it is no plain file"
+            why = "it is not a regular file"
         elif status.st_uid != os.getuid():
             why = "it belongs to another user"
         elif mode & 0o077:
-            why = f"its mode is {mode:o}, so that others may know it"
+            why = f"its mode is {mode:o}, so other users may have read it"
         else:
             return os.read(handle, max_bytes).decode(errors="replace")
     finally:
@@ -131,7 +131,7 @@ def check_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise UsageError(
-            f"cannot write in {folder} ({error.strerror}); name a folder you own, or one that can be made"
+            f"cannot write in {folder} ({error.strerror}); choose a folder that you own or can create"
         ) from error
 
 

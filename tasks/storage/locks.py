@@ -118,7 +118,7 @@ def machine_lock(name: str) -> Path:
     try:
         open_lock(path, everyone=True).close()
     except CpbError as error:
-        log.warning("%s; until then the lock %s holds for this user's processes only", error, name)
+        log.warning("%s; until then the lock %s covers only this user's processes", error, name)
         return temporary_lock(name)
     return path
 
@@ -142,7 +142,7 @@ def _open_regular(path: Path, everyone: bool) -> IO[bytes]:
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "it is not a plain file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
     if everyone and status.st_uid == os.getuid():
         os.fchmod(handle, 0o644)  # regardless of the umask: read access is enough to lock
     return os.fdopen(handle, how)

@@ -138,7 +138,7 @@ def metrics_damage(folder: Path) -> str:
     except OSError as error:
         return f"its scores cannot be read ({error.strerror})"
     except (ValueError, AttributeError, KeyError, TypeError):
-        return "its scores cannot be read: it is not what cpb writes"
+        return "its scores cannot be read: it is not in cpb's format"
     # As text, since NaN is not equal to itself.
     return "" if json.dumps(found) == json.dumps(expected) else f"its scores are not those in {CONFIG}"
 
@@ -173,17 +173,17 @@ def picture_damage(path: Path) -> str:
     data = path.read_bytes()
     subject = f"{PICTURE_SUBJECT}\0{member_subject(path)}".encode()
     if not data.startswith(_PNG):
-        return "it is no PNG file"
+        return "it is not a PNG file"
     at, kind, is_own = len(_PNG), b"", False
     while at < len(data) and kind != b"IEND":
         (length,) = struct.unpack(">I", data[at : at + 4].ljust(4, b"\0"))
         kind, end = data[at + 4 : at + 8], at + 8 + length
         if data[end : end + 4] != struct.pack(">I", zlib.crc32(data[at + 4 : end])):
-            return "its picture is damaged (a CRC-32 does not fit)"
+            return "its picture is damaged (a CRC-32 does not match)"
         is_own |= kind == b"tEXt" and data[at + 8 : end] == subject
         at = end + 4
     if kind != b"IEND" or at != len(data):
-        return "its picture is cut short"
+        return "its picture is truncated"
     return "" if is_own else "it is another model's picture"
 
 
@@ -233,7 +233,7 @@ def _unreadable_weights(path: Path) -> str:
         with safe_open(path, "numpy"):
             return ""
     except SafetensorError as error:
-        return f"{path} is damaged or no safetensors file ({error})"
+        return f"{path} is damaged or not a safetensors file ({error})"
 
 
 def _config_values(folder: Path) -> dict[str, Any]:

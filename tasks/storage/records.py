@@ -76,7 +76,7 @@ def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
         return parse_record(path, kind, of=of)
     except DamagedError as error:
         raise DamagedError(
-            f"{path} is damaged: {error}; run the same command again to make it anew", field=str(path)
+            f"{path} is damaged: {error}; run the same command again to recreate it", field=str(path)
         ) from error
 
 
@@ -92,9 +92,9 @@ def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
         raise DamagedError(f"it has no field {missing[0]}")
     name, version, subject, digest, body = (found[key] for key in _HEAD)
     if name != kind.__name__:
-        raise DamagedError(f"it holds the record {name}, not {kind.__name__}")
+        raise DamagedError(f"it contains the record {name}, not {kind.__name__}")
     if value_digest({key: found[key] for key in _HEAD if key != "digest"}) != digest:
-        raise DamagedError("its digest does not fit its content")
+        raise DamagedError("its digest does not match its content")
     if of is not None and subject != of:
         raise DamagedError(f"it is the record of {subject or 'nothing'}, not of {of or 'nothing'}")
     if version != kind.version:
@@ -199,7 +199,7 @@ def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
     except FileNotFoundError:
         raise
     except _NO_NPZ as error:
-        raise DamagedError(f"{path} is damaged ({error}); it is made again", field=str(path)) from error
+        raise DamagedError(f"{path} is damaged ({error}); it will be recreated", field=str(path)) from error
     return arrays
 
 

@@ -259,7 +259,7 @@ class _Client:
         if not is_server(self._uri):
             yield
             return
-        sentence = f"waiting for the MLflow server {public_url(self._uri)} since {_PATIENT_S:.0f} s"
+        sentence = f"waiting for the MLflow server {public_url(self._uri)} for more than {_PATIENT_S:.0f} s"
         timer = threading.Timer(_PATIENT_S, log.warning, (sentence,))
         timer.daemon = True
         timer.start()

@@ -67,7 +67,7 @@ _FAILURES = (
     ("database-schema", ("out-of-date database schema", "can't locate revision"),
      "{store} has a schema of another MLflow version ({reason}); back it up, then run `mlflow db upgrade`, {other}"),
     ("plain-folder", ("filesystem tracking backend",),
-     "MLflow keeps no runs in a plain folder any more ({url}); set MLFLOW_TRACKING_URI to sqlite:///FILE or to a "
+     "MLflow no longer stores runs in a plain folder ({url}); set MLFLOW_TRACKING_URI to sqlite:///FILE or to a "
      "server's http address"),
     (DOWN, ("refused", "timeout", "timed out", "could not translate", "name or service", "unreachable", "max retries",
             "connection", "server closed"),
@@ -121,13 +121,13 @@ def no_shared_place(uri: str, folder: Path | None = None) -> CpbError:
     shown = public_url(uri)
     if is_server(uri):
         where = f"the MLflow server {shown} leaves artifacts to a folder of its own machine ({folder})"
-        remedy = "start one that keeps them itself, over another database, with `cpb tracking-server`"
+        remedy = "start a server that stores them itself, on another database, with `cpb tracking-server`"
     else:
-        kept = f"recorded in {folder}, a folder of one machine" if folder else "nowhere to be kept"
+        kept = f"recorded in {folder}, a folder of one machine" if folder else "without a place"
         where = f"the MLflow store {shown} is a bare database: the artifacts of runs are {kept}"
         remedy = (
             "start a server over a database with `cpb tracking-server` and set MLFLOW_TRACKING_URI to its address, or "
-            f"make the experiment in an empty one with `mlflow experiments create -n {EXPERIMENT} -l s3://…`"
+            f"create the experiment in an empty database with `mlflow experiments create -n {EXPERIMENT} -l s3://…`"
         )
     return CpbError(f"{where}; {remedy}", code="artifacts", field="MLFLOW_TRACKING_URI")
 
@@ -199,7 +199,7 @@ def failure(uri: str, error: BaseException) -> CpbError:
     if code == DOWN:
         reason = next((what for word, what in _UNREACHABLE.items() if word in lower), reason)
         if urlsplit(uri).netloc.count("@") > 1:
-            reason += "; a user or password with @, : or / is written with %40, %3A, %2F"
+            reason += "; in a user name or password write @, : and / as %40, %3A, %2F"
     known = {"store": store, "url": url, "reason": reason[:_MAX_REASON_CHARS], "other": _other_store()}
     return CpbError(sentence.format_map(known), code=code)
 
@@ -239,8 +239,8 @@ def make_sqlite(database: Path) -> None:
                 _write_whole_schema(database)
     except (OSError, CpbError) as error:
         raise CpbError(
-            f"the MLflow store {database} cannot be made ({getattr(error, 'strerror', None) or error}); "
-            "set MLFLOW_TRACKING_URI to a place that can be written",
+            f"the MLflow store {database} cannot be created ({getattr(error, 'strerror', None) or error}); "
+            "set MLFLOW_TRACKING_URI to a writable place",
             code="store",
         ) from error
 
@@ -329,7 +329,7 @@ def _check_database(uri: str) -> None:
         raise failure(uri, error) from None  # SQLAlchemy's exception may hold the URI
     except ValueError:  # from int(); its message may contain a part of the password
         raise CpbError(
-            f"the port in the MLflow store's URL is no number; correct it, {_other_store()}",
+            f"the port in the MLflow store's URL is not a number; correct it, {_other_store()}",
             code="store", field=_variable.get(),
         ) from None  # fmt: skip
 

@@ -95,7 +95,7 @@ def _sections(
     fleets: Sequence[ReportedFleet], decisions: Sequence[Decision], *, simulated: bool
 ) -> list[Section]:
     members = [score for fleet in fleets for score in fleet.scores]
-    warning = ["All prices are those of the built-in simulator, not of a market."] if simulated else []
+    warning = ["All prices are from the built-in simulator, not from a market."] if simulated else []
     losses = [
         (f"Loss of {fleet.architecture}, mean of its members", losses_figure({fleet.architecture: epochs}))
         for fleet in fleets
@@ -105,7 +105,7 @@ def _sections(
         Section("What this is", text=[*warning, INTRODUCTION]),
         *judged_sections(judge_pools(members), members),
         *([Section("Training", figures=losses)] if losses else []),
-        *([Section("Who serves after it", table=_decision_table(decisions))] if decisions else []),
+        *([Section("Champions after this run", table=_decision_table(decisions))] if decisions else []),
         members_section(members),
     ]
 

@@ -58,7 +58,7 @@ class JudgedModel(BaseModel):
     data: str | None
     test_span: str | None
     serves: Literal["champion", "challenger", "previous"] | None = Field(
-        None, description="what the registry uses it as now"
+        None, description="its current alias in the registry"
     )
     model_version: str | None
     metrics: dict[str, float]
@@ -163,7 +163,7 @@ def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]
     kind = run.data.tags.get(KIND) if run else None
     if run is None or kind not in (MEMBER, FLEET):
         raise MemberError(
-            f"run {run_id} is no model's and no fleet's; /api/models/SYMBOL/TIMEFRAME lists those of models",
+            f"run {run_id} is neither a model's nor a fleet's; /api/models/SYMBOL/TIMEFRAME lists the models' runs",
             code="no-run",
         )
     runs = [run] if kind == MEMBER else search(store, f"tags.`{PARENT}` = '{run.info.run_id}'", [_NEWEST])

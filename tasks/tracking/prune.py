@@ -112,7 +112,7 @@ def _alone(store: Store, home: Path) -> Iterator[None]:
                 held.enter_context(no_fleets_in_use(root))
             except BusyError as error:
                 raise BusyError(
-                    f"a training or a backtest is at work in {root}; prune again when it has ended"
+                    f"a training or a backtest is running in {root}; prune again when it has ended"
                 ) from error
         yield
 

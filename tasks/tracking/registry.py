@@ -222,7 +222,7 @@ def _make_mlflow_model(
         made = add_flavour(store, run, version.source or "", folder, timeframe)
     if not made:
         why = damage or damage_of(folder, {}) or f"{folder} holds an MLmodel that cpb did not write"
-        log.warning("%s/%s is no MLflow model: %s", version.name, version.version, why)
+        log.warning("%s/%s is not an MLflow model: %s", version.name, version.version, why)
 
 
 def _check_run(run: "Run", series: SeriesId) -> None:
@@ -235,7 +235,7 @@ def _check_run(run: "Run", series: SeriesId) -> None:
     market = run.data.tags.get(MARKET)
     if market != series.market:
         raise CpbError(
-            f"run {run.info.run_id} learnt from the market {market}; it cannot be {series.registered}",
+            f"run {run.info.run_id} was trained on market {market}; it cannot be {series.registered}",
             code="market", field=MARKET,
         )  # fmt: skip
 
@@ -287,7 +287,7 @@ def continued_from(architecture: str, records: Sequence[SeriesRecord]) -> dict[S
     if not found:
         log.warning(
             "warm start: no champion of %s fits (none yet, damaged, or its series has grown by a tenth); "
-            "training starts anew",
+            "training starts from scratch",
             architecture,
         )
     return found

@@ -70,7 +70,7 @@ def serving(series: Collection[SeriesId] | None = None, *, market: str | None = 
     except CpbError as error:
         if error.code != DOWN or not kept.champions:
             raise
-        log.warning("%s; forecasts go on with the champions that it named last", error)
+        log.warning("%s; forecasting continues with the last known champions", error)
         roles = (kept.champions, kept.challengers)
         return Serving(*([_read(path.parent, one) for one in role if asked(one)] for role in roles))
     if is_server(uri):

@@ -138,7 +138,7 @@ def _relocate(store: Store) -> None:
         if not own and runs:
             raise CpbError(
                 f"the MLflow store {database} was moved or copied without its artifacts, recorded in {old}: copy or "
-                f"mount that folder as {beside}, or make an empty folder there to go on without them",
+                f"mount that folder as {beside}, or create an empty folder there to continue without them",
                 code="copied-store", field=str(database),
             )  # fmt: skip
         try:

@@ -62,8 +62,8 @@ def _sentence(reason: str) -> str:
     key = os.environ.get("WANDB_API_KEY")
     public = without_credentials(reason.replace(key, "…") if key else reason)
     return (
-        f"Weights & Biases has no whole copy of this run ({public[:200]}); MLflow has it all: check WANDB_API_KEY and "
-        "the network, or set WANDB_MODE=offline"
+        f"Weights & Biases has no complete copy of this run ({public[:200]}); MLflow has all of it: check "
+        "WANDB_API_KEY and the network, or set WANDB_MODE=offline"
     )
 
 

@@ -56,7 +56,7 @@ def test_what_goes_wrong_is_one_sentence_without_the_key(monkeypatch, tmp_path):
     failed = subprocess.CompletedProcess([], 1, "", f"Traceback\nUsageError: key {SECRET} is refused\n")
     monkeypatch.setattr(wandb_mirror.subprocess, "run", lambda *args, **options: failed)
     said = wandb_mirror.mirror("r", tmp_path)
-    assert said.startswith("Weights & Biases has no whole copy of this run (UsageError: key … is refused)")
+    assert said.startswith("Weights & Biases has no complete copy of this run (UsageError: key … is refused)")
     assert SECRET not in said
     assert "\n" not in said
 
