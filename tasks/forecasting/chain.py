@@ -178,7 +178,7 @@ def restart(home: Path, market: str) -> None:
 
 
 def register_rows(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, pl.DataFrame]]) -> None:
-    """Write files anew, with a line for the rows at their end that are in no line; the caller holds the lock.
+    """Rewrite files, with a line for the rows at their end that are in no line; the caller holds the lock.
 
     Args:
         files: series, tree and all rows of a month.
@@ -267,7 +267,7 @@ def _stamped(tree: Tree, rows: pl.DataFrame, now: datetime) -> pl.DataFrame:
 
 
 def _stage(home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame, damaged: _Damaged) -> list[Entry]:
-    """Write drafts of a series' months with the new rows appended; a damaged month begins anew."""
+    """Write drafts of a series' months with the new rows appended; a damaged month starts empty."""
     months = rows.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m"))
     entries: list[Entry] = []
     for (month,), part in months.partition_by("month", as_dict=True).items():

@@ -226,7 +226,7 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
 
 
 def _unreadable_weights(path: Path) -> str:
-    """Return why a file is no safetensors file whose header covers all its bytes; "" if it is."""
+    """Return why a file is not a safetensors file whose header covers all its bytes; "" if it is."""
     from safetensors import SafetensorError, safe_open
 
     try:

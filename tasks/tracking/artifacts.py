@@ -52,7 +52,7 @@ def check_place(store: Store) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise CpbError(
-            f"artifacts of runs cannot be written to {folder} ({there} is no folder that you can write to); allow "
+            f"artifacts of runs cannot be written to {folder} ({there} is not a folder that you can write to); allow "
             "writing there, or set MLFLOW_TRACKING_URI to another store",
             code="artifacts", field=str(folder),
         )  # fmt: skip

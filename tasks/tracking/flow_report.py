@@ -72,7 +72,7 @@ def keep_report(
 
 
 def _coins(fleets: Sequence[ReportedFleet]) -> dict[str, Any]:
-    """Return how the errors of a timeframe's coins hang together, by the architecture with the most coins of each.
+    """Return the dependence between the errors of each timeframe's coins, from the architecture with the most coins.
 
     Errors of different architectures on the same candles are nearly equal: most of an error is the move itself.
     """

@@ -186,7 +186,7 @@ def test_a_chain_that_is_cut_off_is_found_by_the_rows_it_leaves_without_a_line(h
     assert found
     assert all("no line" in reason for reason in found.values())
     if cut == 3:
-        assert found[PEPE_JUNE].startswith("row 51 (issued 2025-06-01 05:00, step 1) and those after it")
+        assert found[PEPE_JUNE].startswith("row 51 (issued 2025-06-01 05:00, step 1) and the rows after it")
     assert faults(home, repair=True).keys() == found.keys()
     assert faults(home) == {}
     assert lines_of(home)[-1].kind == "before"

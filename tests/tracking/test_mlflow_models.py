@@ -295,7 +295,7 @@ def test_a_model_that_cannot_be_read_becomes_none(store, trained, caplog):
     register_champion(BTC, run_id)
 
     assert not (weights.parent / "MLmodel").exists()
-    assert "cpb-BTCUSDT-1h/1 is no MLflow model" in caplog.text
+    assert "cpb-BTCUSDT-1h/1 is not an MLflow model" in caplog.text
     assert champions()[0].damage
 
 

@@ -128,4 +128,4 @@ def test_without_a_key_nobody_waits(run_id, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", os.devnull)
     said = wandb_mirror.mirror(run_id, tmp_path / "w")
-    assert said.startswith("Weights & Biases has no whole copy")
+    assert said.startswith("Weights & Biases has no complete copy")
