@@ -38,21 +38,21 @@ def champions(
 
     symbols, timeframes = spec.symbols, spec.intervals
     everyone = served(spec.market)
-    check_known(symbols, {one.champion.series.symbol for one in everyone}, "the registry of champions")
+    check_known(symbols, {served.champion.series.symbol for served in everyone}, "the registry of champions")
     found = [
-        one
-        for one in everyone
-        if (symbols is None or one.champion.series.symbol in symbols)
-        and (timeframes is None or one.champion.series.timeframe in timeframes)
+        served
+        for served in everyone
+        if (symbols is None or served.champion.series.symbol in symbols)
+        and (timeframes is None or served.champion.series.timeframe in timeframes)
     ]
     if json:
-        emit({"champions": [_row(one) for one in found], "exit": COMPLETE})
+        emit({"champions": [_row(served) for served in found], "exit": COMPLETE})
         return
-    markets = {one.champion.series.market for one in found}
+    markets = {served.champion.series.market for served in found}
     watched = {alarm.series: alarm for market in markets for alarm in alarms(checked_home(), market)}
     if why:
-        for one in found:
-            print("\n".join(_explained(one, watched.get(one.champion.series))))
+        for served in found:
+            print("\n".join(_explained(served, watched.get(served.champion.series))))
     else:
         # Real and simulated champions are never listed together.
         title = "simulated market: these figures say nothing about a real one" if SIM in markets else ""
@@ -111,8 +111,8 @@ _FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
 """The ratio to the random walk on the test span with its 95 % interval; null where it was not judged."""
 
 
-def _row(one: "Served") -> dict[str, Any]:
-    champion, series = one.champion, one.champion.series
+def _row(served: "Served") -> dict[str, Any]:
+    champion, series = served.champion, served.champion.series
     return {
         "market": series.market,
         "symbol": series.symbol,
@@ -123,12 +123,12 @@ def _row(one: "Served") -> dict[str, Any]:
         "verdict": champion.verdict,
         "simulated": series.market == SIM,
         **{name: champion.metrics.get(f"test_{name}") for name in _FIGURES},
-        "decision": one.newest.model_dump(mode="json", exclude_none=True) if one.newest else None,
+        "decision": served.newest.model_dump(mode="json", exclude_none=True) if served.newest else None,
     }
 
 
-def _explained(one: "Served", alarm: "Alarm | None") -> list[str]:
-    champion = one.champion
+def _explained(served: "Served", alarm: "Alarm | None") -> list[str]:
+    champion = served.champion
     lines = [
         f"{champion.series}: version {champion.version}, {champion.architecture} of preset {champion.preset}"
     ]
@@ -142,14 +142,14 @@ def _explained(one: "Served", alarm: "Alarm | None") -> list[str]:
         lines.append(f"  live {alarm}".replace(f"{alarm.series} is ", ""))
     elif alarm:
         lines.append("  no live forecast has been scored yet")
-    told = [d for d in (one.became, one.newest) if d]
-    lines += [f"  {decision}" for decision in dict.fromkeys(map(_told, told))]
-    if not told:
+    decisions = [d for d in (served.became, served.newest) if d]
+    lines += [f"  {decision}" for decision in dict.fromkeys(map(_decision_line, decisions))]
+    if not decisions:
         lines.append("  no decision is recorded: it was made champion in MLflow")
     return lines
 
 
-def _told(decision: "Decision") -> str:
+def _decision_line(decision: "Decision") -> str:
     return f"{decision.decided_at:%Y-%m-%d %H:%M} {decision.outcome} ({decision.rule}): {decision.reason}"
 
 
@@ -160,8 +160,8 @@ def _live(alarm: "Alarm | None") -> str:
 
 def _print_table(title: str, found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> None:
     rows = []
-    for one in found:
-        champion, newest = one.champion, one.newest
+    for served in found:
+        champion, newest = served.champion, served.newest
         decision = f"{newest.outcome} ({newest.rule})" if newest else "-"
         finding_ = "damaged" if champion.damage else finding(champion.verdict)
         names = (str(champion.series), champion.version, champion.architecture, champion.preset)

@@ -178,13 +178,15 @@ def unit(port: Port = None, workers: Workers = None, json: Json = False) -> None
 
 def _as_json(found: "Status") -> dict[str, Any]:
     processes = {
-        str(name): {"alive": one.alive, "pid": one.process.pid, "since": one.since} if one else None
-        for name, one in found.services.items()
+        str(name): {"alive": service.alive, "pid": service.process.pid, "since": service.since}
+        if service
+        else None
+        for name, service in found.services.items()
     }
     server = found.services["server"]
     return {
         "up": found.up, "port": server.port if server else None, "api": server.api if server else None, **processes,
-        "deployments": [asdict(one) for one in found.deployments], "data": [asdict(one) for one in found.data],
+        "deployments": [asdict(each) for each in found.deployments], "data": [asdict(data) for data in found.data],
         "disk": asdict(found.disk) if found.disk else None, "runs_ended": [run.name for run in found.ended],
         "problems": [problem.text for problem in found.problems],
     }  # fmt: skip
@@ -199,11 +201,11 @@ def _lines(found: "Status") -> list[str]:
             f"{s.name} {f'pid {s.process.pid}' if s.alive else 'DEAD'}" for s in found.services.values() if s
         ]
         lines = [f"{_state(found)}: {server.api.removesuffix('/api')}  ({', '.join(parts)})"]
-    lines += [_deployment_line(one) for one in found.deployments]
-    for one in found.data:
-        market = "" if one.market == "spot" else f"{one.market} "
+    lines += [_deployment_line(deployment) for deployment in found.deployments]
+    for data in found.data:
+        market = "" if data.market == "spot" else f"{data.market} "
         lines.append(
-            f"{market}{one.timeframe:<6}  newest candle {_time(one.candle)}, newest forecast {_time(one.forecast)}"
+            f"{market}{data.timeframe:<6}  newest candle {_time(data.candle)}, newest forecast {_time(data.forecast)}"
         )
     if found.disk:
         used = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in found.disk.used.items())
@@ -228,10 +230,14 @@ def _wrong(problems: Sequence[Event]) -> list[str]:
     return lines
 
 
-def _deployment_line(one: "Deployment") -> str:
-    last = f"{one.last.outcome} {age(one.last.age_s)} ago" if one.last else "no run has ended yet"
-    active = f", {one.active} running" if one.active else ""
-    return f"{one.name:<22}  {last}{active}; next {_time(one.next)}"
+def _deployment_line(deployment: "Deployment") -> str:
+    last = (
+        f"{deployment.last.outcome} {age(deployment.last.age_s)} ago"
+        if deployment.last
+        else "no run has ended yet"
+    )
+    active = f", {deployment.active} running" if deployment.active else ""
+    return f"{deployment.name:<22}  {last}{active}; next {_time(deployment.next)}"
 
 
 def _time(time: datetime | None) -> str:
@@ -249,7 +255,7 @@ def notify(
     from tasks.notices.services import services, try_services
 
     if not test:
-        names = [one.name for one in services(home())]
+        names = [service.name for service in services(home())]
         for name in names:
             say(name)
         if json:

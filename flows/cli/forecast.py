@@ -73,7 +73,7 @@ def forecast(
 
 def _print(spec: ForecastSpec, result: dict[str, Any], plot: bool) -> None:
     now = spec.scope.as_of or datetime.now(UTC)
-    known = {(one["symbol"], one["timeframe"]): one for one in result.get("models", ())}
+    known = {(model["symbol"], model["timeframe"]): model for model in result.get("models", ())}
     forecasts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in result["rows"]:
         forecasts.setdefault((row["symbol"], row["timeframe"]), []).append(row)

@@ -144,7 +144,7 @@ def ledger(
     from tasks.forecasting.summary import ledger_rows
 
     home = stored_home()
-    check_known(spec.symbols, {one.symbol for one in stored(home)}, f"the forecast store in {home}")
+    check_known(spec.symbols, {s.symbol for s in stored(home)}, f"the forecast store in {home}")
     rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals, history=history)
     if json:
         emit({"ledger": rows, "exit": 0})

@@ -148,7 +148,7 @@ def _dead(service: Service) -> Event:
 
 
 def _polls(client: SyncPrefectClient, worker: Service) -> bool:
-    listed = {one.name: one.status for one in client.read_workers_for_work_pool(POOL)}
+    listed = {entry.name: entry.status for entry in client.read_workers_for_work_pool(POOL)}
     return str(listed.get(str(worker.process), "")).endswith("ONLINE")
 
 

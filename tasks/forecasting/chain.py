@@ -96,7 +96,7 @@ def append(
                     home,
                     market,
                     kind,
-                    [one for mine in found.values() if isinstance(mine, list) for one in mine],
+                    [entry for mine in found.values() if isinstance(mine, list) for entry in mine],
                     now,
                 )
     except ANY_ERROR as error:
@@ -105,7 +105,7 @@ def append(
             s: known if isinstance(known := found.get(s), CpbError) else as_error(s, error) for s in batch
         }
     return {
-        s: one if isinstance(one, CpbError) else sum(entry.rows for entry in one) for s, one in found.items()
+        s: new if isinstance(new, CpbError) else sum(entry.rows for entry in new) for s, new in found.items()
     }
 
 
@@ -255,7 +255,7 @@ def _stage_all(
         except ANY_ERROR as error:
             return as_error(series, error)
 
-    found = run_each([partial(stage, *one) for one in batch.items()], WRITERS)
+    found = run_each([partial(stage, *item) for item in batch.items()], WRITERS)
     return dict(zip(batch, found, strict=True))  # type: ignore[arg-type]
 
 

@@ -117,10 +117,10 @@ def _forecasts(
 
     # A thread per core: reading candles, computing columns and inference release the GIL.
     found = run_each([partial(of, model) for model in models], workers=usable_cores())
-    for model, one in zip(models, found, strict=True):
-        if isinstance(one, Exception):
-            raise one
-        made, problems = one
+    for model, outcome in zip(models, found, strict=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+        made, problems = outcome
         if made is not None:
             rows[model.series] = made
         failures += problems

@@ -43,17 +43,17 @@ def score_due(
     now = now or datetime.now(UTC)
     due: dict[SeriesId, pl.DataFrame] = {}
     failures: list[Failure] = []
-    for one in series:
+    for s in series:
         try:
-            rows = _scores_due(home, one, now, provisional)
+            rows = _scores_due(home, s, now, provisional)
             if not rows.is_empty():
-                due[one] = rows
+                due[s] = rows
         except ANY_ERROR as error:
-            failures.append(failure(one, "score", error))
+            failures.append(failure(s, "score", error))
     stored, more = store_batch(home, "scores", due)
     # A damaged score file that was set aside is not a failure: its rows are scored again at once.
-    failures += [one for one in more if one.code != LOST]
-    for market in dict.fromkeys(one.market for one in series):
+    failures += [problem for problem in more if problem.code != LOST]
+    for market in dict.fromkeys(s.market for s in series):
         try:
             if store.stored(home, market):
                 write_summary(home, market, now)

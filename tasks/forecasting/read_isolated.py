@@ -104,7 +104,7 @@ def _answer(asked: str) -> None:
     path, slices, about = json.loads(asked)
     owner = about and (SeriesId.parse(about[0]), next(t for t in TREES if t.name == about[1]), about[2])
     try:
-        known = slices and [Slice(*one) for one in slices]
+        known = slices and [Slice(*part) for part in slices]
         print(json.dumps(compare(Path(path).read_bytes(), known, owner)))
     except DamagedError as error:
         print(json.dumps(Finding(str(error))))

@@ -96,8 +96,8 @@ def _add(value: Any, parts: list[str], imported: list[str]) -> None:
         parts.append(")")
     elif isinstance(value, list):
         parts.append("[")
-        for one in value:
-            _add(one, parts, imported)
+        for item in value:
+            _add(item, parts, imported)
         parts.append("]")
     else:
         parts.append(repr(value))

@@ -281,7 +281,7 @@ def recipe_of(config: ModelConfig) -> Recipe:
     changed = _changed(values, standard)
     if PARTS in values:
         changed[PARTS] = [
-            {"architecture": one["architecture"], **_changed(one, standard)} for one in values[PARTS]
+            {"architecture": part["architecture"], **_changed(part, standard)} for part in values[PARTS]
         ]
     copies = len(values.get("seeds") or [1])
     changed |= {"copies": copies} if copies > 1 else {}

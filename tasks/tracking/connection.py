@@ -45,7 +45,7 @@ TAGS = {
 _PAGE = 1000
 _IDS = 200  # of runs in one filter
 _PATIENT_S = 10.0
-_LOOKED_AT = 50
+_FLOWS_SEARCHED = 50
 """Number of newest flow runs searched for the machines that write to the store."""
 
 log = logging.getLogger("cpb")
@@ -213,8 +213,8 @@ def _warn_of_others(store: Store) -> None:
     if store.uri in _warned:
         return
     newest = islice(
-        search_lazily(store, f"tags.`{KIND}` = '{FLOW}'", ["attributes.start_time DESC"], _LOOKED_AT),
-        _LOOKED_AT,
+        search_lazily(store, f"tags.`{KIND}` = '{FLOW}'", ["attributes.start_time DESC"], _FLOWS_SEARCHED),
+        _FLOWS_SEARCHED,
     )
     hosts = {run.data.tags.get(PROCESS, "").partition("|")[0] for run in newest}
     others = sorted(hosts - {"", socket.gethostname()})

@@ -85,9 +85,9 @@ def _coins(fleets: Sequence[ReportedFleet]) -> dict[str, Any]:
                 if score.timeframe == timeframe and score.errors
             }
             if len(errors) > len(found.get(timeframe, {}).get("symbols", ())) and (
-                one := correlate_coins(errors)
+                dependence := correlate_coins(errors)
             ):
-                found[timeframe] = one | {"architecture": fleet.architecture}
+                found[timeframe] = dependence | {"architecture": fleet.architecture}
     return found
 
 
@@ -129,11 +129,11 @@ def _mean_losses(trained: Iterable[TrainedMember]) -> list[dict[str, Any]]:
 def _decision_table(decisions: Sequence[Decision]) -> Table:
     rows = [
         {
-            "series": f"{one.series.label} {one.series.timeframe}",
-            "outcome": one.outcome,
-            "version": f"v{one.version_number}",
-            "reason": one.reason,
+            "series": f"{decision.series.label} {decision.series.timeframe}",
+            "outcome": decision.outcome,
+            "version": f"v{decision.version_number}",
+            "reason": decision.reason,
         }
-        for one in decisions
+        for decision in decisions
     ]
     return Table(_DECISIONS, rows)

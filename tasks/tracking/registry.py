@@ -187,12 +187,12 @@ def _aliased(
     store = store or open_store(create=False)
     wanted = None if series is None else set(series)
     versions = {
-        one: version
-        for one, version in versions_with_alias(store, alias).items()
-        if (wanted is None or one in wanted) and (market is None or one.market == market)
+        s: version
+        for s, version in versions_with_alias(store, alias).items()
+        if (wanted is None or s in wanted) and (market is None or s.market == market)
     }
     runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
-    return [_model(store, one, version, runs.get(version.run_id or "")) for one, version in versions.items()]
+    return [_model(store, s, version, runs.get(version.run_id or "")) for s, version in versions.items()]
 
 
 def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | None") -> Champion:

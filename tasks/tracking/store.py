@@ -66,7 +66,7 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
     uri = uri or tracking_uri()
     database = sqlite_path(uri)
     if database:
-        _let_go_if_replaced(uri, database)
+        _close_if_replaced(uri, database)
     if database and not database.exists():
         if not create:
             raise CpbError(
@@ -102,7 +102,7 @@ def _file(database: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _let_go_if_replaced(uri: str, database: Path) -> None:
+def _close_if_replaced(uri: str, database: Path) -> None:
     """Close a database that was deleted or replaced: MLflow would keep writing to the unlinked file."""
     if uri in _files and _files[uri] != _file(database):
         _opened_for_writing.discard(uri)
