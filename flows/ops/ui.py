@@ -76,7 +76,7 @@ def serve_ui(
     from tasks.tracking.artifact_guard import served_app  # imports MLflow, already loaded for the store
 
     proxied = location.startswith(PROXIED)  # the database of a tracking server, which stores the files
-    app = partial(served_app, store.uri, artifacts_place() if proxied else location, proxied=proxied)
+    app = partial(served_app, store.served, artifacts_place() if proxied else location, proxied=proxied)
     with ExitStack() as running:
         # prevents another start from removing the file before it is locked
         with locked(config_folder() / ".ui.lock"):

@@ -57,11 +57,20 @@ _warned: set[str] = set()
 
 @dataclass(frozen=True)
 class Store:
-    """An opened tracking store."""
+    """An opened tracking store.
+
+    `served` is the URI that MLflow reads: `uri` itself, or that of a read-only database.
+    """
 
     uri: str
     client: "MlflowClient"
     experiment_id: str
+    served: str
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the store is read-only."""
+        return self.served != self.uri
 
     @property
     def artifacts(self) -> str:
@@ -69,13 +78,13 @@ class Store:
         return str(self.client.get_experiment(self.experiment_id).artifact_location)
 
 
-def connect(uri: str) -> Store:
+def connect(uri: str, served: str) -> Store:
     """Connect to a reachable store, and create the experiment `cpb` if missing.
 
     Raises:
         CpbError: it is not an MLflow store, or of another version.
     """
-    with _making(uri) as client:
+    with _making(uri, served) as client:
         experiment_id = _experiment(client, uri)
         # A person may have made the experiment, for its artifact location: then without the tag.
         layout = client.get_experiment(experiment_id).tags.get(LAYOUT_TAG, LAYOUT)
@@ -86,11 +95,11 @@ def connect(uri: str) -> Store:
             "rename that experiment in MLflow",
             code="store-version", field="MLFLOW_TRACKING_URI",
         )  # fmt: skip
-    return Store(uri, cast("MlflowClient", _Client(client, uri)), experiment_id)
+    return Store(uri, cast("MlflowClient", _Client(client, uri)), experiment_id, served)
 
 
 @contextmanager
-def _making(uri: str) -> Iterator["MlflowClient"]:
+def _making(uri: str, served: str) -> Iterator["MlflowClient"]:
     """Yield a client that creates missing parts of a store; a failure is reported in one sentence."""
     quiet()
     from mlflow.exceptions import MlflowException
@@ -99,7 +108,7 @@ def _making(uri: str) -> Iterator["MlflowClient"]:
 
     try:
         with making_schema(uri):
-            yield MlflowClient(tracking_uri=uri, registry_uri=uri)
+            yield MlflowClient(tracking_uri=served, registry_uri=served)
     except (MlflowException, SQLAlchemyError, ModuleNotFoundError) as error:
         raise failure(uri, error) from None  # the exception may hold the URI
 
@@ -314,7 +323,7 @@ def prepare_database(uri: str) -> None:
     if database and not database.exists():
         make_sqlite(database)
     check(uri, write=True)
-    with _making(uri) as client:
+    with _making(uri, uri) as client:
         experiment = client.get_experiment_by_name(EXPERIMENT)
         if experiment is None:
             client.create_experiment(EXPERIMENT, f"{PROXIED}/{EXPERIMENT}", TAGS)

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from cpbmodels.errors import pip_install
 from schemas.errors import CpbError
@@ -175,8 +175,8 @@ def check(uri: str, *, write: bool) -> None:
     Raises:
         CpbError: locked, unreachable, refused, damaged; see `code`.
     """
-    if database := sqlite_path(uri):
-        _check_sqlite(uri, database, write)
+    if urlsplit(uri).scheme.partition("+")[0] == "sqlite":
+        _check_sqlite(uri, write)
     elif is_server(uri):
         _check_server(uri)
     elif urlsplit(uri).scheme.partition("+")[0] in _CONNECT_TIMEOUT:
@@ -221,6 +221,21 @@ def is_unavailable(error: BaseException) -> bool:
 def is_writable(database: Path) -> bool:
     """Whether this process may write a SQLite database and its folder, where SQLite creates further files."""
     return os.access(database, os.W_OK) and os.access(database.parent, os.W_OK)
+
+
+def wal_of(database: Path) -> Path:
+    """Return the file with a SQLite database's newest changes, which exists while a process has it open."""
+    return database.with_name(f"{database.name}-wal")
+
+
+def read_only_uri(database: Path) -> str:
+    """Return the URI by which SQLite reads a database that it may not write.
+
+    In WAL mode it would create files beside it, unless another process has it open, or it is called immutable.
+    """
+    immutable = "" if wal_of(database).exists() else "&immutable=1"
+    # With the driver: MLflow makes the parent folders of the path in any URI that begins with sqlite:///.
+    return f"sqlite+pysqlite:///file:{quote(str(database))}?uri=true&mode=ro{immutable}"
 
 
 def make_sqlite(database: Path) -> None:
@@ -288,9 +303,13 @@ def _write_whole_schema(database: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _check_sqlite(uri: str, database: Path, write: bool) -> None:
+def _check_sqlite(uri: str, write: bool) -> None:
     try:
-        with closing(sqlite3.connect(database, timeout=TIMEOUT_S, isolation_level=None)) as connection:
+        target = uri.partition(":///")[2]
+        is_uri = target.startswith("file:")
+        with closing(
+            sqlite3.connect(target, timeout=TIMEOUT_S, isolation_level=None, uri=is_uri)
+        ) as connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if write:
                 connection.execute("BEGIN IMMEDIATE")

@@ -8,6 +8,7 @@ earlier boot is dead. Processes of other hosts are judged by the time at which t
 import logging
 import os
 import sqlite3
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,9 @@ from tasks.tracking.database import (
     failure,
     is_writable,
     make_sqlite,
+    read_only_uri,
     sqlite_path,
+    wal_of,
 )
 from tasks.tracking.mlflow_private import close_connections, move_artifacts
 from tasks.tracking.tags import OPENED, PARENT, PROCESS, REASON
@@ -37,8 +40,8 @@ log = logging.getLogger("cpb")
 
 _opened: dict[str, Store] = {}
 _opened_for_writing: set[str] = set()
-_files: dict[str, tuple[int, int] | None] = {}
-"""Device and inode of each SQLite database when it was opened."""
+_files: dict[str, tuple[int, ...]] = {}
+"""State (`_state`) of each SQLite database when it was opened."""
 
 
 def tracking_uri() -> str:
@@ -57,11 +60,11 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
 
     Args:
         uri: the store's URI; default `tracking_uri()`.
-        create: False opens for reading only; a missing store is not created.
+        create: False opens for reading only, also a read-only store; a missing store is not created.
 
     Raises:
-        CpbError: the store is missing (with `create=False`), read-only, not MLflow's, locked, too old, unreachable, or
-            the copy of a database without its artifacts.
+        CpbError: the store is missing (with `create=False`), not MLflow's, locked, too old, unreachable, or the copy
+            of a database without its artifacts.
     """
     uri = uri or tracking_uri()
     database = sqlite_path(uri)
@@ -73,42 +76,47 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
                 f"no runs yet: {database} does not exist; train first, as in `cpb demo`", code="no-store"
             )
         make_sqlite(database)
-    if database and not is_writable(database):
-        raise CpbError(  # SQLite writes beside a database in WAL mode even to read it
+    served = read_only_uri(database) if database and not is_writable(database) else uri
+    if create and served != uri:
+        raise CpbError(
             f"the MLflow store {public_url(uri)} cannot be written; allow writing there, "
             "or set MLFLOW_TRACKING_URI to another store",
             code="read-only-store",
         )
     if uri not in _opened or (create and uri not in _opened_for_writing):
-        check(uri, write=create)
+        check(served, write=create)
     if uri not in _opened:
-        store = connect(uri)
+        store = connect(uri, served)
         _relocate(store)
         _opened[uri] = store
         if database:
-            _files[uri] = _file(database)
+            _files[uri] = _state(database)
     if create and uri not in _opened_for_writing:
         reconcile(_opened[uri])
         _opened_for_writing.add(uri)
     return _opened[uri]
 
 
-def _file(database: Path) -> tuple[int, int] | None:
-    """Return the device and inode of the file at this path now."""
+def _state(database: Path) -> tuple[int, ...]:
+    """Return the device and inode of the file at this path; of a read-only database also what tells its state."""
     try:
         found = database.stat()
     except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
+        return ()
+    of_content = () if is_writable(database) else (found.st_mtime_ns, int(wal_of(database).exists()))
+    return found.st_dev, found.st_ino, *of_content
 
 
 def _close_if_replaced(uri: str, database: Path) -> None:
-    """Close a database that was deleted or replaced: MLflow would keep writing to the unlinked file."""
-    if uri in _files and _files[uri] != _file(database):
+    """Close a database that was deleted or replaced: MLflow would keep using the unlinked file.
+
+    A read-only database is closed whenever it has changed: SQLite was told that it does not.
+    """
+    if uri in _files and _files[uri] != _state(database):
         _opened_for_writing.discard(uri)
         _files.pop(uri, None)
-        if _opened.pop(uri, None):
-            close_connections(uri)
+        if store := _opened.pop(uri, None):
+            close_connections(store.served)
 
 
 def _relocate(store: Store) -> None:
@@ -124,7 +132,7 @@ def _relocate(store: Store) -> None:
     database = sqlite_path(store.uri)
     if database is None or _is_in_place(store, beside := artifacts_beside(database)):
         return
-    with alone(store):
+    with nullcontext() if store.read_only else alone(store):
         if _is_in_place(store, beside):  # done by the process that held the lock before
             return
         recorded = store.artifacts
@@ -139,6 +147,12 @@ def _relocate(store: Store) -> None:
             raise CpbError(
                 f"the MLflow store {database} was moved or copied without its artifacts, recorded in {old}: copy or "
                 f"mount that folder as {beside}, or create an empty folder there to continue without them",
+                code="copied-store", field=str(database),
+            )  # fmt: skip
+        if store.read_only:
+            raise CpbError(
+                f"the MLflow store {database} was moved or copied, and may only be read: open it once where it can be "
+                "written, so that its artifacts are found",
                 code="copied-store", field=str(database),
             )  # fmt: skip
         try:

@@ -91,7 +91,7 @@ def _of_mlflow(asked: Asked, store: Store, champion: Champion, folder: Path) -> 
 
 def _write_again(store: Store, champion: Champion, folder: Path) -> bool:
     run = find_run(store, champion.run_id)
-    if run is None:
+    if run is None or store.read_only:
         return False
     with alone(store):
         digests = add_flavour(

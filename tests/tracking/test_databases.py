@@ -15,13 +15,15 @@ from pathlib import Path
 
 import pytest
 from postgres_tools import needs_driver, place_artifacts, postgres, uri  # noqa: F401
+from registering import register_champion
 from test_registry import folder, series  # noqa: F401
+from test_runs import fleet_of, log_member, member
 
 from cpbmodels.errors import pip_install
 from schemas.errors import CpbError
 from tasks.tracking import database as database_module
 from tasks.tracking import store as store_module
-from tasks.tracking.runs import log_metrics, start_parent
+from tasks.tracking.runs import finish, log_metrics, start_parent
 from tasks.tracking.store import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,16 +190,20 @@ def test_a_driver_is_named_by_what_installs_it(monkeypatch):
 
 
 READ = """
-import os
+import os, sys, tempfile
 from schemas.errors import CpbError
+from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
+with tempfile.TemporaryDirectory() as other:  # imports all that MLflow needs: another user may not read Python's files
+    open_store(f"sqlite:///{other}/mlflow.db")
 if os.getuid() == 0:  # whom no mode keeps from writing
     os.setgid(65534), os.setuid(65534)
-for create in (False, True):
-    try:
-        open_store(create=create)
-    except CpbError as error:
-        print(error.code)
+print([(c.model_version, c.damage) for c in champions()], [r["architecture"] for r in leaderboard()])
+try:
+    open_store()
+except CpbError as error:
+    print(error.code)
 """
 
 
@@ -216,16 +222,34 @@ def foreign(schema, monkeypatch):
             path.chmod(0o755)
 
 
-def test_a_store_that_may_only_be_read_is_refused(foreign):
-    for path in sorted(foreign.rglob("*"), reverse=True):
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    before = {path: path.stat().st_mtime_ns for path in (foreign / "mlruns").rglob("*")}
-    done = subprocess.run(
-        [sys.executable, "-c", READ], cwd=foreign, capture_output=True, text=True, timeout=120, check=False,
-        env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": "/nonexistent"},
-    )  # fmt: skip
-    assert done.stdout.splitlines() == ["read-only-store"] * 2, done.stderr
-    assert {path: path.stat().st_mtime_ns for path in (foreign / "mlruns").rglob("*")} == before
+@pytest.mark.parametrize("open_elsewhere", [False, True])
+def test_a_store_that_may_only_be_read_is_read(foreign, folder, open_elsewhere):  # noqa: F811
+    store = open_store()
+    fleet = fleet_of()
+    register_champion(series(), log_member(fleet.run_id, member(folder)))
+    finish(fleet.run_id)
+    finish(store.client.get_run(fleet.run_id).data.tags["mlflow.parentRunId"])
+    database, scratch = foreign / "mlruns/mlflow.db", foreign / "scratch"
+    scratch.mkdir()
+    with contextlib.ExitStack() as stack:
+        if open_elsewhere:  # then the last changes lie in the WAL alone
+            stack.enter_context(contextlib.closing(sqlite3.connect(database))).execute("SELECT 1 FROM runs")
+        else:
+            from tasks.tracking.mlflow_private import close_connections
+
+            close_connections(store.uri)
+        for path in sorted(foreign.rglob("*"), reverse=True):
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        scratch.chmod(0o777)
+        before = {path: path.stat().st_mtime_ns for path in (foreign / "mlruns").rglob("*")}
+        done = subprocess.run(
+            [sys.executable, "-c", READ], cwd=foreign, capture_output=True, text=True, timeout=120, check=False,
+            env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": "/nonexistent",
+                 "TMPDIR": str(scratch)},
+        )  # fmt: skip
+    assert done.stdout.splitlines() == ["[('cpb-BTCUSDT-1h/1', '')] ['gru']", "read-only-store"], done.stderr
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert not list(scratch.iterdir())
 
 
 # -- Postgres ---------------------------------------------------------------------------------------------------------

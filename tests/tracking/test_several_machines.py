@@ -48,7 +48,7 @@ class Client:
 
 
 def store_at(uri, **options):
-    return Store(uri, Client(**options), "1")
+    return Store(uri, Client(**options), "1", uri)
 
 
 SERVER, DATABASE = "http://head.example.com:5000", "postgresql://cpb:hunter2@db/mlflow"

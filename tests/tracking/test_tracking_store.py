@@ -9,7 +9,8 @@ import pytest
 
 from schemas.errors import CpbError
 from tasks.tracking import store as store_module
-from tasks.tracking.database import EXPERIMENT, sqlite_path
+from tasks.tracking.database import EXPERIMENT, sqlite_path, wal_of
+from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.store import open_store, tracking_uri
 
 
@@ -131,6 +132,30 @@ def test_a_database_that_was_deleted_or_replaced_is_let_go(store, schema, tmp_pa
         with closing(sqlite3.connect(database)) as connection:
             assert connection.execute("SELECT run_uuid FROM runs").fetchall() == [(run_id,)]
         assert descriptors(tmp_path) <= held + 3  # a pool may hold one connection more
+
+
+@needs_proc
+@pytest.mark.parametrize("in_use", [False, True])
+def test_a_store_that_may_only_be_read_is_read_again_when_it_has_changed(
+    store, tmp_path, monkeypatch, in_use
+):
+    run_id, database, held = use(store), sqlite_path(store.uri), []
+    close_connections(store.uri)
+    other = sqlite3.connect(database)
+    if in_use:  # then the newest changes lie in the WAL
+        other.execute("SELECT 1 FROM runs")
+    monkeypatch.setattr(store_module, "is_writable", lambda _: False)
+    for number in range(4):
+        with closing(sqlite3.connect(database)) as owner, owner:
+            owner.execute("UPDATE runs SET name = ?", (f"change {number}",))
+        read = open_store(create=False)
+        assert read.read_only
+        assert read.client.get_run(run_id).info.run_name == f"change {number}"
+        read.client.search_registered_models()
+        held.append(descriptors(tmp_path))
+    assert max(held) <= held[0] + 3  # a pool may hold one connection more
+    assert wal_of(database).exists() == in_use
+    other.close()
 
 
 def test_an_experiment_of_another_version_is_refused(store):
