@@ -18,10 +18,9 @@ from typing_extensions import override
 from cpbmodels.arch.base import ArchitectureSpec, Batch, MemberData
 from cpbmodels.arch.draws import Draws
 from cpbmodels.arch.har import HAR_COLUMNS, OfOneCandle
-from cpbmodels.arch.layers import embed, linear
+from cpbmodels.arch.layers import Param, embed, linear, linear_params
+from cpbmodels.arch.layers import Weights as Views
 from cpbmodels.arch.options import Preset
-from cpbmodels.arch.weights import Param, linear_params
-from cpbmodels.arch.weights import Weights as Views
 from cpbmodels.data.ranges import RIDGE_PENALTY, RangeModel, TrainingOrigins, fit_ranges
 from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, QUARTERS_PER_DAY
 

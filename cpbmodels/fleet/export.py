@@ -15,8 +15,7 @@ from cpbmodels.data.paths import MAX_STEPS, scaled_errors, step_correlation
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.fleet.bank import Bank, Task
 from cpbmodels.fleet.config import FORMAT, STEPS
-from cpbmodels.fleet.job import Job
-from cpbmodels.fleet.loop import Loop, Progress
+from cpbmodels.fleet.loop import Job, Loop, Progress
 from cpbmodels.fleet.member import Member, Report
 from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import windows_in_flight

@@ -22,6 +22,7 @@ from cpbmodels.data.paths import bare_symbol, mean_correlation
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, shown
+from cpbmodels.fleet.checkpoint import write_whole
 from cpbmodels.fleet.config import (
     DIGEST,
     MAX_BYTES,
@@ -38,9 +39,7 @@ from cpbmodels.fleet.config import (
     parse,
     sealed,
 )
-from cpbmodels.fleet.files import write_whole
-from cpbmodels.fleet.model import DTYPES, Model
-from cpbmodels.fleet.net import Net
+from cpbmodels.fleet.net import DTYPES, Model, Net
 from cpbmodels.fleet.plan import UNIVERSAL
 from cpbmodels.fleet.prediction import Forecast, forecast_all, predict_rows
 

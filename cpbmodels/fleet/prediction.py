@@ -27,8 +27,7 @@ from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
 from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Bank, Scaling
 from cpbmodels.fleet.config import STEPS
-from cpbmodels.fleet.model import Model
-from cpbmodels.fleet.net import Net
+from cpbmodels.fleet.net import Model, Net
 from cpbmodels.fleet.plan import windows_in_flight
 
 if TYPE_CHECKING:

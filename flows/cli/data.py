@@ -116,7 +116,7 @@ def verify(
             home, markets, repair=repair, source=source, seen=lambda checked: tell("verify", checked, 0, "files")
         )  # fmt: skip
     if hub:
-        from tasks.hub.ledger import compare
+        from tasks.hub.record import compare
 
         published = compare(home, SPOT if market == _ALL else market, hub)
         result.damaged += published.damaged

@@ -210,7 +210,7 @@ def training_inputs(member: cpbmodels.Member) -> Callable[[Series], Array]:
 
 
 def _forecast_of(member: cpbmodels.Member) -> lookahead.Forecast:
-    def forecast(series: Series, origins: Rows) -> Array:
+    def forecaster(series: Series, origins: Rows) -> Array:
         return cpbmodels.predict([member], [series], [origins])[0].quantiles
 
-    return forecast
+    return forecaster

@@ -25,7 +25,7 @@ from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
 from tasks.forecasting.daily import note_version
 from tasks.forecasting.store import forecast_rows
-from tasks.judging.reference import reference_quantiles
+from tasks.judging.baselines import reference_quantiles
 from tasks.judging.scores import Array
 from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.store import market_key, newest_markets, newest_series

@@ -19,7 +19,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from schemas.errors import CpbError, UsageError
 from tasks.hub.card import is_card
-from tasks.hub.ledger import FOLDER, HEAD
+from tasks.hub.record import FOLDER, HEAD
 from tasks.hub.tree import CARD, WHEEL
 
 if TYPE_CHECKING:

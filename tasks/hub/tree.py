@@ -2,7 +2,7 @@
 
 SYMBOL includes the market unless it is spot, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is included so
 that users can install the version with which the models were made, by a URL with its hash. A commit to the Hub adds the
-record of forecasts and scores (`tasks.hub.ledger`), which is not copied within the home.
+record of forecasts and scores (`tasks.hub.record`), which is not copied within the home.
 """
 
 import itertools

@@ -21,7 +21,7 @@ from tasks.backtesting.folds import FoldSeries
 from tasks.judging.gate import MIN_COVER
 from tasks.judging.member import MemberScore
 from tasks.judging.paired import Paired, corrected, daily_losses, min_days, paired
-from tasks.promotion import pairs
+from tasks.promotion import recipe_pairs
 from tasks.promotion.contenders import standing
 from tasks.promotion.moves import promotion_lock
 from tasks.storage.digests import value_digest
@@ -189,12 +189,12 @@ def decide(
     passed = [one for one, why in zip(figures, failed, strict=True) if not why]
     winner = min(passed, key=lambda one: one.ratio, default=None)
     if winner:
-        pair = pairs.Pair(
+        pair = recipe_pairs.Pair(
             market=market, timeframe=timeframe, challenger=winner.challenger, incumbent=winner.incumbent, k=0,
             share=1.0, horizon=1, appointed_at=submission.named_at, backtest=winner,
         )  # fmt: skip
         with promotion_lock(open_store(), home, market):
-            pairs.save(home, pairs.end(pair, "switched", datetime.now(UTC), contest.served))
+            recipe_pairs.save(home, recipe_pairs.end(pair, "switched", datetime.now(UTC), contest.served))
     for one, why in zip(figures, failed, strict=True):
         if one == winner:
             say(f"passed the gate: {one}; it replaces {one.incumbent} in the next night that trains it")

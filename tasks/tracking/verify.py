@@ -6,7 +6,6 @@ are written again. From a tracking server, all files of champions are fetched fo
 """
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from schemas.errors import CpbError
@@ -58,7 +57,7 @@ def _of_run(folder: Path, digests: dict[str, str]) -> Iterator[Stored]:
     for path, digest in ((folder / name, digest) for name, digest in digests.items()):
         if path.exists():
             again = aside(path, "set aside; the command that made this run writes it again")
-            yield Stored(path, partial(digest_fault, path, digest), mend=again)
+            yield Stored(path, digest, mend=again)
 
 
 def _of_model(asked: Asked, store: Store, champion: Champion, folder: Path) -> Iterator[Stored]:

@@ -14,8 +14,8 @@ from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.lines import chain_path, last_line
 from tasks.forecasting.store import forecast_rows
-from tasks.hub.ledger import check_head, compare, copy_ledger
 from tasks.hub.publish import publish
+from tasks.hub.record import check_head, compare, copy_ledger
 from tasks.hub.tree import build_tree
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cpbmodels.fleet.files import write_whole
+from cpbmodels.fleet.checkpoint import write_whole
 from tasks.storage.digests import ROOT
 from tasks.storage.files import (
     DRAFT,
