@@ -231,7 +231,7 @@ def test_pruning_removes_them_with_the_run_and_what_was_shared_with_the_last(sto
         assert problem_of(store, run) == ""
         assert files_size(run.uri) < 30_000 + number * 200_000
         remove_files(run.uri, run.id)
-    assert len(unused(root)) == 6
+    assert len(unused(root)) == 5
     assert [p.name for p in root.iterdir()] == ["shared"]
 
 
