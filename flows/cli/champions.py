@@ -38,21 +38,21 @@ def champions(
 
     symbols, timeframes = spec.symbols, spec.intervals
     everyone = served(spec.market)
-    check_known(symbols, {served.champion.series.symbol for served in everyone}, "the registry of champions")
+    check_known(symbols, {entry.champion.series.symbol for entry in everyone}, "the registry of champions")
     found = [
-        served
-        for served in everyone
-        if (symbols is None or served.champion.series.symbol in symbols)
-        and (timeframes is None or served.champion.series.timeframe in timeframes)
+        entry
+        for entry in everyone
+        if (symbols is None or entry.champion.series.symbol in symbols)
+        and (timeframes is None or entry.champion.series.timeframe in timeframes)
     ]
     if json:
-        emit({"champions": [_row(served) for served in found], "exit": COMPLETE})
+        emit({"champions": [_row(entry) for entry in found], "exit": COMPLETE})
         return
-    markets = {served.champion.series.market for served in found}
+    markets = {entry.champion.series.market for entry in found}
     watched = {alarm.series: alarm for market in markets for alarm in alarms(checked_home(), market)}
     if why:
-        for served in found:
-            print("\n".join(_explained(served, watched.get(served.champion.series))))
+        for entry in found:
+            print("\n".join(_explained(entry, watched.get(entry.champion.series))))
     else:
         # Real and simulated champions are never listed together.
         title = "simulated market: these figures say nothing about a real one" if SIM in markets else ""
