@@ -44,7 +44,6 @@ COMPUTING = {
 EXECUTED_BESIDE = {
     "cpbmodels/__init__.py": "finds names",
     "cpbmodels/device/monitor.py": "measures the device",
-    "cpbmodels/device/host.py": "asks what the processor can do; the result names the precision that follows",
     "schemas/frames.py": "refuses features that break their contract, and changes none",
     "schemas/handover.py": "the job's and the result's fields; the job's digest covers their values",
     "schemas/identity.py": "names of series and models; the job's digest covers them",
