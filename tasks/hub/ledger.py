@@ -67,7 +67,7 @@ def copy_ledger(home: Path, market: str, target: Path) -> None:
 
 def check_head(home: Path, market: str, repo: str, head: bytes) -> None:
     """Raise `CpbError` (code `other-record`) if a published head is not a line of the stored chain."""
-    _, fault = _chain_until(home, market, head)
+    _, fault = chain_until(home, market, head)
     if fault:
         raise CpbError(
             f"{repo} holds the record of another chain ({fault}), so nothing was published; restore the chain that was "
@@ -95,7 +95,7 @@ def compare(home: Path, market: str, repo: str) -> Comparison:
                 field="hub",
             )
         raw = fetch_file(repo, f"{FOLDER}/{HEAD}", found.commit).read_bytes()
-        chain, fault = _chain_until(home, market, raw)
+        chain, fault = chain_until(home, market, raw)
         damaged = [_damage(repo, HEAD, fault)] if fault else []
         files = rows = 0
         for name in () if fault else names:
@@ -115,7 +115,7 @@ def compare(home: Path, market: str, repo: str) -> Comparison:
     return Comparison(found.commit, chain.lines, files, rows, tuple(damaged))
 
 
-def _chain_until(home: Path, market: str, head: bytes) -> tuple[Chain, str]:
+def chain_until(home: Path, market: str, head: bytes) -> tuple[Chain, str]:
     """Return the stored chain up to the published line, or the mismatch of that line."""
     chain = Chain()
     try:
