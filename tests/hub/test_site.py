@@ -379,6 +379,17 @@ def test_the_page_shows_the_record_as_the_command_does(site, home, tmp_path):
     assert "No live forecast has been scored yet." in page
 
 
+def test_the_ratio_is_that_of_the_published_rows_as_the_page_of_docs_computes_it(site):
+    text = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text()
+    (code,) = re.findall(r"```python\n(import gzip.+?)```", text, flags=re.S)
+    code = code.replace('"record"', '"site"')
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=site.folder.parent
+    )
+    row = re.search(r">BTCUSDT 1h</td>.*?</tr>", (site.folder / "index.html").read_text())[0]
+    assert f">{done.stdout.strip()}</td>" in row, (done, row)
+
+
 @needs_browser
 def test_the_page_is_whole_from_a_file_without_any_request(site):
     from playwright.sync_api import sync_playwright
