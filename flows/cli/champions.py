@@ -194,8 +194,9 @@ def publish(
 ) -> None:
     """Publish a market's champions in one Hub commit; without --repo, or with --dry-run, into a folder.
 
-    Damaged champions are left out (exit 3). With --site the record of the forecasts is written instead: a folder for
-    any web server, or a Hub Space of type static, that can be checked without cpb.
+    Damaged champions are left out (exit 3).
+
+    With --site the record of the forecasts instead: a folder for any web server, to be checked without cpb.
 
     Example: cpb publish --dry-run
     """

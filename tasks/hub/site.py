@@ -52,7 +52,7 @@ sdk: static
 
 `{PAGE}` shows the record. `forecasts/` and `ledger/` hold every forecast and every score as JSON lines, `{CHAIN}` the
 chain of their digests. `python {VERIFIER}` checks them against each other and against the head on the page; it needs
-Python 3.9 and nothing else. `python {VERIFIER} HASH`, with a head that was noted earlier, also checks that this head
+Python 3.9 or newer and nothing else. `python {VERIFIER} HASH`, with a head that was noted earlier, also checks that this head
 is still in the chain.
 
 Made by cpb. Times are UTC, in the rows as microseconds since 1970. Not investment advice.
@@ -241,7 +241,7 @@ def _sections(home: Path, market: str, chain: Chain, rows: list[str]) -> list[Se
         "digests of a batch of rows and the hash of the line before it, so the head stands for everything up to it: "
         f"{total}{earlier}.",
         f"Download this folder and run in it: python {VERIFIER}. All digests are computed again from the rows. It "
-        "needs Python 3.9 and nothing else; read its 40 lines first.",
+        "needs Python 3.9 or newer and nothing else; read its 40 lines first.",
         f"Note the head. Later, python {VERIFIER} HASH checks that it is still in the chain. Without a head that was "
         "noted elsewhere, by you or in the history of a repository, nobody can tell whether the owner of this folder "
         "has made all of it anew.",

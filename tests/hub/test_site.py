@@ -20,7 +20,7 @@ from live_record import made_forecasts, write_walk
 
 from schemas.errors import CpbError, DamagedError
 from schemas.forecasts import REFERENCE_COLUMNS
-from schemas.identity import SeriesId, market_home
+from schemas.identity import SeriesId
 from tasks.forecasting.chain import append, chain_lock, quarantine
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import chain_path, last_line
@@ -342,7 +342,16 @@ def test_simulated_forecasts_have_a_site_of_their_own_that_says_so(tmp_path):
     assert "The candles are simulated" in page
     assert "No live forecast has been scored yet." in page
     assert verify(site.folder)[0] == 0
-    assert market_home(tmp_path / "data", "sim") != tmp_path / "data"
+
+
+def test_rows_that_no_line_saw_being_stored_are_said_to_be_earlier(home, tmp_path):
+    chain_path(home, "spot").unlink()
+    site = write_site(home, "spot", tmp_path / "site")
+    assert (
+        f"{site.rows:,} rows, of which {site.rows:,} were there before the chain."
+        in (site.folder / "index.html").read_text()
+    )
+    assert (site.line, verify(site.folder)[0]) == (1, 0)
 
 
 def test_the_readme_makes_a_space_of_type_static(site):
