@@ -8,6 +8,7 @@ grew. The verifier rebuilds from them the bytes that the chain's digests are of:
 import gzip
 import io
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
@@ -52,8 +53,8 @@ sdk: static
 
 `{PAGE}` shows the record. `forecasts/` and `ledger/` hold every forecast and every score as JSON lines, `{CHAIN}` the
 chain of their digests. `python {VERIFIER}` checks them against each other and against the head on the page; it needs
-Python 3.9 or newer and nothing else. `python {VERIFIER} HASH`, with a head that was noted earlier, also checks that this head
-is still in the chain.
+Python 3.9 or newer and nothing else. `python {VERIFIER} HASH`, with a head that was noted earlier, also checks that
+this head is still in the chain.
 
 Made by cpb. Times are UTC, in the rows as microseconds since 1970. Not investment advice.
 """
@@ -126,22 +127,16 @@ def write_site(home: Path, market: str, folder: Path) -> Site:
 
 def _own_sums(folder: Path) -> dict[str, str]:
     """Return the digests in the list of a site by path, none for a folder that is new or empty."""
-    try:
-        if {path.name for path in folder.iterdir()} <= {_DRAFT}:
-            return {}
+    if not folder.exists() or (folder.is_dir() and {path.name for path in folder.iterdir()} <= {_DRAFT}):
+        return {}
+    with suppress(OSError, DamagedError):
         sums = read_sums(folder)
-    except FileNotFoundError:
-        sums = {}
-        if not folder.exists():
+        if {PAGE, CHAIN, VERIFIER} <= sums.keys():
             return sums
-    except (NotADirectoryError, DamagedError):
-        sums = {}
-    if not {PAGE, CHAIN, VERIFIER} <= sums.keys():
-        raise CpbError(
-            f"{folder} is not empty and no site of cpb (it has no {SUMS} that names {VERIFIER}): name a new folder",
-            code="foreign-folder", field="site",
-        )  # fmt: skip
-    return sums
+    raise CpbError(
+        f"{folder} is not empty and no site of cpb (it has no {SUMS} that names {VERIFIER}): name a new folder",
+        code="foreign-folder", field="site",
+    )  # fmt: skip
 
 
 def _published_chain(home: Path, market: str, folder: Path) -> Chain:
@@ -178,8 +173,7 @@ def _write(home: Path, market: str, folder: Path, chain: Chain, before: Chain, o
         else:
             put(place, _json_lines(home, market, name, record))
     rows = list(digests)
-    raw = chain_path(home, market).read_bytes()
-    put(CHAIN, raw)
+    put(CHAIN, (path := chain_path(home, market)).read_bytes())
     put(VERIFIER, (files("tasks.hub") / "static" / VERIFIER).read_bytes())
     put(README, _README.encode())
     put(PAGE, page_bytes(TITLE, _sections(home, market, chain, rows)))
@@ -189,17 +183,12 @@ def _write(home: Path, market: str, folder: Path, chain: Chain, before: Chain, o
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / _DRAFT / name).replace(folder / name)
     for name in old.keys() - digests.keys():
-        if name.endswith(".jsonl.gz") and not digest_fault(folder / name, old[name]):
+        if owner_of(name.replace(".jsonl.gz", ".parquet"), market) and not digest_fault(
+            folder / name, old[name]
+        ):
             (folder / name).unlink()
     total = sum(record.rows for record in chain.files.values())
-    return Site(
-        folder,
-        chain.lines,
-        line_hash(last_line(chain_path(home, market))),
-        total,
-        len(digests),
-        tuple(written),
-    )
+    return Site(folder, chain.lines, line_hash(last_line(path)), total, len(digests), tuple(written))
 
 
 def _json_lines(home: Path, market: str, name: str, record: FileRecord) -> bytes:

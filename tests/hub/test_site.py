@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -271,14 +272,18 @@ def test_a_file_of_the_site_that_was_damaged_is_written_again(site, home):
 
 def test_rows_that_were_lost_leave_the_site_and_nothing_else_does(site, home):
     other, mine = site.folder / ROWS.format("ETH", 2), site.folder / "mine.jsonl.gz"
-    mine.write_bytes(b"mine")
+    outside = site.folder.with_name("outside.jsonl.gz")
+    with (site.folder / "SHA256SUMS").open("a") as sums:
+        for path, name in ((mine, mine.name), (outside, "../outside.jsonl.gz")):
+            path.write_bytes(b"mine")
+            sums.write(f"{sha256(b'mine').hexdigest()}  {name}\n")
     (site.folder / SCORES.replace("BTC", "ETH")).write_bytes(b"edited, so not what cpb wrote")
     with chain_lock(home, "spot"):
         quarantine(home, "spot", [(ETH, FORECASTS, "2025-01"), (ETH, FORECASTS, "2025-02")], "test")
     again = write_site(home, "spot", site.folder)
     assert again.rows < site.rows
     assert not other.exists()
-    assert mine.read_bytes() == b"mine"
+    assert mine.read_bytes() == outside.read_bytes() == b"mine"
     assert (site.folder / SCORES.replace("BTC", "ETH")).exists()
     for path in (mine, site.folder / SCORES.replace("BTC", "ETH")):
         path.unlink()
