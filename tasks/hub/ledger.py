@@ -22,6 +22,11 @@ from tasks.storage.files import write_bytes
 FOLDER = "ledger"
 HEAD = "head.json"
 
+_ELSEWHERE = {
+    "repo": f"name another USER/NAME, or move the repository's {FOLDER} folder away",
+    "site": "or name a new folder",
+}
+
 log = logging.getLogger("cpb")
 
 
@@ -65,15 +70,24 @@ def copy_ledger(home: Path, market: str, target: Path) -> None:
                 log.warning("%s is damaged and not published (%s); see `cpb verify`", path, error)
 
 
-def check_head(home: Path, market: str, repo: str, head: bytes) -> None:
-    """Raise `CpbError` (code `other-record`) if a published head is not a line of the stored chain."""
-    _, fault = chain_until(home, market, head)
+def check_head(home: Path, market: str, place: str, head: bytes, field: str = "repo") -> Chain:
+    """Return the stored chain up to a published head.
+
+    Args:
+        place: where it is published, for the message.
+        field: the option that names the place, `repo` or `site`.
+
+    Raises:
+        CpbError: (code `other-record`) the head is not a line of the stored chain.
+    """
+    chain, fault = _chain_until(home, market, head)
     if fault:
         raise CpbError(
-            f"{repo} holds the record of another chain ({fault}), so nothing was published; restore the chain that was "
-            f"published, name another USER/NAME, or move the repository's {FOLDER} folder away",
-            code="other-record", field="repo",
+            f"{place} holds the record of another chain ({fault}), so nothing was published; restore the chain that "
+            f"was published, {_ELSEWHERE[field]}",
+            code="other-record", field=field,
         )  # fmt: skip
+    return chain
 
 
 def compare(home: Path, market: str, repo: str) -> Comparison:
@@ -95,7 +109,7 @@ def compare(home: Path, market: str, repo: str) -> Comparison:
                 field="hub",
             )
         raw = fetch_file(repo, f"{FOLDER}/{HEAD}", found.commit).read_bytes()
-        chain, fault = chain_until(home, market, raw)
+        chain, fault = _chain_until(home, market, raw)
         damaged = [_damage(repo, HEAD, fault)] if fault else []
         files = rows = 0
         for name in () if fault else names:
@@ -115,7 +129,7 @@ def compare(home: Path, market: str, repo: str) -> Comparison:
     return Comparison(found.commit, chain.lines, files, rows, tuple(damaged))
 
 
-def chain_until(home: Path, market: str, head: bytes) -> tuple[Chain, str]:
+def _chain_until(home: Path, market: str, head: bytes) -> tuple[Chain, str]:
     """Return the stored chain up to the published line, or the mismatch of that line."""
     chain = Chain()
     try:

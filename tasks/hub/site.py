@@ -33,7 +33,7 @@ from tasks.forecasting.lines import (
 from tasks.forecasting.months import load, owner_of
 from tasks.forecasting.store import stored
 from tasks.forecasting.summary import ledger_rows
-from tasks.hub.ledger import chain_until
+from tasks.hub.ledger import check_head
 from tasks.hub.tree import SUMS, read_sums, sums_bytes
 from tasks.storage.files import check_writable, write_bytes
 from tasks.storage.verify import digest_fault
@@ -117,7 +117,9 @@ def write_site(home: Path, market: str, folder: Path) -> Site:
         chain = Chain.read(chain_path(home, market)) or Chain()
         if chain.fault:
             raise DamagedError(f"{chain_path(home, market)} is damaged ({chain.fault}): see `cpb verify`")
-        before = _published_chain(home, market, folder)
+        before = Chain()
+        with suppress(FileNotFoundError):
+            before = check_head(home, market, str(folder), last_line(folder / CHAIN), field="site")
         shutil.rmtree(folder / _DRAFT, ignore_errors=True)
         try:
             return _write(home, market, folder, chain, before, old)
@@ -137,22 +139,6 @@ def _own_sums(folder: Path) -> dict[str, str]:
         f"{folder} is not empty and no site of cpb (it has no {SUMS} that names {VERIFIER}): name a new folder",
         code="foreign-folder", field="site",
     )  # fmt: skip
-
-
-def _published_chain(home: Path, market: str, folder: Path) -> Chain:
-    """Return the stored chain up to the head of the site, empty if the site has none."""
-    try:
-        head = last_line(folder / CHAIN)
-    except FileNotFoundError:
-        return Chain()
-    chain, fault = chain_until(home, market, head)
-    if fault:
-        raise CpbError(
-            f"{folder} is the site of another record ({fault}), so nothing was written: restore the chain that was "
-            "published there, or name a new folder",
-            code="other-record", field="site",
-        )  # fmt: skip
-    return chain
 
 
 def _write(home: Path, market: str, folder: Path, chain: Chain, before: Chain, old: dict[str, str]) -> Site:

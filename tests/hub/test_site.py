@@ -312,7 +312,9 @@ def test_the_site_of_another_record_is_refused(site, home):
     forged = home.with_name("forged")
     store(forged, [30, 31], BTC)
     before = times_of(site.folder)
-    with pytest.raises(CpbError, match="is the site of another record") as error:
+    with pytest.raises(
+        CpbError, match=r"site holds the record of another chain.*, or name a new folder"
+    ) as error:
         write_site(forged, "spot", site.folder)
     assert error.value.code == "other-record"
     assert times_of(site.folder) == before
