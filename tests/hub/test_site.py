@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -56,14 +57,20 @@ def recorded(tmp_path_factory):
     return home
 
 
+@pytest.fixture(scope="module")
+def written(recorded):
+    """Its site; not to be changed."""
+    return write_site(recorded, "spot", recorded.with_name("written"))
+
+
 @pytest.fixture
 def home(recorded, tmp_path):
     return shutil.copytree(recorded, tmp_path / "data")
 
 
 @pytest.fixture
-def site(home, tmp_path):
-    return write_site(home, "spot", tmp_path / "site")
+def site(written, tmp_path):
+    return replace(written, folder=shutil.copytree(written.folder, tmp_path / "site"))
 
 
 def verify(folder, *heads):
@@ -244,7 +251,7 @@ def test_a_call_that_is_killed_anywhere_is_mended_by_the_next(home, tmp_path, mo
     class Killed(BaseException):
         pass
 
-    replace, folder = Path.replace, tmp_path / "site"
+    rename, folder = Path.replace, tmp_path / "site"
     for renames in (0, 1, 3, 4):
         left = [renames]
 
@@ -253,7 +260,7 @@ def test_a_call_that_is_killed_anywhere_is_mended_by_the_next(home, tmp_path, mo
                 if not left[0]:
                     raise Killed
                 left[0] -= 1
-            return replace(path, target)
+            return rename(path, target)
 
         store(home, [24 * 37 + renames], BTC, ETH)
         with monkeypatch.context() as patch:
