@@ -23,7 +23,7 @@ from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_back
 from tasks.backtesting.judge import Backtest
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
-from tasks.training.files import FleetsInUse
+from tasks.training.files import ShardsInUse
 from tasks.training.runner import Engine, check_engine, opened_engine
 
 
@@ -41,7 +41,7 @@ def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) ->
         summary, root = Summary(), spec.scope.root
         plan = _plan(spec, steps, engine, say, summary, contest)
         decide = _gate(spec, contest, plan, say) if contest else lambda _found: {}
-        in_use = FleetsInUse(root)
+        in_use = ShardsInUse(root)
         try:
             results = train_fleets(spec, steps, engine, plan.fleets)
             return finish_backtest(spec, plan, results, summary.failures, say, decide)

@@ -52,7 +52,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     trained = set(scope.series)
     summary.champions = sum(d.outcome != "retired" and d.series in trained for d in decisions)
     report_training(spec, training, say, decisions)
-    training.fleets.release()
+    training.in_use.release()
     if summary.champions:  # without champions: only classifiers were trained, which do not forecast prices
         try:
             publication = steps.one(publish, scope.home, scope.market, spec.repo)

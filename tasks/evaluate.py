@@ -28,7 +28,7 @@ from tasks.storage.urls import public_url
 from tasks.tracking.records import MemberRecord, judged_on, learned_from, run_name, scope_tags, source_tags
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish, log_datasets, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import FILES
-from tasks.training.files import fleet_folder, member_folder
+from tasks.training.files import member_folder, shard_folder
 from tasks.training.plan import job_key, member_seed, recipe_of
 from tasks.training.progress import fleet_epochs
 
@@ -149,7 +149,7 @@ class _Trained:
 
     def model_folder(self, root: Path) -> Path:
         """Return the folder with its weights."""
-        return member_folder(fleet_folder(root, self.shard), self.member.name) / "model"
+        return member_folder(shard_folder(root, self.shard), self.member.name) / "model"
 
 
 def _as_member(spec: RunSpec, job: ShardJob, failure: Failure) -> Failure:

@@ -133,7 +133,7 @@ def train(
         typer.Option(
             "--resume",
             metavar="latest|PATH",
-            help="latest: go on from the same command's last checkpoint; PATH: from a checkpoint or fleet's folder",
+            help="latest: continue from the same command's last checkpoint; PATH: from a checkpoint or shard's folder",
         ),
     ] = None,
     json: Json = False,
@@ -149,7 +149,7 @@ def train(
 
             result = train_one(spec, resume=resume, say=say)
     except KeyboardInterrupt:
-        say("cpb: add --resume latest to go on from the last checkpoint instead of starting anew")
+        say("cpb: add --resume latest to continue from the last checkpoint instead of starting over")
         raise
     if json:
         emit(result)

@@ -20,7 +20,7 @@ from schemas.run import RunSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecaster, Forecasts
 from tasks.storage.records import read_npz
-from tasks.training.files import fleet_folder, member_folder
+from tasks.training.files import member_folder, shard_folder
 from tasks.training.plan import member_seed, plan_fleet, recipe_of
 
 log = logging.getLogger("cpb")
@@ -50,7 +50,7 @@ class TrainedFleet:
 
     def __init__(self, plan: FleetPlan, results: Sequence[ShardResult], root: Path, name: str = "") -> None:
         self.name = name or plan.architecture
-        self._folders = {m.name: fleet_folder(root, shard) for shard in plan.shards for m in shard.members}
+        self._folders = {m.name: shard_folder(root, shard) for shard in plan.shards for m in shard.members}
         self._planned: dict[tuple[SeriesId, int], JobMember] = {
             (m.model.series, m.fold): m for m in plan.members
         }

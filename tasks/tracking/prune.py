@@ -36,7 +36,7 @@ from tasks.tracking.records import REPORT
 from tasks.tracking.store import open_store, reconcile
 from tasks.tracking.tags import PRUNED
 from tasks.tracking.versions import all_versions, full_name
-from tasks.training.files import no_fleets_in_use, old_fleets, remove_old_fleets
+from tasks.training.files import no_shards_in_use, old_shards, remove_old_shards
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -139,7 +139,7 @@ def _alone(store: Store, home: Path) -> Iterator[None]:
         held.enter_context(alone(store))
         for root in _roots(home):
             try:
-                held.enter_context(no_fleets_in_use(root))
+                held.enter_context(no_shards_in_use(root))
             except BusyError as error:
                 raise BusyError(
                     f"a training or a backtest is at work in {root}; prune again when it has ended"
@@ -167,7 +167,7 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
         if not report.dry_run:
             _delete_flow(store, flow, now)
             deleted += len(flow.runs)
-    fleets_of = old_fleets if report.dry_run else remove_old_fleets
+    fleets_of = old_shards if report.dry_run else remove_old_shards
     report.fleets += [str(folder) for root in _fleet_roots(home) for folder in fleets_of(root, now)]
     set_aside, copies = _old_set_aside(home, now), _stale_copies(store, home, versions)
     report.files += map(str, (*set_aside, *copies))

@@ -69,7 +69,7 @@ def training_code() -> str:
 
 
 def job_key(job: ShardJob) -> str:
-    """Return the digest (16 hex digits) of everything that determines the result: the name of the fleet's folder."""
+    """Return the digest (16 hex digits) of everything that determines the result: the name of the shard's folder."""
     return value_digest(job.model_dump(mode="json", exclude=_NOT_DECISIVE))[:16]
 
 

@@ -237,7 +237,7 @@ def train_job(folder: Path) -> ShardResult:
     loaded, failures = _load(job, home)
     if not loaded:
         raise CpbError(
-            f"no series of this fleet can be trained; the first: {failures[0].reason}", code="empty-fleet"
+            f"no series of this shard can be trained; the first: {failures[0].reason}", code="empty-fleet"
         )
     started, watch, epochs = time.perf_counter(), Stopwatch(), EpochReports(folder / EPOCHS)
 
