@@ -19,7 +19,7 @@ import numpy as np
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from cpbmodels.data.columns import PRICES
-from cpbmodels.data.figures import INTERVAL_SECONDS, WARMUP
+from cpbmodels.data.figures import FEATURE_WARMUP, INTERVAL_SECONDS
 from cpbmodels.data.rows import QUANTILE_COLUMNS
 from cpbmodels.data.series import Series, is_candle
 from cpbmodels.data.student_t import QUANTILES
@@ -104,7 +104,7 @@ def add_forecasts(
         log.warning(
             "%s %s: no forecast in these %d candles: they end before %s, the end of the model's training data, or "
             "there are no %d candles without a gap",
-            pair, timeframe, len(dataframe), np.datetime64(first, "us"), WARMUP + member.context,
+            pair, timeframe, len(dataframe), np.datetime64(first, "us"), FEATURE_WARMUP + member.context,
         )  # fmt: skip
     new = pd.DataFrame(
         _rounded(values).reshape(len(dataframe), len(names)), index=dataframe.index, columns=names, copy=False

@@ -14,7 +14,7 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_failures, show_table
-from flows.runner import Runner, named_run, plain_failures, series_records, takes, with_pairs
+from flows.runner import Runner, flow_parameters, named_run, plain_failures, series_records, with_pairs
 from flows.summary import Say, Summary
 from flows.training import train_fleets
 from schemas.errors import CpbError
@@ -84,7 +84,7 @@ def _plan(
 
 @flow(name="backtest", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
 @plain_failures
-@takes(BacktestSpec)
+@flow_parameters(BacktestSpec)
 def backtest(spec: BacktestSpec) -> State:
     """Run a backtest as a Prefect flow run; its parameters are the options of the command line."""
     result = run_backtest(spec, Runner(prefect=True))

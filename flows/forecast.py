@@ -9,9 +9,9 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_failures
-from flows.runner import Runner, named_run, plain_failures, takes, with_pairs
+from flows.runner import Runner, flow_parameters, named_run, plain_failures, with_pairs
 from flows.summary import NOT_YET, Say, decision_lines, plain_reason
-from schemas.errors import COMPLETE, PARTIAL, CpbError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Failure
 from schemas.identity import SeriesId
 from schemas.run import ForecastSpec
@@ -97,7 +97,7 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
         "drifted": [str(alarm) for alarm in drifted],
         "fallbacks": len(issued.fallbacks),
         "failed": texts,
-        "exit": PARTIAL if problems else COMPLETE,
+        "exit": EXIT_PARTIAL if problems else EXIT_COMPLETE,
     }
 
 
@@ -144,14 +144,14 @@ def _is_untrained(spec: ForecastSpec) -> bool:
 
 @flow(name="forecast", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
 @plain_failures
-@takes(ForecastSpec)
+@flow_parameters(ForecastSpec)
 def forecast_flow(spec: ForecastSpec) -> State:
     """Forecast with every champion of the scope from the newest candles; does nothing before the first training."""
     if _is_untrained(spec):
         return Completed(
             name=NOT_YET,
             message="no champions yet: the first run of train-all makes them",
-            data={"exit": COMPLETE},
+            data={"exit": EXIT_COMPLETE},
         )
     result = run_forecast(spec, Runner(prefect=True))
     show_failures("forecast", result["failed"])

@@ -11,7 +11,7 @@ import polars as pl
 
 from flows.runner import Runner, with_pairs
 from flows.summary import Say, plain_reason
-from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError
 from schemas.handover import Failure
 from schemas.run import CHAMPIONS, ScopeSpec
 from schemas.scope import Scope
@@ -67,7 +67,7 @@ def run_forecast_published(
         "rows": forecasts.to_dicts(),
         "out": target,
         "failed": texts,
-        "exit": PARTIAL if problems else COMPLETE,
+        "exit": EXIT_PARTIAL if problems else EXIT_COMPLETE,
     }
 
 

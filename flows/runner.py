@@ -105,12 +105,12 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
     return run
 
 
-def takes(spec: type[S]) -> Callable[[Callable[[S], R]], Callable[..., R]]:
+def flow_parameters(spec: type[S]) -> Callable[[Callable[[S], R]], Callable[..., R]]:
     """Give a flow function the fields of `spec` as its parameters and call it with the built spec.
 
         @flow(name="train-all", validate_parameters=False)
         @plain_failures
-        @takes(RunSpec)
+        @flow_parameters(RunSpec)
         def train_all(spec: RunSpec) -> State: ...
 
     Prefect reads a flow's signature for its run form (names, types, choices) and the `Args:` section of its docstring

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.errors import COMPLETE, PARTIAL
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL
 from schemas.handover import Decision, Failure
 
 Say = Callable[[str], None]
@@ -33,7 +33,7 @@ class Summary:
     @property
     def exit_code(self) -> int:
         """Exit code: 0 complete, 3 partial."""
-        return PARTIAL if self.failures else COMPLETE
+        return EXIT_PARTIAL if self.failures else EXIT_COMPLETE
 
     def add(self, failures: Iterable[Failure], say: Say) -> None:
         """Add failures and print each."""

@@ -11,7 +11,7 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_run
-from flows.runner import Runner, named_run, plain_failures, takes, with_pairs
+from flows.runner import Runner, flow_parameters, named_run, plain_failures, with_pairs
 from flows.summary import Say, Summary, decision_lines, failure_line
 from flows.training import Training, mirror_to_wandb, report_training, run_of, run_training
 from schemas.errors import BusyError, CpbError, count
@@ -90,7 +90,7 @@ def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
 
 @flow(name="train-all", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
 @plain_failures
-@takes(RunSpec)
+@flow_parameters(RunSpec)
 def train_all(spec: RunSpec) -> State:
     """Train, judge, promote and package the whole universe; parameters are the command line's."""
     summary = run_train_all(spec, Runner(prefect=True))

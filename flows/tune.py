@@ -9,7 +9,7 @@ import cpbmodels
 from flows.runner import Runner, series_records, with_pairs
 from flows.summary import Say, Summary
 from flows.training import run_of
-from schemas.errors import COMPLETE, PARTIAL, CpbError, count, install_extra
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
 from schemas.tuning import TuneSpec, space_as_json
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.storage.digests import value_digest
@@ -68,7 +68,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
                 "run_id": run.run_id,
                 "seconds": time.monotonic() - started,
                 "failures": [failure.as_json() for failure in summary.failures],
-                "exit": PARTIAL if summary.failures else COMPLETE,
+                "exit": EXIT_PARTIAL if summary.failures else EXIT_COMPLETE,
             }
             write_report(folder, spec, answer)
             finish_study(run.run_id, metrics(answer), folder)

@@ -17,7 +17,7 @@ from schemas.presets import PRESET_ARCHITECTURES, PRESET_SEEDS, with_preset_file
 from schemas.scope import Scope, Spec, implied_market, parse_instant
 from schemas.tables import tables_of
 
-UNIVERSAL = "-universal"
+UNIVERSAL_SUFFIX = "-universal"
 """Suffix of an architecture that learns all series of a timeframe in a single model, as in `har-universal`."""
 
 LOCAL, RAY = "local", "ray"
@@ -365,7 +365,7 @@ class RunSpec(ScopeSpec):
         if unknown or not self.names:
             raise UsageError(
                 f"architectures {self.architectures!r}: unknown {', '.join(unknown) or '(empty)'}; choose from "
-                f"{', '.join(known)} (add {UNIVERSAL} for one model of all coins)",
+                f"{', '.join(known)} (add {UNIVERSAL_SUFFIX} for one model of all coins)",
                 code="architectures", field="architectures",
             )  # fmt: skip
         ignored: list[list[str]] = []
@@ -514,4 +514,4 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def base_of(architecture: str) -> str:
     """Return the architecture's name in `cpbmodels`, without `-universal`."""
-    return architecture.removesuffix(UNIVERSAL)
+    return architecture.removesuffix(UNIVERSAL_SUFFIX)

@@ -29,7 +29,7 @@ from tasks.tracking.records import MemberRecord, judged_on, learned_from, run_na
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish, log_datasets, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import FILES
 from tasks.training.files import member_folder, shard_folder
-from tasks.training.plan import job_key, member_seed, recipe_of
+from tasks.training.plan import job_key, member_seed, preset_label
 from tasks.training.progress import fleet_epochs
 
 
@@ -156,7 +156,7 @@ def _as_member(spec: RunSpec, job: ShardJob, failure: Failure) -> Failure:
     """Return the failure of a series as a failure of the model that this fleet would have trained on it."""
     assert failure.series is not None
     seed = member_seed(spec.seed, job.architecture, failure.series)
-    model = ModelId(job.architecture, recipe_of(spec, job.architecture), failure.series, seed)
+    model = ModelId(job.architecture, preset_label(spec, job.architecture), failure.series, seed)
     return failure.model_copy(update={"model": model})
 
 

@@ -8,10 +8,10 @@ HORIZON = 10
 ROLLING = (1, 3, 6, 12, 24, 72, 168)
 """Windows of the rolling means, in candles."""
 
-WARMUP = ROLLING[-1]
+FEATURE_WARMUP = ROLLING[-1]
 """Candles after a listing or a hole until all features exist: the longest rolling window, a week of hours."""
 
-EMBARGO = WARMUP + HORIZON
+EMBARGO = FEATURE_WARMUP + HORIZON
 """Candles between two spans, so that no candle is an input of one and a target of the other."""
 
 SEGMENT_JUMP = math.log(3)

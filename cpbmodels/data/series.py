@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cpbmodels.data.figures import EMBARGO, INTERVAL_SECONDS, WARMUP
+from cpbmodels.data.figures import EMBARGO, FEATURE_WARMUP, INTERVAL_SECONDS
 from cpbmodels.errors import ModelError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cpbmodels.data.wide import Market
 
 LAMBDA = 0.96  # EWMA decay per candle; RiskMetrics' daily 0.94 forgets too fast for hourly candles
-WARM_UP = 24  # returns in a segment before its EWMA volatility is used as an input
+SIGMA_WARMUP = 24  # returns in a segment before its EWMA volatility is used as an input
 VOLATILITY_FLOOR = 1e-6  # a coin without trades has volatility 0, and everything is divided by it
 RETURNS = ("r_open", "r_high", "r_low", "r_close")
 CANDLE_COLUMNS = (*RETURNS, "abs_return", "log_sigma")
@@ -126,7 +126,7 @@ class Series:
         if not len(rows):
             raise ModelError(
                 f"{self.label} has {len(self):,} candles and no {context} in a row that can be used: columns need "
-                f"{WARMUP + 1} candles without a gap or threefold jump before them; give it more history."
+                f"{FEATURE_WARMUP + 1} candles without a gap or threefold jump before them; give it more history."
             )
         return int(rows[-1])
 
@@ -343,7 +343,7 @@ def candle_columns(
     returns = np.log(prices / np.where(starts, np.nan, previous)[:, None])
     volatility = ewma_volatility(returns[:, 3], starts)
     age = np.arange(len(prices)) - np.maximum.accumulate(np.where(starts, np.arange(len(prices)), 0))
-    log_sigma = np.where(age >= WARM_UP, np.log(volatility), np.nan)
+    log_sigma = np.where(age >= SIGMA_WARMUP, np.log(volatility), np.nan)
     columns = np.column_stack([returns, np.abs(returns[:, 3]), log_sigma])
     return CANDLE_COLUMNS, columns, volatility
 

@@ -18,7 +18,7 @@ from cpbmodels.device.probe import seconds
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, make_task
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
-from cpbmodels.fleet.graphs import WARM_UP, Graphs, StepRunner
+from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs, StepRunner
 from cpbmodels.fleet.job import Job
 from cpbmodels.fleet.loop import step_rates
 from cpbmodels.fleet.plan import compute_dtype
@@ -77,7 +77,7 @@ def _time(architecture: str, device: torch.device, members: int) -> dict[str, An
     step = fleet_step(architecture, options, members, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        for _ in range(WARM_UP + 1):  # eager steps, then the capture
+        for _ in range(EAGER_RUNS + 1):  # eager steps, then the capture
             step()
     spent = seconds(step, device, repeats=3 if device.type == "cuda" else 1)
     gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0

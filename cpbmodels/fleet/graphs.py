@@ -22,7 +22,7 @@ from cpbmodels.fleet.bank import Bank
 from cpbmodels.fleet.fleet import Fleet
 
 BUCKET = 8  # rows of a graph are rounded up to a multiple of this
-WARM_UP = 3  # eager runs before the first capture: cuBLAS handles, autograd's buffers, cached constants
+EAGER_RUNS = 3  # eager runs before the first capture: cuBLAS handles, autograd's buffers, cached constants
 # Before each further capture there is one: another number of rows may need kernels that are not loaded yet, and
 # loading is not allowed while capturing.
 
@@ -38,7 +38,7 @@ class Graphs:
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Run `work`, which does the same at every run of this key, on tensors that do not move."""
         if key not in self.captured:
-            if self.warm.total() < WARM_UP or not self.warm[key]:
+            if self.warm.total() < EAGER_RUNS or not self.warm[key]:
                 self.eager(work)
                 self.warm[key] += 1
                 return

@@ -17,7 +17,7 @@ from cpbmodels.arch import ENTRY_POINT_GROUP, architectures, find
 from cpbmodels.arch.average import NAME as AVERAGE
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import check_together
-from cpbmodels.data.figures import WARMUP
+from cpbmodels.data.figures import FEATURE_WARMUP
 from cpbmodels.data.paths import bare_symbol, mean_correlation
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
@@ -41,7 +41,7 @@ from cpbmodels.fleet.config import (
 from cpbmodels.fleet.files import write_whole
 from cpbmodels.fleet.model import DTYPES, Model
 from cpbmodels.fleet.net import Net
-from cpbmodels.fleet.plan import UNIVERSAL
+from cpbmodels.fleet.plan import ALL_SYMBOLS
 from cpbmodels.fleet.prediction import Forecast, forecast_all, predict_rows
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Member(Model):
         found = forecast_all([self], [series])[0]
         if not go_back and found.issued_row != len(series) - 1:
             age = int((series.segments == series.segments[-1]).sum())
-            more = max(WARMUP + self.context - age, 1)
+            more = max(FEATURE_WARMUP + self.context - age, 1)
             raise ModelError(
                 f"{series.label}: no forecast after its last candle: a gap or jump {age} candles before its end leaves "
                 f"columns that are not known yet; {more} more candles without one are needed."
@@ -189,7 +189,7 @@ def other_symbol(member: Member, symbol: str) -> str:
     name, learned = member.config.get("symbol", ""), member.config.get("symbols") or []
     # Series of a market of their own, as cpb's simulated ones, have its name before the symbol's in `symbols`.
     if (
-        name in ("", UNIVERSAL)
+        name in ("", ALL_SYMBOLS)
         or len(learned) > 1
         or bare_symbol(symbol) in {"", *map(bare_symbol, [name, *learned])}
     ):

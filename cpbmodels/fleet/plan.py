@@ -18,7 +18,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, Task, make_task
 
 SCOPES = ("per-series", "universal", "both")
-UNIVERSAL = "ALL"  # symbol of a member that learns every series of its timeframe
+ALL_SYMBOLS = "ALL"  # symbol of a member that learns every series of its timeframe
 
 
 def pick_device(name: str) -> torch.device:
@@ -84,7 +84,7 @@ def plan_members(series: list[Series], seeds: Sequence[int] | int | None, scope:
     if scope in ("universal", "both"):
         for timeframe in dict.fromkeys(one.timeframe for one in series):
             own = tuple(i for i, one in enumerate(series) if one.timeframe == timeframe)
-            members += [Planned(own, seed, UNIVERSAL) for seed in dict.fromkeys(given)]
+            members += [Planned(own, seed, ALL_SYMBOLS) for seed in dict.fromkeys(given)]
     return members
 
 

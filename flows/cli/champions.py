@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import Json, takes
+from flows.cli.options import Json, cli_options
 from flows.console import emit, quiet_libraries, say
 from flows.summary import plain_reason
 from flows.tables import Column, finding, print_table
-from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError, count
 from schemas.identity import SIM, check_known
 from schemas.run import BoardSpec, RunSpec, ScopeSpec
 from tasks.storage.home import checked_home
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tasks.promotion.by_hand import Served
 
 
-@takes(BoardSpec, without=("run",))
+@cli_options(BoardSpec, without=("run",))
 def champions(
     spec: BoardSpec,
     why: Annotated[bool, typer.Option("--why", help="the decision behind each, with its figures")] = False,
@@ -44,7 +44,7 @@ def champions(
         and (timeframes is None or one.champion.series.timeframe in timeframes)
     ]
     if json:
-        emit({"champions": [_row(one) for one in found], "exit": COMPLETE})
+        emit({"champions": [_row(one) for one in found], "exit": EXIT_COMPLETE})
         return
     markets = {one.champion.series.market for one in found}
     watched = {alarm.series: alarm for market in markets for alarm in alarms(checked_home(), market)}
@@ -58,7 +58,7 @@ def champions(
     say(count(len(found), "champion"))
 
 
-@takes(ScopeSpec, only=("market",))
+@cli_options(ScopeSpec, only=("market",))
 def promote(
     spec: ScopeSpec,
     coin: Annotated[str, typer.Argument(metavar="COIN", help="BTCUSDT, or BTC")],
@@ -95,7 +95,7 @@ def promote(
 
     decision = promote_by_hand(checked_home(), asked[0], version, force)
     if json:
-        emit({"decision": decision.model_dump(mode="json"), "exit": COMPLETE})
+        emit({"decision": decision.model_dump(mode="json"), "exit": EXIT_COMPLETE})
     else:
         say(
             f"{decision.series}: version {decision.version_number} {_MOVED[decision.moved]}: {decision.reason}"
@@ -180,7 +180,7 @@ _TABLE = tuple(
 )  # fmt: skip
 
 
-@takes(RunSpec, only=("market", "repo"))
+@cli_options(RunSpec, only=("market", "repo"))
 def publish(
     spec: RunSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
@@ -199,7 +199,7 @@ def publish(
     result = step(checked_home(), spec.market, repo)
     for failure in result.failures:
         say(f"FAILED {failure.subject}: {plain_reason(failure)}")
-    code = PARTIAL if result.failures else COMPLETE
+    code = EXIT_PARTIAL if result.failures else EXIT_COMPLETE
     if json:
         failures = [f.as_json() for f in result.failures]
         emit(
@@ -219,7 +219,7 @@ def publish(
 FORMATS = ("onnx",)
 
 
-@takes(ScopeSpec, only=("coins", "timeframes", "market"))
+@cli_options(ScopeSpec, only=("coins", "timeframes", "market"))
 def export(
     spec: ScopeSpec,
     form: Annotated[str, typer.Option("--format", help="onnx")] = "onnx",

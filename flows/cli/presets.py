@@ -8,7 +8,7 @@ import typer
 
 from flows.cli.options import Json
 from flows.console import emit
-from schemas.errors import COMPLETE, PARTIAL, UsageError
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError
 from schemas.presets import (
     PRESET_ABOUT,
     PRESET_ARCHITECTURES,
@@ -34,14 +34,14 @@ def presets(
     if name is not None:
         explained = explain(name)
         if json:
-            emit(explained | {"exit": COMPLETE})
+            emit(explained | {"exit": EXIT_COMPLETE})
         else:
             _print_explained(explained)
         return
     found = [_built_in(one) for one in PRESET_ARCHITECTURES] + [
         _own(path) for path in sorted(own_presets_folder().glob(f"*{SUFFIX}"))
     ]
-    code = PARTIAL if any(one["problem"] for one in found) else COMPLETE
+    code = EXIT_PARTIAL if any(one["problem"] for one in found) else EXIT_COMPLETE
     if json:
         emit({"presets": found, "folder": str(own_presets_folder()), "exit": code})
     else:

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.models import print_board
-from flows.cli.options import Json, ModelOption, Shown, takes
+from flows.cli.options import Json, ModelOption, Shown, cli_options
 from flows.console import emit, quiet_libraries, say, shown_progress
 from flows.prefect_server import server_in_use
-from schemas.errors import COMPLETE, UsageError, count
+from schemas.errors import EXIT_COMPLETE, UsageError, count
 from schemas.presets import is_file
 from schemas.run import FILTERS, RunSpec, ScopeSpec, base_of
 from tasks.storage.urls import public_url
@@ -66,7 +66,7 @@ def demo(json: Json = False) -> None:
     raise typer.Exit(result["exit"])
 
 
-@takes(RunSpec, model_options=FLEET_OPTIONS)
+@cli_options(RunSpec, model_options=FLEET_OPTIONS)
 def train_all(
     spec: RunSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be trained, and why")] = False,
@@ -113,7 +113,7 @@ def _default_preset(architecture: str) -> str:
         return "default"
 
 
-@takes(
+@cli_options(
     RunSpec,
     without=("repo", "tail", "force", "prune", "weekly_challengers", *FILTERS),
     shown={
@@ -173,7 +173,7 @@ def _show_plan(spec: RunSpec, json: bool) -> None:
         names = [name for name in spec.names if night.trains(name, timeframe)]
         lines.append({"timeframe": timeframe, "coins": number, "architectures": names})
     if json:
-        emit({"trained": lines, "reason": night.reason, "exit": COMPLETE})
+        emit({"trained": lines, "reason": night.reason, "exit": EXIT_COMPLETE})
         return
     for line in lines:
         print(f"{line['timeframe']}: {', '.join(line['architectures'])} on {count(line['coins'], 'coin')}")

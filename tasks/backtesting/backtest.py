@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.errors import COMPLETE, PARTIAL, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.run import BacktestSpec
 from tasks.backtesting import output
@@ -110,7 +110,7 @@ def finish_backtest(
             "folds_incomplete": found.incomplete,
             "lookahead": lookahead,
             **decide(found),
-            "exit": PARTIAL if failed else COMPLETE,
+            "exit": EXIT_PARTIAL if failed else EXIT_COMPLETE,
         }
         notes = [*_notes(spec, found), *([lookahead] if lookahead else [])]
         output.write_results(spec, found, fleets, recorder.examples, notes, answer)

@@ -21,7 +21,7 @@ from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecaster, Forecasts
 from tasks.storage.records import read_npz
 from tasks.training.files import member_folder, shard_folder
-from tasks.training.plan import member_seed, plan_fleet, recipe_of
+from tasks.training.plan import member_seed, plan_fleet, preset_label
 
 log = logging.getLogger("cpb")
 
@@ -30,7 +30,7 @@ def plan_folds(
     spec: RunSpec, architecture: str, folds: Sequence[FoldSeries], *, gpus: bool = False
 ) -> FleetPlan:
     """Return the fleet that trains an architecture on every given series and fold."""
-    recipe = recipe_of(spec, architecture)
+    recipe = preset_label(spec, architecture)
     members = [
         JobMember(
             model=ModelId(

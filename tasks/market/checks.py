@@ -1,11 +1,11 @@
 """Checks of a file's candles before they enter the store.
 
 Binance has published each of the faults checked here, and a checksum detects none of them. The checks run on all files
-of a batch at once, as one frame with a column `file`: file by file they would take twenty times as long.
+of a batch together, in a single frame with a column `file`: file by file they would take twenty times as long.
 
-Order of the checks: each candle by itself (`_values`), then each file by itself (`_intervals`, `_grid`, `_foreign`,
-`_wicks`), then files against their neighbours (`_levels`). A faulty file is excluded from later checks, so that its
-data cannot make a good neighbour look faulty.
+Order of the checks: each candle by itself (`_values`), then each file by itself (`_intervals`, `_grid`,
+`_futures_data`, `_wicks`), then files against their neighbours (`_levels`). A faulty file is excluded from later
+checks, so that its data cannot make a good neighbour look faulty.
 """
 
 import itertools
@@ -79,7 +79,7 @@ def check(
     opens = frame["open_time"].to_numpy()
     # computed once, for the two checks that need it, before other checks drop files
     frame = frame.with_columns(on_grid=pl.Series(grid_of(series.timeframe).floor(opens, anchor) == opens))
-    for find_faults in (_intervals, _grid, _foreign, _wicks):
+    for find_faults in (_intervals, _grid, _futures_data, _wicks):
         faults = find_faults(series, blocks, _without(frame, faults)) | faults  # the first reason is kept
     faults = _levels(series, blocks, _without(frame, faults), stored) | faults
     good = _without(frame, faults)
@@ -196,7 +196,7 @@ def _grid(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[in
     }
 
 
-def _foreign(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+def _futures_data(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
     """Find futures files under a spot name. Signs: a header, milliseconds after 2024, other decimals, another volume.
 
     Two signs are required: each sign alone also occurs in genuine spot files, or in files rewritten by a user.

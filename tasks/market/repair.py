@@ -31,7 +31,7 @@ from tasks.market.layout import DAY, SourceFile, day_of, grid_of, opening_days, 
 from tasks.market.parser import Fetched, read
 from tasks.market.run import SEARCH_AGAIN, Run, batches, calendars, holdings_of, store_all
 from tasks.market.store import write_parquet
-from tasks.market.writer import store_batch, trim_all, with_stored_columns
+from tasks.market.writer import store_fetched, trim_all, with_stored_columns
 
 WRONG_DAYS = ("2020-12-21", "2021-09-29")
 """The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
@@ -109,7 +109,7 @@ def _from_rest(run: Run, series: SeriesId, wanted: list[str]) -> tuple[list[str]
     if len(wanted) > _MAX_REST_DAYS:
         return [], False
     fetched = [item for day in wanted if (item := fetch_day(run, series, day))]
-    bad = store_batch(run.home, run.manifest, series, fetched, "repaired").bad if fetched else []
+    bad = store_fetched(run.home, run.manifest, series, fetched, "repaired").bad if fetched else []
     return [item.file.period for item in fetched if item.file not in bad], was_asked(run) and not bad
 
 

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from schemas.errors import COMPLETE, PARTIAL, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.identity import SeriesId
 from tasks.market.holes import LACKING, RELISTING, Holdings, Hole, OutageCalendar, find_holes
 from tasks.market.layout import DAY, grid_of, text
@@ -63,7 +63,9 @@ class IngestReport:
     def exit(self) -> int:
         """Exit code: 0 complete, 3 partial (good results kept)."""
         return (
-            COMPLETE if all(s.status in (COMPLETE_SERIES, PLANNED_SERIES) for s in self.series) else PARTIAL
+            EXIT_COMPLETE
+            if all(s.status in (COMPLETE_SERIES, PLANNED_SERIES) for s in self.series)
+            else EXIT_PARTIAL
         )
 
     def to_dict(self) -> dict:

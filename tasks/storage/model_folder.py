@@ -22,7 +22,7 @@ from cpbmodels.fleet.config import JUDGED, PARTS, parse, sealed
 from schemas.errors import DamagedError
 from schemas.identity import Recipe
 from schemas.reference import Reference
-from schemas.run import UNIVERSAL
+from schemas.run import UNIVERSAL_SUFFIX
 from tasks.storage.digests import file_digest, value_digest
 from tasks.storage.files import write_json
 from tasks.storage.records import member_subject, parse_record, write_record
@@ -293,7 +293,7 @@ def recipe_of(config: ModelConfig) -> Recipe:
     changed |= {"copies": copies} if copies > 1 else {}
     changed |= {"dtype": values["dtype"]} if values.get("dtype", "float32") != "float32" else {}
     digest = value_digest(changed)[:_DIGITS]
-    scope = UNIVERSAL if values.get("scope") == "universal" else ""
+    scope = UNIVERSAL_SUFFIX if values.get("scope") == "universal" else ""
     return Recipe(f"{config.architecture}{scope}", config.preset, digest)
 
 

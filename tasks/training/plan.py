@@ -36,10 +36,9 @@ from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
 from schemas.handover import FleetPlan, JobMember, ShardJob
 from schemas.identity import Recipe, SeriesId
-from schemas.run import UNIVERSAL, RunSpec, base_of
+from schemas.run import UNIVERSAL_SUFFIX, RunSpec, base_of
 from tasks.storage.digests import code_digest, value_digest
-from tasks.storage.model_folder import ModelConfig
-from tasks.storage.model_folder import recipe_of as recipe_of_folder
+from tasks.storage.model_folder import ModelConfig, recipe_of
 
 _NOT_DECISIVE = {"members": {"__all__": {"features": {"path", "file_digest"}}}}
 """Fields of a job that are locations of its data, not its contents."""
@@ -82,8 +81,8 @@ def member_seed(seed: int, architecture: str, series: SeriesId, fold: int = 0) -
     return zlib.crc32(text.encode())
 
 
-def recipe_of(spec: RunSpec, architecture: str) -> str:
-    """Return the recipe of a model as one word: the preset, with a digest of the changed options."""
+def preset_label(spec: RunSpec, architecture: str) -> str:
+    """Return the preset's name, followed by a digest of the changed options if there are any: `smoke+1f0c2a3b`."""
     changed = {"overrides": spec.overrides, "seeds": spec.copies(architecture), "dtype": spec.dtype}
     plain = RunSpec(preset=spec.preset)
     standard = {"overrides": {}, "seeds": plain.copies(architecture), "dtype": plain.dtype}
@@ -92,7 +91,7 @@ def recipe_of(spec: RunSpec, architecture: str) -> str:
 
 def is_universal(job: ShardJob) -> bool:
     """Whether a single model is trained on all series of a timeframe."""
-    return job.architecture.endswith(UNIVERSAL)
+    return job.architecture.endswith(UNIVERSAL_SUFFIX)
 
 
 def plan_fleet(
@@ -102,7 +101,7 @@ def plan_fleet(
 
     `gpu`: the plan is for GPUs, on this machine or in a cluster.
     """
-    if architecture.endswith(UNIVERSAL):
+    if architecture.endswith(UNIVERSAL_SUFFIX):
         parts = cut_universal(members)
     else:
         options = resolved(spec.preset, architecture, spec.profile, spec.overrides)
@@ -183,9 +182,9 @@ def resolved(preset: str, architecture: str, profile: str, overrides: dict[str, 
 def planned_recipe(spec: RunSpec, architecture: str) -> Recipe:
     """Return the recipe of the models that a run trains, as it is read from their folders afterwards."""
     options = resolved(spec.preset, architecture, spec.profile, spec.overrides).as_dict()
-    scope = "universal" if architecture.endswith(UNIVERSAL) else "per-series"
+    scope = "universal" if architecture.endswith(UNIVERSAL_SUFFIX) else "per-series"
     own = {"architecture": base_of(architecture), "preset": spec.preset, "scope": scope, "dtype": spec.dtype}
-    return recipe_of_folder(ModelConfig(**options | own | {"seeds": [0] * spec.copies(architecture)}))
+    return recipe_of(ModelConfig(**options | own | {"seeds": [0] * spec.copies(architecture)}))
 
 
 def member_seconds(options: Preset, architecture: str, copies: int) -> float:

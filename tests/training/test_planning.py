@@ -6,7 +6,7 @@ from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.training.files import home_of, prepare, progress_so_far, read_job, shard_folder
-from tasks.training.plan import is_universal, job_key, member_seed, plan_job, recipe_of
+from tasks.training.plan import is_universal, job_key, member_seed, plan_job, preset_label
 
 
 def day(n):
@@ -69,8 +69,8 @@ def test_a_members_seed_depends_on_nobody_else_and_spot_keeps_its_own():
 
 
 def test_a_recipe_is_the_preset_and_what_was_changed_in_it():
-    assert recipe_of(RunSpec(preset="smoke", coins="BTC", device="cpu"), "gru") == "smoke"
-    changed = {recipe_of(RunSpec(preset="smoke", **options), "gru") for options in
+    assert preset_label(RunSpec(preset="smoke", coins="BTC", device="cpu"), "gru") == "smoke"
+    changed = {preset_label(RunSpec(preset="smoke", **options), "gru") for options in
                ({"overrides": {"epochs": 2}}, {"seeds": 3}, {"dtype": "float64"})}  # fmt: skip
     assert len(changed) == 3
     assert all(name.startswith("smoke+") for name in changed)
