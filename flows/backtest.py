@@ -14,7 +14,7 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_failures, show_table
-from flows.runner import Runner, flow_parameters, named_run, plain_failures, series_records, with_pairs
+from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs, series_records
 from flows.summary import Say, Summary
 from flows.training import train_fleets
 from schemas.errors import CpbError
@@ -35,7 +35,7 @@ def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) ->
     """
     check_engine(spec)
     check_backtest(spec)
-    spec = with_pairs(spec, say)
+    spec = read_pairs(spec, say)
     contest = by_backtest.open_contest(spec) if spec.gate else None
     with opened_engine(spec) as engine:
         summary, root = Summary(), spec.scope.root

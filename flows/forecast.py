@@ -9,7 +9,7 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_failures
-from flows.runner import Runner, flow_parameters, named_run, plain_failures, with_pairs
+from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs
 from flows.summary import NOT_YET, Say, decision_lines, plain_reason
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Failure
@@ -48,7 +48,7 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
 
 def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> dict[str, Any]:
     check_source(spec.scope)
-    asked = with_pairs(spec, say).scope
+    asked = read_pairs(spec, say).scope
     found = _serving(spec, asked)
     if not found:  # checked before anything is downloaded
         raise CpbError(
@@ -127,7 +127,7 @@ def _is_untrained(spec: ForecastSpec) -> bool:
     scope, series = spec.scope, set(spec.scope.series)
 
     def asked_for(one: SeriesId) -> bool:
-        if spec.every_pair:  # the pairs are unknown until the listing is read
+        if spec.looks_up_symbols:  # the pairs are unknown until the listing is read
             return one.market == scope.market and one.timeframe in scope.timeframes
         return one in series
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import polars as pl
 
-from flows.runner import Runner, with_pairs
+from flows.runner import Runner, read_pairs
 from flows.summary import Say, plain_reason
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError
 from schemas.handover import Failure
@@ -42,7 +42,7 @@ def run_forecast_published(
     """
     repo, revision = _parse(model)
     target = _target(out)
-    spec = with_pairs(spec, say)
+    spec = read_pairs(spec, say)
     models = _in_scope(spec, published_models(repo, revision), repo, say)
     problems: list[Failure] = []
     rows = []

@@ -26,6 +26,7 @@ from schemas.run import ScopeSpec
 from schemas.scope import Spec, parse_instant
 from tasks.features import features
 from tasks.ingest import ingest
+from tasks.market.pairs import with_listed_pairs
 from tasks.running.parallel import run_each
 from tasks.running.progress import tell, telling
 from tasks.running.step import Step
@@ -178,7 +179,7 @@ def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
     return dict(result)
 
 
-def with_pairs(spec: Scoped, say: Say) -> Scoped:
+def read_pairs(spec: Scoped, say: Say) -> Scoped:
     """Return a specification of the whole exchange with the pairs of its source's listing, and report them.
 
     Other specifications are returned unchanged.
@@ -186,12 +187,9 @@ def with_pairs(spec: Scoped, say: Say) -> Scoped:
     Raises:
         CpbError: the listing cannot be read, or no pair is left.
     """
-    if not spec.reads_listing:
-        return spec
-    from tasks.market.pairs import with_listed_pairs
-
     found, sentence = with_listed_pairs(spec)
-    say(sentence)
+    if sentence:
+        say(sentence)
     return found
 
 

@@ -11,7 +11,7 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_run
-from flows.runner import Runner, flow_parameters, named_run, plain_failures, with_pairs
+from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs
 from flows.summary import Say, Summary, decision_lines, failure_line
 from flows.training import Training, mirror_to_wandb, report_training, run_of, run_training
 from schemas.errors import BusyError, CpbError, count
@@ -35,7 +35,7 @@ def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Sum
         if spec.repo:
             check_ready(spec.repo)  # early: the token is needed hours later
         check_replaceable(tree_of(spec.scope.home, "hub", spec.market), spec.market)
-        spec = with_pairs(spec, say)
+        spec = read_pairs(spec, say)
         outcome.scope = spec.scope
         training = run_training(spec, steps, say)
         outcome.failures = training.summary.failures

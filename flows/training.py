@@ -90,6 +90,7 @@ def mirror_to_wandb(spec: RunSpec, run_id: str, say: Say) -> None:
 
 def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
     """Return a digest of the options and the data, so that the same command on the same data is the same run."""
+    # What the records of the series and the scope contain, and what changes the way of training but not its result.
     aside = {
         "coins",
         "timeframes",
@@ -104,17 +105,17 @@ def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
         *FILTERS,
         "engine",
     }
-    asked = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
+    options = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
         mode="json", exclude={"home", "source", "offline"}
     )
     data = [(r.series.name, r.digest) for r in records]
-    return value_digest([asked, data, training_code()])[:16]
+    return value_digest([options, data, training_code()])[:16]
 
 
 def _params(spec: RunSpec) -> dict[str, Any]:
     source = public_url(spec.source) if spec.source else None
-    asked = spec.model_dump(mode="json") | {"source": source, "architectures": list(spec.names)}
-    return asked | ({"pairs": ",".join(spec.pairs)} if spec.pairs else {})
+    params = spec.model_dump(mode="json") | {"source": source, "architectures": list(spec.names)}
+    return params | ({"pairs": ",".join(spec.pairs)} if spec.pairs else {})
 
 
 Earlier = Literal["use", "expect", "forget"] | Checkpoint

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import cpbmodels
-from flows.runner import Runner, series_records, with_pairs
+from flows.runner import Runner, read_pairs, series_records
 from flows.summary import Say, Summary
 from flows.training import run_of
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
@@ -36,7 +36,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
     tuning = _tuning()
     check_device(spec.device)
     check_place(open_store())
-    summary, spec = Summary(), with_pairs(spec, say)
+    summary, spec = Summary(), read_pairs(spec, say)
     inner, newest = _folds(spec, steps, say, summary)
     key = _key(spec, inner + newest)
     folder = spec.scope.root / "tuning" / key

@@ -13,7 +13,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from schemas.errors import UsageError
 from schemas.identity import EXCHANGE, INTERVAL_SECONDS, OWN, SIM, Market, parse_coins, parse_timeframes
-from schemas.presets import PRESET_ARCHITECTURES, PRESET_SEEDS, with_preset_file, with_profile_sizes
+from schemas.presets import PRESET_ARCHITECTURES, PRESET_COPIES, with_preset_file, with_profile_sizes
 from schemas.scope import Scope, Spec, implied_market, parse_instant
 from schemas.tables import tables_of
 
@@ -124,12 +124,7 @@ class ScopeSpec(Spec):
         return self.coins.strip().lower() == EXCHANGE
 
     @property
-    def reads_listing(self) -> bool:
-        """Whether the source's listing is still to be read for the pairs."""
-        return self.whole_exchange and self.pairs is None
-
-    @property
-    def every_pair(self) -> bool:
+    def looks_up_symbols(self) -> bool:
         """Whether the symbols come from the source's listing; `scope.symbols` is empty until the listing is read."""
         return self.whole_exchange
 
@@ -190,7 +185,7 @@ class ScopeSpec(Spec):
 
     @model_validator(mode="after")
     def _coins_and_time_range(self) -> Self:
-        if not self.every_pair:
+        if not self.looks_up_symbols:
             parse_coins(self.coins, quoted=self.market == OWN)
         _ = self.intervals
         start = parse_instant(self.since, "since") if self.since else None
@@ -213,12 +208,14 @@ class ScopeSpec(Spec):
     def scope(self) -> Scope:
         """The resolved options: symbols, instants, the home of this machine."""
         made = Scope.of(
-            "all" if self.every_pair else self.coins,
+            "all" if self.looks_up_symbols else self.coins,
             ",".join(self.intervals),
             self.source, self.market, self.since, self.as_of, months=self.months_allowed,
         )  # fmt: skip
         update: dict[str, Any] = {"offline": self.offline}
-        return made.model_copy(update=update | ({"symbols": self._pairs or ()} if self.every_pair else {}))
+        return made.model_copy(
+            update=update | ({"symbols": self._pairs or ()} if self.looks_up_symbols else {})
+        )
 
 
 CHAMPIONS = "champions"
@@ -246,7 +243,7 @@ class ForecastSpec(ScopeSpec):
         return self.coins.strip().lower() == CHAMPIONS
 
     @property
-    def every_pair(self) -> bool:
+    def looks_up_symbols(self) -> bool:
         """Whether the symbols come from listing or registry; `scope.symbols` is empty until that is read."""
         return self.whole_exchange or self.every_champion
 
@@ -269,7 +266,7 @@ class IngestSpec(ScopeSpec):
     )
 
     @property
-    def every_pair(self) -> bool:
+    def looks_up_symbols(self) -> bool:
         """Whether the symbols come from the source's listing: for `exchange` and `all-usdt`."""
         return self.whole_exchange or self.coins.strip().lower() == "all-usdt"
 
@@ -394,7 +391,7 @@ class RunSpec(ScopeSpec):
 
         if cpbmodels.architecture(base_of(architecture)).closed_form:
             return 1
-        return self.seeds or PRESET_SEEDS.get(self.preset, 1)
+        return self.seeds or PRESET_COPIES.get(self.preset, 1)
 
 
 _NOT_IN_BACKTESTS = {

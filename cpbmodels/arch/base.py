@@ -42,13 +42,13 @@ SEED_TUNED: dict[str, Any] = {"features": (*RETURNS, "log_sigma")}
 class ArchitectureSpec:
     """Facts that the rest of the library asks an architecture for. They stand in the architecture's own file.
 
-    sizes: options of `options.SIZES` that it reads; for the others the user is told that they have no effect.
+    sizes: options of `options.SIZES` that it reads; the user is warned that the others have no effect.
     defaults: options that differ from `Preset`'s own defaults; presets and profiles are applied on top.
     fixed: options that no preset or profile changes. An override can, unless `Architecture.conflict` refuses it.
         An architecture for one of the reserved heads (classes, scaled) names it here.
     presets: its own presets, by name; relatives may share one.
     default_preset: the preset `cpb train` takes when none is named.
-    closed_form: solved at once by `Architecture.solve`, without optimizer, epochs or random numbers.
+    closed_form: solved by `Architecture.solve`, without optimizer, epochs or random numbers.
     dropout_between_layers: dropout acts between layers only, as torch's nn.GRU has it: none with one layer.
     bf16_on_cpu: bf16 products pay on a CPU that has them (measured 1.5 to 2 times the windows per second, losses
         equal to four digits), so `mixed_precision="auto"` chooses them there.

@@ -22,7 +22,7 @@ IN_STEP = ("dropout", "teacher_forcing", "location_shrink", "candle_weight", "cl
 """Read in every step, on the device."""
 
 IN_RATE = ("lr", "schedule", "warmup_steps", "step_size", "step_gamma", "epochs")
-"""Read by `schedule.learning_rate`, on the host."""
+"""Read by `loop.learning_rate`, on the host."""
 
 PER_MEMBER = (*IN_STEP, *IN_RATE, "patience")
 

@@ -124,9 +124,10 @@ class Member(Model):
 
     @property
     def known_until(self) -> datetime | None:
-        """The end (UTC) of all candles it learned from, was stopped by or was chosen on; None where unknown.
+        """The end (UTC) of all its spans, the test span included, which it was chosen on; None if unknown.
 
-        Forecasts from earlier origins are no test of the model.
+        Forecasts from earlier origins do not test the model. The pipeline's `ModelConfig.learnt_until` is earlier: the
+        end of the validation span, so that forecasts of the test span count as a test.
         """
         text = self.config.get("known_until") or self.config.get("bounds", {}).get("test", [None, None])[1]
         return datetime.fromisoformat(text) if text else None

@@ -38,7 +38,7 @@ def ingest(
         from tasks.market.ingest import ingest as bring_up_to_date
         from tasks.market.report import save
 
-        scope = _with_listed_pairs(spec) if spec.every_pair else spec.scope
+        scope = _with_listed_pairs(spec) if spec.looks_up_symbols else spec.scope
         found = bring_up_to_date(scope, tail=spec.tail, plan=plan, connections=connections)
     if report and not plan:
         save(found, scope.root)

@@ -12,7 +12,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError
 from schemas.presets import (
     PRESET_ABOUT,
     PRESET_ARCHITECTURES,
-    PRESET_SEEDS,
+    PRESET_COPIES,
     SUFFIX,
     is_file,
     own_presets_folder,
@@ -83,7 +83,7 @@ def _built_in(name: str) -> dict[str, Any]:
         "about": PRESET_ABOUT[name],
         "base": None,
         "architectures": list(PRESET_ARCHITECTURES[name]),
-        "seeds": PRESET_SEEDS.get(name, 1),
+        "seeds": PRESET_COPIES.get(name, 1),
         "options": dict(all_presets()[name]),
         "problem": None,
     }
@@ -98,7 +98,7 @@ def _own(path: Path) -> dict[str, Any]:
         spec = RunSpec(preset=str(path))
     except UsageError as error:
         return given | {"problem": str(error)}
-    seeds = own.seeds or PRESET_SEEDS.get(own.base, 1)
+    seeds = own.seeds or PRESET_COPIES.get(own.base, 1)
     return given | own.model_dump() | {"architectures": list(spec.names), "seeds": seeds}
 
 

@@ -29,7 +29,7 @@ FLEET_OPTIONS = {
     "schedule": ModelOption("schedule", "of the learning rate: cosine, step or constant", "<str>"),
     "checkpoint_gradients": ModelOption(
         "checkpoint_gradients",
-        "compute activations again in the backward pass: less memory, more time",
+        "recompute activations in the backward pass: less memory, more time",
         switch=True,
     ),
     "mixed_precision": ModelOption(
@@ -40,14 +40,16 @@ FLEET_OPTIONS = {
 
 MODEL_OPTIONS = {
     **FLEET_OPTIONS,
-    "n_heads": ModelOption("n_heads", "number of attention heads"),
+    "n_heads": ModelOption("n_heads", "number of attention heads of transformer, lstm and lstm-manual"),
     "patience": ModelOption("patience", "epochs without a better validation loss before it stops"),
-    "context": ModelOption("context", "candles that the model reads"),
+    "context": ModelOption(
+        "context", "candles that the model reads; har, robust-har, line and walk read only the last candle"
+    ),
     "horizon": ModelOption("horizon", "candles that it forecasts"),
     "dropout": ModelOption("dropout", "share of units that are dropped in training", "<float>"),
     "head": ModelOption("head", "student-t, quantile or point", "<str>"),
 }
-"""The same for `cpb train`, whose only architecture reads them."""
+"""The same for `cpb train`, which trains one architecture: an option that it does not read is refused."""
 
 
 def demo(json: Json = False) -> None:
@@ -163,10 +165,10 @@ def _show_plan(spec: RunSpec, json: bool) -> None:
     """Print what a run would train now, using only the registry: nothing is downloaded, trained or written."""
     quiet_libraries()
     with shown_progress("train-all"):
-        from flows.runner import with_pairs
+        from flows.runner import read_pairs
         from tasks.promotion.weekly import plan_night
 
-        series = with_pairs(spec, say).scope.series
+        series = read_pairs(spec, say).scope.series
         night = plan_night(spec, series)
     lines: list[dict[str, Any]] = []
     for timeframe, number in Counter(one.timeframe for one in series).items():

@@ -73,7 +73,7 @@ def with_listed_pairs(spec: S) -> tuple[S, str]:
         CpbError: the source has no listing, cannot be reached, or no pair is left.
         UsageError: the run is offline.
     """
-    if not spec.reads_listing:
+    if not spec.whole_exchange or spec.pairs is not None:
         return spec, ""
     if spec.offline:
         raise UsageError(

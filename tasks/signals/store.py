@@ -151,7 +151,7 @@ def newest_series(
 ) -> Series:
     """Return the newest rows of a series for a forecast: no spans, nothing to train on.
 
-    `provisional` includes the newest candles, which no archive has confirmed yet. Their features are not stored: a new
+    `provisional` includes the newest candles, not yet confirmed by an archive. Their features are not stored: a new
     file every hour would evict files that a training is still reading.
 
     Raises:
@@ -184,7 +184,7 @@ def newest_markets(
 ) -> dict[tuple[str, str], Market]:
     """Return what all stored coins of the wanted markets and timeframes (`market_key`) share at their newest candles.
 
-    So a forecast does not depend on the coins that it was asked for with. `how`: as in `newest_series`. A coin without
+    So a forecast does not depend on the coins requested with it. `how`: as in `newest_series`. A coin without
     candles in the scope is left out, and so is a damaged one, which its own forecast reports.
     """
     keys = set(wanted)
@@ -197,7 +197,10 @@ def newest_markets(
 
 
 def klines_digest(klines: pl.DataFrame) -> str:
-    """Return a blake2b digest (hex) of the candles' times, prices and volumes: the data's fingerprint."""
+    """Return a blake2b digest (hex) of the candles' times, prices and volumes: the fingerprint of a model's data.
+
+    `tasks.market.store.digest_of` differs: it covers every stored column, to detect a damaged month.
+    """
     state = hashlib.blake2b(digest_size=20)
     state.update(klines["open_time"].cast(pl.Int64).to_numpy().tobytes())
     for name in (*PRICES, "volume"):
@@ -215,7 +218,7 @@ def _klines(home: Path, series: SeriesId, **scope: Any) -> pl.DataFrame:
     klines = read_klines(home, series, **scope)
     if klines.is_empty():
         raise MemberError(
-            f"{series}: no candles in the asked time range; check since and as_of", code="no-candles"
+            f"{series}: no candles in the requested time range; check since and as_of", code="no-candles"
         )
     return klines
 

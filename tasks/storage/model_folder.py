@@ -75,7 +75,10 @@ class ModelConfig(BaseModel):
 
     @property
     def learnt_until(self) -> datetime | None:
-        """The end (UTC) of the candles used for fitting, early stopping or selection; None if not recorded."""
+        """The end (UTC) of the candles used to fit and stop the model: of its validation span; None if not recorded.
+
+        The library's `Member.known_until` is later: it includes the test span.
+        """
         return self.span("validation")[1]
 
 

@@ -1,10 +1,10 @@
 """The shards of a fleet, specified so completely that a shard's digest identifies its result.
 
-A fleet is cut into shards, each trained and judged in separate processes.
+A fleet is all models of an architecture. It is cut into shards, each trained and judged in separate processes.
 
 A shard should take long compared with starting its process (2 to 3 s: Python, torch, the columns), and short compared
 with the whole night, so that many devices share the work and losing a device loses little. Its size depends only on the
-models, never on the remaining work or the number of devices: matrix products over another number of members round
+models, never on the remaining work or the number of devices: matrix products over a different number of members round
 differently, and the same plan must give the same bits on one device and on eight.
 
 On CPUs a shard should take at most `CPU_SHARD_S` on one core, by this cost model of a member:
@@ -13,9 +13,9 @@ On CPUs a shard should take at most `CPU_SHARD_S` on one core, by this cost mode
 
 with the number of columns as width for architectures without hidden layers. It is accurate within a factor of three.
 Measured seconds per member, with early stopping (cost model in brackets): 6.7 (7.6) for `har` and 0.14 (0.15) for
-`robust-har` of preset default; 105 (260) for gru, 175 (130) for transformer and 1,400 (2,900) for lstm of the seeds'
-presets. On a GPU a step takes about as long for one member as for all members trained at once (`fleet_size` of the
-profile), so a shard has at least that many.
+`robust-har` of preset default; 105 (260) for gru, 175 (130) for transformer and 1,400 (2,900) for lstm of the
+presets `seed-…`. On a GPU a step takes about as long for one member as for all members trained together (`fleet_size`
+of the profile), so a shard has at least that many.
 
 | preset | architectures | CPU | GPU |
 | --- | --- | --- | --- |
