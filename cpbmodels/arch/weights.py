@@ -66,7 +66,7 @@ class Layout:
         }
 
     def gaps(self) -> list[int]:
-        """Number of unused values behind each weight."""
+        """Number of padding values after each weight."""
         return [-param.size % ALIGN for param in self.params]
 
     def _starts(self) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Facts about the machine, read from the system itself: they are needed most where CUDA does not work."""
+"""Facts about the machine, read from the system itself: needed most when CUDA is broken."""
 
 import contextlib
 import os

@@ -320,7 +320,7 @@ class Loop:
         if found is None:
             return False
         tensors, state = found
-        # Other members of this training start anew; a checkpoint of another training is an error.
+        # Other members of this training start from new weights; a checkpoint of a different training is an error.
         if not is_same(state["training"], self.identity(), checkpoints.folder):
             return False
         self.fleet.reorder(

@@ -78,7 +78,7 @@ def tune(
     spec: TuneSpec,
     json: Json = False,
 ) -> None:
-    """Search options with Optuna: fleets train a batch of trials at once, rolling folds before the test span choose.
+    """Search options with Optuna: a fleet trains a batch of trials, rolling folds before the test span choose one.
 
     The winner is scored on the test span once and written as a preset. The same command continues its study.
 

@@ -31,7 +31,7 @@ LACKING = (ABSENT, CONFIRMED, QUARANTINED, FAILED, CONFLICT)
 _CAUSES = (ABSENT, OUTAGE, UNPUBLISHED, OFF_GRID, CONFLICT, QUARANTINED, FAILED, RELISTING, CONFIRMED, ENDED)
 _CODE = {cause: code for code, cause in enumerate(_CAUSES)}
 RELISTING_JUMP = log(5)
-"""|ln(open / previous close)| across a pause of a day or more above which it is another coin under the old name.
+"""|ln(open / previous close)| across a pause of a day or more above which we assume another coin took the name.
 
 Higher than `cpbmodels.data.figures.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains
 a hole in a report; features restart after every hole, whatever the price did.
@@ -147,7 +147,7 @@ class OutageCalendar:
             self.present += inside(self.times, runs) | np.isin(self.times, off_grid_bars(holdings))
 
     def outages(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each time whether several symbols were out and none traded, and whether it was a single symbol."""
+        """Return per time whether none of several expected symbols traded, and whether none of at most one did."""
         if not len(self.times):
             return np.zeros(len(times), dtype=bool), np.ones(len(times), dtype=bool)
         at = np.minimum(np.searchsorted(self.times, times), len(self.times) - 1)
