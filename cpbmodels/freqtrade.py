@@ -1,6 +1,6 @@
 """Forecasts as columns of a candle table, and position risk from them, for freqtrade; the columns serve any backtester.
 
-`add_forecasts` needs pandas alone; freqtrade itself is imported where its own arithmetic is called. Nothing here is an
+`add_forecasts` needs pandas alone; freqtrade itself is imported when its own arithmetic is called. Nothing here is an
 entry signal: what cpb forecasts is the width of the coming move, not its direction.
 """
 
@@ -67,7 +67,7 @@ def add_forecasts(
         `cpb_sigma_h`, the forecast standard deviation of the log-return over the next h candles: half the distance
         between its 15.87 % and 84.13 % quantiles, which for a normal distribution is the same (fatter tails add to it);
         `cpb_q05_h`, `cpb_q10_h` … `cpb_q95_h`, quantiles of the close h candles ahead, in prices.
-        NaN where there is no forecast: before the model's `known_until`, in the first 168 candles (rolling windows) and
+        NaN without a forecast: before the model's `known_until`, in the first 168 candles (rolling windows) and
         as many after a hole or an impossible candle, and in a last candle that has not closed.
 
     Raises:
@@ -154,10 +154,10 @@ class RiskFromForecast:
         side: str,
         **kwargs: Any,
     ) -> float:
-        """Target risk over forecast width, at most `max_stake`; 0, which is no trade, where there is no forecast.
+        """Target risk over forecast width, at most `max_stake`; 0, which means no trade, if there is no forecast.
 
         A result below `min_stake` is left to freqtrade, which raises it by at most 30 % and else does not trade: more
-        stake would be more risk than was asked for.
+        stake would be more risk than was requested.
         """
         sigma = self._forecast(pair, current_time, "sigma")
         if sigma is None:

@@ -82,7 +82,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class MemberData:
-    """One member's training data, for architectures that fit weights at once.
+    """One member's training data, for architectures that fit weights in closed form.
 
     columns: names of the F input columns, without the calendar.
     mean, inverse: float64 [F], their scaling: the model reads (column - mean) * inverse.
@@ -120,14 +120,14 @@ class Architecture(ABC):
 
     @classmethod
     def conflict(cls, name: str, options: Preset) -> str:
-        """A sentence about options that this architecture, registered as `name`, cannot have; "" where all are fine."""
+        """A sentence about options that this architecture, registered as `name`, cannot have; "" if all are fine."""
         if "n_heads" in cls.spec.sizes and options.hidden_dim % options.n_heads:
             return f"hidden_dim {options.hidden_dim} must be a multiple of n_heads {options.n_heads}."
         return ""
 
     @classmethod
     def no_kernels(cls, options: Preset) -> str:
-        """Why `cpbmodels.kernels` cannot run it with these options; "" where `forward` heeds `batch.kernels`."""
+        """Why `cpbmodels.kernels` cannot run it with these options; "" if `forward` heeds `batch.kernels`."""
         return "the architecture has none"
 
     def layers(self, part: str) -> list[str]:
@@ -188,7 +188,7 @@ class Architecture(ABC):
         return [[None, *step.unbind(1)] for step in factors.unbind(1)]
 
     def decoder_factors(self, like: Tensor, draws: Draws | None) -> Tensor | None:
-        """`decoder_masks` as one tensor [K, steps, layers - 1, B, H]; None where nothing is dropped."""
+        """`decoder_masks` as one tensor [K, steps, layers - 1, B, H]; None if nothing is dropped."""
         rate, layers = self.options.dropout, self.options.n_layers
         if draws is None or is_exactly(rate, 0) or layers == 1:
             return None
@@ -212,7 +212,7 @@ class _Forced(torch.autograd.Function):
 
 @cache
 def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zero that is made once: from a number, `where` would make one in every step."""
+    """A zero that is created once: from a number, `where` would create one in every step."""
     return torch.zeros((), dtype=dtype, device=device)
 
 

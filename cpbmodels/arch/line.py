@@ -103,7 +103,7 @@ class Line(OfOneCandle):
 
 
 def last_days(training: TrainingOrigins, days: int, days_within_the_hour: int) -> TrainingOrigins:
-    """The origins of the last days before the newest one; all of them where a series has no times."""
+    """The origins of the last days before the newest one; all of them if a series has no times."""
     times = [one.times[origins] for one, origins in training if one.times is not None and len(origins)]
     if not times or any(one.times is None for one, _ in training):
         return training

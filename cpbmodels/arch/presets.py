@@ -14,7 +14,7 @@ from cpbmodels.arch import architectures, find, usable
 from cpbmodels.arch.options import ALIASES, COMMON_PRESETS, PROFILES, SIZES, Preset, check, normalise_options
 from cpbmodels.errors import ModelError, unknown_choice
 
-EMBEDDED_CALENDAR_DIM = 12  # width of the hour's embedding where `calendar_dim` 0 has no effect on the head
+EMBEDDED_CALENDAR_DIM = 12  # width of the hour's embedding if `calendar_dim` 0 has no effect on the head
 
 
 def preset(

@@ -58,7 +58,7 @@ def gru(
 
 
 def no_kernels(options: Preset, heads: int) -> str:
-    """Why `cpbmodels.kernels` cannot run a recurrent encoder and its decoder with these options; "" where they can."""
+    """Why `cpbmodels.kernels` cannot run a recurrent encoder and its decoder with these options; "" if they can."""
     H = options.hidden_dim
     if not 16 <= H <= 256 or H & (H - 1) or heads & (heads - 1):
         return "hidden_dim (16 to 256) and n_heads must be powers of 2"

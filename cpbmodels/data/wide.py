@@ -1,7 +1,7 @@
 """Columns beyond those of feature files: of a coin's own longer past, and of the market. Numpy only.
 
 They are computed from a `Series` when a model asks for them (`Series.columns`), so models that do not read them pay
-nothing, and no origin is lost: where a column is not known yet it has its neutral value, 0. Row t knows the candles up
+nothing, and no origin is lost: a column not known yet has its neutral value, 0. Row t knows the candles up
 to and including t. Ranges and returns are relative to the EWMA volatility, as in `cpbmodels.data.columns`; ranges of
 longer windows and of the market are also relative to the coin's own, so that 0 says "as usual".
 

@@ -21,7 +21,7 @@ MIN_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 
 @dataclass(frozen=True)
 class GpuEvidence:
-    """Signs of an NVIDIA GPU that do not come from torch; `driver` is None where no driver is loaded."""
+    """Signs of an NVIDIA GPU that do not come from torch; `driver` is None if no driver is loaded."""
 
     signs: tuple[str, ...]
     driver: str | None
@@ -93,7 +93,7 @@ def _pci_gpus() -> list[str]:
 
 
 def _nvidia_smi(*arguments: str) -> str | None:
-    """What nvidia-smi prints, or None where it is missing or fails (it fails where the driver is broken)."""
+    """What nvidia-smi prints, or None if it is missing or fails (it fails if the driver is broken)."""
     if (program := shutil.which("nvidia-smi")) is None:
         return None
     try:

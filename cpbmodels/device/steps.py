@@ -51,7 +51,7 @@ def time_architectures(device: torch.device) -> dict[str, dict[str, Any]]:
 
     `kernels`: variants of `cpbmodels.kernels` that were compiled or found on disk, in `compile_s` seconds.
     """
-    learnt = [  # neither solved at once nor an average, whose members are timed by their own names
+    learnt = [  # neither in closed form nor an average, whose members are timed by their own names
         name for name, found in usable().items() if not found.spec.closed_form and not seed_size(name).members
     ]
     return {name: time_one(name, device) for name in learnt}
@@ -120,7 +120,7 @@ def fleet_step(
     """One optimizer step of a new fleet, on the same windows every time, to be called and timed.
 
     Each member has its own random walk of `rows` candles. `compute` is the dtype of the products, by default what a
-    training would choose; `kernels`: use `cpbmodels.kernels` where they can be. ModelError where so many candles do
+    training would choose; `kernels`: use `cpbmodels.kernels` if possible. ModelError if so many candles do
     not give one batch.
     """
     series = [walk(rows, seed, options) for seed in range(members)]
@@ -143,7 +143,7 @@ def fleet_step(
 
 
 def compile_kernels(architecture: str, options: Preset, device: torch.device) -> int:
-    """Compile the kernels of a fleet's step and validation ahead; how many, 0 where the fleet keeps torch's path.
+    """Compile the kernels of a fleet's step and validation ahead; how many, 0 if the fleet keeps torch's path.
 
     Of two members: no variant depends on how many there are.
     """

@@ -105,7 +105,7 @@ def make_task(
     options: Preset,
     index: int = 0,
 ) -> Task:
-    """Windows and scaling of one member over its series; ModelError where there is nothing to learn from."""
+    """Windows and scaling of one member over its series; ModelError if there is nothing to learn from."""
     names = bank_columns(options)
     train, validation, rows = [], [], []
     for index in indices:

@@ -88,7 +88,7 @@ class StepRunner:
     def load(self, origins: Tensor, weight: Tensor, rates: Tensor, unequal: bool = False) -> None:
         """Put an epoch's windows [K, steps x B], their weights and the rates into the fixed buffers.
 
-        Rates are [steps], or [steps, K] where members have rates of their own.
+        Rates are [steps], or [steps, K] if members have rates of their own.
         unequal: some rows have fewer steps than others.
         """
         if origins.shape[0] > self.origins.shape[0] or origins.shape[1] > self.origins.shape[-1]:

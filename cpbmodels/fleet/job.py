@@ -23,7 +23,7 @@ class EpochRecord:
 
     epoch: from 1. epochs: at most as many. lr: learning rate at the end of the epoch, of the first member.
     members: one dict per member that trained in this epoch: index in the returned list, symbol, timeframe, seed,
-        train_loss, val_loss, lr, best_val_loss, stopped ("" while it goes on).
+        train_loss, val_loss, lr, best_val_loss, stopped ("" while it is training).
     windows_per_s, seconds: of the whole fleet, validation included.
     memory: MB and percent, as `Monitor.latest` gives them.
     """
@@ -38,7 +38,7 @@ class EpochRecord:
 
 
 OnEpoch = Callable[[EpochRecord], Iterable[int] | None]
-"""Called after every epoch of a fleet; may return indices of members that shall stop now (of other fleets: ignored)."""
+"""Called after every epoch of a fleet; may return indices of members that must stop now (of other fleets: ignored)."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,14 @@ class Job:
     on_epoch: OnEpoch | None
     on_step: OnStep | None = None
     of_members: int = 0  # members of the whole call
-    kernels: bool = True  # whether to use `cpbmodels.kernels` where they can be used
-    halved_to: int = 0  # members at once since memory ran out; 0: it has not
+    kernels: bool = True  # whether to use `cpbmodels.kernels` if possible
+    halved_to: int = 0  # members trained together since memory ran out; 0: it has not
     lock: threading.Lock = field(default_factory=threading.Lock)  # held while `on_epoch` or `on_step` runs
     stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step
 
     @property
     def kernels_off(self) -> str:
-        """Why its fleets do not use `cpbmodels.kernels`; "" where they do."""
+        """Why its fleets do not use `cpbmodels.kernels`; "" if they do."""
         return off_reason(self.architecture, self.options, self.device, self.compute, self.kernels)
 
     def net(self) -> Net:

@@ -64,9 +64,9 @@ class Report(TypedDict, total=False):
     best_val_loss: float
     train_windows: int
     validation_windows: int
-    accumulate: int  # micro-batches per step; more than asked for where memory was short
+    accumulate: int  # micro-batches per step; more than requested if memory ran out
     fleet_members: int
-    halved_to: int  # most members at once since memory ran out; 0: it did not
+    halved_to: int  # most members trained together since memory ran out; 0: it did not
     windows_per_s: float
     train_seconds: float
     device: str
@@ -76,7 +76,7 @@ class Report(TypedDict, total=False):
     rss_peak_mb: float
     gpu_mem_allocated_peak_mb: float
     gpu_mem_reserved_peak_mb: float
-    gpu_util_mean: float  # absent where the driver does not tell
+    gpu_util_mean: float  # absent if the driver does not report it
     gpu_power_mean_w: float
     accuracy: float  # classifiers: on the validation windows
     confusion: list[list[int]]  # classifiers: rows truth, columns forecast, each up, flat, down
@@ -94,10 +94,11 @@ class Member(Model):
         """The forecast after the series' last candle.
 
         Args:
-            go_back: where that cannot be, forecast after the last candle from which it can (`Forecast.issued_at`).
+            go_back: if that is impossible, forecast after the last candle from which it is possible
+                (`Forecast.issued_at`).
 
         Raises:
-            ModelError: the series is of another timeframe or, where the model learned one series, of another symbol;
+            ModelError: the series has a different timeframe or, if the model learned one series, a different symbol;
                 the forecast is not finite; or a gap or jump lies so near its end that the columns of
                 the last candle are not known yet.
         """
@@ -113,7 +114,7 @@ class Member(Model):
         return found
 
     def predict(self, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
-        """The forecasts from every origin at once, as rows of `Forecast.to_frame`; for backtests.
+        """The forecasts from every origin, as rows of `Forecast.to_frame`; for backtests.
 
         Args:
             since: the first origin's time (UTC close of the last candle used), as an aware datetime or a text;
@@ -167,7 +168,7 @@ class Member(Model):
 
 
 def check_series(member: Member, series: Series) -> None:
-    """Raise ModelError where `series` is not a Series, or one that the model cannot forecast."""
+    """Raise ModelError if `series` is not a Series, or is one that the model cannot forecast."""
     if not isinstance(series, Series):
         raise ModelError(
             f"A {type(series).__name__} is not a Series of candles: make one with Series.from_frame."
@@ -183,7 +184,7 @@ def check_series(member: Member, series: Series) -> None:
 
 
 def other_symbol(member: Member, symbol: str) -> str:
-    """A sentence where the model learned one series, of another symbol; "" where it serves this one.
+    """A sentence if the model learned only a series with a different symbol; "" if it serves this one.
 
     A universal model serves any symbol, and a series without a name is any model's. `BTC/USDT:USDT` is `BTCUSDT`.
     """
@@ -331,7 +332,7 @@ def _of_part(tensors: Mapping[str, Tensor], place: int, of: int) -> dict[str, Te
 
 
 def _check_header(file: BinaryIO, nets: Sequence[Net], folder: Path) -> None:
-    """Raise ModelError where the header of a safetensors file holds other tensors than these nets have.
+    """Raise ModelError if the header of a safetensors file lists tensors other than those of these nets.
 
     The header is 8 bytes with its length, then JSON: dtype, shape and place of each tensor.
     """
@@ -366,7 +367,7 @@ def _check_header(file: BinaryIO, nets: Sequence[Net], folder: Path) -> None:
 
 
 def _member(config: dict[str, Any], net: Net, tensors: dict[str, Tensor], folder: Path) -> Member:
-    """The member of tensors whose names and shapes have been checked; ModelError where one is not finite."""
+    """The member of tensors whose names and shapes have been checked; ModelError if one is not finite."""
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ModelError(

@@ -35,7 +35,7 @@ _listener: Listener | None = None
 def off_reason(
     architecture: str, options: Preset, device: torch.device, compute: torch.dtype, wanted: bool = True
 ) -> str:
-    """Why a fleet with these options, on this device, with products in `compute`, keeps torch's path; "" where not."""
+    """Why a fleet with these options on this device, products in `compute`, keeps torch's path; "" if it does not."""
     windows = options.batch_size // options.accumulate
     if not wanted:
         return "--no-kernels"
@@ -63,7 +63,7 @@ def off_reason(
 
 @cache
 def driver_fault() -> str:
-    """Why Triton cannot run kernels in this process, "" where it can.
+    """Why Triton cannot run kernels in this process, "" if it can.
 
     At its first use it builds its driver: that takes a C compiler, Python's headers and a cache that can be written.
     """
@@ -116,8 +116,8 @@ def summed(part: Tensor, like: Tensor) -> Tensor:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x [K, n, i] times weight [K, i, o]: [K, n, o].
 
-    A width that is no multiple of 8 is padded with zeros: cuBLAS loads 16 bytes at once, eight bf16, and ran products
-    of width 4 several times slower on an H100.
+    A width that is not a multiple of 8 is padded with zeros: cuBLAS loads 16 bytes at once, eight bf16, and ran
+    products of width 4 several times slower on an H100.
     """
     i, o = weight.shape[1:]
     if i % 8:
