@@ -28,7 +28,7 @@ def shown(value: object) -> str:
 
 
 def unknown_choice(kind: str, value: object, allowed: Iterable[str]) -> str:
-    """The sentence for a name that is not among the allowed ones."""
+    """The sentence for a name that is not among the allowed names."""
     return f"{kind} {shown(value)} is unknown: choose one of {', '.join(allowed)}."
 
 

@@ -37,8 +37,8 @@ STARTUP_CANDLES = 699
 memory of its first candle (0.96^531 = 4e-10) is below the digits of the columns. Kraken serves 720 and no more."""
 
 SIGNIFICANT_DIGITS = 6
-"""Of the columns. Equal candles must give equal bits however many rows lie before and behind them, or freqtrade's
-analyses report a bias: so models run in float64 here, and what sums in another order change (1e-13) is cut off."""
+"""Of the columns. Equal candles must give equal bits regardless of the rows before and after them, or freqtrade's
+analyses report a bias: so models run in float64 here, and what sums in a different order change (1e-13) is cut off."""
 
 
 def add_forecasts(
@@ -247,7 +247,7 @@ def _steps(steps: Iterable[int] | None, horizon: int) -> list[int]:
 
 
 def _possible_rows(dataframe: pd.DataFrame, pair: str) -> np.ndarray:
-    """Rows that hold a candle. Exchanges send impossible ones now and then; one of them is a hole, and no more."""
+    """Rows that hold a candle. Exchanges sometimes send impossible candles; such a candle is a hole, nothing else."""
     if not set(PRICES) <= set(dataframe.columns):
         return np.arange(len(dataframe))  # other spellings, or an error that Series.from_frame describes
     good = is_candle(dataframe[list(PRICES)].to_numpy(dtype=np.float64, na_value=np.nan))

@@ -98,22 +98,22 @@ def _in_scope(spec: ScopeSpec, models: list[PublishedModel], repo: str, say: Say
     wanted: list[PublishedModel] = []
     others: list[PublishedModel] = []
     for one in models:
-        asked_for = (
+        is_requested = (
             one.series.market == scope.market
             and one.series.timeframe in scope.timeframes
             and (all_coins or one.series.symbol in symbols)
         )
-        (wanted if asked_for else others).append(one)
+        (wanted if is_requested else others).append(one)
     rest = ", ".join(str(one.series) for one in others)
     if not wanted:
-        asked = f"market {scope.market}, coins {spec.coins}, timeframes {spec.timeframes}"
+        requested = f"market {scope.market}, coins {spec.coins}, timeframes {spec.timeframes}"
         raise CpbError(
-            f"{repo} has no model for {asked}; it has {rest or 'none at all'}: choose with --coins, --timeframes and "
-            "--market (--source sim for sim, a table for own)",
+            f"{repo} has no model for {requested}; it has {rest or 'none at all'}: choose with --coins, "
+            "--timeframes and --market (--source sim for sim, a table for own)",
             code="no-model", field="model",
         )  # fmt: skip
     if rest:
-        say(f"not asked for, though published: {rest}")
+        say(f"published but not requested: {rest}")
     return wanted
 
 

@@ -1,7 +1,7 @@
 """Calling flows and their steps: by Prefect's engine, or directly if no Prefect server is configured.
 
 Retries, concurrency and time limits belong to the step (`tasks.running.step`), so both modes behave alike. The direct
-mode needs no server, starts at once, and leaves no open run when it is killed.
+mode needs no server, starts immediately, and leaves no open run when it is killed.
 """
 
 import inspect

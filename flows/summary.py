@@ -56,11 +56,11 @@ def decision_lines(decisions: Iterable[Decision]) -> list[str]:
     lines = (
         [f"champions: {', '.join(f'{n} {outcome}' for outcome, n in counts.most_common())}"] if counts else []
     )
-    told: dict[tuple[str, str], list[Decision]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[Decision]] = defaultdict(list)
     for one in decisions:
-        told[one.outcome, one.rule].append(one)
-    for (outcome, _), found in told.items():
-        more = f" (and {len(found) - 1} more alike)" if len(found) > 1 else ""
+        alike[one.outcome, one.rule].append(one)
+    for (outcome, _), found in alike.items():
+        more = f" (and {len(found) - 1} more like it)" if len(found) > 1 else ""
         lines.append(f"{outcome} {found[0].series}{more}: {found[0].reason}")
     return lines
 

@@ -65,7 +65,7 @@ def _loss_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _cost(result: dict[str, Any]) -> str:
     memory = result["memory"]
     peak = memory.get("gpu_mem_allocated_peak_mb") or memory.get("rss_peak_mb") or 0
-    speed = f"{result['windows_per_s']:,.0f} windows/s" if result["windows_per_s"] else "solved at once"
+    speed = f"{result['windows_per_s']:,.0f} windows/s" if result["windows_per_s"] else "closed-form solution"
     return f"{speed} on {result['device'] or 'cpu'}, peak memory {peak:,.0f} MB"
 
 

@@ -158,7 +158,7 @@ def run_training(
         check_installed()
     if sizes := profile_sizes(spec.profile, spec.preset):
         used = ", ".join(f"{name} {spec.overrides[name]}" for name in sizes)
-        say(f"profile {spec.profile} with preset {spec.preset}: {used} (another model than the preset's own)")
+        say(f"profile {spec.profile} with preset {spec.preset}: {used} (a model other than the preset's own)")
     with opened_engine(spec) as engine, Judges(engine.cores, spec.scope.root) as judges:
         return _run(spec, steps, engine, judges, say, earlier, name)
 

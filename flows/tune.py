@@ -139,7 +139,17 @@ def _profile(spec: TuneSpec) -> str | None:
 
 
 def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:
-    """Return a digest of the inputs of a trial; more trials, another budget or batch continue the same study."""
-    asked = ("architectures", "preset", "dtype", "seed", "overrides", "search", "sampler", "pruner", "folds")
+    """Return a digest of the inputs of a trial; more trials, a different budget or batch continue the same study."""
+    decisive = (
+        "architectures",
+        "preset",
+        "dtype",
+        "seed",
+        "overrides",
+        "search",
+        "sampler",
+        "pruner",
+        "folds",
+    )
     data = [(one.id.label, one.fold, one.record.digest) for one in folds]
-    return value_digest([spec.model_dump(mode="json", include=set(asked)), data, training_code()])[:16]
+    return value_digest([spec.model_dump(mode="json", include=set(decisive)), data, training_code()])[:16]

@@ -51,13 +51,13 @@ class ScopeSpec(Spec):
     )
     market: Market = Field("spot", description="spot, um, cm, or sim and own (which a source implies)")
     since: str | None = Field(
-        None, description="first candle, as in 2024-01 or 2024-01-31 (UTC); default: the oldest there is"
+        None, description="first candle, as in 2024-01 or 2024-01-31 (UTC); default: the oldest available"
     )
     as_of: str | None = Field(
         None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC); default: now"
     )
     tail: bool = Field(False, description="add the newest candles from the REST API")
-    offline: bool = Field(False, description="use the stored candles as they are: no source is asked")
+    offline: bool = Field(False, description="use only the stored candles: no source is read")
     min_days_listed: int = Field(
         0, ge=0, description="with coins exchange: leave out pairs whose first candle is younger"
     )
@@ -95,7 +95,7 @@ class ScopeSpec(Spec):
             )  # fmt: skip
         if OWN in (implied, market) and str(values.get("coins", "")).strip().lower() == EXCHANGE:
             raise UsageError(
-                f"coins {EXCHANGE} reads an exchange's listing, and a table of your own has none: use all",
+                f"coins {EXCHANGE} reads an exchange's listing, and your own table has none: use all",
                 code="coins", field="coins",
             )  # fmt: skip
         if implied == OWN:
@@ -234,7 +234,7 @@ class ForecastSpec(ScopeSpec):
         CHAMPIONS, description="Binance intervals, as in 15m,1h, or champions (each with a champion)"
     )
     fallback: Literal["on", "off"] = Field(
-        "off", description="on: where a champion has drifted, robust-har forecasts as well and is shown"
+        "off", description="on: if a champion has drifted, robust-har forecasts as well and is shown"
     )
 
     @property
@@ -281,7 +281,7 @@ class RunSpec(ScopeSpec):
     architectures: str | None = Field(
         None, description="as in gru,har,har-universal; default: the preset's own"
     )
-    preset: str = Field("default", description=f"{', '.join(PRESET_ARCHITECTURES)}, or a file of your own (NAME.toml)",
+    preset: str = Field("default", description=f"{', '.join(PRESET_ARCHITECTURES)}, or your own file (NAME.toml)",
                         json_schema_extra={"enum": list(PRESET_ARCHITECTURES)})  # fmt: skip
     device: str = Field("auto", description="auto, cpu or cuda")
     profile: Literal["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"] = Field(
@@ -290,14 +290,14 @@ class RunSpec(ScopeSpec):
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="float32 or float64, of the weights")
     kernels: bool = Field(
-        True, description="use cpb's own GPU kernels where GPU and options allow it; off: torch's only"
+        True, description="use cpb's own GPU kernels if GPU and options allow it; off: torch's only"
     )
     seed: int = Field(1, ge=0, description="every member's own seed derives from it")
     seeds: int | None = Field(
         None, ge=1, le=64, description="copies of each model that are averaged; default: the preset's"
     )
     warm_start: Literal["champion"] | None = Field(
-        None, description="champion: continue from the registered models; default: train anew"
+        None, description="champion: continue from the registered models; default: start from new weights"
     )
     weekly_challengers: bool = Field(
         False,
@@ -307,7 +307,7 @@ class RunSpec(ScopeSpec):
         default_factory=dict, description='fields of the model preset, as in {"epochs": 5}'
     )
     engine: Literal["local", "ray"] | None = Field(
-        None, description="local or ray, a cluster; default: ray where RAY_ADDRESS is set, else local"
+        None, description="local or ray, a cluster; default: ray if RAY_ADDRESS is set, else local"
     )
     train_timeout_s: float = Field(
         6 * 3600, gt=0, description="time limit of one shard's training and judging, in seconds"
@@ -410,10 +410,10 @@ class BacktestSpec(RunSpec):
 
     timeframes: str = Field("1h", description="Binance intervals, as in 15m,1h")
     folds: int = Field(4, ge=1, le=24, description="test periods, the newest last")
-    refit: bool = Field(True, description="train anew for every fold")
+    refit: bool = Field(True, description="train again for every fold")
     expanding: bool = Field(True, description="train on all the past, or on a span of fixed length")
     baselines: str = Field("random-walk,robust-har", description=f"any of {', '.join(BASELINES + ZERO_SHOT)}")
-    check_lookahead: bool = Field(False, description="compute everything again without the future")
+    check_lookahead: bool = Field(False, description="recompute everything without the future")
     out: str | None = Field(
         None, description="folder for tables, verdicts, forecast rows and the report; default: none"
     )
@@ -476,7 +476,7 @@ class BoardSpec(Spec):
 
     run: str | None = Field(None, description="id of a flow's run; default: the newest of each model")
     market: Market | None = Field(
-        None, description="spot, um, cm, own or sim; default: all real ones, sim where there are none"
+        None, description="spot, um, cm, own or sim; default: all real ones, sim if there are none"
     )
     coins: str | None = Field(None, description="BTC,ETH or all; default: every coin that was trained")
     timeframes: str | None = Field(None, description="as in 15m,1h; default: all")
@@ -487,7 +487,7 @@ class BoardSpec(Spec):
         given = [name for name, value in filters.items() if value is not None]
         if self.run is not None and given:
             raise UsageError(
-                f"run shows all that one run has trained: leave {', '.join(given)} out",
+                f"run shows everything that one run has trained: leave {', '.join(given)} out",
                 code="run", field=given[0],
             )  # fmt: skip
         _ = self.symbols, self.intervals

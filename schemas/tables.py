@@ -225,11 +225,11 @@ def _told_by_name(file: Path) -> tuple[str, str | None]:
 
 def _check_name(file: Path, symbol: str, timeframe: str | None, tables: list[Table]) -> None:
     """Reject a file whose only series contradicts its name; a lower-case name may be any word and is ignored."""
-    told: dict[str, tuple[set[str | None], str | None]] = {
+    known: dict[str, tuple[set[str | None], str | None]] = {
         "symbol": ({table.symbol for table in tables}, _clean(symbol) if symbol == symbol.upper() else ""),
         "timeframe": ({table.timeframe for table in tables}, timeframe),
     }
-    for what, (said, named) in told.items():
+    for what, (said, named) in known.items():
         if named and len(said) == 1 and said != {named}:
             raise _wrong(
                 file,
@@ -244,7 +244,8 @@ def _part(file: Path, key: dict[str, object], named: tuple[str, str | None], row
     timeframe = next((by_kind[n] for n in TIMEFRAME_NAMES if n in by_kind), named[1])
     if timeframe is not None and timeframe not in INTERVAL_SECONDS:
         raise _wrong(
-            file, f"has candles of {timeframe!r}, which is no timeframe: write {', '.join(INTERVAL_SECONDS)}"
+            file,
+            f"has candles of {timeframe!r}, which is not a timeframe: write {', '.join(INTERVAL_SECONDS)}",
         )
     return Table(file, f"{file}, {symbol}", _symbol(symbol, file), timeframe, rows)
 

@@ -27,7 +27,7 @@ from tasks.storage.model_folder import WEIGHTS, read_config
 from tasks.storage.urls import public_url
 from tasks.tracking.records import MemberRecord, judged_on, learned_from, run_name, scope_tags, source_tags
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish, log_datasets, log_members, log_metrics, start_fleet
-from tasks.tracking.tags import FILES
+from tasks.tracking.tags import FILES, NEWEST
 from tasks.training.files import member_folder, shard_folder
 from tasks.training.plan import job_key, member_seed, preset_label
 from tasks.training.progress import fleet_epochs
@@ -82,7 +82,7 @@ def _log(
     ]
     failures += score.failures
     members = fleet.members
-    as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else "newest"
+    as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
     source = public_url(spec.source) if spec.source else "Binance Vision"
     of_run = _OfRun(as_of, {"source": source} | source_tags(spec))
     config = job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in members]}

@@ -40,7 +40,7 @@ SEED_TUNED: dict[str, Any] = {"features": (*RETURNS, "log_sigma")}
 
 @dataclass(frozen=True)
 class ArchitectureSpec:
-    """Facts that the rest of the library asks an architecture for. They stand in the architecture's own file.
+    """Facts that the rest of the library asks an architecture for. They are in the architecture's own file.
 
     sizes: options of `options.SIZES` that it reads; the user is warned that the others have no effect.
     defaults: options that differ from `Preset`'s own defaults; presets and profiles are applied on top.
@@ -127,7 +127,7 @@ class Architecture(ABC):
 
     @classmethod
     def no_kernels(cls, options: Preset) -> str:
-        """Why `cpbmodels.kernels` cannot run it with these options; "" if `forward` heeds `batch.kernels`."""
+        """Why `cpbmodels.kernels` cannot run it with these options; "" if `forward` respects `batch.kernels`."""
         return "the architecture has none"
 
     def layers(self, part: str) -> list[str]:

@@ -1,7 +1,7 @@
 """Recurrent encoders with a member axis: x [K, B, T, in] -> [K, B, T, H], state starting at zero.
 
-K members, B windows, T candles, H hidden values. The same layer exists several times, because each device has another
-bottleneck; tests hold them equal to torch's nn.GRU and nn.LSTM, forward and backward.
+K members, B windows, T candles, H hidden values. The same layer exists several times, because each device has a
+different bottleneck; tests hold them equal to torch's nn.GRU and nn.LSTM, forward and backward.
 
 - CPU: `GruSequence` and `LstmSequence`, one autograd node per layer with backpropagation through time written by
   hand. In the backward loop only dh_t (and dc_t) wait for the step after; everything else (the slopes of the gate
@@ -334,7 +334,7 @@ def _by_time(gates: Tensor) -> tuple[Tensor, ...]:
 
 
 def _by_time_copy(grad: Tensor) -> tuple[Tensor, ...]:
-    """The same of memory of its own, to be added to in place."""
+    """The same for newly allocated memory, to be added to in place."""
     return grad.transpose(0, 1).clone(memory_format=torch.contiguous_format).unbind(0)
 
 

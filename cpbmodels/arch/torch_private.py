@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import DeviceType as DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-# --- Derivatives for backward passes written by hand: one kernel each, the ones autograd itself calls. ---------------
+# --- Derivatives for backward passes written by hand: one kernel each, those that autograd itself calls. -------------
 
 softmax_backward: Any = torch._softmax_backward_data
 """(gradient of the shares, shares, dim, dtype of the scores) -> gradient of the scores. Checked: torch 2.13.0."""

@@ -68,7 +68,7 @@ SEGMENT = (
 
 
 def definition(name: str) -> str:
-    """Return the definition of a column in words, for who computes it in another language.
+    """Return the definition of a column in words, for implementations in other languages.
 
     Raises:
         KeyError: there is no such column.

@@ -59,7 +59,7 @@ def solve(job: Job, loop: Loop) -> EpochCost:
 
 
 def set_initial_weights(job: Job, fleet: Fleet, bank: Bank, tasks: list[Task]) -> None:
-    """Write what the architecture fits before training into new members; warm-started ones keep their weights.
+    """Write what the architecture fits before training into new members; warm-started members keep their weights.
 
     Members of the same series (the seeds of an ensemble) share one fit.
     """

@@ -23,7 +23,7 @@ from cpbmodels.fleet.fleet import Fleet
 
 BUCKET = 8  # rows of a graph are rounded up to a multiple of this
 EAGER_RUNS = 3  # eager runs before the first capture: cuBLAS handles, autograd's buffers, cached constants
-# Before each further capture there is one: another number of rows may need kernels that are not loaded yet, and
+# Before each further capture there is one: a different number of rows may need kernels that are not loaded yet, and
 # loading is not allowed while capturing.
 
 

@@ -1,7 +1,7 @@
 """The only training loop: epochs of a fleet, early stop and best snapshot per member, checkpoints.
 
-A member is active until it stops. The rows that take part in a step are the first ones (`stepped`): the active members
-and, on a GPU, a few stopped ones beside them. Those are still updated, but their result is the saved snapshot.
+A member is active until it stops. The rows that take part in a step are the first rows (`stepped`): the active members
+and, on a GPU, a few stopped members beside them. Those are still updated, but their result is the saved snapshot.
 
 Learning rates: cosine over all epochs, reduced every few epochs, or constant, with a linear warm-up before.
 
@@ -128,7 +128,7 @@ class Loop:
 
     @property
     def stepped(self) -> int:
-        """Rows that take part in a step: the active ones, on a GPU rounded up so that few graphs are needed."""
+        """Rows that take part in a step: the active rows, on a GPU rounded up so that few graphs are needed."""
         return min(-(-self.active // self.runner.bucket) * self.runner.bucket, len(self.tasks))
 
     def compact(self) -> None:
@@ -187,7 +187,7 @@ class Loop:
             self.halted = self.on_step(self, step, steps)
 
     def halt(self) -> None:
-        """Stop all members in the middle of an epoch: their snapshots are of earlier ones, or the initial weights."""
+        """Stop all members in the middle of an epoch: their snapshots are of earlier epochs, or the initial weights."""
         for one in self.progress:
             if not one.stopped:
                 one.stopped, one.reason = "on_request", f"stopped on request within epoch {self.epoch + 1}"

@@ -227,7 +227,7 @@ def load(folder: str | Path) -> Member:
             file.seek(0)
             weights = file.read()
         if config.pop(WEIGHTS_DIGEST) != hashlib.sha256(weights).hexdigest():
-            raise damaged(folder, "the sha256 of model.safetensors is not the one in config.json")
+            raise damaged(folder, "the sha256 of model.safetensors differs from config.json")
         tensors = from_bytes(weights)
     except FileNotFoundError as missing:
         raise ModelError(
@@ -371,7 +371,7 @@ def _member(config: dict[str, Any], net: Net, tensors: dict[str, Tensor], folder
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ModelError(
-                f"{folder}: {name} holds NaN or infinity: train the model again, or fetch another."
+                f"{folder}: {name} holds NaN or infinity: train the model again, or fetch a different one."
             )
     history, report = config.pop("history", []), cast(Report, config.pop("report", {}))
     rows = tensors["head.table"].new_zeros(len(tensors["head.table"]), net.layout.size)

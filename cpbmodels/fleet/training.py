@@ -72,7 +72,7 @@ def train_fleet(
         if it returns True, that fleet's members stop immediately, each with the snapshot of its best epoch so far.
     kernels: use the kernels of `cpbmodels.kernels` if the GPU and the options allow it; False: torch's path alone.
     overrides: any field of the preset (`epochs=5`, `batch_size=32` ..), for all members or a list with one value per
-        member. Members that differ in `per_member.PER_MEMBER` train in one fleet, others in fleets of their own.
+        member. Members that differ in `per_member.PER_MEMBER` train in one fleet, others in separate fleets.
     Raises ModelError for impossible options or data. A member whose training diverged is returned like any other:
     look at `member.report["diverged"]`.
     """
@@ -136,7 +136,7 @@ def _train_average(
     names = options[0].members
     if any(one.members != names for one in options):
         raise ModelError(
-            "members must be the same in all models of a call: train the others in another call."
+            "members must be the same in all models of a call: train the others in a separate call."
         )
     trained = []
     for place, name in enumerate(names):

@@ -53,7 +53,8 @@ def off_reason(
         return f"they support only the head point, not {options.head}"
     if windows % ROWS:
         return f"{windows} windows a member and step are not a multiple of {ROWS}"
-    # Last: what the architecture says of its own widths. A subclass inherits the answer, but not the computation.
+    # Last: the limits that the architecture states for its own widths. A subclass inherits the answer, but not the
+    # computation.
     own = find(architecture)
     reason = own.no_kernels(options)
     if not reason and "no_kernels" not in vars(own):
@@ -82,7 +83,7 @@ def described(reason: str) -> str:
 
 
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may ask for; without a GPU (interpreter, offline compiler) an H100's."""
+    """Shared memory that one program may request; without a GPU (interpreter, offline compiler) an H100's."""
     if device.type != "cuda":
         return 232_448
     # "optin": more than the 48 KB that a program gets unasked

@@ -55,10 +55,10 @@ COMMANDS = {
 
 HELP = "Train, judge and publish forecasting models for a whole universe of coins."
 
-INTERRUPTION = "interrupted; run the same command again to go on"
+INTERRUPTION = "interrupted; run the same command again to continue"
 
 _MORE_MEMORY = (
-    "ask for fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
+    "choose fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
 )
 
 _REMEDIES = {
@@ -136,8 +136,8 @@ def main() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    # Freeing every object of MLflow, torch and polars at exit takes a second; the operating system frees them at once.
-    # Registered first, so that it is called after all other exit handlers.
+    # Freeing every object of MLflow, torch and polars at exit takes a second; the operating system frees them
+    # immediately. Registered first, so that it is called after all other exit handlers.
     atexit.register(gc.freeze)
     # Imports create half a million objects; with Python's threshold of 700, garbage collection is a fifth of the time.
     gc.set_threshold(5000)

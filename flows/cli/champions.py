@@ -71,7 +71,7 @@ def promote(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make a registered version the champion by hand, whatever its figures; the reason is kept.
+    """Make a registered version the champion by hand, regardless of its figures; the reason is kept.
 
     Example: cpb promote BTC 1h --version previous --force "version 7 learnt from a broken feed"
     """
@@ -85,15 +85,15 @@ def promote(
             'promoting by hand needs a reason: add --force REASON, as in --force "the feed was wrong in May"',
             code="reason", field="force",
         )  # fmt: skip
-    asked = ScopeSpec(coins=coin, timeframes=timeframe, market=spec.market).scope.series
-    if len(asked) != 1:
+    chosen = ScopeSpec(coins=coin, timeframes=timeframe, market=spec.market).scope.series
+    if len(chosen) != 1:
         raise UsageError(
             "promote moves one series: name one coin and one timeframe", code="one-series", field="coin"
         )
     quiet_libraries()
     from tasks.promotion.by_hand import promote_by_hand
 
-    decision = promote_by_hand(checked_home(), asked[0], version, force)
+    decision = promote_by_hand(checked_home(), chosen[0], version, force)
     if json:
         emit({"decision": decision.model_dump(mode="json"), "exit": EXIT_COMPLETE})
     else:
@@ -106,7 +106,7 @@ _MOVED = {True: "is the champion now", False: "stays the champion"}
 
 
 _FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
-"""The ratio to the random walk on the test span with its 95 % interval; null where it was not judged."""
+"""The ratio to the random walk on the test span with its 95 % interval; null if it was not judged."""
 
 
 def _row(one: "Served") -> dict[str, Any]:
@@ -140,14 +140,14 @@ def _explained(one: "Served", alarm: "Alarm | None") -> list[str]:
         lines.append(f"  live {alarm}".replace(f"{alarm.series} is ", ""))
     elif alarm:
         lines.append("  no live forecast has been scored yet")
-    told = [d for d in (one.became, one.newest) if d]
-    lines += [f"  {decision}" for decision in dict.fromkeys(map(_told, told))]
-    if not told:
+    decisions = [d for d in (one.became, one.newest) if d]
+    lines += [f"  {decision}" for decision in dict.fromkeys(map(_decision_text, decisions))]
+    if not decisions:
         lines.append("  no decision is recorded: it was made champion in MLflow")
     return lines
 
 
-def _told(decision: "Decision") -> str:
+def _decision_text(decision: "Decision") -> str:
     return f"{decision.decided_at:%Y-%m-%d %H:%M} {decision.outcome} ({decision.rule}): {decision.reason}"
 
 

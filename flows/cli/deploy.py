@@ -122,7 +122,7 @@ def status(
         from tasks.notices.services import tell_problems
 
         for name, problem in tell_problems(found.home, found.problems).items():
-            say(f"{name}: {problem or 'was told'}")
+            say(f"{name}: {problem or 'notified'}")
     raise typer.Exit(code)
 
 
@@ -249,7 +249,7 @@ def notify(
         if json:
             emit({"services": names, "exit": 0})
         elif not names:
-            say("nobody is told: set CPB_NOTIFY, as docs/notifications.md says")
+            say("no notification service is configured: set CPB_NOTIFY, as docs/notifications.md says")
         return
     problems = try_services(home())
     for name, problem in problems.items():

@@ -106,7 +106,7 @@ def cli_options(
 
     The command's other parameters are unchanged.
 
-    Where it shows the fields `coins` and `timeframes`, these can be given by position too.
+    If it shows the fields `coins` and `timeframes`, these can also be given by position.
 
     Args:
         only, without: fields to show, or to leave at their defaults.
@@ -175,7 +175,7 @@ def _overrides(values: dict[str, Any], options: Mapping[str, ModelOption] | None
         for value in (one for one in given if one is not None):
             if option.field in found:
                 raise UsageError(
-                    f"overrides: {option.field} is given twice, by options of its own or by --set; leave one out",
+                    f"overrides: {option.field} is given twice, by separate options or by --set; leave one out",
                     code="overrides", field=OVERRIDES,
                 )  # fmt: skip
             found[option.field] = parse_value(value) if isinstance(value, str) else value

@@ -112,7 +112,7 @@ def _print_list(found: list[dict[str, Any]]) -> None:
         print(f"    {base}trains {', '.join(one['architectures'])}; {seeds}")
         print(f"    {', '.join(f'{name}={value}' for name, value in one['options'].items())}")
     print(
-        f"\nPresets of your own: NAME{SUFFIX} in {own_presets_folder()}, or any path; docs/tuning.md has the form."
+        f"\nYour own presets: NAME{SUFFIX} in {own_presets_folder()}, or any path; docs/tuning.md has the form."
     )
 
 

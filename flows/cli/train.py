@@ -32,9 +32,7 @@ FLEET_OPTIONS = {
         "recompute activations in the backward pass: less memory, more time",
         switch=True,
     ),
-    "mixed_precision": ModelOption(
-        "mixed_precision", "train in bf16 or fp16 where the device can", switch=True
-    ),
+    "mixed_precision": ModelOption("mixed_precision", "train in bf16 or fp16 if the device can", switch=True),
 }
 """Parameter of `cpb train-all` -> field of the model preset that it overrides, in all models that read it."""
 

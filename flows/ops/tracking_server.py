@@ -63,8 +63,8 @@ def serve_tracking(
 
     if not is_database(database):
         raise UsageError(
-            f"{DATABASE} {public_url(database)} is no database: give one, as in postgresql://HOST/NAME, with user and "
-            "password before HOST",
+            f"{DATABASE} {public_url(database)} is not a database: give one, as in postgresql://HOST/NAME, with user "
+            "and password before HOST",
             code="database", field=DATABASE,
         )  # fmt: skip
     Hosts.of(allowed_hosts)  # validated before the database is accessed

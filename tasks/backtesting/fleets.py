@@ -91,11 +91,11 @@ class TrainedFleet:
         def model() -> cpbmodels.Member:
             return cpbmodels.load(folder / "model")
 
-        def forecast(asked: FoldSeries) -> Forecasts:
-            if asked.fold == one.fold and (stored := _stored(folder / "test.npz")):
+        def forecast(tested: FoldSeries) -> Forecasts:
+            if tested.fold == one.fold and (stored := _stored(folder / "test.npz")):
                 return stored
-            origins = asked.series.origins("test", model().context, model().horizon)
-            found = cpbmodels.predict([model()], [asked.series], [origins])[0]
+            origins = tested.series.origins("test", model().context, model().horizon)
+            found = cpbmodels.predict([model()], [tested.series], [origins])[0]
             return Forecasts(found.origins, found.quantiles, found.candle)
 
         return forecast
@@ -105,7 +105,7 @@ class TrainedFleet:
 
 
 def _stored(path: Path) -> Forecasts | None:
-    """Return the trainer's forecasts; None if they are missing or damaged, so that the model must make them again."""
+    """Return the trainer's forecasts; None if they are missing or damaged, so that the model must regenerate them."""
     try:
         arrays = read_npz(path)
     except FileNotFoundError:

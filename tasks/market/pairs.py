@@ -93,7 +93,7 @@ def exchange_pairs(spec: ScopeSpec, limits: Limits | None = None) -> Pairs:
             return _Choice(spec, scope, source, pool, until).pairs()
         except (SourceFault, BadFile) as fault:
             raise CpbError(
-                f"{source.name} could not list its pairs: {fault}; name the coins with --coins, or use another "
+                f"{source.name} could not list its pairs: {fault}; name the coins with --coins, or use a different "
                 "source",
                 code="listing", field="coins",
             ) from fault  # fmt: skip

@@ -60,11 +60,11 @@ def repair(run: Run) -> None:
             continue  # nothing is confirmed absent
         left = _still_missing(run, series, calendar[series.timeframe], holes)
         due = sorted({day for h in left for day in opening_days(grid_of(series.timeframe), h.start, h.end)})
-        filled, asked = _from_rest(run, series, due) if left else ([], True)
+        filled, queried = _from_rest(run, series, due) if left else ([], True)
         _explain(run, series, used, "daily files")
         _explain(run, series, filled, "days of REST")
         left = _still_missing(run, series, calendar[series.timeframe], holes) if filled else left
-        confirmed = [(h.start, h.end, run.now) for h in left if h.cause != FAILED] if asked else []
+        confirmed = [(h.start, h.end, run.now) for h in left if h.cause != FAILED] if queried else []
         if confirmed:
             run.manifest.save_searched(series, confirmed)
 

@@ -101,7 +101,7 @@ def check_source(scope: Scope) -> None:
     source = scope.source
     if scope.market == OWN and not is_table(source):
         raise UsageError(
-            f"market own is read from a table: give the one it came from, as in --source candles.csv "
+            f"market own is read from a table: give the table it came from, as in --source candles.csv "
             f"(now {public_url(source) if source else 'none'})",
             code="source", field="source",
         )  # fmt: skip

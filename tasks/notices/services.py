@@ -93,7 +93,7 @@ def _file_text(home: Path) -> list[tuple[str, str]]:
             raise _refused(path, "it does not exist", f"create it, or unset {FILE_VARIABLE}") from error
         return []  # a home that is not a folder is reported elsewhere
     except OSError as error:
-        remedy = f"make it a plain file of your own that others cannot read, with `chmod 600 {path}`"
+        remedy = f"make it a plain file, owned by you, that others cannot read, with `chmod 600 {path}`"
         raise _refused(path, error.strerror or "it cannot be opened", remedy) from error
     return [(str(path), "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))]
 

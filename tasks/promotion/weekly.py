@@ -103,11 +103,11 @@ def _serving(
 
 def _last_full(spec: RunSpec, store: Store, today: date) -> date | None:
     """Return the day of the newest finished full night of this scope before `today`."""
-    asked = param_texts({**spec.model_dump(mode="json"), "architectures": list(spec.names)})
+    params = param_texts({**spec.model_dump(mode="json"), "architectures": list(spec.names)})
     days = [
         date.fromisoformat(age_of(run)[0][:10])
         for run in finished_flows(store, "params.weekly_challengers = 'true'")
         if LEFT_OUT not in run.data.tags
-        and all(run.data.params.get(name) == asked[name] for name in _SAME_SCOPE)
+        and all(run.data.params.get(name) == params[name] for name in _SAME_SCOPE)
     ]
     return max((day for day in days if day < today), default=None)

@@ -1,6 +1,6 @@
 """Train, validation and test spans, shared by every series of a timeframe.
 
-Shared, because a universal model learns all coins at once: with separate spans per coin, it could train on the test
+Shared, because a universal model learns all coins together: with separate spans per coin, it could train on the test
 days of the market through another coin. Spans are separated by an embargo.
 """
 

@@ -37,7 +37,7 @@ MARKET_ROWS = 64
 """Rows from which the newest values of the market follow: 24 candles are its longest own window."""
 
 KEPT_FILES = 4
-"""Feature files kept per series: a run with another `as_of` may still be reading an older file."""
+"""Feature files kept per series: a run with a different `as_of` may still be reading an older file."""
 
 
 def write_features(
@@ -167,12 +167,12 @@ def newest_series(
 
 
 def market_key(series: SeriesId) -> tuple[str, str]:
-    """Return what decides a series' market: whose coins it is compared with."""
+    """Return the exchange's market and the timeframe of a series: the coins that share these have a common `wide.Market`."""
     return series.market, series.timeframe
 
 
 def markets(coins: Mapping[SeriesId, Series]) -> dict[tuple[str, str], Market]:
-    """Return what these coins share, by `market_key`."""
+    """Return the columns common to these coins (`wide.Market`, not the exchange's market), by `market_key`."""
     parts: dict[tuple[str, str], list[Series]] = {}
     for name, series in coins.items():
         parts.setdefault(market_key(name), []).append(series)

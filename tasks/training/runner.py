@@ -113,7 +113,7 @@ class Trainers:
         on_progress: Report | None = None,
         on_start: Callable[[], None] | None = None,
     ) -> None:
-        """Train the job in `folder` to its `result.json`; return at once if it exists already.
+        """Train the job in `folder` to its `result.json`; return immediately if it exists already.
 
         Waits for a free trainer first; `timeout_s` counts from then. An interrupt ends the trainer.
 
@@ -224,7 +224,7 @@ def _death(folder: Path, end: Died, kills: int) -> TrainerDied:
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with code {returncode}"
         return TrainerDied(f"training process {how}: {last} {log}")
     return TrainerDied(
-        f"training process ran out of memory: {last}; lower batch_size, train fewer series at once, or add memory, "
+        f"training process ran out of memory: {last}; lower batch_size, train fewer series together, or add memory, "
         f"then run the same command again to resume it {log}",
         code=OUT_OF_MEMORY,
     )
@@ -301,8 +301,8 @@ def kernel_environment(spec: RunSpec) -> dict[str, str]:
 class LocalEngine:
     """This machine, also the executor of its shards. Further shards wait in the order of submission.
 
-    With GPUs, the trainers start at once, concurrently with ingestion. On a CPU they would only occupy its cores, and
-    their thread count depends on the plan: they start with the first shard that is not trained yet.
+    With GPUs, the trainers start immediately, concurrently with ingestion. On a CPU they would only occupy its cores,
+    and their thread count depends on the plan: they start with the first shard that is not trained yet.
     """
 
     retries = 1

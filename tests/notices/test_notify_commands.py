@@ -70,7 +70,7 @@ def test_status_tells_what_is_wrong_once_a_day(inbox, home, tmp_path):
     env = {"CPB_DEPLOY_STATE": str(state), "PREFECT_HOME": str(tmp_path)}
     first = cpb("deploy", "status", "--notify", **env)
     assert first.returncode == 1
-    assert "json (service 1): was told" in first.stderr
+    assert "json (service 1): notified" in first.stderr
     (found,) = inbox.messages
     assert "service dead" in found["title"]
     assert "the server does not run any more" in found["message"]
