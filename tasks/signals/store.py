@@ -167,7 +167,7 @@ def newest_series(
 
 
 def market_key(series: SeriesId) -> tuple[str, str]:
-    """Return the exchange's market and the timeframe of a series: the coins that share these have a common `wide.Market`."""
+    """Return a series' exchange market and timeframe: the coins that share both have a common `wide.Market`."""
     return series.market, series.timeframe
 
 
