@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
-from promotion_tools import BTC, EARLIER, ETH, SECOND, aliases, decided, newest, night, only, widened
+from promotion_tools import BTC, EARLIER, ETH, SECOND, THIRD, aliases, decided, newest, night
 
 import cpbmodels
 from schemas.identity import Recipe
@@ -23,7 +23,6 @@ from tasks.storage.records import write_record
 from tasks.tracking.registry import challengers, champions
 from tasks.tracking.store import open_store
 
-THIRD = "2025-01-03"
 FROM = datetime(2025, 1, 2, 1, tzinfo=UTC)
 """The first hour after the origin at which the night itself has forecast: that is a replay, which does not count."""
 HOUR = timedelta(hours=1)
@@ -56,18 +55,8 @@ def issue(hours, coins=(BTC, ETH), roles=("champion", "challenger")):
 
 
 @pytest.fixture
-def appointed(trainer):
-    """Reads the open pair of `har` against the champions' recipe `linear`, with candles for another day."""
-
-    trainer.after = only("linear", widened(2.0, "validation"))
-    night(SECOND, architectures="linear,har")
-    ingest(scope())
-    return lambda: pairs.pairs(home(), "sim", "1h")[0]
-
-
-@pytest.fixture
 def pair(appointed, monkeypatch):
-    """The same, appointed an hour before FROM, so that the forecasts of `issue` are later; a trial without an end."""
+    """The open pair, appointed an hour before FROM, so that forecasts of `issue` are later; a trial without an end."""
     pairs.save(home(), appointed().model_copy(update={"appointed_at": FROM - HOUR}))
     monkeypatch.setattr(pairs, "MAX_TRIAL", timedelta(days=36_500))
     return appointed
