@@ -55,7 +55,7 @@ def from_hub(
 
     Raises:
         ModelError: huggingface_hub is not installed; the Hub cannot be reached; there is no such repository, revision
-            or model (the sentence names what there is); or the files are damaged.
+            or model (the sentence names the available ones); or the files are damaged.
     """
     from cpbmodels.fleet.member import load
 

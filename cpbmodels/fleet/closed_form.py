@@ -31,7 +31,7 @@ def unscaled(tasks: list[Task]) -> list[Task]:
 
 
 def solve(job: Job, loop: Loop) -> EpochCost:
-    """Solve every member by itself and write it into the fleet; one epoch of history with the head's losses.
+    """Solve every member separately and write it into the fleet; one epoch of history with the head's losses.
 
     `train_loss` is taken on at most as many training windows as there are for validation, evenly spread.
     """

@@ -1,6 +1,6 @@
 """Forecasts of many models together: models of equal options are stacked into one fleet, windows into batches.
 
-Pictures of forecasts; matplotlib is an extra of the library.
+Also plots of forecasts; they need matplotlib, an extra of the library.
 """
 
 from __future__ import annotations

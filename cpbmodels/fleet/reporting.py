@@ -10,7 +10,7 @@ from cpbmodels.fleet.loop import EpochCost, Loop
 
 
 def step_reporter(job: Job, bank: Bank) -> Callable[[Loop, int, int], bool]:
-    """Calls `on_step` with how far the loop has come within its epoch; whether the members shall stop now."""
+    """Calls `on_step` with the loop's progress within its epoch; whether the members must stop now."""
     rows = bank.rows
 
     def report(loop: Loop, step: int, steps: int) -> bool:

@@ -67,7 +67,7 @@ def train_fleet(
     checkpoint: folder for a checkpoint per epoch; `resume` continues from its newest one.
     warm_start: trained members with equal options, one per new member, to continue from; None starts
         that member from new weights.
-    on_epoch: called after every epoch of every fleet; it may return indices of members that shall stop now.
+    on_epoch: called after every epoch of every fleet; it may return indices of members that must stop now.
     on_step: called with a `StepRecord` before the first step of every fleet and about every 0.3 s within an epoch;
         if it returns True, that fleet's members stop immediately, each with the snapshot of its best epoch so far.
     kernels: use the kernels of `cpbmodels.kernels` if the GPU and the options allow it; False: torch's path alone.

@@ -109,7 +109,7 @@ _EVERYTHING = (
 
 
 def _about(row: dict[str, Any], known: dict[str, Any], now: datetime) -> list[str]:
-    """Return what is said of a forecast: its series, the last close with its age, verdict and record."""
+    """Return the line about a forecast: its series, the last close with its age, verdict and record."""
     from schemas.forecasts import FALLBACK  # imports polars
 
     fallback = " (fallback)" if row["role"] == FALLBACK else ""
