@@ -297,7 +297,7 @@ class RunSpec(ScopeSpec):
         None, ge=1, le=64, description="copies of each model that are averaged; default: the preset's"
     )
     warm_start: Literal["champion"] | None = Field(
-        None, description="champion: continue from the registered models; default: start from new weights"
+        None, description="champion: continue from the registered models; default: train from scratch"
     )
     weekly_challengers: bool = Field(
         False,
@@ -476,7 +476,7 @@ class BoardSpec(Spec):
 
     run: str | None = Field(None, description="id of a flow's run; default: the newest of each model")
     market: Market | None = Field(
-        None, description="spot, um, cm, own or sim; default: all real ones, sim if there are none"
+        None, description="spot, um, cm, own or sim; default: all real markets, sim if there are none"
     )
     coins: str | None = Field(None, description="BTC,ETH or all; default: every coin that was trained")
     timeframes: str | None = Field(None, description="as in 15m,1h; default: all")

@@ -133,7 +133,7 @@ def train(
         typer.Option(
             "--resume",
             metavar="latest|PATH",
-            help="latest: continue from the same command's last checkpoint; PATH: from a checkpoint or shard's folder",
+            help="latest: continue from the same command's last checkpoint; PATH: from a checkpoint or fleet's folder",
         ),
     ] = None,
     json: Json = False,
@@ -169,7 +169,7 @@ def _show_plan(spec: RunSpec, json: bool) -> None:
         series = read_pairs(spec, say).scope.series
         night = plan_night(spec, series)
     lines: list[dict[str, Any]] = []
-    for timeframe, number in Counter(one.timeframe for one in series).items():
+    for timeframe, number in Counter(s.timeframe for s in series).items():
         names = [name for name in spec.names if night.trains(name, timeframe)]
         lines.append({"timeframe": timeframe, "coins": number, "architectures": names})
     if json:

@@ -12,7 +12,7 @@ from flows.ops.listeners import TRACKING
 from flows.ops.password_file import PasswordFile
 from schemas.errors import UsageError
 from tasks.storage.urls import without_credentials
-from tasks.tracking.artifact_guard import SERVED
+from tasks.tracking.mlflow_private import SERVED
 
 AUTH = "cpb:s3cret"
 BASIC = {"Authorization": f"Basic {base64.b64encode(AUTH.encode()).decode()}"}

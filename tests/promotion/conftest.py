@@ -6,7 +6,7 @@ from promotion_tools import SECOND, SPEC, SPOILT, THIRD, Trainer, night
 
 from schemas.run import RunSpec
 from schemas.scope import home
-from tasks.promotion import pairs
+from tasks.promotion import recipe_pairs
 
 
 def _use(patch, place):
@@ -52,7 +52,7 @@ def trainer(after_one_night, tmp_path, monkeypatch):
 def appointed(after_appointment, tmp_path, monkeypatch):
     """Reads the open pair of a test's own copy of the home in which `har` is on trial."""
     _copied(after_appointment, tmp_path / "copy", monkeypatch).after = SPOILT
-    return lambda: pairs.pairs(home(), "sim", "1h")[0]
+    return lambda: recipe_pairs.pairs(home(), "sim", "1h")[0]
 
 
 def _copied(template, place, patch):

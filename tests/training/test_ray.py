@@ -22,9 +22,9 @@ from flows.training import train_fleets
 from schemas.errors import CpbError
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
+from tasks.train import opened_engine
 from tasks.training import ray_executor, ray_node
 from tasks.training.files import shard_folder
-from tasks.training.runner import opened_engine
 
 pytestmark = [
     pytest.mark.slow,
