@@ -21,7 +21,7 @@ Span = tuple[datetime, datetime]
 
 
 class Record(BaseModel):
-    """Base of all records. `version` counts changes of the fields; a file of another version is not read."""
+    """Base of all records. `version` counts changes of the fields; a file of a different version is not read."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
 

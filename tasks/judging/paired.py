@@ -51,10 +51,10 @@ class DailyLosses:
 
 @dataclass(frozen=True)
 class Paired:
-    """Figures of a recipe against another. `p`: that it is no better, one-sided and uncorrected.
+    """Figures of a recipe against another. `p`: that it is not better, one-sided and uncorrected.
 
     `ratio`: CRPS of the recipe / the other's, mean over coins, with its 95 % interval. `recent_p`: two-sided, of the
-    last three months being worse; 1 where they are not.
+    last three months being worse; 1 if they are not.
     """
 
     days: int
@@ -131,7 +131,7 @@ def corrected(p_values: Sequence[float], trials: Sequence[int], before: int) -> 
     A recipe that was chosen out of n search trials on the span counts n times. Recipes named later pay for those named
     before them: with a submitted before and b after, they share ALPHA (f(a) - f(b)) with f(n) = 1 / (1 + 4 n): nearly
     all of it for the first to be named, whatever their number. Over any sequence of submissions the shares add up to
-    ALPHA at most, and so does the probability of ever replacing a recipe by one that is no better.
+    ALPHA at most, and so does the probability of ever replacing a recipe by a recipe that is not better.
     """
     total = sum(trials)
     others = [1.0] * (total - len(p_values))  # the search trials that lost

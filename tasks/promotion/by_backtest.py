@@ -70,7 +70,7 @@ class Contest:
     """A backtest that may replace the champions' recipe of a timeframe.
 
     `recipes`: the submitted recipes by their name in the backtest; `name`: the incumbent's. `served`: its coins.
-    `beside`: options that train the incumbent, where the backtest's own options do not.
+    `beside`: options that train the incumbent, if the backtest's own options do not.
     """
 
     recipes: dict[str, Recipe]
