@@ -239,7 +239,7 @@ def _publish_site(spec: RunSpec, folder: Path, json: bool) -> None:
     site = write_site(stored_home(), spec.market, folder)
     if json:
         emit({"site": str(folder), "head": site.head, "line": site.line, "rows": site.rows,
-              "written": list(site.written), "exit": COMPLETE})  # fmt: skip
+              "written": list(site.written), "exit": EXIT_COMPLETE})  # fmt: skip
         return
     changed = (
         f"{len(site.written):,} of {count(site.files, 'file')} written"
