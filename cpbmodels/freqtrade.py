@@ -247,7 +247,7 @@ def _steps(steps: Iterable[int] | None, horizon: int) -> list[int]:
 
 
 def _possible_rows(dataframe: pd.DataFrame, pair: str) -> np.ndarray:
-    """Rows that hold a candle. Exchanges send impossible ones now and then; one of them is a hole, and no more."""
+    """Rows that hold a candle. Exchanges occasionally send impossible candles; such a candle counts as a hole."""
     if not set(PRICES) <= set(dataframe.columns):
         return np.arange(len(dataframe))  # other spellings, or an error that Series.from_frame describes
     good = is_candle(dataframe[list(PRICES)].to_numpy(dtype=np.float64, na_value=np.nan))

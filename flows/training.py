@@ -227,7 +227,9 @@ def _begun_before(root: Path, fleets: Sequence[FleetPlan], earlier: Earlier, say
         earlier.put_into(fleet_folder(root, fleets[0].shards[0]))
     before = {key: progress_so_far(folder) for key, folder in folders.items()}
     if earlier == "expect" and not any(before.values()):
-        say("nothing to resume: no training with these options on these candles was begun; starting anew")
+        say(
+            "nothing to resume: no training with these options on these candles has begun; starting from scratch"
+        )
     return before
 
 

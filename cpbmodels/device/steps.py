@@ -142,7 +142,7 @@ def fleet_step(
 
 
 def compile_kernels(architecture: str, options: Preset, device: torch.device) -> int:
-    """Compile the kernels of a fleet's step and validation ahead; how many, 0 where the fleet keeps torch's path.
+    """Compile the kernels of a fleet's step and validation ahead; return their number, 0 if it uses torch's path.
 
     Of two members: no variant depends on how many there are.
     """

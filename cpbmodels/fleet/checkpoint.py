@@ -86,7 +86,7 @@ class Checkpoints:
         return None
 
     def clear(self) -> None:
-        """Remove the checkpoints of earlier trainings: this one starts anew."""
+        """Remove the checkpoints of earlier trainings: this training starts from scratch."""
         for path in self.files():
             path.unlink(missing_ok=True)
 
@@ -103,9 +103,9 @@ def _is_intact(path: Path) -> bool:
 
 
 def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool:
-    """Whether a checkpoint goes on here: False for other members of the same training, as another cut gives.
+    """Whether training continues from a checkpoint here: False for other members of the same training (another cut).
 
-    A fleet is cut by the number of cores, and again where memory runs out: such a part starts anew.
+    A fleet is cut by the number of cores, and again where memory runs out: such a part starts from scratch.
 
     Raises:
         ModelError: it is of another training.

@@ -132,7 +132,7 @@ def _residuals(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> np.ndarr
 def _step_correlations(
     net: Net, raw: Tensor, truth: Tensor, weight: Tensor, table: Tensor
 ) -> list[dict[str, Any]]:
-    """Each member's `step_correlation` by its field's name: how its errors on the validation windows hang together.
+    """Each member's `step_correlation` by its field's name: how its errors on the validation windows are correlated.
 
     A few hundred windows at a time: all members' quantiles at once would be 19 times the outputs.
     """

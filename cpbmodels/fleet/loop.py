@@ -414,7 +414,7 @@ class Loop:
         if found is None:
             return False
         tensors, state = found
-        # Other members of this training start anew; a checkpoint of another training is an error.
+        # Other members of this training start from scratch; a checkpoint of another training is an error.
         if not is_same(state["training"], self.identity(), checkpoints.folder):
             return False
         self.fleet.reorder(

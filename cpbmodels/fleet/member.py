@@ -125,7 +125,7 @@ class Member(Model):
     def known_until(self) -> datetime | None:
         """The end (UTC) of all candles it learned from, was stopped by or was chosen on; None where unknown.
 
-        Forecasts from earlier origins are no test of the model.
+        Forecasts from earlier origins do not test the model.
         """
         text = self.config.get("known_until") or self.config.get("bounds", {}).get("test", [None, None])[1]
         return datetime.fromisoformat(text) if text else None

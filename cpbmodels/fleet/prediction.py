@@ -268,7 +268,7 @@ def _predict_group(
 
 
 def _check_finite(forecast: Prediction, series: Series) -> None:
-    """Raise ModelError for a forecast that is no number: nothing behind this could tell it from a good one."""
+    """Raise ModelError for a forecast that is not a number: no later step could tell it from a valid forecast."""
     for part in (forecast.quantiles, forecast.candle, forecast.probabilities):
         if part is not None and not np.isfinite(part).all():
             raise ModelError(
@@ -388,7 +388,7 @@ def paths(
 
 
 def coin_correlation(members: Sequence[Model], series: Sequence[Series]) -> dict[str, Any]:
-    """By timeframe, how the errors of member i on the validation span of series i hang together; for `paths`.
+    """By timeframe, how the errors of member i on the validation span of series i are correlated; for `paths`.
 
     The content of a run's `coins.json`: `symbols`, `correlation` and `windows`, see `data.paths.correlate_coins`. A
     timeframe with a single coin, or with too few common times, is left out.

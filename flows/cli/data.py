@@ -77,7 +77,7 @@ _ALL = "all"
 def verify(
     market: Annotated[str, typer.Option(help="all, spot, um, cm, own or sim")] = _ALL,
     repair: Annotated[
-        bool, typer.Option("--repair", help="fetch or make again what can be, and set the rest aside")
+        bool, typer.Option("--repair", help="fetch or recreate what can be recreated, and set the rest aside")
     ] = False,
     source: Annotated[
         str | None,

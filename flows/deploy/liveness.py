@@ -106,7 +106,7 @@ def drop_missed_runs(client: SyncPrefectClient) -> int:
     for run in missed:
         client.delete_flow_run(run.id)
     if missed:
-        log.warning("%d scheduled runs were missed while nothing was up; they are dropped", len(missed))
+        log.warning("%d scheduled runs were missed while nothing was running; they are dropped", len(missed))
     return len(missed)
 
 

@@ -58,7 +58,7 @@ def deployments_file() -> Path:
     found = next((path for path in places if path.is_file()), None)
     if not found:
         raise CpbError(
-            f"there is no prefect.yaml in {ROOT}, which names the deployments: take it from the repository",
+            f"prefect.yaml, which defines the deployments, is missing in {ROOT}: copy it from the repository",
             code="no-project",
         )
     return found

@@ -30,7 +30,8 @@ def check_drift(scope: Scope, champions: Sequence[Champion], provisional: bool =
     """
     now = scope.as_of or datetime.now(UTC)
     late = {
-        one.series: str(one) for one in find_stale(scope.home, [c.series for c in champions], scope.as_of)
+        stale.series: str(stale)
+        for stale in find_stale(scope.home, [c.series for c in champions], scope.as_of)
     }
     known = read_watch(scope.home, scope.market).series
     found: list[SeriesWatch] = []
@@ -38,7 +39,7 @@ def check_drift(scope: Scope, champions: Sequence[Champion], provisional: bool =
     for champion in champions:
         try:
             before = known.get(champion.series.name)
-            found.append(_look_at(scope, champion, before, now, late, provisional))
+            found.append(_check(scope, champion, before, now, late, provisional))
         except ANY_ERROR as error:
             failures.append(failure(champion.series, "watch", error))
     if found:
@@ -46,7 +47,7 @@ def check_drift(scope: Scope, champions: Sequence[Champion], provisional: bool =
     return Watching(alarms=tuple(map(alarm_of, found)), failures=tuple(failures))
 
 
-def _look_at(
+def _check(
     scope: Scope,
     champion: Champion,
     before: SeriesWatch | None,

@@ -107,7 +107,7 @@ def test_without_a_database_it_says_where_to_name_one(monkeypatch, tmp_path):
     said = str(caught.value)
     assert without_credentials(said) == said  # what is taken for a password would be cut out of the example
     monkeypatch.setenv(tracking_server.DATABASE, "file:///somewhere")
-    with pytest.raises(UsageError, match="is no database") as caught:
+    with pytest.raises(UsageError, match="is not a database") as caught:
         tracking_server.serve_tracking("127.0.0.1", 5000, (), None, print)
     assert without_credentials(str(caught.value)) == str(caught.value)
 

@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
+from live_record import read
 from promotion_tools import (
     BTC,
     EARLIER,
@@ -173,7 +174,7 @@ def test_a_recipe_that_is_better_on_validation_is_appointed_and_forecasts_beside
     assert summary.forecast_rows == 20  # champions' alone
     from tasks.forecasting import store
 
-    roles = store.read(home(), BTC)["role"].value_counts()
+    roles = read(home(), BTC)["role"].value_counts()
     assert dict(roles.iter_rows()) == {"champion": 20, "challenger": 10}
     assert store.latest(home(), BTC)["role"].unique().to_list() == ["champion"]
     challenged(trainer)  # the same night again

@@ -57,7 +57,7 @@ def test_it_holds_board_calibration_losses_and_decisions(store, fleet):
         "train-all · 2 coins",
         "har 1h is no different",
         "Reliability",
-        "Who serves after it",
+        "Champions after this run",
         "it is the first",
     ):
         assert words in text

@@ -11,8 +11,6 @@ from importlib.metadata import version
 from inspect import getsource, isfunction
 from pathlib import Path
 
-from mlflow.entities import Dataset, DatasetInput, InputTag
-
 from benchmarks.size import PRODUCT, module
 from tasks.tracking import mlflow_private
 from tasks.tracking.database import sqlite_path
@@ -41,18 +39,6 @@ def test_connections_are_closed_and_opened_again(store):
     mlflow_private.close_connections(store.uri)
     assert open_store().client.get_experiment(store.experiment_id).name == "cpb"
     assert sqlite_path(store.uri).is_file()
-
-
-def test_a_database_that_is_forgotten_has_no_engine_left(store):
-    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Models
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Runs
-
-    store.client.search_registered_models()
-    engines = [kind._engine_map[store.uri] for kind in (Runs, Models)]
-    assert sum(engine.pool.checkedin() for engine in engines)
-    mlflow_private.close_connections(store.uri, forget=True)
-    assert not sum(engine.pool.checkedin() for engine in engines)
-    assert not [kind for kind in (Runs, Models) if store.uri in kind._engine_map]
 
 
 def test_a_moved_stores_places_are_those_of_its_new_folder(store, tmp_path):
@@ -96,17 +82,14 @@ def rows(store, *tables):
 
 def test_runs_are_deleted_with_everything_of_theirs_and_nothing_of_others(store):
     kept, *others = (store.client.create_run(store.experiment_id).info.run_id for _ in range(3))
-    shared, own = (Dataset(name, name, "local", name) for name in ("shared", "own"))
     for run in (kept, *others):
         store.client.log_metric(run, "m", 1)
         store.client.log_param(run, "p", 1)
         store.client.set_tag(run, "t", 1)
-        sets = [shared] if run == kept else [shared, own]
-        store.client.log_inputs(run, [DatasetInput(one, [InputTag("context", "train")]) for one in sets])
 
     mlflow_private.delete_runs_for_good(store.client, others)
 
-    tables = ("runs", "metrics", "latest_metrics", "params", "inputs", "input_tags", "datasets")
+    tables = ("runs", "metrics", "latest_metrics", "params")
     assert rows(store, *tables) == dict.fromkeys(tables, 1)
     assert [one.info.run_id for one in store.client.search_runs([store.experiment_id])] == [kept]
 

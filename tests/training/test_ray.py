@@ -220,7 +220,7 @@ def test_a_lost_shard_goes_on_from_the_checkpoint_that_its_node_had_sent(
     assert all(one.members for one in found), found
     assert models(there / "sim", fleet) == expected
     assert sorted(starts.values()) == [1, 2]
-    assert "goes on from its newest checkpoint" in caplog.text
+    assert "continues from its newest checkpoint" in caplog.text
     assert [len(one.epochs) for one in found] == [60, 60]  # also those of the lost node
     assert not kept_in(there)
 
