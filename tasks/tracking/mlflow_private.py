@@ -126,13 +126,26 @@ def close_connections(uri: str, *, forget: bool = False) -> None:
             engine.dispose()
 
 
-def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]") -> None:
+def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]", models: str) -> None:
     """Delete all rows of runs from a SQL store in one transaction; MLflow's public `delete_run` only marks them.
 
+    Args:
+        models: type of the logged models that are deleted with their run.
+
     3.17.2: equivalent to `SqlAlchemyStore._hard_delete_run`, which `mlflow gc` calls for each run, with its list of
-    tables. That method leaves the runs' inputs and datasets; here a dataset is deleted with its last input.
+    tables. That method leaves the runs' inputs and datasets; here a dataset is deleted with its last input. Logged
+    models: `SqlAlchemyStore._hard_delete_logged_model`.
     """
-    from mlflow.store.tracking.dbmodels.models import SqlDataset, SqlInput, SqlInputTag, SqlRun
+    from mlflow.store.tracking.dbmodels.models import (
+        SqlDataset,
+        SqlInput,
+        SqlInputTag,
+        SqlLoggedModel,
+        SqlLoggedModelMetric,
+        SqlLoggedModelParam,
+        SqlLoggedModelTag,
+        SqlRun,
+    )
     from mlflow.store.tracking.sqlalchemy_store import _RUN_DELETE_CASCADE_MODELS
 
     with client._tracking_client.store.ManagedSessionMaker(read_only=False) as session:
@@ -149,6 +162,11 @@ def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]") -> No
             for dataset in {row.source_id for row in inputs}:
                 if not session.query(SqlInput).filter(SqlInput.source_id == dataset).count():
                     delete(SqlDataset, SqlDataset.dataset_uuid == dataset)
+            delete(SqlLoggedModelMetric, SqlLoggedModelMetric.run_id.in_(ids))
+            own_model = SqlLoggedModel.source_run_id.in_(ids) & (SqlLoggedModel.model_type == models)
+            made = [row.model_id for row in session.query(SqlLoggedModel.model_id).filter(own_model)]
+            for model in (SqlLoggedModelParam, SqlLoggedModelTag, SqlLoggedModel):
+                delete(model, model.model_id.in_(made))
             for model in _RUN_DELETE_CASCADE_MODELS:
                 delete(model, model.run_uuid.in_(ids))
             delete(SqlRun, SqlRun.run_uuid.in_(ids))

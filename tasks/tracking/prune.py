@@ -22,6 +22,7 @@ from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copi
 from tasks.tracking.connection import Store, alone, alone_everywhere
 from tasks.tracking.database import is_server, shrink, sqlite_path
 from tasks.tracking.flavour import unused
+from tasks.tracking.logged_models import OWN, delete_models, link_version
 from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good, local_path
 from tasks.tracking.prune_plan import (
     NIGHTS,
@@ -211,6 +212,7 @@ def _plan(
 
 def _delete_version(store: Store, old: "ModelVersion") -> None:
     check_held()
+    link_version(store, old, deleted=True)
     if is_server(store.uri):
         store.client.delete_model_version(old.name, str(old.version))
     else:
@@ -222,6 +224,8 @@ def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
     for fleet in old.fleets:
         store.client.set_tag(fleet, PRUNED, now.isoformat(timespec="seconds"))
     final = not is_server(store.uri)  # a server's rows and files are removed by its `mlflow gc`
+    if not final:
+        delete_models(store, [run.id for run in old.runs])
     for run in old.runs:
         if not run.deleted and (not final or run is old.top):
             store.client.delete_run(run.id)
@@ -231,7 +235,7 @@ def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
             (folder / REPORT).unlink(missing_ok=True)  # 2 MB, about models that are no longer there
         for run in old.runs:
             remove_files(run.uri, run.id)
-        delete_runs_for_good(store.client, [run.id for run in old.runs])
+        delete_runs_for_good(store.client, [run.id for run in old.runs], OWN)
 
 
 def _old_set_aside(home: Path, now: datetime) -> list[Path]:

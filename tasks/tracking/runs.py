@@ -18,6 +18,7 @@ from tasks.storage.processes import ProcessId
 from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
 from tasks.tracking.connection import Store, alone, alone_everywhere, search
 from tasks.tracking.database import sqlite_path
+from tasks.tracking.logged_models import FIGURES, delete_models, open_model
 from tasks.tracking.records import (
     Dataset,
     MemberRecord,
@@ -241,7 +242,10 @@ def _log_one(
     run_id = run.info.run_id
     if record.folder:
         keep_files(store, run, record.folder)
-    _log_values(store, run_id, record, shared)
+    model = "" if record.reason else open_model(store, run_id, record)
+    _log_values(store, run_id, record, shared, model)
+    if model:
+        store.client.finalize_logged_model(model, "READY")
     store.client.set_terminated(run_id, "FAILED" if record.reason else "FINISHED")
     return run_id
 
@@ -280,11 +284,19 @@ def _member_tags(fleet_run: str, record: MemberRecord, digests: Mapping[str, str
     return tag_texts(tags)
 
 
-def _log_values(store: Store, run_id: str, record: MemberRecord, shared: Mapping[str, str]) -> None:
-    """Write params and metrics in as few batches as MLflow's limits allow (a single batch for 50 epochs)."""
+def _log_values(
+    store: Store, run_id: str, record: MemberRecord, shared: Mapping[str, str], model: str
+) -> None:
+    """Write params and metrics in as few batches as MLflow's limits allow (a single batch for 50 epochs).
+
+    Args:
+        model: id of the run's logged model, which gets `FIGURES` too; "" for a run without.
+    """
     texts = {name: value for name, value in param_texts(record.config).items() if shared.get(name) != value}
     params = param_entries(texts)
-    metrics = metric_entries(logged(record.metrics)) + _history_entries(record.history)
+    scores = logged(record.metrics)
+    shown = {name: scores.pop(name) for name in FIGURES if model and name in scores}
+    metrics = metric_entries(shown, model=model) + metric_entries(scores) + _history_entries(record.history)
     while params or metrics:
         store.client.log_batch(run_id, metrics=metrics[:_BATCH_METRICS], params=params[:_BATCH_PARAMS])
         params, metrics = params[_BATCH_PARAMS:], metrics[_BATCH_METRICS:]
@@ -310,9 +322,10 @@ def _settle(store: Store, runs: Sequence["Run"]) -> str | None:
     """Keep the newest finished run and delete the others, left by killed processes."""
     finished = [r for r in runs if r.info.status == "FINISHED"]
     kept = max(finished, key=lambda r: r.info.start_time).info.run_id if finished else None
-    for run in runs:
-        if run.info.run_id != kept:
-            store.client.delete_run(run.info.run_id)
+    unfinished = [r.info.run_id for r in runs if r.info.run_id != kept]
+    delete_models(store, unfinished)
+    for run_id in unfinished:
+        store.client.delete_run(run_id)
     return kept
 
 
