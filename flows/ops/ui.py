@@ -27,7 +27,7 @@ from tasks.tracking.connection import Store
 from tasks.tracking.database import is_server
 from tasks.tracking.mlflow_private import PROXIED
 from tasks.tracking.store import open_store, reconcile
-from tasks.tracking.views import runs_page, views
+from tasks.tracking.views import announced, runs_page, views
 
 FILTER = "tags.timeframe = '1h' and tags.market != 'sim' and metrics.test_crps_ratio < 1"
 """Filter of the 1h members that beat the random walk on real candles."""
@@ -92,6 +92,7 @@ def serve_ui(
         def announce(url: str) -> None:
             if not store.read_only:
                 threading.Thread(target=_look, args=(store,), daemon=True, name="reconcile").start()
+            running.enter_context(announced(store, url))
             ready(address(url, store, sign_in.new_link(url), file.path))
 
         serve(UI, app, host, port, announce, sign_in=sign_in)

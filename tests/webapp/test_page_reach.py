@@ -62,6 +62,13 @@ def test_on_a_phone_tables_are_cards_that_sort(open_page, mixed):
     )
 
 
+def test_on_a_phone_two_models_stand_beside_each_other(open_page, mixed):
+    page = open_page(mixed, "/#/models", viewport={"width": 390, "height": 800})
+    page.wait_for_selector("#compare tbody tr")
+    box = page.locator("#compare .scroll").first
+    assert box.evaluate("e => e.scrollWidth <= e.clientWidth")
+
+
 def test_paper_shows_everything_but_the_controls(open_page, recorded):
     page = open_page(
         recorded, "/#/series/BTCUSDT/1h/spot", viewport={"width": 720, "height": 1000}, color_scheme="dark"
