@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tasks.tracking.connection import Store, pages
-from tasks.tracking.records import MemberRecord, tag_texts
-from tasks.tracking.tags import MARKET, series_tags
+from tasks.tracking.records import MemberRecord
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel
@@ -31,15 +30,8 @@ _RUNS_A_SEARCH = 100
 
 def open_model(store: Store, run_id: str, record: MemberRecord) -> str:
     """Create the logged model of a member's run, and return its id; `finalize_logged_model` ends it."""
-    model = record.model
-    tags = {"architecture": model.architecture, "preset": record.preset, **series_tags(model.series)}
-    made = store.client.create_logged_model(
-        store.experiment_id,
-        name=_REFUSED.sub("-", record.name),
-        source_run_id=run_id,
-        tags=tag_texts(tags),
-        model_type=OWN,
-    )
+    name = _REFUSED.sub("-", record.name)
+    made = store.client.create_logged_model(store.experiment_id, name, run_id, model_type=OWN)
     return str(made.model_id)
 
 

@@ -98,7 +98,7 @@ def start_fleet(
 
 
 def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | None = None) -> list[str]:
-    """Write the members' runs (about 50 ms each on SQLite) and return their run ids in order.
+    """Write the members' runs (about 100 ms each on SQLite) and return their run ids in order.
 
     Params common to the members' configurations are written once, on the fleet's run; a member's own params are those
     that differ. A member whose key already has a finished run under this fleet is not logged again, and that run's id

@@ -119,7 +119,7 @@ def test_the_last_nights_stay_whole_and_what_is_older_goes(nights):
     assert left["runs"] == before["runs"] - len(gone) == 3 * 7
     assert (left["inputs"], left["input_tags"], left["datasets"]) == (3 * 4, 3 * 4, 3 * 2)
     assert (before["logged_models"], left["logged_models"], left["logged_model_metrics"]) == (28, 12, 12)
-    for table in ("metrics", "latest_metrics", "params", "tags", "logged_model_tags"):
+    for table in ("metrics", "latest_metrics", "params", "tags"):
         assert left[table] < before[table] / 2
 
 

@@ -107,7 +107,6 @@ def test_a_judged_member_is_among_the_experiments_models(store, folder):
 
     (model,) = models(store)
     assert (model.name, model.status.value, model.source_run_id) == ("gru-BTCUSDT-1h", "READY", run_id)
-    assert model.tags["symbol"] == "BTCUSDT"
     assert {m.key: m.value for m in model.metrics} == {"test_crps_ratio": 0.98}
     assert store.client.get_run(run_id).data.metrics["test_crps_ratio"] == 0.98
 
