@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import polars as pl
 import pytest
 from fake_hub import TOKEN, fake_hub
 from hub_models import REPO

@@ -103,7 +103,9 @@ def models(store):
 def test_a_judged_member_is_among_the_experiments_models(store, folder):
     record = member(folder, metrics={"test_crps_ratio": 0.98, "test_coverage_80": None, "windows_per_s": 9.0})
     run_id = log_member(fleet_of().run_id, record)
-    log_member(fleet_of().run_id, member(symbol="ETHUSDT", reason="50 rows, 300 needed", history=[], metrics={}))
+    log_member(
+        fleet_of().run_id, member(symbol="ETHUSDT", reason="50 rows, 300 needed", history=[], metrics={})
+    )
 
     (model,) = models(store)
     assert (model.name, model.status.value, model.source_run_id) == ("gru-BTCUSDT-1h", "READY", run_id)
