@@ -1,6 +1,6 @@
 """Pictures of every view of a running `cpb serve`: both themes, a desk and a phone.
 
-    python docs/_site/screens.py --series BTCUSDT/1h/spot [--url http://127.0.0.1:8000] [--mlflow SIGN_IN VIEW] [--out docs/img]
+    python docs/_site/screens.py --series BTCUSDT/1h/spot [--url URL] [--mlflow SIGN_IN VIEW] [--out docs/img]
 
 Writes `page-VIEW-WIDTH-THEME.webp` (1440 and 390 px wide, scaled to three quarters and as it is) of overview, series,
 models and runs, from the top; `page.png`, the top of the series, for the README; and with `--mlflow`, the links
