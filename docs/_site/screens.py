@@ -39,6 +39,16 @@ def screens(args: argparse.Namespace) -> None:
         browser = playwright.chromium.launch(
             executable_path=args.chromium, args=["--no-sandbox", "--disable-gpu"]
         )
+        if args.mlflow:  # first: the link that signs in is good for a minute
+            with browser.new_context(viewport={"width": 1700, "height": 900}) as context:
+                tab = context.new_page()
+                for address in args.mlflow:  # the link that signs in, then the view
+                    tab.goto(address)
+                    tab.wait_for_timeout(_MLFLOW_MS)
+                tab.locator('[data-component-id="mlflow.assistant.chat_panel.close"]').click()
+                tab.wait_for_timeout(_MLFLOW_MS)
+                picture = Image.open(io.BytesIO(tab.screenshot()))
+                picture.quantize(128).save(args.out / "mlflow.png", optimize=True)
         for width, scale in _WIDTHS.items():
             for theme in ("light", "dark"):
                 with browser.new_context(
@@ -59,14 +69,6 @@ def screens(args: argparse.Namespace) -> None:
                         if (view, width, theme) == ("series", 1440, "light"):
                             top = small.crop((0, 0, small.width, _README))
                             top.quantize(128).save(args.out / "page.png", optimize=True)
-        if args.mlflow:
-            with browser.new_context(viewport={"width": 1440, "height": 800}) as context:
-                tab = context.new_page()
-                for address in args.mlflow:  # the link that signs in, then the view
-                    tab.goto(address)
-                    tab.wait_for_timeout(_MLFLOW_MS)
-                picture = Image.open(io.BytesIO(tab.screenshot()))
-                picture.quantize(128).save(args.out / "mlflow.png", optimize=True)
 
 
 if __name__ == "__main__":
