@@ -26,7 +26,7 @@ from tasks.forecasting.chain import Kind, append
 from tasks.forecasting.lines import ORIGIN, Entry, Line, RowDigests, chain_path, line_hash
 from tasks.forecasting.months import FORECASTS, LEDGER, month_bytes
 from tasks.forecasting.verify import forecasts
-from tasks.storage.verify import Asked, verify
+from tasks.storage.verify import Asked, damages
 
 FIRST = datetime(2023, 12, 31, 23, tzinfo=UTC)
 """The first candle opens; its forecast is the first of the year."""
@@ -86,7 +86,7 @@ def time_verify(count: int, days: int) -> dict[str, float]:
         files = list(home.rglob("*.parquet"))
         size = sum(path.stat().st_size for path in files)
         began = time.perf_counter()
-        damage = list(verify(Asked(home), forecasts))
+        damage = list(damages(Asked(home), forecasts))
         seconds = time.perf_counter() - began
         assert not damage, damage[0]
         return {

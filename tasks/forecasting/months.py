@@ -160,7 +160,7 @@ def read_bytes(path: Path) -> bytes:
     if _checked.get(path) != state:
         at = _digest_at(content)
         if at < 0 or content[at : at + 64] != _own_digest(path, content, at):
-            raise DamagedError("its sha256 is not the one that it was written with")
+            raise DamagedError("its sha256 differs from the recorded sha256")
         _checked[path] = state
     return content
 

@@ -2,7 +2,7 @@
 
 SYMBOL includes the market unless it is spot, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is included so
 that users can install the version with which the models were made, by a URL with its hash. A commit to the Hub adds the
-record of forecasts and scores (`tasks.hub.ledger`), which is not copied within the home.
+record of forecasts and scores (`tasks.hub.record`), which is not copied within the home.
 """
 
 import itertools
@@ -163,7 +163,7 @@ def published(asked: Asked) -> Iterator[Stored]:
     again = asked.repair and any(faults.values()) and _build_again(asked, tree)
     command = "cpb publish --dry-run" + ("" if asked.market == SPOT else f" --market {asked.market}")
     for name, reason in faults.items():
-        done = REPAIRED if (tree / name).is_file() else "removed; no champion has it any more"
+        done = REPAIRED if (tree / name).is_file() else "removed; it belongs to no champion"
         yield checked(tree / name, reason, command, done if again else "")
 
 
@@ -171,7 +171,7 @@ def _build_again(asked: Asked, tree: Path) -> bool:
     try:
         build_tree(champions(market=asked.market), tree)
     except CpbError as error:
-        log.warning("%s is not made again: %s", tree, error)
+        log.warning("%s was not rebuilt: %s", tree, error)
         return False
     return True
 

@@ -17,7 +17,6 @@ from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store, search
 from tasks.tracking.database import is_server, sqlite_path
 from tasks.tracking.leaderboard import board_of
-from tasks.tracking.mlflow_private import WORKFLOW
 from tasks.tracking.records import source_kind
 from tasks.tracking.run_list import finished_flows
 from tasks.tracking.tags import COINS, FLEET, KIND, MARKET, PARENT, market_of
@@ -26,14 +25,19 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
+_WORKFLOW = "workflowType=machine_learning"
+"""Query of an experiment's page that shows runs and models instead of traces, which are MLflow's default (3.17.2, the
+switch "Model training" at the top left); without it the browser's last choice counts."""
+
+
 def runs_page(url: str, store: Store) -> str:
     """Return the address of the experiment's runs, with the models beside them: MLflow's own default is for traces."""
-    return f"{url}/#/experiments/{store.experiment_id}/runs?{WORKFLOW}"
+    return f"{url}/#/experiments/{store.experiment_id}/runs?{_WORKFLOW}"
 
 
 def run_page(url: str, store: Store, run_id: str) -> str:
     """Return the address of a run's page."""
-    return f"{url}/#/experiments/{store.experiment_id}/runs/{run_id}?{WORKFLOW}"
+    return f"{url}/#/experiments/{store.experiment_id}/runs/{run_id}?{_WORKFLOW}"
 
 
 @contextmanager
@@ -48,8 +52,10 @@ def announced(store: Store, url: str) -> Iterator[None]:
         file.truncate()
         file.write(url.encode())
         file.flush()
-        yield
-        path.unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def interface_of(store: Store) -> str | None:
@@ -57,7 +63,7 @@ def interface_of(store: Store) -> str | None:
     if is_server(store.uri):
         return public_url(store.uri)
     database = sqlite_path(store.uri)
-    notes = sorted(database.parent.glob("ui-*.lock")) if database else []
+    notes = sorted(database.parent.glob("ui-*.lock")) if database and not store.read_only else []
     return next((path.read_text() for path in notes if is_locked(path)), None)
 
 
