@@ -30,7 +30,7 @@ _RUNS_A_SEARCH = 100
 
 def open_model(store: Store, run_id: str, record: MemberRecord) -> str:
     """Create the logged model of a member's run, and return its id; `finalize_logged_model` ends it."""
-    name = _REFUSED.sub("-", record.name)
+    name = _REFUSED.sub("-", str(record.model))
     made = store.client.create_logged_model(store.experiment_id, name, run_id, model_type=OWN)
     return str(made.model_id)
 
