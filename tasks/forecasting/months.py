@@ -72,6 +72,14 @@ FORECASTS = Tree("forecasts", FORECAST_SCHEMA, KEY, check_forecasts, companions=
 TREES = (LEDGER, FORECASTS)
 
 
+def owner_of(name: str, market: str) -> tuple[SeriesId, Tree] | None:
+    """Return the series and tree of a month file by its path below the market's home; None for any other path."""
+    if found := MONTH_FILE.fullmatch(name):
+        tree = next(tree for tree in TREES if tree.name == found[1])
+        return SeriesId(market, found[4], found[3]), tree  # type: ignore[arg-type]
+    return None
+
+
 def month_of(moment: datetime) -> str:
     """Return the month of a UTC time, as `2024-01`."""
     return f"{moment.year:04d}-{moment.month:02d}"

@@ -14,13 +14,13 @@ from tasks.forecasting.commit import pending_path
 from tasks.forecasting.lines import Chain, FileRecord, chain_path
 from tasks.forecasting.months import (
     LEDGER,
-    MONTH_FILE,
     TREES,
     UNREADABLE,
     Tree,
     consequence,
     forecast_command,
     month_files,
+    owner_of,
     parse_rows,
     read_bytes,
 )
@@ -93,11 +93,8 @@ def _months(asked: Asked, chain: Chain | None) -> list[_Month]:
             names |= {
                 p.relative_to(base).as_posix() for p in month_files(series.folder(asked.home, tree.name))
             }
-    trees = {tree.name: tree for tree in TREES}
     return [
-        _Month(name, base / name, SeriesId(asked.market, found[4], found[3]), trees[found[1]])  # type: ignore[arg-type]
-        for name in sorted(names)
-        if (found := MONTH_FILE.fullmatch(name))
+        _Month(name, base / name, *owner) for name in sorted(names) if (owner := owner_of(name, asked.market))
     ]
 
 

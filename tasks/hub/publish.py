@@ -51,7 +51,7 @@ def publish(
     attempts: int = 5,
     pause: float = 1.0,
     record: Path | None = None,
-    check_head: Callable[[bytes], None] | None = None,
+    check_head: Callable[[bytes], object] | None = None,
 ) -> Published:
     """Publish the tree's files to the Hub's `repo` in a single commit; no commit is made if nothing changed.
 
@@ -135,7 +135,7 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
 
 
 def _commit(
-    api: "HfApi", tree: Path, repo: str, record: Path | None, check_head: Callable[[bytes], None] | None
+    api: "HfApi", tree: Path, repo: str, record: Path | None, check_head: Callable[[bytes], object] | None
 ) -> Published:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 

@@ -22,6 +22,11 @@ from tasks.storage.files import write_bytes
 FOLDER = "ledger"
 HEAD = "head.json"
 
+_ELSEWHERE = {
+    "repo": f"name another USER/NAME, or move the repository's {FOLDER} folder away",
+    "site": "or name a new folder",
+}
+
 log = logging.getLogger("cpb")
 
 
@@ -65,15 +70,24 @@ def copy_ledger(home: Path, market: str, target: Path) -> None:
                 log.warning("%s is damaged and not published (%s); see `cpb verify`", path, error)
 
 
-def check_head(home: Path, market: str, repo: str, head: bytes) -> None:
-    """Raise `CpbError` (code `other-record`) if a published head is not a line of the stored chain."""
-    _, fault = _chain_until(home, market, head)
+def check_head(home: Path, market: str, place: str, head: bytes, field: str = "repo") -> Chain:
+    """Return the stored chain up to a published head.
+
+    Args:
+        place: where it is published, for the message.
+        field: the option that names the place, `repo` or `site`.
+
+    Raises:
+        CpbError: (code `other-record`) the head is not a line of the stored chain.
+    """
+    chain, fault = _chain_until(home, market, head)
     if fault:
         raise CpbError(
-            f"{repo} holds the record of another chain ({fault}), so nothing was published; restore the chain that was "
-            f"published, name another USER/NAME, or move the repository's {FOLDER} folder away",
-            code="other-record", field="repo",
+            f"{place} holds the record of another chain ({fault}), so nothing was published; restore the chain that "
+            f"was published, {_ELSEWHERE[field]}",
+            code="other-record", field=field,
         )  # fmt: skip
+    return chain
 
 
 def compare(home: Path, market: str, repo: str) -> Comparison:

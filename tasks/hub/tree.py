@@ -10,7 +10,7 @@ import logging
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
@@ -78,7 +78,12 @@ def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = N
 def _write_sums(tree: Path) -> None:
     """Write the sha256 of every file, so that the folder can be checked with `sha256sum -c`."""
     files = {p.relative_to(tree).as_posix(): file_digest(p) for p in sorted(tree.rglob("*")) if p.is_file()}
-    (tree / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in files.items()))
+    (tree / SUMS).write_bytes(sums_bytes(files))
+
+
+def sums_bytes(files: Mapping[str, str]) -> bytes:
+    """Return the content of `SHA256SUMS` for digests by path."""
+    return "".join(f"{digest}  {name}\n" for name, digest in files.items()).encode()
 
 
 def read_sums(tree: Path) -> dict[str, str]:
@@ -86,7 +91,7 @@ def read_sums(tree: Path) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: the list does not exist.
-        DamagedError: the list is not in the format of `_write_sums`.
+        DamagedError: the list is not in the format of `sums_bytes`.
     """
     lines = (tree / SUMS).read_text(errors="replace").splitlines()
     found = [_SUM.fullmatch(line) for line in lines]
