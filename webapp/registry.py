@@ -23,6 +23,7 @@ from tasks.tracking.leaderboard import leaderboard as read_board
 from tasks.tracking.registry import champions, registered
 from tasks.tracking.run_list import newest_flow_runs
 from tasks.tracking.store import open_store, tracking_uri
+from tasks.tracking.views import interface_of, run_page
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity
 from webapp.replies import Answer, State, database_state
@@ -185,7 +186,11 @@ def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
     """Return the newest runs of the flow, newest first, and the error if the store cannot be read."""
     try:
         with _store() as store:
-            return [FlowRun(**dict(one)) for one in newest_flow_runs(store, limit)], None
+            url = interface_of(store)
+            return [
+                FlowRun(**dict(one), mlflow=run_page(url, store, one.run_id) if url else None)
+                for one in newest_flow_runs(store, limit)
+            ], None
     except CpbError as error:
         return [], str(error)
 

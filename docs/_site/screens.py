@@ -1,9 +1,10 @@
 """Pictures of every view of a running `cpb serve`: both themes, a desk and a phone.
 
-    python docs/_site/screens.py --series BTCUSDT/1h/spot [--url http://127.0.0.1:8000] [--out docs/img]
+    python docs/_site/screens.py --series BTCUSDT/1h/spot [--url URL] [--mlflow SIGN_IN VIEW] [--out docs/img]
 
 Writes `page-VIEW-WIDTH-THEME.webp` (1440 and 390 px wide, scaled to three quarters and as it is) of overview, series,
-models and runs, from the top.
+models and runs, from the top; `page.png`, the top of the series, for the README; and with `--mlflow`, the links
+`sign_in` and of a view that `cpb ui --json` prints, `mlflow.png`.
 """
 
 import argparse
@@ -20,6 +21,10 @@ _VIEWS = {
 _WIDTHS = {1440: 0.75, 390: 1.0}
 """Width of the window in px, and how much the picture is scaled."""
 
+_README = 700
+"""Height of the README's picture, px."""
+_MLFLOW_MS = 15_000
+"""Time in which MLflow draws its charts; it keeps a connection busy, so that there is no better sign."""
 _TALLEST = 2_000
 """What of a longer page is not shown, px."""
 
@@ -34,6 +39,16 @@ def screens(args: argparse.Namespace) -> None:
         browser = playwright.chromium.launch(
             executable_path=args.chromium, args=["--no-sandbox", "--disable-gpu"]
         )
+        if args.mlflow:  # first: the link that signs in is good for a minute
+            with browser.new_context(viewport={"width": 1700, "height": 900}) as context:
+                tab = context.new_page()
+                for address in args.mlflow:  # the link that signs in, then the view
+                    tab.goto(address)
+                    tab.wait_for_timeout(_MLFLOW_MS)
+                tab.locator('[data-component-id="mlflow.assistant.chat_panel.close"]').click()
+                tab.wait_for_timeout(_MLFLOW_MS)
+                picture = Image.open(io.BytesIO(tab.screenshot()))
+                picture.quantize(128).save(args.out / "mlflow.png", optimize=True)
         for width, scale in _WIDTHS.items():
             for theme in ("light", "dark"):
                 with browser.new_context(
@@ -51,6 +66,9 @@ def screens(args: argparse.Namespace) -> None:
                         path = args.out / f"page-{view}-{width}-{theme}.webp"
                         small.save(path, quality=85, method=6)
                         print(path.name, round(path.stat().st_size / 1000), "kB")
+                        if (view, width, theme) == ("series", 1440, "light"):
+                            top = small.crop((0, 0, small.width, _README))
+                            top.quantize(128).save(args.out / "page.png", optimize=True)
 
 
 if __name__ == "__main__":
@@ -59,6 +77,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--series", required=True, help="as in BTCUSDT/1h/spot")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--mlflow", nargs=2, metavar=("SIGN_IN", "VIEW"), help="of `cpb ui --json`")
     parser.add_argument("--out", type=Path, default=Path("docs/img"))
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     screens(parser.parse_args())

@@ -24,7 +24,7 @@ from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import PROXIED, is_server
 from tasks.tracking.store import open_store, reconcile
-from tasks.tracking.views import runs_page, views
+from tasks.tracking.views import announced, runs_page, views
 
 FILTER = "tags.timeframe = '1h' and tags.market != 'sim' and metrics.test_crps_ratio < 1"
 """Filter of the 1h members that beat the random walk on real candles."""
@@ -88,6 +88,7 @@ def serve_ui(
             running.enter_context(locked(file.path))
 
         def announce(url: str) -> None:
+            running.enter_context(announced(store, url))
             ready(address(url, store, sign_in.new_link(url), file.path))
 
         serve(UI, app, host, port, announce, sign_in=sign_in)

@@ -97,15 +97,21 @@ def close_connections(uri: str) -> None:
             engine.dispose()
 
 
-def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]") -> None:
+def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]", models: "Sequence[str]") -> None:
     """Delete all rows of runs from a SQL store; MLflow's public `delete_run` only marks them.
 
     200 runs take 0.8 s of CPU; a transaction of our own over the same tables took 0.1 s.
 
-    3.17.2: `SqlAlchemyStore._hard_delete_run`, which `mlflow gc` calls for each run.
+    Args:
+        models: ids of the runs' logged models.
+
+    3.17.2: `SqlAlchemyStore._hard_delete_run` and `_hard_delete_logged_model`, which `mlflow gc` calls for each.
     """
+    store: Any = client._tracking_client.store
+    for model_id in models:
+        store._hard_delete_logged_model(model_id)
     for run_id in run_ids:
-        client._tracking_client.store._hard_delete_run(run_id)
+        store._hard_delete_run(run_id)
 
 
 def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> None:

@@ -21,6 +21,7 @@ from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copi
 from tasks.tracking.connection import Store, alone, alone_everywhere
 from tasks.tracking.database import is_server, shrink, sqlite_path
 from tasks.tracking.flavour import unused
+from tasks.tracking.logged_models import delete_models, link_version, models_of
 from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good
 from tasks.tracking.prune_plan import (
     NIGHTS,
@@ -172,6 +173,7 @@ def _plan(
 
 def _delete_version(store: Store, old: "ModelVersion") -> None:
     check_held()
+    link_version(store, old, deleted=True)
     if is_server(store.uri):
         store.client.delete_model_version(old.name, str(old.version))
     else:
@@ -183,6 +185,9 @@ def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
     for fleet in old.fleets:
         store.client.set_tag(fleet, PRUNED, now.isoformat(timespec="seconds"))
     final = not is_server(store.uri)  # a server's rows and files are removed by its `mlflow gc`
+    ids = [run.id for run in old.runs]
+    if not final:
+        delete_models(store, ids)
     for run in old.runs:
         if not run.deleted and (not final or run is old.top):
             store.client.delete_run(run.id)
@@ -192,7 +197,7 @@ def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
             (folder / REPORT).unlink(missing_ok=True)  # 2 MB, about models that are no longer there
         for run in old.runs:
             remove_files(run.uri, run.id)
-        delete_runs_for_good(store.client, [run.id for run in old.runs])
+        delete_runs_for_good(store.client, ids, [model.model_id for model in models_of(store, ids)])
 
 
 def _old_set_aside(home: Path, now: datetime) -> list[Path]:

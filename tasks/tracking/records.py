@@ -136,12 +136,19 @@ def tag_entries(tags: Mapping[str, Any]) -> list["RunTag"]:
     return [RunTag(name, value) for name, value in tag_texts(tags).items()]
 
 
-def metric_entries(values: Mapping[str, Any], step: int = 0, timestamp: int | None = None) -> list["Metric"]:
-    """Return the numbers as MLflow metrics; None, NaN, infinite and non-numeric values are left out."""
+def metric_entries(
+    values: Mapping[str, Any], step: int = 0, timestamp: int | None = None, model: str = ""
+) -> list["Metric"]:
+    """Return the numbers as MLflow metrics; None, NaN, infinite and non-numeric values are left out.
+
+    Args:
+        model: id of a logged model that gets them too.
+    """
     from mlflow.entities import Metric
 
     stamp = timestamp or int(time.time() * 1000)
-    return [Metric(name, float(v), stamp, step) for name, v in values.items() if _is_number(v)]
+    numbers = {name: float(value) for name, value in values.items() if _is_number(value)}
+    return [Metric(name, value, stamp, step, model_id=model or None) for name, value in numbers.items()]
 
 
 def _is_number(value: Any) -> bool:

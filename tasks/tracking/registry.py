@@ -25,6 +25,7 @@ from tasks.storage.verify import VERIFY
 from tasks.tracking.artifacts import model_folder
 from tasks.tracking.connection import Store, alone, find_run, find_runs
 from tasks.tracking.flavour import add_flavour
+from tasks.tracking.logged_models import link_version
 from tasks.tracking.records import tag_texts
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, SELECTED, digests_of, series_tags
@@ -150,6 +151,7 @@ def register(
         mine = store.client.create_model_version(
             series.registered, source, run_id, tags=known, await_creation_for=0
         )
+        link_version(store, mine)
     _make_mlflow_model(store, run, mine, digests, series.timeframe)
     return mine
 

@@ -5,13 +5,17 @@ view.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from schemas.identity import SIM
+from tasks.storage.locks import is_locked, locked
+from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store, search
+from tasks.tracking.database import is_server, sqlite_path
 from tasks.tracking.leaderboard import board_of
 from tasks.tracking.records import source_kind
 from tasks.tracking.run_list import finished_flows
@@ -29,6 +33,38 @@ switch "Model training" at the top left); without it the browser's last choice c
 def runs_page(url: str, store: Store) -> str:
     """Return the address of the experiment's runs, with the models beside them: MLflow's own default is for traces."""
     return f"{url}/#/experiments/{store.experiment_id}/runs?{_WORKFLOW}"
+
+
+def run_page(url: str, store: Store, run_id: str) -> str:
+    """Return the address of a run's page."""
+    return f"{url}/#/experiments/{store.experiment_id}/runs/{run_id}?{_WORKFLOW}"
+
+
+@contextmanager
+def announced(store: Store, url: str) -> Iterator[None]:
+    """Note beside a store's database, during the block, the address at which its interface runs."""
+    database = sqlite_path(store.uri)
+    if database is None or store.read_only:
+        yield
+        return
+    path = database.with_name(f"ui-{url.rpartition(':')[2]}.lock")
+    with locked(path) as file:
+        file.truncate()
+        file.write(url.encode())
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def interface_of(store: Store) -> str | None:
+    """Return the address at which MLflow shows a store: its tracking server's, or that of a running `cpb ui`."""
+    if is_server(store.uri):
+        return public_url(store.uri)
+    database = sqlite_path(store.uri)
+    notes = sorted(database.parent.glob("ui-*.lock")) if database and not store.read_only else []
+    return next((path.read_text() for path in notes if is_locked(path)), None)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import polars as pl
 import pytest
 from fake_hub import TOKEN, fake_hub
 from hub_models import REPO
@@ -32,10 +31,12 @@ def run(folder, *command, **env):
 @pytest.mark.slow
 def test_pandas_mlflow_the_hub_and_freqtrade_each_forecast_in_a_few_lines(tmp_path):
     pytest.importorskip("onnxruntime")
-    section = PAGE.read_text().partition("## Models that travel")[2].partition("\n## ")[0]
-    blocks = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    above, _, section = PAGE.read_text().partition("## Models that travel")
+    loading, *travelling = (re.findall(r"```python\n(.*?)```", part, re.DOTALL) for part in (above, section))
+    blocks = [loading[0], *travelling[0]]
     assert len(blocks) == 4
-    assert all(len(block.splitlines()) <= 5 for block in blocks)
+    assert all(len(block.splitlines()) <= 5 for block in blocks[1:])
+    assert PAGE.read_text().count(" load(") == 1
     with simulator.serve() as url, fake_hub() as server:
         hub = {"HF_ENDPOINT": server.url, "HF_TOKEN": TOKEN, "HF_HOME": str(tmp_path / "hf")}
         scope = ("--coins", "BTC", "--timeframes", "1h")
@@ -47,9 +48,9 @@ def test_pandas_mlflow_the_hub_and_freqtrade_each_forecast_in_a_few_lines(tmp_pa
             "model.json",
         }
         klines = read_klines(tmp_path / "data", SeriesId("spot", "BTCUSDT", "1h"))
-        columns = (pl.col("open_time").dt.epoch("ms"), "open", "high", "low", "close")
-        klines.select(*columns).tail(1500).write_csv(tmp_path / "candles.csv")
+        columns = ("open_time", "open", "high", "low", "close")
+        klines.select(*columns).tail(1500).write_parquet(tmp_path / "candles.parquet")
         code = "\nprint('====')\n".join(blocks).replace("USER/NAME", REPO)
         shown = run(tmp_path, "-c", code, **hub).split("====")
     assert all("issued_at" in text for text in shown[:3]), shown
-    assert "[1500 rows x 206 columns]" in shown[3]  # date and prices, then 20 columns for each of 10 steps
+    assert "[1500 rows x 205 columns]" in shown[3]  # date and prices, then 20 columns for each of 10 steps

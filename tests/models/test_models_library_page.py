@@ -17,7 +17,7 @@ def test_the_page_runs(tmp_path, monkeypatch):
     frame = candles(1200)
     frame.write_parquet("candles.parquet")
     train_fleet([Series.from_frame(frame)], "robust-har", "smoke", seeds=[1], device="cpu")[0].save(
-        "champion"
+        "data/hub/BTCUSDT/1h"
     )
     names = {}
     for code in re.findall(

@@ -1,5 +1,6 @@
 """What goes and what stays when old nights are pruned."""
 
+import json
 import os
 import signal
 import sqlite3
@@ -23,6 +24,7 @@ from schemas.identity import SeriesId
 from tasks.tracking.connection import find_run
 from tasks.tracking.database import make_sqlite, sqlite_path
 from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.logged_models import models_of
 from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
@@ -115,6 +117,7 @@ def test_the_last_nights_stay_whole_and_what_is_older_goes(nights):
     assert (report.runs, report.kept) == (len(gone), [])
     left = counts(nights.store)
     assert left["runs"] == before["runs"] - len(gone) == 3 * 7
+    assert (before["logged_models"], left["logged_models"], left["logged_model_metrics"]) == (28, 12, 12)
     for table in ("metrics", "latest_metrics", "params", "tags"):
         assert left[table] < before[table] / 2
 
@@ -192,6 +195,8 @@ def test_an_alias_of_somebody_elses_keeps_a_version(nights):
     nights.prune()
     assert nights.versions() == [3, 5, 6, 7]
     assert nights.artifacts(nights.members(3)[0]).is_dir()
+    (model,) = models_of(nights.store, nights.members(3)[:1])
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [{"name": BTC.registered, "version": "3"}]
 
 
 def test_the_newest_version_stays_so_that_its_number_is_not_given_again(nights):
@@ -247,6 +252,7 @@ def test_runs_files_and_models_of_others_are_untouched(nights):
     nested = {"mlflow.parentRunId": nights.members(1)[1]}
     below = client.create_run(nights.store.experiment_id, tags=nested).info.run_id
     client.log_text(beside, "mine", "notes.txt")
+    model = client.create_logged_model(nights.store.experiment_id, "mine", nights.members(1)[2]).model_id
     client.log_text(nights.members(2)[2], "mine", "notes.txt")
     client.log_text(nights.members(2)[3], "mine", "plots/notes.txt")
     (nights.artifacts(nights.members(3)[2]) / "treasure").symlink_to(nights.place)
@@ -267,6 +273,7 @@ def test_runs_files_and_models_of_others_are_untouched(nights):
     report = nights.prune()
 
     assert nights.there(theirs, beside, below) == {theirs, beside, below}
+    assert client.get_logged_model(model).name == "mine"
     stay = {nights.members(1)[1], *nights.members(2)[2:], *nights.members(3)[2:], nights.members(4)[1]}
     assert nights.there(*stay) == stay
     members = [*nights.members(2)[2:], *nights.members(3)[2:]]
@@ -276,6 +283,8 @@ def test_runs_files_and_models_of_others_are_untouched(nights):
     for name in ("my-model", "cpb-my-own-model"):
         assert [v.version for v in client.search_model_versions(f"name = '{name}'")] in (["1"], [1])
     assert (nights.artifacts(nights.members(4)[1]) / "model.safetensors").exists()
+    (listed,) = models_of(nights.store, nights.members(4)[1:2])
+    assert listed.tags["mlflow.modelVersions"] == "[]"  # the version is gone, its run stays
     assert (stray / "notes.txt").exists()
     assert (nights.place / "trained").is_dir()
 
@@ -531,6 +540,8 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     assert (report.runs, len(report.versions), report.kept) == (12, 2, [])
     assert rows_by_table(f"sqlite:///{database}")["runs"] == before
     assert {find_run(store, run).info.lifecycle_stage for run in made[1][2]} == {"deleted"}
+    listed = store.client.search_logged_models([store.experiment_id])
+    assert {model.source_run_id for model in listed} == {*made[3][2][:1], *made[4][2]}
     (row,) = leaderboard(flows[3], store)  # a fleet of one member, which stays, is whole
     assert (row["architecture"], row["members"]) == ("gru", 1)
     assert leaderboard(flows[4], store) == board

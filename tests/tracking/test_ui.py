@@ -15,6 +15,7 @@ from flows.ops.serving import check_port
 from flows.ops.ui import address, serve_ui
 from schemas.errors import CpbError
 from tasks.storage.locks import locked
+from tasks.tracking.views import interface_of
 
 
 def test_a_taken_port_names_the_remedy(store):
@@ -77,9 +78,11 @@ def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
         assert not [line for line in lines if "sqlite" in line]  # nor, hence, a database's password
         experiment = f"{url}/api/2.0/mlflow/experiments/get-by-name?experiment_name=cpb"
         assert ask(experiment, password)[0] == 200  # it is this store all the same
+        assert interface_of(store) == url
         process.send_signal(stop)
         assert process.wait(60) == 0
     assert not password_file.exists()
+    assert interface_of(store) is None
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=5)
 

@@ -1,6 +1,7 @@
 """The views that `cpb ui` links to: which runs they are about, and that MLflow's page shows those alone."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from browser import launch, needs_browser
@@ -9,9 +10,10 @@ from ports import free_port
 from test_leaderboard import flow
 
 from tasks.tracking.connection import search
+from tasks.tracking.database import sqlite_path
 from tasks.tracking.runs import log_metrics
 from tasks.tracking.tags import PARENT
-from tasks.tracking.views import views
+from tasks.tracking.views import announced, interface_of, run_page, views
 
 
 def trained(store, key, ratios, market="spot"):
@@ -35,6 +37,16 @@ def nights(store):
     trained(store, "one", {"gru": [0.9]})
     trained(store, "sim2", {"har": [0.5, 0.5], "gru": [0.5, 0.5]}, "sim")
     return newest
+
+
+def test_an_interface_is_known_as_long_as_it_runs(store):
+    assert interface_of(store) is None
+    with announced(store, "http://127.0.0.1:5000"):
+        assert interface_of(store) == "http://127.0.0.1:5000"
+        assert run_page("U", store, "r") == "U/#/experiments/1/runs/r?workflowType=machine_learning"
+    sqlite_path(store.uri).with_name("ui-5000.lock").write_text("of a killed process")
+    assert interface_of(store) is None
+    assert interface_of(replace(store, uri="http://user:secret@host:5000")) == "http://host:5000"
 
 
 def found(store, condition):

@@ -37,6 +37,8 @@ QUERY = {
     "theme": st.one_of(st.sampled_from(["light", "dark"]), ODD),
     "models": st.one_of(st.sampled_from(["har,gru", "gru,gru", "har,nothing"]), ODD),
     "earlier": st.one_of(st.integers(0, 20).map(str), ODD),
+    "n": st.one_of(st.integers(1, 20).map(str), st.just("5000"), ODD),
+    "seed": st.one_of(st.integers(0, 2**32 - 1).map(str), st.just(str(2**32)), ODD),
 }
 
 

@@ -12,6 +12,8 @@ from webapp_store import BTC, SIM_BTC, forecast_at, small_home, write_candles
 
 from tasks.forecasting.chain import append
 from tasks.tracking.runs import start_parent
+from tasks.tracking.store import open_store
+from tasks.tracking.views import announced
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -307,6 +309,10 @@ def test_the_leaderboard_sorts_and_two_models_stand_side_by_side(open_page, mixe
     page.get_by_label("On", exact=True).select_option("ETHUSDT")
     expect(page.locator("#compare caption")).to_contain_text("on ETHUSDT 1h")
     assert page.locator("#compare tbody tr").first.locator("td").all_inner_texts() == ["1.0130", "✓ 0.9810"]
+    inside = page.locator("#compare tbody tr").filter(has_text="inside 80 %").locator("td")
+    assert inside.all_inner_texts() == ["79.7 %", "79.7 %"]
+    heights = page.locator("#leaderboard .plot").evaluate_all("all => all.map(e => e.clientHeight)")
+    assert max(heights) < 256  # no empty space below a figure of few rows
 
     page.get_by_label("Market", exact=True).select_option("sim")
     expect(page.locator("#leaderboard tbody tr")).to_have_count(1)
@@ -320,6 +326,19 @@ def test_runs_are_listed_and_simulated_ones_named(open_page, mixed):
     expect(rows).to_have_count(2)
     expect(rows.filter(has_text="simulated")).to_have_count(1)
     assert "No training is active" in page.locator("#active-trainings").inner_text()
+    assert page.locator("#newest-runs .note code").inner_text() == "cpb ui"
+    assert rows.locator("a").count() == 0
+
+
+def test_a_runs_id_leads_to_its_page_in_mlflow_while_that_runs(open_page, filled, monkeypatch):
+    monkeypatch.chdir(filled)
+    with announced(open_store(), "http://127.0.0.1:5999"):
+        page = open_page(filled, "/#/runs")
+        link = page.locator("#newest-runs tbody tr a")
+        run = page.request.get(page.url.split("#")[0] + "api/runs").json()["runs"][0]
+        expect(link).to_have_text(run["run_id"][:8])
+        assert link.get_attribute("href") == run["mlflow"]
+        assert run["mlflow"].endswith(f"/runs/{run['run_id']}?workflowType=machine_learning")
 
 
 def test_runs_at_work_without_a_training_are_named_on_runs_and_models(open_page, tmp_path, monkeypatch):
@@ -559,6 +578,10 @@ def test_the_description_of_the_api_is_shown_and_can_be_tried(open_page, filled)
     } <= set(paths)
     candles = page.locator(".operation").nth(paths.index("GET /api/candles/{symbol}/{timeframe}"))
     assert "from 1 to 5000" in candles.inner_text()
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert candles.locator(".scroll").first.evaluate(
+        "e => e.scrollWidth <= e.clientWidth"
+    )  # cards on a phone
     candles.locator("input[name=symbol]").fill("btc")
     candles.locator("input[name=timeframe]").fill("1h")
     candles.locator("input[name=limit]").fill("2")

@@ -2,16 +2,16 @@
 
 import { ask, maybe, get, ofSeries } from "/static/api.js";
 import { card, downloads, h, select } from "/static/dom.js";
-import { asOf, dayAndTime, known } from "/static/format.js";
+import { asOf, dayAndTime, known, percent } from "/static/format.js";
 import { figure, theme } from "/static/plot.js";
 import { table } from "/static/table.js";
 import { versionOf } from "/static/words.js";
 
 // What is better: a lower figure, a higher one, or the one nearer to what it promises.
+const ratio = (v) => v.toFixed(4), share = (v) => percent(v, 1);
 const FIGURES = [
-  ["test_crps_ratio", "CRPS ratio", (v) => v, 4], ["test_mae_ratio", "MAE ratio", (v) => v, 4], ["test_directional_accuracy", "direction", (v) => -v, 4],
-  ["test_coverage_50", "inside 50 %", (v) => Math.abs(v - 0.5), 3], ["test_coverage_80", "inside 80 %", (v) => Math.abs(v - 0.8), 3],
-  ["test_coverage_90", "inside 90 %", (v) => Math.abs(v - 0.9), 3],
+  ["test_crps_ratio", "CRPS ratio", (v) => v, ratio], ["test_mae_ratio", "MAE ratio", (v) => v, ratio], ["test_directional_accuracy", "direction", (v) => -v, share],
+  ...[50, 80, 90].map((band) => [`test_coverage_${band}`, `inside ${band} %`, (v) => Math.abs(v - band / 100), share]),
 ];
 
 // `asked.a`, `asked.b`, `asked.coin`: what is compared, kept in the address by `keep`.
@@ -75,10 +75,10 @@ const presetOf = (one) => one.preset || "unknown";
 
 // `same`: both were judged on one test span; only then is one of two figures the better one.
 function rowsOf(a, b, same) {
-  const figures = FIGURES.filter(([key]) => known(a.metrics[key]) || known(b.metrics[key])).map(([key, label, cost, digits]) => {
+  const figures = FIGURES.filter(([key]) => known(a.metrics[key]) || known(b.metrics[key])).map(([key, label, cost, shown]) => {
     const [x, y] = [a.metrics[key], b.metrics[key]];
     const best = same && known(x) && known(y) && cost(x) !== cost(y) ? Number(cost(x) > cost(y)) : null;
-    const cell = (value, i) => (known(value) ? `${best === i ? "✓ " : ""}${value.toFixed(digits)}` : "–");
+    const cell = (value, i) => (known(value) ? `${best === i ? "✓ " : ""}${shown(value)}` : "–");
     return { label, best, a: cell(x, 0), b: cell(y, 1) };
   });
   const span = (m) => (known(m.metrics.test_crps_ratio_low) ? `${m.metrics.test_crps_ratio_low.toFixed(4)} to ${m.metrics.test_crps_ratio_high.toFixed(4)}` : "–");

@@ -1,7 +1,7 @@
 // Which version serves the series after each run, and why.
 
 import { maybe, ofSeries } from "/static/api.js";
-import { card, downloads, h, sentence } from "/static/dom.js";
+import { card, downloads, h, marked, sentence } from "/static/dom.js";
 import { dayAndTime } from "/static/format.js";
 import { figure, theme } from "/static/plot.js";
 import { table } from "/static/table.js";
@@ -31,5 +31,5 @@ const COLUMNS = [
   { key: "outcome", label: "outcome", text: true, cell: (d) => d.outcome },
   { key: "version", label: "champion after it", text: true, cell: (d) => (d.version_number ? `version ${d.version_number}` : "–") },
   { key: "rule", label: "rule", text: true, cell: (d) => d.rule },
-  { key: "reason", label: "reason", text: true, kind: () => "wide", cell: (d) => d.reason || "–" },
+  { key: "reason", label: "reason", text: true, kind: () => "wide", cell: (d) => (d.reason ? marked(d.reason) : "–") },
 ];

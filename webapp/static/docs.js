@@ -1,24 +1,12 @@
 // Shows /openapi.json: each operation with its parameters, its answer's fields, and a form that calls it.
 
-function element(name, text = "", className = "") {
-  const made = document.createElement(name);
-  made.textContent = text;
-  if (className) made.className = className;
-  return made;
-}
+import { h, marked } from "/static/dom.js";
+import { table } from "/static/table.js";
 
-function table(head, rows) {
-  const made = document.createElement("table");
-  for (const [cells, kind] of [[head, "th"], ...rows.map((row) => [row, "td"])]) {
-    const line = document.createElement("tr");
-    line.append(...cells.map((cell) => element(kind, cell)));
-    made.append(line);
-  }
-  const scroll = element("div", "", "scroll");
-  // What scrolls must be reachable by keyboard.
-  for (const [name, value] of Object.entries({ role: "region", tabindex: "0", "aria-label": head.join(", ") })) scroll.setAttribute(name, value);
-  scroll.append(made);
-  return scroll;
+// A table of texts, each row in the order of the headings.
+function listed(caption, headings, rows) {
+  const columns = headings.map((label, i) => ({ key: label, label, text: true, cell: (row) => row[i] || "–" }));
+  return table({ caption, columns, rows, cards: true });
 }
 
 // A schema's type in a few words: "number or null", "list of Step".
@@ -43,21 +31,10 @@ function fieldsOf(schema, schemas, seen = new Set()) {
 }
 
 function tryOut(path, parameters) {
-  const form = document.createElement("form");
-  const inputs = parameters.map((parameter) => {
-    const label = element("label", `${parameter.name} `);
-    const input = document.createElement("input");
-    input.name = parameter.name;
-    input.required = Boolean(parameter.required);
-    input.placeholder = { symbol: "BTC", timeframe: "1h" }[parameter.name] || String(parameter.schema.default ?? "");
-    label.append(input);
-    form.append(label);
-    return [parameter, input];
-  });
-  const answer = element("pre");
-  answer.hidden = true;
-  form.append(element("button", "Call"));
-  form.onsubmit = async (event) => {
+  const answer = h("pre", { hidden: true });
+  const inputs = parameters.map((parameter) => [parameter, h("input", { name: parameter.name, required: Boolean(parameter.required),
+    placeholder: { symbol: "BTC", timeframe: "1h" }[parameter.name] || String(parameter.schema.default ?? "") })]);
+  const call = async (event) => {
     event.preventDefault();
     const query = new URLSearchParams();
     let url = path;
@@ -65,7 +42,7 @@ function tryOut(path, parameters) {
       if (parameter.in === "path") url = url.replace(`{${parameter.name}}`, encodeURIComponent(input.value));
       else if (input.value) query.set(parameter.name, input.value);
     }
-    if ([...query].length) url += `?${query}`;
+    if (query.size) url += `?${query}`;
     answer.hidden = false;
     try {
       const got = await fetch(url);
@@ -74,28 +51,20 @@ function tryOut(path, parameters) {
       answer.textContent = `GET ${url}\n${error.message}`;
     }
   };
-  return [form, answer];
+  return [h("form", { onsubmit: call }, inputs.map(([{ name }, input]) => h("label", {}, `${name} `, input)), h("button", {}, "Call")), answer];
 }
 
 function operation(path, method, described, schemas) {
-  const section = element("section", "", "card operation");
-  const heading = document.createElement("h2");
-  heading.append(element("code", `${method.toUpperCase()} ${path}`));
-  section.append(heading, element("p", described.description || described.summary || ""));
   const parameters = described.parameters || [];
-  if (parameters.length) {
-    section.append(table(["parameter", "in", "type", "default", "meaning"], parameters.map((p) => [
-      p.name, p.in, typeOf(p.schema), String(p.schema.default ?? (p.required ? "required" : "")), p.description || p.schema.description || ""])));
-  }
-  section.append(...tryOut(path, parameters));
-  const details = document.createElement("details");
-  details.append(element("summary", "The answer"));
   const schema = described.responses["200"].content["application/json"].schema;
-  details.append(table(["field", "type", "meaning"], fieldsOf(schema, schemas)));
   const problems = Object.entries(described.responses).filter(([status]) => status !== "200");
-  details.append(table(["status", "meaning"], problems.map(([status, p]) => [status, `${p.description}: one sentence in \`detail\``])));
-  section.append(details);
-  return section;
+  return h("section", { class: "card operation" }, h("h2", {}, h("code", {}, `${method.toUpperCase()} ${path}`)),
+    h("p", {}, marked(described.description || described.summary || "")),
+    parameters.length > 0 && listed("Parameters", ["parameter", "in", "type", "default", "meaning"], parameters.map((p) => [
+      p.name, p.in, typeOf(p.schema), String(p.schema.default ?? (p.required ? "required" : "")), p.description || p.schema.description || ""])),
+    tryOut(path, parameters),
+    h("details", {}, h("summary", {}, "The answer"), listed("Fields", ["field", "type", "meaning"], fieldsOf(schema, schemas)),
+      listed("Errors", ["status", "meaning"], problems.map(([status, p]) => [status, marked(`${p.description}: one sentence in \`detail\``)]))));
 }
 
 async function start() {
@@ -103,9 +72,9 @@ async function start() {
     const api = await (await fetch("/openapi.json")).json();
     const sections = Object.entries(api.paths).flatMap(([path, methods]) => Object.entries(methods)
       .map(([method, described]) => operation(path, method, described, api.components.schemas)));
-    document.getElementById("operations").replaceChildren(element("p", api.info.description, "card"), ...sections);
+    document.getElementById("operations").replaceChildren(h("p", { class: "card" }, api.info.description), ...sections);
   } catch (error) {
-    document.getElementById("message").textContent = `The description cannot be loaded (${error.message}); is \`cpb serve\` still running?`;
+    document.getElementById("message").replaceChildren(...marked(`The description cannot be loaded (${error.message}); is \`cpb serve\` still running?`));
   }
 }
 

@@ -38,6 +38,7 @@ export function figure(path, { min = "16rem" } = {}) {
       const found = await get(asked);
       if (asked !== path()) return; // something else was chosen meanwhile
       await draw(host, found);
+      if (found.layout.height) host.style.minHeight = ""; // which kept the place of a figure that is lower
       note.textContent = found.layout.meta?.note || "";
       host.hidden = false;
       fault.hidden = true;
