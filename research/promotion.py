@@ -271,18 +271,23 @@ def missing(losses: Losses, count: int, seed: int = 0) -> dict[str, dict[str, fl
     return {name: {way: float(np.mean(v)) for way, v in rows.items()} for name, rows in found.items()}
 
 
-def chosen(losses: Losses, count: int, seed: int = 0) -> dict[str, float]:
-    """Share of trials in which the best of `CHOSEN` nulls (`fold`) is promoted, by which rows count."""
+def chosen(losses: Losses, count: int, seed: int = 0) -> dict[str, tuple[float, float]]:
+    """Share of trials in which the best of `CHOSEN` nulls (`fold`) is promoted, at α and at the first share, by which
+    rows count."""
     pairs = list(permutations(range(len(losses.models)), 2))
-    per, construct, threshold = -(-count // len(pairs)), rounds(), 1 / alpha_share(1, ALPHA)
-    found: dict[str, list[float]] = {"the test span's as well": [], "those after the appointment": []}
+    per, construct, first = -(-count // len(pairs)), rounds(), 1 / alpha_share(1, ALPHA)
+    found: dict[str, list[tuple[float, float]]] = {
+        "the test span's as well": [],
+        "those after the appointment": [],
+    }
     for number, (challenger, incumbent) in enumerate(pairs):
         null = centred(losses.pooled(challenger, incumbent)[0], losses.folds, "fold")
         drawn = years(null, losses.folds, per * CHOSEN, seed + number, TEST + TRIAL).reshape(per, CHOSEN, -1)
         best = drawn[np.arange(per), drawn[..., :TEST].mean(axis=2).argmin(axis=1)]
         for way, rows in zip(found.values(), (best, best[:, TEST:]), strict=True):
-            way.append(ever(construct(rows), threshold))
-    return {way: float(np.mean(shares)) for way, shares in found.items()}
+            evidence = construct(rows)
+            way.append((ever(evidence, 1 / ALPHA), ever(evidence, first)))
+    return {way: tuple(np.mean(shares, axis=0).tolist()) for way, shares in found.items()}
 
 
 def _worst_before(differences: Array, lacks: NDArray[np.bool_]) -> Array:
@@ -369,9 +374,11 @@ def show(found: dict[str, Any]) -> None:
     print(f"\n| {MISSING:.0%} of the hours missing | left out | counted as the worst |\n|---|---|---|")
     for name, row in found["missing"].items():
         print(f"| {name} | " + " | ".join(f"{v:.1%}" for v in row.values()) + " |")
-    print(f"\n| rows that count for the best of {CHOSEN} equal recipes | promoted |\n|---|---|")
-    for way, share in found["chosen"].items():
-        print(f"| {way} | {share:.1%} |")
+    print(
+        f"\n| rows that count for the best of {CHOSEN} equal recipes | promoted, α | first share |\n|---|---|---|"
+    )
+    for way, shares in found["chosen"].items():
+        print(f"| {way} | " + " | ".join(f"{share:.1%}" for share in shares) + " |")
     print("\n| refresh on rows | equal | 1 % worse | 5 % worse |\n|---|---|---|---|")
     for rows, one in found["refresh"].items():
         print(f"| {rows} | " + " | ".join(f"{v:.1%}" for v in one.values()) + " |")

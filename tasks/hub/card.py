@@ -81,10 +81,9 @@ It fetches two files, `config.json` and `model.safetensors` (whose sha256 is che
 {{ newest }}. No pickle is read, and no code of this repository is run.
 {% if of_market %}
 {{ of_market }} of these models also read what all coins of their timeframe share (ranges, returns, BTC's range). From
-one coin's candles, as above, each such column is replaced by what the coin's own columns say of it. Over three years at
-1h that costs .0005 of the CRPS, half of what these models gain on the best of the others, and .0004 at 15m (18 months).
-Without that loss, with the candles of at least three coins: `cpbmodels.data.wide.with_market([series, ...])` gives each
-series the market. Tables of 35 days or more fill every other column.
+one coin's candles, as above, each such column is replaced by what the coin's own columns say of it; in three years at
+1h and 18 months at 15m that cost .0005 and .0004 of the CRPS. With the candles of at least three coins nothing is lost:
+`cpbmodels.data.wide.with_market([series, ...])` gives each series the market. The other columns reach back 35 days.
 {% endif %}
 ## What they learned
 
