@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from flows.tables import price
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
 from schemas.scope import Scope
@@ -57,8 +58,6 @@ def fan(closes: Sequence[float], rows: Sequence[dict[str, Any]]) -> list[str]:
         ):
             drawn |= dict.fromkeys(range(line_of(row[above]), line_of(row[below]) + 1), shade)
         columns += [drawn | {line_of(row["q50"]): median}] * _STEP_WIDTH
-    from flows.cli.forecast import price
-
     labels = {line: price(high - line * cell) for line in range(0, _HEIGHT, 3)}
     width = max(map(len, labels.values()))
     return [

@@ -78,3 +78,9 @@ def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int
 def finding(verdict: str) -> str:
     """Return `better`, `worse` or `no different` from a verdict against the random walk."""
     return verdict.split(" (")[0].split(" the ")[0].removesuffix(" than").removesuffix(" from")
+
+
+def price(value: float) -> str:
+    """Return a price with six significant digits and no exponent: `104,321`, `2,512.34`, `0.0000123456`."""
+    before_point = len(f"{value:.0f}") if value >= 1 else int(f"{value:e}".partition("e")[2]) + 1
+    return f"{value:,.{max(0, 6 - before_point)}f}"

@@ -9,7 +9,7 @@ import typer
 
 from flows.cli.options import Json, takes
 from flows.console import emit, quiet_libraries, say, shown_progress
-from flows.tables import Column, check_one_form, finding, print_csv, print_table
+from flows.tables import Column, check_one_form, finding, price, print_csv, print_table
 from schemas.errors import UsageError, age, count
 from schemas.run import ForecastSpec
 
@@ -145,9 +145,3 @@ def _bands(about: Sequence[str], rows: Sequence[dict[str, Any]]) -> Iterator[lis
 def _every_quantile(row: dict[str, Any]) -> list[str]:
     quantiles = (price(row[f"q{level:02}"]) for level in _LEVELS)
     return [str(row["step"]), f"{row['target_time']:%m-%d %H:%M}", *quantiles]
-
-
-def price(value: float) -> str:
-    """Return a price with six significant digits and no exponent: `104,321`, `2,512.34`, `0.0000123456`."""
-    before_point = len(f"{value:.0f}") if value >= 1 else int(f"{value:e}".partition("e")[2]) + 1
-    return f"{value:,.{max(0, 6 - before_point)}f}"

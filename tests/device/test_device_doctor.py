@@ -3,7 +3,8 @@ import json
 import pytest
 import torch
 
-from cpbmodels.device import doctor, host, placement, probe
+from cpbmodels import architecture, architectures, preset
+from cpbmodels.device import doctor, host, placement, probe, steps
 from cpbmodels.device.report import lines
 
 CPU = torch.device("cpu")
@@ -177,3 +178,13 @@ def test_something_wrong_ends_in_exit_code_1_and_its_remedy(monkeypatch):
     remedy = diagnosis.as_dict()["problems"][0]["remedy"]
     assert remedy.startswith("install torch's cu130 build")
     assert "PROBLEM: this machine has a GPU" in "\n".join(lines(diagnosis))
+
+
+def test_a_step_of_every_architecture_with_an_optimizer_is_timed(monkeypatch):
+    monkeypatch.setattr(steps, "seed_size", lambda name: preset("smoke", name))
+    timed = steps.time_architectures(torch.device("cpu"))
+    solved = {name for name in architectures() if architecture(name).closed_form}
+    assert timed.keys() == set(architectures()) - solved - {
+        "average"
+    }  # its members are timed by their own names
+    assert all(row["step_ms"] > 0 for row in timed.values())

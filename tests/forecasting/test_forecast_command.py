@@ -10,8 +10,8 @@ import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
 
 from flows import cli, fan
-from flows.cli.forecast import price
 from flows.forecast import run_forecast
+from flows.tables import price
 from schemas.handover import ForecastBatch, IngestResult, Score, Trials, Watching
 from schemas.run import ForecastSpec
 
