@@ -82,7 +82,7 @@ It fetches two files, `config.json` and `model.safetensors` (whose sha256 is che
 {% if of_market %}
 {{ of_market }} of these models also read what all coins of their timeframe share (ranges, returns, BTC's range). From
 one coin's candles, as above, each such column is replaced by what the coin's own columns say of it; in three years at
-1h and 18 months at 15m that cost .0005 and .0004 of the CRPS. With the candles of at least three coins nothing is lost:
+1h and 18 months at 15m that cost .0005 of the CRPS. With the candles of at least three coins nothing is lost:
 `cpbmodels.data.wide.with_market([series, ...])` gives each series the market. The other columns reach back 35 days.
 {% endif %}
 ## What they learned
