@@ -51,11 +51,11 @@ lint: .venv/.installed-dev ## ruff, mypy, import rules, limits of size
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.size --check
 
-test: lint ## lint, types, import rules and the fast tests
-	@echo "The fast tests: 6 to 10 minutes on two cores."
-	$(BIN)/pytest -n 2 --durations=20
-
 # By file: what a module's tests share (a server, a cluster, a trained home) is then made once, and not in every process.
+test: lint ## lint, types, import rules and the fast tests
+	@echo "The fast tests: 5 minutes on two quiet cores."
+	$(BIN)/pytest -n 2 --dist loadfile --durations=20
+
 test-all: lint ## everything, with real servers, browser, kills and long trainings
 	@echo "All tests, with servers, browser and long trainings: about 40 minutes on two cores."
 	$(BIN)/pytest -n 2 --dist loadfile -m ''

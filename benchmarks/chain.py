@@ -1,19 +1,23 @@
-"""What the chain costs: checking a year of it, and one hourly batch.
+"""What the chain costs: checking a year of it, one hourly batch, and the site that is published of it.
 
-    python -m benchmarks.chain [--series 40] [--days 365] [--json]
+    python -m benchmarks.chain [--series 40] [--days 365] [--site] [--json]
     python -m benchmarks.chain --batch 40,1600 [--json]
 
 The first makes a year of hourly forecasts (ten steps, with references) and scores of some series, one line of the chain
 an hour for each, as `append` writes them (but each month's file once, not 720 times), and then times what `cpb verify`
-does with it. The second times `append` of one hour's forecasts into half-full months.
+does with it; with `--site`, what `cpb publish --site` and its verifier do. The second times `append` of one hour's
+forecasts into half-full months.
 """
 
 import argparse
 import hashlib
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +30,8 @@ from tasks.forecasting.chain import Kind, append
 from tasks.forecasting.lines import ORIGIN, Entry, Line, RowDigests, chain_path, line_hash
 from tasks.forecasting.months import FORECASTS, LEDGER, month_bytes
 from tasks.forecasting.verify import forecasts
-from tasks.storage.verify import Asked, verify
+from tasks.hub.site import write_site
+from tasks.storage.verify import Asked, damages
 
 FIRST = datetime(2023, 12, 31, 23, tzinfo=UTC)
 """The first candle opens; its forecast is the first of the year."""
@@ -86,13 +91,37 @@ def time_verify(count: int, days: int) -> dict[str, float]:
         files = list(home.rglob("*.parquet"))
         size = sum(path.stat().st_size for path in files)
         began = time.perf_counter()
-        damage = list(verify(Asked(home), forecasts))
+        damage = list(damages(Asked(home), forecasts))
         seconds = time.perf_counter() - began
         assert not damage, damage[0]
         return {
             "series": count, "rows": rows, "files": len(files), "files_mb": round(size / 1e6),
             "chain_mb": round(chain_path(home, "spot").stat().st_size / 1e6), "verify_s": round(seconds, 1),
         }  # fmt: skip
+
+
+def time_site(count: int, days: int) -> dict[str, float]:
+    """Return how long a site is written, written again unchanged, and checked by its verifier, and its size."""
+    with tempfile.TemporaryDirectory() as folder:
+        home, site = Path(folder, "home"), Path(folder, "site")
+        rows = make_year(home, named(count), days)
+        times = [time.perf_counter()]
+        for step in (partial(write_site, home, "spot", site),) * 2 + (partial(check, site),):
+            step()
+            times.append(time.perf_counter())
+        write_s, again_s, check_s = (round(float(s), 1) for s in np.diff(times))
+        size = sum(path.stat().st_size for path in site.glob("*/*/*/*"))
+        return {
+            "series": count, "rows": rows, "site_mb": round(size / 1e6, 1), "row_bytes": round(size / rows),
+            "write_s": write_s, "again_s": again_s, "check_s": check_s,
+        }  # fmt: skip
+
+
+def check(site: Path) -> None:
+    """Run the site's verifier with the standard library alone."""
+    subprocess.run(
+        [sys.executable, "-I", "-S", str(site / "verify.py")], check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def time_batch(count: int, repeats: int = 5) -> dict[str, float]:
@@ -118,13 +147,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="What the chain costs.")
     parser.add_argument("--series", type=int, default=40)
     parser.add_argument("--days", type=int, default=365)
+    parser.add_argument("--site", action="store_true", help="the published site, in place of cpb verify")
     parser.add_argument("--batch", help="numbers of series, as in 40,1600")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     found = (
         [time_batch(int(n)) for n in asked.batch.split(",")]
         if asked.batch
-        else [time_verify(asked.series, asked.days)]
+        else [(time_site if asked.site else time_verify)(asked.series, asked.days)]
     )
     for one in found:
         print(json.dumps(one) if asked.json else "  ".join(f"{name} {value}" for name, value in one.items()))

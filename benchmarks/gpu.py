@@ -54,7 +54,7 @@ from cpbmodels.device import Monitor, probe
 from cpbmodels.device.steps import FleetStep
 from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.graphs import Graphs, ValidationRunner
-from cpbmodels.fleet.job import EpochRecord
+from cpbmodels.fleet.loop import EpochRecord
 
 JOBS = {
     "transformer": (5000, 50),

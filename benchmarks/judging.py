@@ -20,7 +20,8 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.columns import feature_frame
-from cpbmodels.data.series import Series, candle_columns
+from cpbmodels.data.prices import candle_columns
+from cpbmodels.data.series import Series
 from tasks.backtesting.judge import all_pairs
 from tasks.judging import baselines
 from tasks.judging.member import judge_member

@@ -74,7 +74,7 @@ def night(number: int, keep: int, **options: Any) -> dict[str, Any]:
     from flows.train_all import run_train_all
     from schemas.run import ForecastSpec, RunSpec, ScopeSpec
     from schemas.scope import home
-    from tasks.tracking.prune import prune_nightly
+    from tasks.tracking.prune import prune
 
     today = FIRST + timedelta(days=number)
     span = {"since": f"{today - SPAN:%Y-%m-%d}", "as_of": f"{today:%Y-%m-%d}"}
@@ -88,7 +88,7 @@ def night(number: int, keep: int, **options: Any) -> dict[str, Any]:
         raise RuntimeError(f"night {number} is not complete: {said}")
     worked = time.perf_counter()
     date_rows(began, today + timedelta(hours=6, minutes=30))
-    report = prune_nightly(home(), now=today + timedelta(hours=7), nights=keep)
+    report = prune(home(), dry_run=False, now=today + timedelta(hours=7), nights=keep)
     return {
         "night": number,
         **sizes(),

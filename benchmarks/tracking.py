@@ -1,7 +1,7 @@
 """How fast tracking is: `python -m benchmarks.tracking [--only PART] [--json]`.
 
 `store` makes a new SQLite store, our way and MLflow's own. `members` logs 40 members × 50 epochs × 6 metrics
-with params, tags and dataset, as one fleet. `flow` logs 5 such fleets with 5 artifact files a member, then
+with params and tags, as one fleet. `flow` logs 5 such fleets with 5 artifact files a member, then
 promotes 40 champions and reads the leaderboard. `wal` compares the members with SQLite's default journal.
 """
 

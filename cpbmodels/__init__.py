@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.data.series import Series
     from cpbmodels.data.student_t import QUANTILES
     from cpbmodels.errors import ModelError
-    from cpbmodels.fleet.job import EpochRecord, StepRecord
+    from cpbmodels.fleet.loop import EpochRecord, StepRecord
     from cpbmodels.fleet.member import Member, ensemble, load
     from cpbmodels.fleet.plan import why_not
     from cpbmodels.fleet.prediction import (
@@ -62,8 +62,8 @@ _MODULE_OF = {
     "forecast_all": "fleet.prediction",
     "train_fleet": "fleet.training",
     "why_not": "fleet.plan",
-    "EpochRecord": "fleet.job",
-    "StepRecord": "fleet.job",
+    "EpochRecord": "fleet.loop",
+    "StepRecord": "fleet.loop",
 }
 __all__ = [
     "PRESETS", "PROFILES", "QUANTILES", "ArchitectureInfo", "EpochRecord", "Forecast", "Member", "ModelError",

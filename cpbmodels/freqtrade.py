@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from cpbmodels.data.columns import PRICES
 from cpbmodels.data.figures import INTERVAL_SECONDS, WARMUP
+from cpbmodels.data.prices import PRICES, is_candle
 from cpbmodels.data.rows import QUANTILE_COLUMNS
-from cpbmodels.data.series import Series, is_candle
+from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.member import Member, load, other_symbol
@@ -247,7 +247,7 @@ def _steps(steps: Iterable[int] | None, horizon: int) -> list[int]:
 
 
 def _possible_rows(dataframe: pd.DataFrame, pair: str) -> np.ndarray:
-    """Rows that hold a candle. Exchanges send impossible ones now and then; one of them is a hole, and no more."""
+    """Rows that hold a candle. Exchanges occasionally send impossible candles; such a candle counts as a hole."""
     if not set(PRICES) <= set(dataframe.columns):
         return np.arange(len(dataframe))  # other spellings, or an error that Series.from_frame describes
     good = is_candle(dataframe[list(PRICES)].to_numpy(dtype=np.float64, na_value=np.nan))

@@ -23,8 +23,9 @@ from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_back
 from tasks.backtesting.judge import Backtest
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
+from tasks.train import check_engine, opened_engine
 from tasks.training.files import FleetsInUse
-from tasks.training.runner import Engine, check_engine, opened_engine
+from tasks.training.runner import Engine
 
 
 def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:

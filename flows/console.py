@@ -147,7 +147,7 @@ def _epochs_per_line() -> int:
     text = os.environ.get(EPOCHS_VARIABLE, "20")
     if not text.isdecimal():
         raise UsageError(
-            f"{EPOCHS_VARIABLE}={text!r} is no number of epochs: give a whole number, 0 for no lines",
+            f"{EPOCHS_VARIABLE}={text!r} is not a number of epochs: give an integer, 0 for no lines",
             code="log-epochs", field=EPOCHS_VARIABLE,
         )  # fmt: skip
     return int(text)

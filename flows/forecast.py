@@ -150,7 +150,7 @@ def forecast_flow(spec: ForecastSpec) -> State:
     if _is_untrained(spec):
         return Completed(
             name=NOT_YET,
-            message="no champions yet: the first run of train-all makes them",
+            message="no champions yet: the first run of train-all creates them",
             data={"exit": COMPLETE},
         )
     result = run_forecast(spec, Runner(prefect=True))

@@ -113,7 +113,7 @@ def _in_scope(spec: ScopeSpec, models: list[PublishedModel], repo: str, say: Say
             code="no-model", field="model",
         )  # fmt: skip
     if rest:
-        say(f"not asked for, though published: {rest}")
+        say(f"published but not requested: {rest}")
     return wanted
 
 

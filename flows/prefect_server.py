@@ -11,13 +11,16 @@ each write, with a clock that also advances while the machine sleeps.
 
 import contextvars
 import logging
+import os
 import shlex
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flows.ops.password_file import PasswordFile
 from schemas.errors import CpbError
 from tasks.storage.locks import pause, use
 from tasks.storage.urls import public_url
@@ -89,6 +92,21 @@ def client_of_settings(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
         yield client
 
 
+def prefect_home() -> Path:
+    """Return Prefect's folder: `PREFECT_HOME`, or `~/.prefect`."""
+    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser().absolute()
+
+
+def password_file(home: Path | None = None) -> PasswordFile:
+    """Return the file of the API's password in Prefect's folder. The password allows running commands as this user."""
+    return PasswordFile(
+        (home or prefect_home()) / "cpb-api-auth",
+        missing="no server of `cpb deploy` has run with this PREFECT_HOME, or the file was deleted; run "
+        "`cpb deploy down`, then `cpb deploy up`",
+        remedy="run `cpb deploy down`, delete it, and run `cpb deploy up`, which makes a new one",
+    )
+
+
 def unreachable(url: str, reason: str) -> CpbError:
     """Return the error for a server that does not answer."""
     return CpbError(
@@ -100,8 +118,6 @@ def unreachable(url: str, reason: str) -> CpbError:
 
 def refused(url: str, status: int) -> CpbError:
     """Return the error for a server that does not accept the credentials."""
-    from flows.deploy.services import password_file
-
     return CpbError(
         f"the Prefect server at PREFECT_API_URL={public_url(url)} refuses the credentials ({status}); set them, "
         "for the server of `cpb deploy up` with: "

@@ -60,7 +60,7 @@ def decision_lines(decisions: Iterable[Decision]) -> list[str]:
     for one in decisions:
         told[one.outcome, one.rule].append(one)
     for (outcome, _), found in told.items():
-        more = f" (and {len(found) - 1} more alike)" if len(found) > 1 else ""
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         lines.append(f"{outcome} {found[0].series}{more}: {found[0].reason}")
     return lines
 

@@ -24,7 +24,7 @@ from tasks.hub.tree import check_replaceable
 from tasks.notices.services import Outcome, tell_outcome
 from tasks.promote import promote
 from tasks.publish import publish
-from tasks.tracking.prune import prune_nightly
+from tasks.tracking.prune import prune
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish
 from tasks.tracking.tags import WARNINGS
 
@@ -77,15 +77,14 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
 def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
     """Delete old data; a failure does not affect the results of this run."""
     try:
-        report = prune_nightly(spec.scope.home)
+        report = prune(spec.scope.home, dry_run=False)
     except BusyError as error:  # the next nightly run prunes
         say(f"nothing was pruned: {error}")
     except (CpbError, OSError) as error:
         summary.add([Failure.of(None, "prune", error)], say)
         finish(summary.run_id, PARTIAL)
     else:
-        again = "; the next run deletes it (`cpb prune` shows it)" if report.dry_run else ""
-        say(f"pruning: {report}{again}")
+        say(f"pruning: {report}")
 
 
 @flow(name="train-all", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])

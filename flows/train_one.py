@@ -74,7 +74,7 @@ def _next_command(result: dict[str, Any]) -> str:
     source = " --source sim" if result["market"] == SIM else ""
     return (
         f"cpb train-all --coins {result['symbol']} --timeframes {result['timeframe']} --architectures "
-        f"{result['architecture']}{source}   (promotes it if the gate lets it, and forecasts)"
+        f"{result['architecture']}{source}   (promotes it if the gate allows it, and forecasts)"
     )
 
 

@@ -41,11 +41,11 @@ from tasks.tracking.runs import FAILED, finish, kill, log_metrics, start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
 from tasks.tracking.wandb_mirror import check_installed, is_wanted, mirror
-from tasks.train import train
+from tasks.train import check_engine, opened_engine, train
 from tasks.training.files import Checkpoint, FleetsInUse, fleet_folder, is_training, progress_so_far
 from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
-from tasks.training.runner import Engine, EngineLost, check_engine, opened_engine
+from tasks.training.runner import Engine, EngineLost
 
 
 def start_run(
@@ -227,7 +227,9 @@ def _begun_before(root: Path, fleets: Sequence[FleetPlan], earlier: Earlier, say
         earlier.put_into(fleet_folder(root, fleets[0].shards[0]))
     before = {key: progress_so_far(folder) for key, folder in folders.items()}
     if earlier == "expect" and not any(before.values()):
-        say("nothing to resume: no training with these options on these candles was begun; starting anew")
+        say(
+            "nothing to resume: no training with these options on these candles has begun; starting from scratch"
+        )
     return before
 
 

@@ -32,10 +32,9 @@ from cpbmodels.data.series import Series
 from research._shared import HORIZON, ingested
 from schemas.identity import SeriesId
 from schemas.reference import BANDS
-from tasks.judging.baselines import Baseline, Rows, ewma_walk, realised
+from tasks.judging.baselines import Baseline, Rows, ewma_walk, fit_reference, population_stability, realised
 from tasks.judging.drift import ALARM, RECOVERED, Capital, Outcome, limits
 from tasks.judging.fitted import INPUTS, robust_har
-from tasks.judging.reference import fit_reference, population_stability
 from tasks.judging.scores import BANDS as BAND_LEVELS
 from tasks.judging.scores import MEDIAN, Array, pinball
 from tasks.signals.store import read_features, write_features

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from cpbmodels.data.columns import FEATURES, PRICES
+from cpbmodels.data.columns import FEATURES
 from cpbmodels.data.figures import WARMUP
+from cpbmodels.data.prices import PRICES
 from schemas.errors import MemberError
 from schemas.identity import INTERVAL_SECONDS, MONTH
 

@@ -300,7 +300,7 @@ class RunSpec(ScopeSpec):
         None, ge=1, le=64, description="copies of each model that are averaged; default: the preset's"
     )
     warm_start: Literal["champion"] | None = Field(
-        None, description="champion: continue from the registered models; default: train anew"
+        None, description="champion: continue from the registered models; default: train from scratch"
     )
     weekly_challengers: bool = Field(
         False,
@@ -413,7 +413,7 @@ class BacktestSpec(RunSpec):
 
     timeframes: str = Field("1h", description="Binance intervals, as in 15m,1h")
     folds: int = Field(4, ge=1, le=24, description="test periods, the newest last")
-    refit: bool = Field(True, description="train anew for every fold")
+    refit: bool = Field(True, description="train again for every fold")
     expanding: bool = Field(True, description="train on all the past, or on a span of fixed length")
     baselines: str = Field("random-walk,robust-har", description=f"any of {', '.join(BASELINES + ZERO_SHOT)}")
     check_lookahead: bool = Field(False, description="compute everything again without the future")
@@ -479,7 +479,7 @@ class BoardSpec(Spec):
 
     run: str | None = Field(None, description="id of a flow's run; default: the newest of each model")
     market: Market | None = Field(
-        None, description="spot, um, cm, own or sim; default: all real ones, sim where there are none"
+        None, description="spot, um, cm, own or sim; default: all real markets, sim if there are none"
     )
     coins: str | None = Field(None, description="BTC,ETH or all; default: every coin that was trained")
     timeframes: str | None = Field(None, description="as in 15m,1h; default: all")

@@ -244,7 +244,8 @@ def _part(file: Path, key: dict[str, object], named: tuple[str, str | None], row
     timeframe = next((by_kind[n] for n in TIMEFRAME_NAMES if n in by_kind), named[1])
     if timeframe is not None and timeframe not in INTERVAL_SECONDS:
         raise _wrong(
-            file, f"has candles of {timeframe!r}, which is no timeframe: write {', '.join(INTERVAL_SECONDS)}"
+            file,
+            f"has candles of {timeframe!r}, which is not a timeframe: write {', '.join(INTERVAL_SECONDS)}",
         )
     return Table(file, f"{file}, {symbol}", _symbol(symbol, file), timeframe, rows)
 

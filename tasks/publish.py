@@ -6,8 +6,8 @@ from tempfile import TemporaryDirectory
 from schemas.errors import DamagedError
 from schemas.handover import Failure, Publication
 from schemas.identity import Market, tree_of
-from tasks.hub.ledger import check_head, copy_ledger
 from tasks.hub.publish import publish as publish_tree
+from tasks.hub.record import check_head, copy_ledger
 from tasks.hub.tree import build_tree
 from tasks.running.step import step
 from tasks.tracking.registry import champions

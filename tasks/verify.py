@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
-from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
-from schemas.identity import SPOT, SeriesId, is_series_name, market_home, tree_of
+from schemas.handover import Damage, SeriesRecord, ShardJob, ShardResult
+from schemas.identity import SPOT, SeriesId, is_series_name, market_home, options_of, tree_of
 from schemas.ledger import DailyState, KnownVersions, LedgerSummary
 from schemas.reference import Reference
 from tasks.forecasting.daily import DAILY
@@ -25,7 +25,7 @@ from tasks.market.store import TREES
 from tasks.market.verify import candles
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Submission
-from tasks.promotion.pairs import Pair, about, pair_files
+from tasks.promotion.recipe_pairs import Pair, about, pair_files
 from tasks.signals.store import write_features
 from tasks.storage.files import check_writable
 from tasks.storage.model_folder import (
@@ -44,12 +44,12 @@ from tasks.storage.verify import (
     Manifest,
     Mend,
     Stored,
+    damages,
     digest_fault,
     record_fault,
     record_file,
     removed,
     sound_record,
-    verify,
 )
 from tasks.tracking.verify import runs_and_champions
 from tasks.training.files import JOB, RESULT, fleet_folders, is_training
@@ -110,7 +110,7 @@ def verify_all(
         asked = Asked(home, market, repair, source, result.rows_before)
         for kind, manifest in KINDS.items():
             try:
-                for damage in verify(asked, manifest, count):
+                for damage in damages(asked, manifest, count):
                     # The futures' candles share the spot manifest: it is reported once.
                     if damage.path not in {known.path for known in result.damaged}:
                         result.damaged.append(damage)
@@ -134,7 +134,7 @@ def features(asked: Asked) -> Iterator[Stored]:
                 yield replace(record_file(path, SeriesRecord, of, ""), mend=remove)
                 if record:
                     again = partial(_compute_again, asked.home, record, remove)
-                    yield Stored(data, partial(digest_fault, data, record.file_digest), mend=again)
+                    yield Stored(data, record.file_digest, mend=again)
 
 
 def _compute_again(home: Path, record: SeriesRecord, remove: Mend, reason: str) -> str:
@@ -156,7 +156,6 @@ def fleets(asked: Asked) -> Iterator[Stored]:
     If a fleet's record or model is damaged, its record is set aside, so that the same command trains it again; damaged
     scores and pictures are deleted, as the same command recreates them from the models.
     """
-    records: dict[str, type[Record]] = {JOB: ShardJob, RESULT: ShardResult}
     aside = "set aside; the command that trained this fleet trains it again"
     for folder in fleet_folders(market_home(asked.home, asked.market)):
         job = sound_record(folder / JOB, ShardJob, folder.name)
@@ -164,14 +163,14 @@ def fleets(asked: Asked) -> Iterator[Stored]:
         is_own = job or result or (folder / "worker.log").exists()
         if not is_own or is_training(folder) or _market_of(folder, job) != asked.market:
             continue
-        for name, kind in records.items():  # missing records are skipped
-            yield record_file(folder / name, kind, folder.name, aside)
+        yield record_file(folder / JOB, ShardJob, folder.name, aside)  # missing records are skipped
+        yield record_file(folder / RESULT, ShardResult, folder.name, aside)
         command = _command(job) if job else VERIFY
         for member in result.members if result else ():
             place = folder / "members" / member.name
             for path, digest in ((place / "model" / name, digest) for name, digest in member.files.items()):
                 again = partial(_train_again, folder, path, command)
-                yield Stored(path, partial(trained_file_damage, path, digest), command, again)
+                yield Stored(path, None, command, again, partial(trained_file_damage, path, digest))
             yield from _judged(place, command)
 
 
@@ -197,21 +196,21 @@ def _judged(place: Path, command: str) -> Iterator[Stored]:
     for path in [*place.glob("*.npz"), *judged]:
         if path.is_file():
             mend = removed(f"removed; `{command}` makes it anew", path, *scores)
-            yield Stored(path, partial(_judged_fault, path), command, mend)
+            yield Stored(path, None, command, mend, partial(_judged_fault, path))
 
 
 def _judged_fault(path: Path) -> str:
-    if path.suffix == ".png":
-        return picture_damage(path)
     if path.name == METRICS:
         return metrics_damage(path.parent)
     if path.name == REFERENCE:
         return record_fault(path, Reference, member_subject(path))
-    try:
-        read_npz(path)
-    except DamagedError as error:
-        raise DamagedError("its arrays are not those that were written there") from error
-    return ""
+    if path.suffix == ".npz":
+        try:
+            read_npz(path)
+        except DamagedError as error:
+            raise DamagedError("its arrays are not those that were written there") from error
+        return ""
+    return picture_damage(path)
 
 
 def _command(job: ShardJob) -> str:
@@ -219,14 +218,9 @@ def _command(job: ShardJob) -> str:
 
     Options of the first run, such as seeds and source, must be added by the user.
     """
-    series = [member.model.series for member in job.members]
-    first = series[0]
-    coins = ",".join(dict.fromkeys(s.symbol for s in series))
-    timeframes = ",".join(dict.fromkeys(s.timeframe for s in series))
-    every = f"{coins} --timeframes {timeframes}"
-    scope = first.options.replace(f"{first.symbol} --timeframes {first.timeframe}", every)
+    scope = options_of([member.model.series for member in job.members])
     command = "backtest" if any(member.fold for member in job.members) else "train-all"
-    end = max(one.features.last_us + one.model.series.seconds * 1_000_000 for one in job.members)
+    end = max(member.features.last_us + member.model.series.seconds * 1_000_000 for member in job.members)
     until = datetime.fromtimestamp(end / 1e6, UTC).strftime("%Y-%m-%dT%H:%M")
     return f"cpb {command} {scope} --architectures {job.architecture} --preset {job.preset} --as-of {until}"
 
@@ -236,25 +230,23 @@ def ledger_records(asked: Asked) -> Iterator[Stored]:
 
     Without scores no file there is provably cpb's.
     """
-    again = "set aside; the next `cpb forecast` makes it again"
-    series, ledger = asked.series("ledger"), tree_of(asked.home, "ledger", asked.market)
+    again, series = "set aside; the next `cpb forecast` makes it again", asked.series("ledger")
+    known = "set aside; versions that forecast again are noted again, the recipes of older ones are lost"
+    ledger = tree_of(asked.home, "ledger", asked.market)
     if series:
         yield record_file(ledger / "summary.json", LedgerSummary, asked.market, again)
         yield record_file(
             ledger / "watch.json", Watch, asked.market, "set aside; the drift watch begins anew"
         )
-    for one in series:
-        folder = one.folder(asked.home, "ledger")
+    for one, folder in ((one, one.folder(asked.home, "ledger")) for one in series):
         daily = record_file(folder / "daily.json", DailyState, one.name, again)
         yield replace(daily, check=partial(_daily_fault, daily.path, one))
-        lost = "versions that forecast again are noted again, the recipes of older ones are lost"
-        yield record_file(folder / "versions.json", KnownVersions, one.name, f"set aside; {lost}")
+        yield record_file(folder / "versions.json", KnownVersions, one.name, known)
     for path in pair_files(asked.home, asked.market):
         yield record_file(path, Pair, about(path), "set aside; this pair of recipes is not tried again")
     for path in by_backtest.register_files(asked.home, asked.market):
-        yield record_file(
-            path, Submission, by_backtest.about(path), "set aside; its recipes still count as submitted"
-        )
+        outcome = "set aside; its recipes still count as submitted"
+        yield record_file(path, Submission, by_backtest.about(path), outcome)
 
 
 def _daily_fault(path: Path, series: SeriesId) -> str:

@@ -19,7 +19,6 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.pop("PREFECT_API_URL", None)
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ.pop("CPB_HOME", None)
-os.environ.pop("CPB_STORE", None)
 # As the command line does: looking for garbage among the objects of all libraries takes a fifth of an import's time.
 gc.set_threshold(5000)
 

@@ -12,9 +12,23 @@ from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.forecasts import FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.frames import KLINES
 from schemas.identity import SeriesId
+from tasks.forecasting.losses import scored_rows
+from tasks.forecasting.months import FORECASTS, LEDGER, read_months
 
 SIGMA, HORIZON = 0.005, 10
 _NORMAL = np.array([NormalDist().inv_cdf(level / 20) for level in range(1, 20)])
+
+
+def read(
+    home: Path, series: SeriesId, since: datetime | None = None, until: datetime | None = None
+) -> pl.DataFrame:
+    """Return the stored forecast rows of one series by `issued_at`, model and step; the bounds are inclusive."""
+    return read_months(home, series, FORECASTS, since, until).sort("issued_at", "model_version", "step")
+
+
+def ledger(home: Path, series: SeriesId) -> pl.DataFrame:
+    """Return the scored forecast rows of one series with their scores (`losses.scored_rows`), oldest first."""
+    return scored_rows(read(home, series), read_months(home, series, LEDGER))
 
 
 def write_walk(home: Path, series: SeriesId, first: datetime, rows: int, seed: int = 0) -> np.ndarray:

@@ -43,11 +43,11 @@ from tasks.running.step import Step
 from tasks.score import score
 from tasks.signals.store import write_features
 from tasks.tracking.store import open_store
-from tasks.train import train
+from tasks.train import opened_engine, train
 from tasks.training import trainer
 from tasks.training.plan import plan_fleet
 from tasks.training.progress import FleetProgress
-from tasks.training.runner import Executor, opened_engine
+from tasks.training.runner import Executor
 from tasks.trial import trial
 from tasks.watch import watch
 

@@ -1,6 +1,6 @@
 """The check of one kind of stored files, as `cpb verify` runs it, for tests of that kind."""
 
-from tasks.storage.verify import Asked, verify
+from tasks.storage.verify import Asked, damages
 from tasks.verify import KINDS
 
 
@@ -15,7 +15,7 @@ def of_kind(kind, **known):
         home, market="spot", *, repair=False, source=None, seen=lambda _path: None, before=None, **more
     ):
         asked = Asked(home, market, repair, source)
-        found = list(verify(asked, lambda one: KINDS[kind](one, **known, **more), seen))
+        found = list(damages(asked, lambda one: KINDS[kind](one, **known, **more), seen))
         for rows in asked.rows_before.values() if before else ():
             before(rows)
         return found

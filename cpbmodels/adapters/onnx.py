@@ -18,8 +18,8 @@ from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Scaling
-from cpbmodels.fleet.files import write_whole
-from cpbmodels.fleet.model import Model
+from cpbmodels.fleet.checkpoint import write_whole
+from cpbmodels.fleet.net import Model
 
 FORMAT = 1
 _OPSET = 18

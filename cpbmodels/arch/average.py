@@ -16,8 +16,8 @@ from typing_extensions import override
 from cpbmodels.arch import find
 from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch
 from cpbmodels.arch.draws import Draws
+from cpbmodels.arch.layers import Param
 from cpbmodels.arch.options import SIZES, Preset
-from cpbmodels.arch.weights import Param
 from cpbmodels.errors import ModelError
 
 NAME = "average"

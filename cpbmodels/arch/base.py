@@ -14,11 +14,12 @@ from torch import Tensor
 
 from cpbmodels.arch.draws import Draws
 from cpbmodels.arch.heads import HEADS, Head
+from cpbmodels.arch.layers import Param, Weights
 from cpbmodels.arch.options import COMMON_PRESETS, SIZES, Preset
 from cpbmodels.arch.per_member import is_exactly
-from cpbmodels.arch.weights import Param, Weights
+from cpbmodels.data.prices import RETURNS
 from cpbmodels.data.ranges import TrainingOrigins
-from cpbmodels.data.series import RETURNS, Series
+from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Task
 
@@ -40,18 +41,18 @@ SEED_TUNED: dict[str, Any] = {"features": (*RETURNS, "log_sigma")}
 
 @dataclass(frozen=True)
 class ArchitectureSpec:
-    """Facts that the rest of the library asks an architecture for. They stand in the architecture's own file.
+    """Facts that the rest of the library asks an architecture for. They are declared in the architecture's own file.
 
-    sizes: options of `options.SIZES` that it reads; for the others the user is told that they have no effect.
+    sizes: options of `options.SIZES` that it reads; the others are reported to the user as having no effect.
     defaults: options that differ from `Preset`'s own defaults; presets and profiles are applied on top.
     fixed: options that no preset or profile changes. An override can, unless `Architecture.conflict` refuses it.
         An architecture for one of the reserved heads (classes, scaled) names it here.
-    presets: its own presets, by name; relatives may share one.
+    presets: its own presets, by name; related architectures may share a preset.
     default_preset: the preset `cpb train` takes when none is named.
     closed_form: solved at once by `Architecture.solve`, without optimizer, epochs or random numbers.
     dropout_between_layers: dropout acts between layers only, as torch's nn.GRU has it: none with one layer.
-    bf16_on_cpu: bf16 products pay on a CPU that has them (measured 1.5 to 2 times the windows per second, losses
-        equal to four digits), so `mixed_precision="auto"` chooses them there.
+    bf16_on_cpu: bf16 products are worthwhile on a CPU that has them (measured: 1.5 to 2 times the windows per second,
+        losses equal to four digits), so `mixed_precision="auto"` chooses them there.
     exportable: it can be written for other languages (`cpbmodels.adapters.onnx`): no loop over the steps.
     threads_from_width: `hidden_dim` from which one member's products are worth more than one CPU core; None: never.
         A step of many small products is slower with threads: two took 3.5 times as long as one on a recurrent net.
@@ -127,7 +128,7 @@ class Architecture(ABC):
 
     @classmethod
     def no_kernels(cls, options: Preset) -> str:
-        """Why `cpbmodels.kernels` cannot run it with these options; "" where `forward` heeds `batch.kernels`."""
+        """Why `cpbmodels.kernels` cannot run it with these options; "" if `forward` uses `batch.kernels`."""
         return "the architecture has none"
 
     def layers(self, part: str) -> list[str]:
@@ -212,7 +213,7 @@ class _Forced(torch.autograd.Function):
 
 @cache
 def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zero that is made once: from a number, `where` would make one in every step."""
+    """A zero tensor, created once: given a number, `where` would create a tensor in every step."""
     return torch.zeros((), dtype=dtype, device=device)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpbmodels.arch.layers import on_gpu
+from cpbmodels.arch.layers import Param, on_gpu
 from cpbmodels.arch.torch_private import (
     fused_gru_cell,
     fused_lstm_cell,
@@ -24,7 +24,6 @@ from cpbmodels.arch.torch_private import (
     tanh_backward,
     tanh_backward_into,
 )
-from cpbmodels.arch.weights import Param
 
 GRU_GATES, LSTM_GATES = 3, 4
 """Blocks of H rows in a cell's weights: GRU reset, update, new; LSTM input, forget, cell, output."""

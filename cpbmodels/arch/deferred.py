@@ -28,9 +28,8 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.cells import State, lstm_cell, lstm_cell_by_hand, lstm_gates, lstm_gates_backward
-from cpbmodels.arch.layers import on_gpu
+from cpbmodels.arch.layers import Param, Weights, on_gpu
 from cpbmodels.arch.torch_private import softmax_backward
-from cpbmodels.arch.weights import Param, Weights
 
 LstmStep = Callable[[Tensor, Tensor, Tensor], State]
 """(x [K, B, in], h, c [K, B, H]) -> next (h, c)."""

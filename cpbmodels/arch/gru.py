@@ -15,10 +15,9 @@ from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, Architect
 from cpbmodels.arch.cells import GRU_GATES, cell_params, gru_cell
 from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, step_params
 from cpbmodels.arch.draws import Draws, dropout
-from cpbmodels.arch.layers import linear
+from cpbmodels.arch.layers import Param, Weights, linear, linear_params
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.recurrent import gru, no_kernels
-from cpbmodels.arch.weights import Param, Weights, linear_params
 
 SEED_GRU: dict[str, Any] = {
     **SEED_PRESET,

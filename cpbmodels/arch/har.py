@@ -17,9 +17,8 @@ from typing_extensions import override
 from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch, MemberData
 from cpbmodels.arch.draws import Draws, dropout
 from cpbmodels.arch.heads import START_DF, START_SCALE
-from cpbmodels.arch.layers import linear
+from cpbmodels.arch.layers import Param, Weights, linear, linear_params
 from cpbmodels.arch.options import Preset
-from cpbmodels.arch.weights import Param, Weights, linear_params
 from cpbmodels.data.figures import ROLLING
 from cpbmodels.data.ranges import fit_ranges
 from cpbmodels.data.student_t import QUANTILES, t_quantiles

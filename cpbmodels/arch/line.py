@@ -18,10 +18,9 @@ from typing_extensions import override
 from cpbmodels.arch.base import ArchitectureSpec, Batch, MemberData
 from cpbmodels.arch.draws import Draws
 from cpbmodels.arch.har import HAR_COLUMNS, OfOneCandle
-from cpbmodels.arch.layers import embed, linear
+from cpbmodels.arch.layers import Param, embed, linear, linear_params
+from cpbmodels.arch.layers import Weights as Views
 from cpbmodels.arch.options import Preset
-from cpbmodels.arch.weights import Param, linear_params
-from cpbmodels.arch.weights import Weights as Views
 from cpbmodels.data.ranges import RIDGE_PENALTY, RangeModel, TrainingOrigins, fit_ranges
 from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, QUARTERS_PER_DAY
 
@@ -45,7 +44,7 @@ class Line(OfOneCandle):
     @classmethod
     def conflict(cls, name: str, options: Preset) -> str:
         if options.features != FEATURES or not options.calendar:
-            return f"features and calendar of {name} are what it is: leave them out, or choose robust-har."
+            return f"features and calendar define {name}: leave them out, or choose robust-har."
         return super().conflict(name, options)
 
     @override
@@ -63,7 +62,7 @@ class Line(OfOneCandle):
         return self.line(self.columns(batch, w), batch.inputs[..., -1, -1], w)
 
     def columns(self, batch: Batch, w: Views) -> Tensor:
-        """[K, B, D]: the own columns, and the market's or what the own ones say of them."""
+        """[K, B, D]: the own columns, and the market's columns or their forecast from the own columns."""
         own, market, unknown, _ = batch.inputs.flatten(2).split([len(OWN), len(MARKET_COLUMNS), 1, 1], -1)
         return torch.cat([own, torch.where(unknown > 0.5, linear(own, w, "market"), market)], -1)
 
@@ -103,7 +102,7 @@ class Line(OfOneCandle):
 
 
 def last_days(training: TrainingOrigins, days: int, days_within_the_hour: int) -> TrainingOrigins:
-    """The origins of the last days before the newest one; all of them where a series has no times."""
+    """The origins of the last days before the newest origin; all origins of a series without times."""
     times = [one.times[origins] for one, origins in training if one.times is not None and len(origins)]
     if not times or any(one.times is None for one, _ in training):
         return training
@@ -113,7 +112,7 @@ def last_days(training: TrainingOrigins, days: int, days_within_the_hour: int) -
 
 
 def _with_market(training: TrainingOrigins) -> TrainingOrigins:
-    """The origins whose market is known; all of them where it is nowhere."""
+    """The origins whose market is known; all origins if it is known for none."""
     known = [(one, origins[one.columns((NO_MARKET,))[origins, 0] == 0]) for one, origins in training]
     return known if any(len(origins) for _, origins in known) else training
 

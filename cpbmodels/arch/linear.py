@@ -10,8 +10,7 @@ from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch
 from cpbmodels.arch.draws import Draws
-from cpbmodels.arch.layers import linear
-from cpbmodels.arch.weights import Param, Weights
+from cpbmodels.arch.layers import Param, Weights, linear
 
 
 class Linear(Architecture):

@@ -13,10 +13,9 @@ from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, Architect
 from cpbmodels.arch.cells import LSTM_GATES, State, cell_params
 from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, LstmStep, lstm_step, step_params
 from cpbmodels.arch.draws import Draws
-from cpbmodels.arch.layers import linear
+from cpbmodels.arch.layers import Param, Weights, linear, linear_params
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.recurrent import lstm, no_kernels
-from cpbmodels.arch.weights import Param, Weights, linear_params
 
 SEED_LSTM: dict[str, Any] = {
     **SEED_PRESET,

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cpbmodels.data.figures import HORIZON
-from cpbmodels.data.series import CANDLE_COLUMNS
+from cpbmodels.data.prices import CANDLE_COLUMNS
 from cpbmodels.errors import ModelError, shown, unknown_choice
 
 

@@ -1,6 +1,6 @@
 """Presets: every option of a model and its training, resolved. A preset is a set of changes to the defaults.
 
-Options that have no effect on an architecture, so that the user can be told instead of being misled.
+Options that have no effect on an architecture, so that they can be reported instead of misleading the user.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from cpbmodels.arch.cells import State, lstm_cell_by_hand
 from cpbmodels.arch.draws import Draws, dropout
-from cpbmodels.arch.layers import biased, on_gpu
+from cpbmodels.arch.layers import Weights, biased, on_gpu
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.per_member import PerRow
 from cpbmodels.arch.torch_private import (
@@ -38,7 +38,6 @@ from cpbmodels.arch.torch_private import (
     fused_lstm_cell_backward,
     lstm_kernel,
 )
-from cpbmodels.arch.weights import Weights
 
 MIN_ONEDNN_WIDTH = 48  # hidden width from which oneDNN's LSTM per member beats the batched product on a CPU
 

@@ -26,10 +26,9 @@ from cpbmodels.arch.base import Batch, MemberData
 from cpbmodels.arch.draws import Draws
 from cpbmodels.arch.heads import BENDING as BENDING_BY_LEVEL
 from cpbmodels.arch.heads import COPIES, MAX_BEND, bent
-from cpbmodels.arch.layers import linear
+from cpbmodels.arch.layers import Layout, Param, linear, linear_params
+from cpbmodels.arch.layers import Weights as Views
 from cpbmodels.arch.line import OWN, Line
-from cpbmodels.arch.weights import Layout, Param, linear_params
-from cpbmodels.arch.weights import Weights as Views
 from cpbmodels.data.ranges import RangeModel, TrainingOrigins
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import MARKET_COLUMNS

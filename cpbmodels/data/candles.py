@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.columns import PRICES
 from cpbmodels.data.figures import INTERVAL_SECONDS
-from cpbmodels.data.series import check_prices
+from cpbmodels.data.prices import PRICES, check_prices
 from cpbmodels.errors import ModelError
 
 TIME_NAMES = ("open_time", "date", "timestamp")

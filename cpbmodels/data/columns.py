@@ -12,9 +12,14 @@ import polars as pl
 
 from cpbmodels.data import wide
 from cpbmodels.data.figures import CEILING, FLOOR, INTERVAL_SECONDS, ROLLING, SEGMENT_JUMP
-from cpbmodels.data.series import CANDLE_COLUMNS, LAMBDA, VOLATILITY_FLOOR, WARM_UP, candle_columns
-
-PRICES = ("open", "high", "low", "close")
+from cpbmodels.data.prices import (
+    CANDLE_COLUMNS,
+    LAMBDA,
+    PRICES,
+    VOLATILITY_FLOOR,
+    WARM_UP,
+    candle_columns,
+)
 
 FEATURES: tuple[str, ...] = (
     *CANDLE_COLUMNS,
@@ -28,7 +33,7 @@ FEATURES: tuple[str, ...] = (
 )
 """The feature matrix, in the order of feature files.
 
-The first six are defined in `cpbmodels.data.series`, the rest here.
+The first six are defined in `cpbmodels.data.prices`, the rest here.
 """
 
 WINSOR = 8.0

@@ -15,7 +15,7 @@ EMBARGO = WARMUP + HORIZON
 """Candles between two spans, so that no candle is an input of one and a target of the other."""
 
 SEGMENT_JUMP = math.log(3)
-"""|ln(open / close before)| beyond which features start anew: no market moves threefold between adjacent candles."""
+"""|ln(open / close before)| beyond which features restart: no market moves threefold between adjacent candles."""
 
 FLOOR = 0.05
 """A mean |return| or range below this share of σ counts as this share: flat candles have no logarithm."""

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from cpbmodels.data.figures import EMBARGO, INTERVAL_SECONDS, WARMUP
+from cpbmodels.data.prices import PRICES, candle_columns, check_prices
 from cpbmodels.errors import ModelError
 
 if TYPE_CHECKING:
@@ -21,12 +21,6 @@ if TYPE_CHECKING:
 
     from cpbmodels.data.wide import Market
 
-LAMBDA = 0.96  # EWMA decay per candle; RiskMetrics' daily 0.94 forgets too fast for hourly candles
-WARM_UP = 24  # returns in a segment before its EWMA volatility is used as an input
-VOLATILITY_FLOOR = 1e-6  # a coin without trades has volatility 0, and everything is divided by it
-RETURNS = ("r_open", "r_high", "r_low", "r_close")
-CANDLE_COLUMNS = (*RETURNS, "abs_return", "log_sigma")
-SCALED = (*RETURNS, "abs_return")  # columns that models read divided by the origin's volatility
 SPLITS = ("train", "validation", "test")
 
 
@@ -217,7 +211,7 @@ class Series:
         """A series, without spans, of what `cpbmodels.data.columns.feature_frame` computed."""
         import polars as pl
 
-        from cpbmodels.data.columns import FEATURES, PRICES
+        from cpbmodels.data.columns import FEATURES
 
         names = tuple(name for name in FEATURES if name in frame.columns)
         return cls(
@@ -275,36 +269,6 @@ def _spans(rows: int, validation: float, test: float, embargo: int | None) -> di
     return split_rows(rows, validation, test, gap)
 
 
-def check_prices(prices: np.ndarray, label: str) -> np.ndarray:
-    """The candles as float64 [rows, 4], or a ModelError naming the first impossible row."""
-    try:
-        prices = np.ascontiguousarray(prices, dtype=np.float64)
-    except (TypeError, ValueError):  # numpy's sentence names neither column nor remedy
-        raise ModelError(
-            f"{label}: candles must be numbers, [rows, 4] (open, high, low, close); a table with times goes to "
-            "Series.from_frame."
-        ) from None
-    if prices.ndim != 2 or prices.shape[1] != 4:
-        raise ModelError(
-            f"{label}: candles must have the shape [rows, 4] (open, high, low, close), not {prices.shape}."
-        )
-    wrong = ~is_candle(prices)
-    if wrong.any():
-        row = int(np.flatnonzero(wrong)[0])
-        raise ModelError(
-            f"{label}: row {row} is not a valid candle ({prices[row].tolist()}): prices must be positive and finite, "
-            "with low <= open, close <= high; remove or repair it and the rows like it."
-        )
-    return prices
-
-
-def is_candle(prices: np.ndarray) -> np.ndarray:
-    """Bool [rows]: whether [rows, 4] is a possible open, high, low, close."""
-    positive = (np.isfinite(prices) & (prices > 0)).all(axis=1)
-    inside = (prices[:, 1] >= prices.max(axis=1)) & (prices[:, 2] <= prices.min(axis=1))
-    return np.asarray(positive & inside)
-
-
 def contiguous_runs(times: np.ndarray | None, rows: int) -> np.ndarray:
     """Segment ids [rows]: a new one wherever the step between open times differs from the median step."""
     if times is None or rows < 3:
@@ -327,46 +291,3 @@ def split_rows(rows: int, validation: float, test: float, embargo: int) -> dict[
         "validation": (validation_start, validation_end),
         "test": (test_start, rows),
     }
-
-
-def candle_columns(
-    prices: np.ndarray, segments: np.ndarray
-) -> tuple[tuple[str, ...], np.ndarray, np.ndarray]:
-    """The columns that follow from the candle alone, and the volatility. Their only definition.
-
-    Returns names, float64 [rows, 6] and volatility [rows]: `r_x` = ln(x_t / close_{t-1}), `abs_return` =
-    |r_close|, `log_sigma` = ln EWMA volatility (NaN for a segment's first 24 returns).
-    """
-    segments = np.asarray(segments)
-    starts = np.concatenate([[True], segments[1:] != segments[:-1]]) if len(segments) else np.zeros(0, bool)
-    previous = np.concatenate([[np.nan], prices[:-1, 3]])[: len(prices)]
-    returns = np.log(prices / np.where(starts, np.nan, previous)[:, None])
-    volatility = ewma_volatility(returns[:, 3], starts)
-    age = np.arange(len(prices)) - np.maximum.accumulate(np.where(starts, np.arange(len(prices)), 0))
-    log_sigma = np.where(age >= WARM_UP, np.log(volatility), np.nan)
-    columns = np.column_stack([returns, np.abs(returns[:, 3]), log_sigma])
-    return CANDLE_COLUMNS, columns, volatility
-
-
-def ewma_volatility(returns: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """Bias-corrected EWMA std [rows], restarted at each True in `starts`; NaN in a segment's first row."""
-    volatility = np.full(len(returns), np.nan)
-    bounds = [*np.flatnonzero(starts).tolist(), len(returns)]
-    for first, end in pairwise(bounds):
-        if end - first > 1:
-            count = np.arange(1, end - first)
-            squares = _ewma(returns[first + 1 : end] ** 2) / (1 - LAMBDA**count)
-            volatility[first + 1 : end] = np.maximum(np.sqrt(squares), VOLATILITY_FLOOR)
-    return volatility
-
-
-def _ewma(values: np.ndarray) -> np.ndarray:
-    """Sum over the past of (1 - lambda) lambda^age x value, for all rows at once.
-
-    After the pass with reach r a row sums up the last 2r values: each pass doubles how far back the sum goes. Always
-    eleven passes (0.96^2048 = 5e-37 is negligible), so a row's bits do not depend on how many rows follow.
-    """
-    out = (1 - LAMBDA) * values
-    for reach in 2 ** np.arange(11):
-        out[reach:] = out[reach:] + LAMBDA ** float(reach) * out[:-reach]
-    return out

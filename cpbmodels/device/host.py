@@ -1,7 +1,6 @@
 """Facts about the machine, read from the system itself: they are needed most where CUDA does not work."""
 
 import contextlib
-import os
 import platform
 import re
 import shutil
@@ -10,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+
+from cpbmodels.device.monitor import usable_cores
 
 PROC_DRIVER = Path("/proc/driver/nvidia/version")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -118,12 +119,6 @@ def cpu() -> Cpu:
         memory_total_mb=int(memory.get("MemTotal", 0)) * 1024 / 2**20,
         memory_free_mb=int(memory.get("MemAvailable", 0)) * 1024 / 2**20,
     )
-
-
-def usable_cores() -> int:
-    """Cores this process may run on (affinity masks of containers included)."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _read(path: str) -> str:

@@ -8,6 +8,7 @@ NVIDIA's management library (pynvml, from nvidia-ml-py), opened lazily and read 
 
 import contextlib
 import importlib
+import os
 import sys
 import threading
 import time
@@ -18,7 +19,6 @@ from types import ModuleType, TracebackType
 
 import torch
 
-from cpbmodels.device.host import usable_cores
 from cpbmodels.errors import pip_install
 
 resource: ModuleType | None
@@ -212,6 +212,12 @@ class Monitor:
             "host's launches are the limit; train more members in one fleet, raise --batch-size, "
             "or use --device cpu"
         )
+
+
+def usable_cores() -> int:
+    """Cores this process may run on (affinity masks of containers included)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def rss_peak_mb() -> float:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from cpbmodels.arch import architecture as info_of
-from cpbmodels.arch import usable
+from cpbmodels.arch import find, usable
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import preset
 from cpbmodels.data.series import Series
@@ -19,8 +19,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, make_task
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import WARM_UP, Graphs, StepRunner
-from cpbmodels.fleet.job import Job
-from cpbmodels.fleet.loop import step_rates
+from cpbmodels.fleet.loop import Job, step_rates
 from cpbmodels.fleet.plan import compute_dtype
 from cpbmodels.fleet.training import make_fleet
 from cpbmodels.kernels.support import compile_ahead, off_reason
@@ -143,14 +142,14 @@ def fleet_step(
 
 
 def compile_kernels(architecture: str, options: Preset, device: torch.device) -> int:
-    """Compile the kernels of a fleet's step and validation ahead; how many, 0 where the fleet keeps torch's path.
+    """Compile the kernels of a fleet's step and validation ahead; return their number, 0 if it uses torch's path.
 
     Of two members: no variant depends on how many there are.
     """
     if options.members:  # each has its own preset; theirs are compiled when they are trained
         return 0
     compute = compute_dtype(options, architecture, device, torch.float32)
-    if off_reason(architecture, options, device, compute):
+    if off_reason(find(architecture), options, device, compute):
         return 0
     step = fleet_step(architecture, options, 2, device)
 

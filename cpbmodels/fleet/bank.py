@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.options import Preset
-from cpbmodels.data.series import RETURNS, SCALED, Series
+from cpbmodels.data.prices import RETURNS, SCALED
+from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 
 
@@ -24,7 +25,7 @@ def bank_columns(options: Preset) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Bank:
-    """`rows` [R, columns] and inverse volatility [R] of all series, one behind the other."""
+    """`rows` [R, columns] and inverse volatility [R] of all series, one after another."""
 
     rows: Tensor
     inverse_sigma: Tensor
@@ -92,7 +93,7 @@ class Task:
     validation: np.ndarray  # int64 rows of the bank
     mean: np.ndarray  # float64 [columns], with `inverse` the scaling of the bank's columns
     inverse: np.ndarray
-    options: Preset  # its own: rows of a fleet may differ in those of `per_member.PER_MEMBER`
+    options: Preset  # of this member: members of a fleet may differ in those of `per_member.PER_MEMBER`
     index: int = 0  # its place among the members of the call
 
 

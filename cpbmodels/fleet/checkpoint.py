@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import time
+import uuid
 import zlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +23,6 @@ from typing import Any
 from torch import Tensor
 
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +86,7 @@ class Checkpoints:
         return None
 
     def clear(self) -> None:
-        """Remove the checkpoints of earlier trainings: this one starts anew."""
+        """Remove the checkpoints of earlier trainings: this training starts from scratch."""
         for path in self.files():
             path.unlink(missing_ok=True)
 
@@ -102,9 +103,9 @@ def _is_intact(path: Path) -> bool:
 
 
 def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool:
-    """Whether a checkpoint goes on here: False for other members of the same training, as another cut gives.
+    """Whether training continues from a checkpoint here: False for other members of the same training (another cut).
 
-    A fleet is cut by the number of cores, and again where memory runs out: such a part starts anew.
+    A fleet is cut by the number of cores, and again where memory runs out: such a part starts from scratch.
 
     Raises:
         ModelError: it is of another training.
@@ -123,3 +124,18 @@ def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool
         f"{folder} holds a checkpoint of another training ({', '.join(differing)} differ): "
         "resume with the same data and options, or start without resume."
     )
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file by way of a temporary one beside it: flushed to disk, then renamed over the old one."""
+    # Not tempfile's, which are for their owner alone: a model's mode follows the umask, as that of any other file.
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        with draft.open("xb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

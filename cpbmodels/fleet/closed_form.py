@@ -17,8 +17,7 @@ from torch import Tensor
 from cpbmodels.arch.base import MemberData
 from cpbmodels.fleet.bank import Bank, Task, evenly_spread
 from cpbmodels.fleet.fleet import Fleet
-from cpbmodels.fleet.job import Job, Stopped
-from cpbmodels.fleet.loop import EpochCost, Loop
+from cpbmodels.fleet.loop import EpochCost, Job, Loop, Stopped
 from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import windows_in_flight
 

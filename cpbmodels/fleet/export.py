@@ -15,8 +15,7 @@ from cpbmodels.data.paths import MAX_STEPS, scaled_errors, step_correlation
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.fleet.bank import Bank, Task
 from cpbmodels.fleet.config import FORMAT, STEPS
-from cpbmodels.fleet.job import Job
-from cpbmodels.fleet.loop import Loop, Progress
+from cpbmodels.fleet.loop import Job, Loop, Progress
 from cpbmodels.fleet.member import Member, Report
 from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import windows_in_flight
@@ -133,7 +132,7 @@ def _residuals(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> np.ndarr
 def _step_correlations(
     net: Net, raw: Tensor, truth: Tensor, weight: Tensor, table: Tensor
 ) -> list[dict[str, Any]]:
-    """Each member's `step_correlation` by its field's name: how its errors on the validation windows hang together.
+    """Each member's `step_correlation` by its field's name: how its errors on the validation windows are correlated.
 
     A few hundred windows at a time: all members' quantiles at once would be 19 times the outputs.
     """

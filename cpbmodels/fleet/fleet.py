@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.draws import Draws
-from cpbmodels.arch.layers import on_gpu
+from cpbmodels.arch.layers import Layout, Weights, on_gpu
 from cpbmodels.arch.per_member import PerRow, by_row
 from cpbmodels.arch.torch_private import foreach_add_, foreach_copy_, fused_adam_, fused_adamw_
-from cpbmodels.arch.weights import Layout, Weights
 from cpbmodels.fleet.bank import Bank, Scaling
 from cpbmodels.fleet.net import Net
 

@@ -1,5 +1,7 @@
 """The one training loop: epochs of a fleet, early stop and best snapshot per member, checkpoints.
 
+`Job` describes one training, which all its fleets share; `EpochRecord` and `StepRecord` are what it reports.
+
 A member is active until it stops. The rows that take part in a step are the first ones (`stepped`): the active members
 and, on a GPU, a few stopped ones beside them. Those are still updated, but their result is the saved snapshot.
 
@@ -13,9 +15,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -23,15 +27,105 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.per_member import IN_RATE
+from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor, check_placement
 from cpbmodels.fleet.bank import Bank, Task, epoch_order, steps_per_epoch
 from cpbmodels.fleet.checkpoint import Checkpoints, is_same
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import Graphs, StepRunner, ValidationRunner
-from cpbmodels.fleet.job import Stopped
+from cpbmodels.fleet.member import Member
+from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import windows_in_flight
+from cpbmodels.kernels.support import off_reason
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """What `on_epoch` is called with, once per fleet and epoch.
+
+    epoch: from 1. epochs: at most as many. lr: learning rate at the end of the epoch, of the first member.
+    members: one dict per member that trained in this epoch: index in the returned list, symbol, timeframe, seed,
+        train_loss, val_loss, lr, best_val_loss, stopped ("" while it goes on).
+    windows_per_s, seconds: of the whole fleet, validation included.
+    memory: MB and percent, as `Monitor.latest` gives them.
+    """
+
+    epoch: int
+    epochs: int
+    lr: float
+    members: list[dict[str, Any]]
+    windows_per_s: float
+    seconds: float
+    memory: dict[str, float]
+
+
+OnEpoch = Callable[[EpochRecord], Iterable[int] | None]
+"""Called after every epoch of a fleet; may return indices of members that shall stop now (of other fleets: ignored)."""
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """What `on_step` is called with: once before a fleet's first step, then about every 0.3 s within an epoch.
+
+    epoch: from 1, of at most `epochs`. step: done of the epoch's `steps` (on a GPU: launched). members: indices in the
+    returned list of those that train. of_members: how many the whole call trains.
+    device: as in `cpu` or `cuda:0`. data: rows and columns of the candles there, data_mb: their size.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    steps: int
+    members: list[int]
+    of_members: int
+    device: str
+    data: tuple[int, int]
+    data_dtype: str
+    data_mb: float
+
+
+OnStep = Callable[[StepRecord], bool | None]
+"""May return True: the fleet's members then stop within this epoch, each with the snapshot of its best one so far."""
+
+
+class Stopped(Exception):
+    """Raised in a fleet when another part of its training failed or was interrupted."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a fleet needs besides its tasks. `options` are what its members have in common (`Task.options`)."""
+
+    series: list[Series]
+    architecture: str
+    options: Preset
+    device: torch.device
+    dtype: torch.dtype  # of the master weights
+    compute: torch.dtype  # of the products
+    checkpoint: Path | None
+    resume: bool
+    warm: list[Member | None] | None  # per task, the member it continues from
+    on_epoch: OnEpoch | None
+    on_step: OnStep | None = None
+    of_members: int = 0  # members of the whole call
+    kernels: bool = True  # whether to use `cpbmodels.kernels` where they can be used
+    halved_to: int = 0  # members at once since memory ran out; 0: it has not
+    lock: threading.Lock = field(default_factory=threading.Lock)  # held while `on_epoch` or `on_step` runs
+    stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step
+
+    @property
+    def kernels_off(self) -> str:
+        """Why its fleets do not use `cpbmodels.kernels`; "" where they do."""
+        return off_reason(find(self.architecture), self.options, self.device, self.compute, self.kernels)
+
+    def net(self) -> Net:
+        """The net of its fleets."""
+        kernels = None if self.kernels_off else self.compute
+        return Net(self.architecture, self.options, self.device, self.dtype, kernels)
+
 
 _TELL_S = 0.3
 """Seconds between two reports within an epoch: often enough for a bar, and nothing beside the steps."""
@@ -320,7 +414,7 @@ class Loop:
         if found is None:
             return False
         tensors, state = found
-        # Other members of this training start anew; a checkpoint of another training is an error.
+        # Other members of this training start from scratch; a checkpoint of another training is an error.
         if not is_same(state["training"], self.identity(), checkpoints.folder):
             return False
         self.fleet.reorder(

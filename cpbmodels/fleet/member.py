@@ -22,6 +22,7 @@ from cpbmodels.data.paths import bare_symbol, mean_correlation
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, shown
+from cpbmodels.fleet.checkpoint import write_whole
 from cpbmodels.fleet.config import (
     DIGEST,
     MAX_BYTES,
@@ -38,9 +39,7 @@ from cpbmodels.fleet.config import (
     parse,
     sealed,
 )
-from cpbmodels.fleet.files import write_whole
-from cpbmodels.fleet.model import DTYPES, Model
-from cpbmodels.fleet.net import Net
+from cpbmodels.fleet.net import DTYPES, Model, Net
 from cpbmodels.fleet.plan import UNIVERSAL
 from cpbmodels.fleet.prediction import Forecast, forecast_all, predict_rows
 
@@ -126,7 +125,7 @@ class Member(Model):
     def known_until(self) -> datetime | None:
         """The end (UTC) of all candles it learned from, was stopped by or was chosen on; None where unknown.
 
-        Forecasts from earlier origins are no test of the model.
+        Forecasts from earlier origins do not test the model.
         """
         text = self.config.get("known_until") or self.config.get("bounds", {}).get("test", [None, None])[1]
         return datetime.fromisoformat(text) if text else None

@@ -63,7 +63,7 @@ def compute_dtype(
 
 @dataclass(frozen=True)
 class Planned:
-    """A member to be: the series it learns, by index, and its seed."""
+    """A planned member: the series it learns, by index, and its seed."""
 
     series: tuple[int, ...]
     seed: int
@@ -93,7 +93,7 @@ def plan_tasks(
 ) -> list[Task]:
     """A task for each of these members, which are rows of one fleet; keys are their places in the call.
 
-    Members of the same series share its windows and its scaling: trials are many on few series.
+    Members of the same series share its windows and its scaling: a search has many trials on few series.
     """
     made: dict[tuple[int, ...], Task] = {}
     for index, one in members.items():

@@ -27,8 +27,7 @@ from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
 from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Bank, Scaling
 from cpbmodels.fleet.config import STEPS
-from cpbmodels.fleet.model import Model
-from cpbmodels.fleet.net import Net
+from cpbmodels.fleet.net import Model, Net
 from cpbmodels.fleet.plan import windows_in_flight
 
 if TYPE_CHECKING:
@@ -269,7 +268,7 @@ def _predict_group(
 
 
 def _check_finite(forecast: Prediction, series: Series) -> None:
-    """Raise ModelError for a forecast that is no number: nothing behind this could tell it from a good one."""
+    """Raise ModelError for a forecast that is not a number: no later step could tell it from a valid forecast."""
     for part in (forecast.quantiles, forecast.candle, forecast.probabilities):
         if part is not None and not np.isfinite(part).all():
             raise ModelError(
@@ -389,7 +388,7 @@ def paths(
 
 
 def coin_correlation(members: Sequence[Model], series: Sequence[Series]) -> dict[str, Any]:
-    """By timeframe, how the errors of member i on the validation span of series i hang together; for `paths`.
+    """By timeframe, how the errors of member i on the validation span of series i are correlated; for `paths`.
 
     The content of a run's `coins.json`: `symbols`, `correlation` and `windows`, see `data.paths.correlate_coins`. A
     timeframe with a single coin, or with too few common times, is left out.

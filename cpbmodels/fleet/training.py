@@ -1,7 +1,8 @@
 """`train_fleet`: from series to trained members, fleet by fleet, side by side on a CPU.
 
 A job's tasks (members to be) are cut into fleets. Where memory runs out the fleet is halved, then the batch of a single
-member is split; neither changes the result beyond rounding.
+member is split; neither changes the result beyond rounding. `on_step` is told how far an epoch has come,
+`on_epoch` what it cost and reached.
 """
 
 from __future__ import annotations
@@ -32,13 +33,10 @@ from cpbmodels.fleet.checkpoint import Checkpoints
 from cpbmodels.fleet.closed_form import set_initial_weights, solve, unscaled
 from cpbmodels.fleet.export import export
 from cpbmodels.fleet.fleet import Fleet
-from cpbmodels.fleet.job import Job, OnEpoch, OnStep, Stopped
-from cpbmodels.fleet.loop import Loop
+from cpbmodels.fleet.loop import EpochCost, EpochRecord, Job, Loop, OnEpoch, OnStep, StepRecord, Stopped
 from cpbmodels.fleet.member import Member, average
-from cpbmodels.fleet.model import DTYPES
-from cpbmodels.fleet.net import Net
+from cpbmodels.fleet.net import DTYPES, Net
 from cpbmodels.fleet.plan import Planned, compute_dtype, pick_device, plan_members, plan_tasks
-from cpbmodels.fleet.reporting import epoch_reporter, step_reporter
 
 log = logging.getLogger(__name__)
 _WAIT_SLICE_S = 0.2
@@ -376,3 +374,66 @@ def _warm_row(net: Net, member: Member) -> Tensor:
             "start without it, or with its options."
         )
     return member.rows
+
+
+def step_reporter(job: Job, bank: Bank) -> Callable[[Loop, int, int], bool]:
+    """Calls `on_step` with how far the loop has come within its epoch; whether the members shall stop now."""
+    rows = bank.rows
+
+    def report(loop: Loop, step: int, steps: int) -> bool:
+        record = StepRecord(
+            epoch=loop.epoch + 1,
+            epochs=max(own.epochs for own in loop.own_options),
+            step=step,
+            steps=steps,
+            members=[loop.tasks[task].index for task in loop.order[: loop.active]],
+            of_members=job.of_members,
+            device=str(rows.device),
+            data=(rows.shape[0], rows.shape[1]),
+            data_dtype=str(rows.dtype).removeprefix("torch."),
+            data_mb=rows.numel() * rows.element_size() / 1e6,
+        )
+        assert job.on_step is not None
+        with job.lock:  # fleets side by side report one at a time
+            return bool(job.on_step(record))
+
+    return report
+
+
+def epoch_reporter(job: Job) -> Callable[[Loop, EpochCost], None]:
+    """Calls `on_epoch` with the members that trained in the loop's last epoch, and stops those it returns."""
+
+    def report(loop: Loop, cost: EpochCost) -> None:
+        members = [
+            {
+                "index": loop.tasks[task].index,
+                "symbol": loop.tasks[task].symbol,
+                "timeframe": loop.tasks[task].timeframe,
+                "seed": loop.tasks[task].seed,
+                "best_val_loss": progress.best,
+                "stopped": progress.stopped,
+                **progress.history[-1],
+            }
+            for task, progress in enumerate(loop.progress)
+            if progress.history and progress.history[-1]["epoch"] == loop.epoch
+        ]
+        assert job.on_epoch is not None
+        record = EpochRecord(
+            epoch=loop.epoch,
+            epochs=max(own.epochs for own in loop.own_options),
+            lr=members[0]["lr"],
+            members=members,
+            windows_per_s=cost.windows_per_s,
+            seconds=cost.seconds,
+            memory=cost.memory,
+        )
+        with job.lock:  # fleets side by side report one at a time
+            unwanted = set(job.on_epoch(record) or ())
+        for task, progress in zip(loop.tasks, loop.progress, strict=True):
+            if task.index in unwanted and not progress.stopped:
+                progress.stopped, progress.reason = (
+                    "on_request",
+                    f"stopped on request after epoch {loop.epoch}",
+                )
+
+    return report

@@ -21,7 +21,7 @@ from torch import Tensor
 from cpbmodels.arch.base import Batch
 from cpbmodels.arch.cells import State
 from cpbmodels.arch.draws import Draws
-from cpbmodels.arch.weights import Weights
+from cpbmodels.arch.layers import Weights
 from cpbmodels.kernels.recurrent import (
     gru,
     gru_step,

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from cpbmodels.arch.draws import Draws, dropout
+from cpbmodels.arch.layers import Weights
 from cpbmodels.arch.per_member import PerRow
-from cpbmodels.arch.weights import Weights
 from cpbmodels.kernels.support import launch, product, shared_bytes
 
 WHOLE_LAYER_WIDTH = 128

@@ -12,14 +12,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
+
+if TYPE_CHECKING:
+    from cpbmodels.arch.base import Architecture
 
 MIN_CAPABILITY = (8, 0)
 ROWS = 16
@@ -33,7 +35,11 @@ _listener: Listener | None = None
 
 
 def off_reason(
-    architecture: str, options: Preset, device: torch.device, compute: torch.dtype, wanted: bool = True
+    architecture: type[Architecture],
+    options: Preset,
+    device: torch.device,
+    compute: torch.dtype,
+    wanted: bool = True,
 ) -> str:
     """Why a fleet with these options, on this device, with products in `compute`, keeps torch's path; "" where not."""
     windows = options.batch_size // options.accumulate
@@ -54,9 +60,8 @@ def off_reason(
     if windows % ROWS:
         return f"{windows} windows a member and step are not a multiple of {ROWS}"
     # Last: what the architecture says of its own widths. A subclass inherits the answer, but not the computation.
-    own = find(architecture)
-    reason = own.no_kernels(options)
-    if not reason and "no_kernels" not in vars(own):
+    reason = architecture.no_kernels(options)
+    if not reason and "no_kernels" not in vars(architecture):
         reason = "a subclass may compute something else"
     return reason or driver_fault()
 

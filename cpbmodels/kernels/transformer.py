@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.base import Batch
-from cpbmodels.arch.weights import Weights
+from cpbmodels.arch.layers import Weights
 from cpbmodels.kernels.attention import cross_attention, one_query, self_attention
 from cpbmodels.kernels.blocks import add_norm, bias_gelu
 from cpbmodels.kernels.support import product

@@ -14,7 +14,7 @@ import typer
 
 from flows.console import emit, exit_now, log_to_console
 from schemas import __version__
-from schemas.errors import COMPLETE, FATAL, INTERRUPTED, USAGE, CpbError, UsageError
+from schemas.errors import COMPLETE, FATAL, INTERRUPTED, USAGE, CpbError
 from tasks.storage.urls import without_credentials
 
 COMMANDS = {
@@ -55,7 +55,7 @@ COMMANDS = {
 
 HELP = "Train, judge and publish forecasting models for a whole universe of coins."
 
-INTERRUPTION = "interrupted; run the same command again to go on"
+INTERRUPTION = "interrupted; run the same command again to continue"
 
 _MORE_MEMORY = (
     "ask for fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
@@ -67,7 +67,7 @@ _REMEDIES = {
     errno.EDQUOT: "free space within your quota",
     errno.EACCES: "check who owns it and its permissions",
     errno.EPERM: "check who owns it and its permissions",
-    errno.EROFS: "choose a folder that can be written to, as with CPB_HOME",
+    errno.EROFS: "choose a writable folder, for example with CPB_HOME",
 }
 """Remedies for errors of the operating system, by errno."""
 
@@ -88,17 +88,11 @@ def _print_version(wanted: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and end"),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit"),
     ] = False,
 ) -> None:
-    """Options of `cpb` itself; rejects too small an address space, and a setting that would have no effect."""
+    """Options of `cpb` itself; rejects too small an address space."""
     _check_address_space()
-    if os.environ.get("CPB_STORE"):
-        raise UsageError(
-            "CPB_STORE is set, and cpb shares no store between machines: unset it; several machines train with "
-            "--engine ray, which needs none (docs/scale.md)",
-            code="store", field="CPB_STORE",
-        )  # fmt: skip
 
 
 def _check_address_space() -> None:

@@ -51,7 +51,7 @@ def _print_board(pooled: dict[str, dict[str, dict[str, Any]]]) -> None:
     if not found:
         say("no model was judged")
         return
-    found.sort(key=lambda one: (one[0], one[2]["crps_ratio"]))
+    found.sort(key=lambda row: (row[0], row[2]["crps_ratio"]))
     print_table(
         "Against the random walk with EWMA volatility, over all folds: ratios below 1 are better",
         _COLUMNS,

@@ -12,7 +12,7 @@ from flows.tables import Column, finding, print_table
 from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError, count
 from schemas.identity import SIM, check_known
 from schemas.run import BoardSpec, RunSpec, ScopeSpec
-from tasks.storage.home import checked_home
+from tasks.storage.home import checked_home, stored_home
 
 if TYPE_CHECKING:
     from schemas.handover import Alarm, Decision
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 @takes(BoardSpec, without=("run",))
 def champions(
     spec: BoardSpec,
-    why: Annotated[bool, typer.Option("--why", help="the decision behind each, with its figures")] = False,
+    why: Annotated[
+        bool, typer.Option("--why", help="the decision behind each champion, with its figures")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show the champion of each coin x timeframe, the gate's last decision, and with --why its reason.
@@ -36,21 +38,21 @@ def champions(
 
     symbols, timeframes = spec.symbols, spec.intervals
     everyone = served(spec.market)
-    check_known(symbols, {one.champion.series.symbol for one in everyone}, "the registry of champions")
+    check_known(symbols, {entry.champion.series.symbol for entry in everyone}, "the registry of champions")
     found = [
-        one
-        for one in everyone
-        if (symbols is None or one.champion.series.symbol in symbols)
-        and (timeframes is None or one.champion.series.timeframe in timeframes)
+        entry
+        for entry in everyone
+        if (symbols is None or entry.champion.series.symbol in symbols)
+        and (timeframes is None or entry.champion.series.timeframe in timeframes)
     ]
     if json:
-        emit({"champions": [_row(one) for one in found], "exit": COMPLETE})
+        emit({"champions": [_row(entry) for entry in found], "exit": COMPLETE})
         return
-    markets = {one.champion.series.market for one in found}
+    markets = {entry.champion.series.market for entry in found}
     watched = {alarm.series: alarm for market in markets for alarm in alarms(checked_home(), market)}
     if why:
-        for one in found:
-            print("\n".join(_explained(one, watched.get(one.champion.series))))
+        for entry in found:
+            print("\n".join(_explained(entry, watched.get(entry.champion.series))))
     else:
         # Real and simulated champions are never listed together.
         title = "simulated market: these figures say nothing about a real one" if SIM in markets else ""
@@ -67,7 +69,7 @@ def promote(
         str | None, typer.Option(metavar="N", help="a registered version, or previous")
     ] = None,
     force: Annotated[
-        str | None, typer.Option(metavar="REASON", help="why; it is kept with the decision")
+        str | None, typer.Option(metavar="REASON", help="the reason, stored with the decision")
     ] = None,
     json: Json = False,
 ) -> None:
@@ -77,7 +79,7 @@ def promote(
     """
     if version is None:
         raise UsageError(
-            "promote needs --version: a number (`cpb champions` shows the present one), or previous",
+            "promote needs --version: a number (`cpb champions` shows the current version), or previous",
             code="no-version", field="version",
         )  # fmt: skip
     if force is None:
@@ -109,8 +111,8 @@ _FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
 """The ratio to the random walk on the test span with its 95 % interval; null where it was not judged."""
 
 
-def _row(one: "Served") -> dict[str, Any]:
-    champion, series = one.champion, one.champion.series
+def _row(served: "Served") -> dict[str, Any]:
+    champion, series = served.champion, served.champion.series
     return {
         "market": series.market,
         "symbol": series.symbol,
@@ -121,12 +123,12 @@ def _row(one: "Served") -> dict[str, Any]:
         "verdict": champion.verdict,
         "simulated": series.market == SIM,
         **{name: champion.metrics.get(f"test_{name}") for name in _FIGURES},
-        "decision": one.newest.model_dump(mode="json", exclude_none=True) if one.newest else None,
+        "decision": served.newest.model_dump(mode="json", exclude_none=True) if served.newest else None,
     }
 
 
-def _explained(one: "Served", alarm: "Alarm | None") -> list[str]:
-    champion = one.champion
+def _explained(served: "Served", alarm: "Alarm | None") -> list[str]:
+    champion = served.champion
     lines = [
         f"{champion.series}: version {champion.version}, {champion.architecture} of preset {champion.preset}"
     ]
@@ -140,14 +142,14 @@ def _explained(one: "Served", alarm: "Alarm | None") -> list[str]:
         lines.append(f"  live {alarm}".replace(f"{alarm.series} is ", ""))
     elif alarm:
         lines.append("  no live forecast has been scored yet")
-    told = [d for d in (one.became, one.newest) if d]
-    lines += [f"  {decision}" for decision in dict.fromkeys(map(_told, told))]
-    if not told:
+    decisions = [d for d in (served.became, served.newest) if d]
+    lines += [f"  {decision}" for decision in dict.fromkeys(map(_decision_line, decisions))]
+    if not decisions:
         lines.append("  no decision is recorded: it was made champion in MLflow")
     return lines
 
 
-def _told(decision: "Decision") -> str:
+def _decision_line(decision: "Decision") -> str:
     return f"{decision.decided_at:%Y-%m-%d %H:%M} {decision.outcome} ({decision.rule}): {decision.reason}"
 
 
@@ -158,8 +160,8 @@ def _live(alarm: "Alarm | None") -> str:
 
 def _print_table(title: str, found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> None:
     rows = []
-    for one in found:
-        champion, newest = one.champion, one.newest
+    for served in found:
+        champion, newest = served.champion, served.newest
         decision = f"{newest.outcome} ({newest.rule})" if newest else "-"
         finding_ = "damaged" if champion.damage else finding(champion.verdict)
         names = (str(champion.series), champion.version, champion.architecture, champion.preset)
@@ -184,14 +186,29 @@ _TABLE = tuple(
 def publish(
     spec: RunSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
+    site: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="write the live record instead: a static page, all rows, and a verifier"
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Publish a market's champions in one Hub commit; without --repo, or with --dry-run, into a folder.
 
     Damaged champions are left out (exit 3).
 
+    With --site the record of the forecasts instead: a folder for any web server, to be checked without cpb.
+
     Example: cpb publish --dry-run
     """
+    if site and (spec.repo or dry_run):
+        raise UsageError(
+            "--site writes the record to a folder: leave --repo and --dry-run out", code="site", field="site"
+        )
+    if site:
+        _publish_site(spec, site, json)
+        return
     quiet_libraries()
     from tasks.publish import publish as step
 
@@ -214,6 +231,22 @@ def publish(
     else:
         say(f"published: {result.place}" if repo else f"written, not published: {result.place}")
     raise typer.Exit(code)
+
+
+def _publish_site(spec: RunSpec, folder: Path, json: bool) -> None:
+    from tasks.hub.site import PAGE, write_site
+
+    site = write_site(stored_home(), spec.market, folder)
+    if json:
+        emit({"site": str(folder), "head": site.head, "line": site.line, "rows": site.rows,
+              "written": list(site.written), "exit": COMPLETE})  # fmt: skip
+        return
+    changed = (
+        f"{len(site.written):,} of {count(site.files, 'file')} written"
+        if site.written
+        else "nothing had changed"
+    )
+    say(f"record: {folder / PAGE} ({count(site.rows, 'row')}; {changed}); head of the chain: {site.head}")
 
 
 FORMATS = ("onnx",)

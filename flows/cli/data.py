@@ -77,7 +77,7 @@ _ALL = "all"
 def verify(
     market: Annotated[str, typer.Option(help="all, spot, um, cm, own or sim")] = _ALL,
     repair: Annotated[
-        bool, typer.Option("--repair", help="fetch or make again what can be, and set the rest aside")
+        bool, typer.Option("--repair", help="fetch or recreate what can be recreated, and set the rest aside")
     ] = False,
     source: Annotated[
         str | None,
@@ -116,7 +116,7 @@ def verify(
             home, markets, repair=repair, source=source, seen=lambda checked: tell("verify", checked, 0, "files")
         )  # fmt: skip
     if hub:
-        from tasks.hub.ledger import compare
+        from tasks.hub.record import compare
 
         published = compare(home, SPOT if market == _ALL else market, hub)
         result.damaged += published.damaged

@@ -25,13 +25,18 @@ app = typer.Typer(
 Port = Annotated[
     int | None,
     typer.Option(
-        min=1, max=65535, help="default: that of the last `up`, until `down`; else 4200", show_default=False
+        min=1,
+        max=65535,
+        help="default: the port of the last `up`, until `down`; else 4200",
+        show_default=False,
     ),
 ]
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=1, help="flow runs at the same time; default: as before, until `down`; else 2", show_default=False
+        min=1,
+        help="flow runs at the same time; default: as in the last `up`, until `down`; else 2",
+        show_default=False,
     ),
 ]
 
@@ -43,9 +48,9 @@ def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
     Example: cpb deploy up && cpb deploy run train-all
     """
     from flows.deploy import control
-    from flows.deploy.services import password_file
+    from flows.prefect_server import password_file
 
-    say("starting what does not run of server, worker and deployments (10 to 30 s) …")
+    say("starting server, worker and deployments, unless they run (10 to 30 s) …")
     found = control.up(port, workers)
     server, password = found.server, password_file(found.server.home).path
     show_password = f"cat {shlex.quote(str(password))}"
@@ -62,9 +67,9 @@ def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
         )  # fmt: skip
     for run in found.ended:
         say(f"run {run.name} is marked {run.state}: its process is gone")
-    took = ", ".join(f"{phase} {seconds:.0f} s" for phase, seconds in found.seconds.items())
-    say(f"up: {page}  (started: {' and '.join(found.started) or 'nothing, both run'}; {took})")
-    say(f"the page asks for a password, which is the line that this prints: {show_password}")
+    started = " and ".join(found.started) or "nothing, both run"
+    say(f"up: {page}  (started: {started}; {found.seconds:.0f} s)")
+    say(f"the page asks for a password, which this prints: {show_password}")
     say(f"for prefect's own commands: {export}")
     say("`cpb deploy status` shows the runs, `cpb deploy down` stops everything")
 
@@ -102,7 +107,8 @@ def run(
 @app.command()
 def status(
     notify: Annotated[
-        bool, typer.Option("--notify", help="tell the services of CPB_NOTIFY what is wrong, once a day each")
+        bool,
+        typer.Option("--notify", help="send each problem to the services of CPB_NOTIFY, at most once a day"),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -122,7 +128,7 @@ def status(
         from tasks.notices.services import tell_problems
 
         for name, problem in tell_problems(found.home, found.problems).items():
-            say(f"{name}: {problem or 'was told'}")
+            say(f"{name}: {problem or 'notified'}")
     raise typer.Exit(code)
 
 
@@ -172,13 +178,15 @@ def unit(port: Port = None, workers: Workers = None, json: Json = False) -> None
 
 def _as_json(found: "Status") -> dict[str, Any]:
     processes = {
-        str(name): {"alive": one.alive, "pid": one.process.pid, "since": one.since} if one else None
-        for name, one in found.services.items()
+        str(name): {"alive": service.alive, "pid": service.process.pid, "since": service.since}
+        if service
+        else None
+        for name, service in found.services.items()
     }
     server = found.services["server"]
     return {
         "up": found.up, "port": server.port if server else None, "api": server.api if server else None, **processes,
-        "deployments": [asdict(one) for one in found.deployments], "data": [asdict(one) for one in found.data],
+        "deployments": [asdict(each) for each in found.deployments], "data": [asdict(data) for data in found.data],
         "disk": asdict(found.disk) if found.disk else None, "runs_ended": [run.name for run in found.ended],
         "problems": [problem.text for problem in found.problems],
     }  # fmt: skip
@@ -187,17 +195,17 @@ def _as_json(found: "Status") -> dict[str, Any]:
 def _lines(found: "Status") -> list[str]:
     server = found.services["server"]
     if not server:
-        lines = ["nothing is up; start it with `cpb deploy up`"]
+        lines = ["nothing is running; start it with `cpb deploy up`"]
     else:
         parts = [
             f"{s.name} {f'pid {s.process.pid}' if s.alive else 'DEAD'}" for s in found.services.values() if s
         ]
         lines = [f"{_state(found)}: {server.api.removesuffix('/api')}  ({', '.join(parts)})"]
-    lines += [_deployment_line(one) for one in found.deployments]
-    for one in found.data:
-        market = "" if one.market == "spot" else f"{one.market} "
+    lines += [_deployment_line(deployment) for deployment in found.deployments]
+    for data in found.data:
+        market = "" if data.market == "spot" else f"{data.market} "
         lines.append(
-            f"{market}{one.timeframe:<6}  newest candle {_time(one.candle)}, newest forecast {_time(one.forecast)}"
+            f"{market}{data.timeframe:<6}  newest candle {_time(data.candle)}, newest forecast {_time(data.forecast)}"
         )
     if found.disk:
         used = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in found.disk.used.items())
@@ -222,10 +230,14 @@ def _wrong(problems: Sequence[Event]) -> list[str]:
     return lines
 
 
-def _deployment_line(one: "Deployment") -> str:
-    last = f"{one.last.outcome} {age(one.last.age_s)} ago" if one.last else "no run has ended yet"
-    active = f", {one.active} running" if one.active else ""
-    return f"{one.name:<22}  {last}{active}; next {_time(one.next)}"
+def _deployment_line(deployment: "Deployment") -> str:
+    last = (
+        f"{deployment.last.outcome} {age(deployment.last.age_s)} ago"
+        if deployment.last
+        else "no run has ended yet"
+    )
+    active = f", {deployment.active} running" if deployment.active else ""
+    return f"{deployment.name:<22}  {last}{active}; next {_time(deployment.next)}"
 
 
 def _time(time: datetime | None) -> str:
@@ -243,13 +255,13 @@ def notify(
     from tasks.notices.services import services, try_services
 
     if not test:
-        names = [one.name for one in services(home())]
+        names = [service.name for service in services(home())]
         for name in names:
             say(name)
         if json:
             emit({"services": names, "exit": 0})
         elif not names:
-            say("nobody is told: set CPB_NOTIFY, as docs/notifications.md says")
+            say("no notifications are sent: set CPB_NOTIFY, as docs/notifications.md describes")
         return
     problems = try_services(home())
     for name, problem in problems.items():

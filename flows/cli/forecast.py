@@ -22,7 +22,7 @@ def forecast(
         typer.Option(
             "--model",
             metavar="hub:USER/NAME[@REVISION]",
-            help="published models instead of the own champions; their forecasts are shown, not stored",
+            help="published models instead of your own champions; their forecasts are shown, not stored",
         ),
     ] = None,
     out: Annotated[
@@ -30,7 +30,7 @@ def forecast(
     ] = None,
     plot: Annotated[bool, typer.Option("--plot", help="draw each forecast in characters")] = False,
     in_browser: Annotated[
-        bool, typer.Option("--open", help="open the page, and serve it until Ctrl-C if nothing serves it yet")
+        bool, typer.Option("--open", help="open the page, and serve it until Ctrl-C if it is not served yet")
     ] = False,
     json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="the forecast rows as CSV on stdout")] = False,
@@ -45,7 +45,7 @@ def forecast(
     quiet_libraries()
     if model is None and out is not None:
         raise UsageError(
-            "out goes with --model: forecasts of the own champions are in the forecast store",
+            "out requires --model: the forecasts of your own champions are in the forecast store",
             code="out", field="out",
         )  # fmt: skip
     with shown_progress("forecast"):
@@ -73,7 +73,7 @@ def forecast(
 
 def _print(spec: ForecastSpec, result: dict[str, Any], plot: bool) -> None:
     now = spec.scope.as_of or datetime.now(UTC)
-    known = {(one["symbol"], one["timeframe"]): one for one in result.get("models", ())}
+    known = {(model["symbol"], model["timeframe"]): model for model in result.get("models", ())}
     forecasts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in result["rows"]:
         forecasts.setdefault((row["symbol"], row["timeframe"]), []).append(row)

@@ -20,7 +20,7 @@ def leaderboard(
     as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
     as_list: Annotated[
         bool,
-        typer.Option("--list", help="the training runs instead, the newest first, with their ids for --run"),
+        typer.Option("--list", help="list the training runs instead, newest first, with their ids for --run"),
     ] = False,
 ) -> None:
     """Show architecture x timeframe against the random walk, from MLflow alone.
@@ -79,7 +79,7 @@ def print_runs(rows: list[dict[str, Any]]) -> None:
         say("no training run in the MLflow store yet; start one with `cpb train-all`")
         return
     print_table("", _RUNS, [_run_cells(row) for row in rows])
-    say("one of them: `cpb leaderboard --run RUN`")
+    say("the rows of one run: `cpb leaderboard --run RUN`")
 
 
 _RUNS = (
@@ -129,9 +129,7 @@ def _coins(row: dict[str, Any]) -> str:
 @takes(BoardSpec, only=("market", "coins", "timeframes"))
 def ledger(
     spec: BoardSpec,
-    history: Annotated[
-        bool, typer.Option("--history", help="every version there was, not the newest alone")
-    ] = False,
+    history: Annotated[bool, typer.Option("--history", help="every version, not only the newest")] = False,
     json: Json = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
 ) -> None:
@@ -146,7 +144,7 @@ def ledger(
     from tasks.forecasting.summary import ledger_rows
 
     home = stored_home()
-    check_known(spec.symbols, {one.symbol for one in stored(home)}, f"the forecast store in {home}")
+    check_known(spec.symbols, {s.symbol for s in stored(home)}, f"the forecast store in {home}")
     rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals, history=history)
     if json:
         emit({"ledger": rows, "exit": 0})
@@ -159,7 +157,7 @@ def ledger(
                 print_table(title, _LEDGER, lines)
     elif stored(home):
         say(
-            "nothing has come due yet: `cpb forecast` issues forecasts and scores those whose candles have closed"
+            "no forecast has come due yet: `cpb forecast` issues forecasts and scores those whose candles have closed"
         )
     else:
         say(f"no forecast is stored in {home}: `cpb train-all` and `cpb forecast` issue some")

@@ -169,13 +169,13 @@ def _overrides(values: dict[str, Any], options: Mapping[str, ModelOption] | None
     """Remove the model options from `values` and return them by the names of the preset's fields."""
     found = _settings(values.pop(OVERRIDES) or ())
     for name, option in (options or {}).items():
-        given = [values.pop(one) for one in (name, *map(_keyword_of, option.others(name)))]
+        given = [values.pop(keyword) for keyword in (name, *map(_keyword_of, option.others(name)))]
         if option.switch and given[1]:
             given[1] = False
-        for value in (one for one in given if one is not None):
+        for value in (keyword for keyword in given if keyword is not None):
             if option.field in found:
                 raise UsageError(
-                    f"overrides: {option.field} is given twice, by options of its own or by --set; leave one out",
+                    f"overrides: {option.field} is given twice, by its own options or by --set; leave one out",
                     code="overrides", field=OVERRIDES,
                 )  # fmt: skip
             found[option.field] = parse_value(value) if isinstance(value, str) else value
@@ -231,7 +231,7 @@ def _choices(field: FieldInfo) -> tuple[str, ...]:
     kinds = (field.annotation, *get_args(field.annotation))
     listed = (get_args(kind) for kind in kinds if get_origin(kind) is Literal)
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    return next(listed, tuple(str(one) for one in cast(list[str], extra.get("enum", ()))))
+    return next(listed, tuple(str(choice) for choice in cast(list[str], extra.get("enum", ()))))
 
 
 def _completion(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
@@ -240,7 +240,7 @@ def _completion(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
         return None
 
     def complete(incomplete: str) -> list[str]:
-        return [one for one in choices if one.startswith(incomplete)]
+        return [choice for choice in choices if choice.startswith(incomplete)]
 
     return complete
 

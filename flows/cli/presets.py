@@ -23,7 +23,8 @@ from schemas.run import RunSpec, base_of
 
 def presets(
     name: Annotated[
-        str | None, typer.Argument(metavar="[PRESET]", help="explain one: every option that it resolves to")
+        str | None,
+        typer.Argument(metavar="[PRESET]", help="a preset to explain: every option that it resolves to"),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -38,10 +39,10 @@ def presets(
         else:
             _print_explained(explained)
         return
-    found = [_built_in(one) for one in PRESET_ARCHITECTURES] + [
+    found = [_built_in(architecture) for architecture in PRESET_ARCHITECTURES] + [
         _own(path) for path in sorted(own_presets_folder().glob(f"*{SUFFIX}"))
     ]
-    code = PARTIAL if any(one["problem"] for one in found) else COMPLETE
+    code = PARTIAL if any(preset["problem"] for preset in found) else COMPLETE
     if json:
         emit({"presets": found, "folder": str(own_presets_folder()), "exit": code})
     else:
@@ -103,29 +104,31 @@ def _own(path: Path) -> dict[str, Any]:
 
 
 def _print_list(found: list[dict[str, Any]]) -> None:
-    for one in found:
-        print(f"{one['name']}: {one['problem'] or one['about'] or 'no description'}")
-        if one["problem"]:
+    for preset in found:
+        print(f"{preset['name']}: {preset['problem'] or preset['about'] or 'no description'}")
+        if preset["problem"]:
             continue
-        base = f"changes {one['base']}; " if one["base"] else ""
-        seeds = f"{one['seeds']} seeds averaged" if one["seeds"] > 1 else "1 seed"
-        print(f"    {base}trains {', '.join(one['architectures'])}; {seeds}")
-        print(f"    {', '.join(f'{name}={value}' for name, value in one['options'].items())}")
+        base = f"changes {preset['base']}; " if preset["base"] else ""
+        seeds = f"{preset['seeds']} seeds averaged" if preset["seeds"] > 1 else "1 seed"
+        print(f"    {base}trains {', '.join(preset['architectures'])}; {seeds}")
+        print(f"    {', '.join(f'{name}={value}' for name, value in preset['options'].items())}")
     print(
-        f"\nPresets of your own: NAME{SUFFIX} in {own_presets_folder()}, or any path; docs/tuning.md has the form."
+        f"\nYour own presets: NAME{SUFFIX} in {own_presets_folder()}, or any path; docs/tuning.md describes the format."
     )
 
 
-def _print_explained(one: dict[str, Any]) -> None:
-    print(f"{one['name']}: {one['about']}")
-    columns = list(one["resolved"])
-    values = {option: [_short(one["resolved"][c][option]) for c in columns] for option in one["allowed"]}
+def _print_explained(preset: dict[str, Any]) -> None:
+    print(f"{preset['name']}: {preset['about']}")
+    columns = list(preset["resolved"])
+    values = {
+        option: [_short(preset["resolved"][c][option]) for c in columns] for option in preset["allowed"]
+    }
     widths = [max(len(c), *(len(v[i]) for v in values.values())) for i, c in enumerate(columns)]
     heads = "  ".join(c.rjust(w) for c, w in zip(columns, widths, strict=True))
     print(f"{'':>24}  {heads}  allowed")
     for option, shown in values.items():
         cells = "  ".join(v.rjust(w) for v, w in zip(shown, widths, strict=True))
-        print(f"{option:>24}  {cells}  {_allowed(one['allowed'][option])}")
+        print(f"{option:>24}  {cells}  {_allowed(preset['allowed'][option])}")
 
 
 def _short(value: Any) -> str:

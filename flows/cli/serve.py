@@ -21,7 +21,9 @@ Port = Annotated[int, typer.Option("--port", min=1, max=65535, help="port to lis
 Names = Annotated[
     str | None,
     typer.Option(
-        "--allowed-hosts", metavar="HOST,HOST", help="other names by which the server may be called"
+        "--allowed-hosts",
+        metavar="HOST,HOST",
+        help="other host names under which the server accepts requests",
     ),
 ]
 
@@ -57,7 +59,7 @@ def _serve(host: str, port: int, ready: Callable[[str], None], hosts: Sequence[s
 
 
 def open_page(view: str) -> None:
-    """Open a view of the page (`series/BTCUSDT/1h/spot`) in a browser; serve it until Ctrl-C if it is not served."""
+    """Open a view of the page (`series/BTCUSDT/1h/spot`) in a browser; if no server runs, start one until Ctrl-C."""
     import webbrowser
 
     import requests
@@ -89,7 +91,7 @@ def tracking_server(
     allowed_hosts: Names = None,
     artifacts: Annotated[
         str | None,
-        typer.Option("--artifacts", metavar="URI", help="where it keeps artifacts; default: ./mlartifacts"),
+        typer.Option("--artifacts", metavar="URI", help="where it stores artifacts; default: ./mlartifacts"),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -109,7 +111,7 @@ def tracking_server(
             emit({"url": url, "auth_file": str(file), "export": " && ".join(lines)})
             return
         say(f"MLflow for several machines: {url}  (stop with Ctrl-C)")
-        say("on this machine; on others with its address or name, and a copy of that file:")
+        say("on this machine (on others: with its address or name, and a copy of that file):")
         for line in lines:
             say(f"  {line}")
 
@@ -133,15 +135,15 @@ def ui(
             emit({"url": where.url, "runs": where.runs, **signing_in, "views": where.views, "filter": FILTER})
             return
         if where.sign_in:
-            say(f"MLflow: {where.sign_in}  (good once, for a minute; stop with Ctrl-C)")
+            say(f"MLflow: {where.sign_in}  (valid once, for a minute; stop with Ctrl-C)")
             say(f"later, or in another browser: {where.runs}, user and password in {where.auth_file}")
-            say("in the browser that is signed in:")
+            say("in the signed-in browser:")
         else:
             say(f"MLflow: {where.runs}")
         for about, link in where.views.items():
             say(f"{about}: {link}")
         say(f"filter for members that beat the random walk: {FILTER}")
-        say(f"the members it finds: {where.filtered_url}")
+        say(f"the matching members: {where.filtered_url}")
 
     say("starting MLflow's interface, about ten seconds")
     serve_ui(host, port, ready)

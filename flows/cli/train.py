@@ -133,7 +133,7 @@ def train(
         typer.Option(
             "--resume",
             metavar="latest|PATH",
-            help="latest: go on from the same command's last checkpoint; PATH: from a checkpoint or fleet's folder",
+            help="latest: continue from the same command's last checkpoint; PATH: from a checkpoint or fleet's folder",
         ),
     ] = None,
     json: Json = False,
@@ -149,7 +149,7 @@ def train(
 
             result = train_one(spec, resume=resume, say=say)
     except KeyboardInterrupt:
-        say("cpb: add --resume latest to go on from the last checkpoint instead of starting anew")
+        say("cpb: add --resume latest to continue from the last checkpoint instead of starting over")
         raise
     if json:
         emit(result)
@@ -169,7 +169,7 @@ def _show_plan(spec: RunSpec, json: bool) -> None:
         series = with_pairs(spec, say).scope.series
         night = plan_night(spec, series)
     lines: list[dict[str, Any]] = []
-    for timeframe, number in Counter(one.timeframe for one in series).items():
+    for timeframe, number in Counter(s.timeframe for s in series).items():
         names = [name for name in spec.names if night.trains(name, timeframe)]
         lines.append({"timeframe": timeframe, "coins": number, "architectures": names})
     if json:

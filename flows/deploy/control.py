@@ -2,14 +2,13 @@
 
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from flows.deploy import services
 from flows.deploy.liveness import (
@@ -31,32 +30,30 @@ from flows.deploy.services import (
     client_of,
     deployments_file,
     find_alive,
-    password_file,
-    prefect_home,
     state_folder,
     until,
 )
 from flows.ops.serving import check_port
+from flows.prefect_server import password_file, prefect_home
 from schemas.errors import CpbError
 from tasks.storage.locks import locked
 from tasks.storage.processes import ProcessId
 
 PORT, WORKERS = 4200, 2
 _START_S = 120.0
-_FREE_S = 5.0
 _Processes = dict[Name, subprocess.Popen[bytes]]
 
 
 @dataclass
 class Started:
-    """Result of `up`. `seconds`: duration of each phase."""
+    """Result of `up`. `seconds`: its duration."""
 
     server: Service
     worker: Service
     started: list[Name] = field(default_factory=list)
     dropped: int = 0
     ended: list[EndedRun] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0
 
 
 def up(port: int | None = None, workers: int | None = None) -> Started:
@@ -70,23 +67,20 @@ def up(port: int | None = None, workers: int | None = None) -> Started:
         CpbError: the port is in use, a process does not start, or a running server has another port.
     """
     deployments_file()
-    seconds: dict[str, float] = {}
+    start = time.monotonic()
     begun: _Processes = {}
     with locked(state_folder() / "lock"):
         try:
-            with _timed(seconds, "server"):
-                server = _server(port, begun)
+            server = _server(port, begun)
             with client_of(server) as client:
-                with _timed(seconds, "pool, old runs"):
-                    ended, dropped = _set_up(client, server)
-                with _timed(seconds, "deployments and worker"):
-                    worker = _worker(client, server, workers, begun)
+                ended, dropped = _set_up(client, server)
+                worker = _worker(client, server, workers, begun)
         except BaseException:
             for process in reversed(begun.values()):
                 with suppress(ProcessLookupError):  # already ended
                     services.stop(ProcessId.of(process.pid))
             raise
-    return Started(server, worker, list(begun), dropped, ended, seconds)
+    return Started(server, worker, list(begun), dropped, ended, round(time.monotonic() - start, 1))
 
 
 def prepare() -> Service:
@@ -151,14 +145,7 @@ def _server(port: int | None, begun: _Processes) -> Service:
             return old
         services.stop(old.process)
     port = port or (old.port if old else PORT)
-    # a server that was just killed still holds the port for a moment
-    waiting = Retrying(
-        retry=retry_if_exception_type(CpbError),
-        stop=stop_after_delay(_FREE_S),
-        wait=wait_fixed(0.2),
-        reraise=True,
-    )
-    waiting(check_port, "127.0.0.1", port)
+    check_port("127.0.0.1", port)
     home = prefect_home()
     password_file(home).make()
     begun["server"] = services.start("server", port, home)
@@ -228,10 +215,3 @@ def _accepts_us(server: Service) -> bool:
         return _is_ready(server)
     except CpbError:
         return False
-
-
-@contextmanager
-def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    start = time.monotonic()
-    yield
-    seconds[phase] = round(time.monotonic() - start, 1)

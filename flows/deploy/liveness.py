@@ -32,8 +32,8 @@ from flows.deploy.services import (
     environment,
     flow_runs,
     log_file,
-    password_file,
 )
+from flows.prefect_server import password_file
 from schemas.errors import CpbError
 from tasks.storage.processes import ProcessId
 
@@ -106,7 +106,7 @@ def drop_missed_runs(client: SyncPrefectClient) -> int:
     for run in missed:
         client.delete_flow_run(run.id)
     if missed:
-        log.warning("%d scheduled runs were missed while nothing was up; they are dropped", len(missed))
+        log.warning("%d scheduled runs were missed while nothing was running; they are dropped", len(missed))
     return len(missed)
 
 

@@ -104,7 +104,8 @@ def _server() -> Iterator[None]:
     own = find_alive("server")
     if not (own or server_in_use()):
         raise CpbError(
-            "no server runs; start it with `cpb deploy up`, or set PREFECT_API_URL to yours", code="not-up"
+            "no server is running; start it with `cpb deploy up`, or set PREFECT_API_URL to yours",
+            code="not-up",
         )
     with client_of(own) if own else client_of_settings() as client:
         end_dead_runs(client, own.since if own else None)
@@ -123,7 +124,7 @@ def _requested(name: str, parameters: dict[str, Any], watch: bool) -> FlowRun:
         )  # fmt: skip
     except ObjectNotFound as error:
         raise CpbError(
-            f"the server knows no deployment {name!r}; `cpb deploy status` lists those it knows",
+            f"the server has no deployment {name!r}; `cpb deploy status` lists its deployments",
             code="deployment", field="name",
         ) from error  # fmt: skip
     except httpx.HTTPStatusError as error:

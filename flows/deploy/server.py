@@ -7,9 +7,10 @@ rather than by `prefect server start` is what puts the guard in front of it.
 import os
 from functools import partial
 
-from flows.deploy.services import announce, entry_options, password_file, prefect_home, settings
+from flows.deploy.services import announce, entry_options, settings
 from flows.ops.listeners import PREFECT
 from flows.ops.serving import serve
+from flows.prefect_server import password_file, prefect_home
 
 
 def main() -> None:

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import psutil
 from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from flows.ops.password_file import PasswordFile
-from flows.prefect_server import client_of_settings
+from flows.prefect_server import client_of_settings, password_file, prefect_home
 from schemas.errors import CpbError
 from schemas.handover import Record
 from schemas.scope import default_folder
@@ -59,7 +58,7 @@ def deployments_file() -> Path:
     found = next((path for path in places if path.is_file()), None)
     if not found:
         raise CpbError(
-            f"there is no prefect.yaml in {ROOT}, which names the deployments: take it from the repository",
+            f"prefect.yaml, which defines the deployments, is missing in {ROOT}: copy it from the repository",
             code="no-project",
         )
     return found
@@ -68,21 +67,6 @@ def deployments_file() -> Path:
 def state_folder() -> Path:
     """Return the folder of process records and logs: `CPB_DEPLOY_STATE`, or `.cpb` in `default_folder`."""
     return Path(os.environ.get("CPB_DEPLOY_STATE") or default_folder(ROOT) / ".cpb").absolute()
-
-
-def prefect_home() -> Path:
-    """Return Prefect's folder: `PREFECT_HOME`, or `~/.prefect`."""
-    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser().absolute()
-
-
-def password_file(home: Path | None = None) -> PasswordFile:
-    """Return the file of the API's password in Prefect's folder. The password allows running commands as this user."""
-    return PasswordFile(
-        (home or prefect_home()) / "cpb-api-auth",
-        missing="no server of `cpb deploy` has run with this PREFECT_HOME, or the file was deleted; run "
-        "`cpb deploy down`, then `cpb deploy up`",
-        remedy="run `cpb deploy down`, delete it, and run `cpb deploy up`, which makes a new one",
-    )
 
 
 def data_home() -> Path:

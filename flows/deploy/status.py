@@ -122,7 +122,7 @@ def status() -> Status:
         result.problems += findings.of_alarms(alarms(home, market))
     result.disk = disk(home)
     if result.disk.free < MIN_FREE_BYTES:
-        free = f"only {result.disk.free / 1e6:.0f} MB are free where {home} lies; free some"
+        free = f"only {result.disk.free / 1e6:.0f} MB are free on the disk of {home}; free some"
         result.problems.append(_problem("disk", free))
     return result
 
@@ -143,12 +143,12 @@ def _problem(about: str, text: str) -> Event:
 
 def _dead(service: Service) -> Event:
     log = services.log_file(service.name)
-    text = f"the {service.name} does not run any more; `cpb deploy up` starts it again (log: {log})"
+    text = f"the {service.name} no longer runs; `cpb deploy up` starts it again (log: {log})"
     return Event("service dead", service.name, text)
 
 
 def _polls(client: SyncPrefectClient, worker: Service) -> bool:
-    listed = {one.name: one.status for one in client.read_workers_for_work_pool(POOL)}
+    listed = {entry.name: entry.status for entry in client.read_workers_for_work_pool(POOL)}
     return str(listed.get(str(worker.process), "")).endswith("ONLINE")
 
 

@@ -4,7 +4,8 @@ import os
 import shlex
 import sys
 
-from flows.deploy.services import ROOT, prefect_home, state_folder
+from flows.deploy.services import ROOT, state_folder
+from flows.prefect_server import prefect_home
 
 _FOLDER = "~/.config/systemd/user"
 

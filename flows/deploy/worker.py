@@ -3,7 +3,8 @@
 import asyncio
 import os
 
-from flows.deploy.services import POOL, announce, entry_options, password_file, prefect_home, settings
+from flows.deploy.services import POOL, announce, entry_options, settings
+from flows.prefect_server import password_file, prefect_home
 from tasks.storage.processes import ProcessId
 
 

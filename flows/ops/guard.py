@@ -230,7 +230,7 @@ class Guard:
             scope["path"] in self._listener.open_paths or self._sign_in.is_known(headers)
         ):
             ask = {"www-authenticate": 'Basic realm="cpb", charset="UTF-8"'} | _NO_STORE
-            await _answer(scope, send, 401, "this server asks for its user and password", ask)
+            await _answer(scope, send, 401, "this server requires its user and password", ask)
         else:
             await (self._sockets if scope["type"] == "websocket" else self._app)(scope, receive, send)
 
@@ -258,7 +258,7 @@ class Guard:
         else:
             text = (
                 "This link was used before, or is older than a minute. For a new one stop `cpb ui` with Ctrl-C and "
-                f"start it again, or open http://{headers.get('host')}/ and give the user and the password that stand "
+                f"start it again, or open http://{headers.get('host')}/ and give the user and the password that are "
                 "in the file named by `cpb ui`.\n"
             )
             await _answer(scope, send, 403, text, _NO_STORE | {"content-type": "text/plain; charset=utf-8"})

@@ -59,7 +59,7 @@ class PasswordFile:
         except OSError as error:
             raise self._unsafe(error.strerror or "it cannot be opened") from error
         if not text.partition(":")[2]:
-            raise self._unsafe("it holds no password")
+            raise self._unsafe("it contains no password")
         return text
 
     def _unsafe(self, why: str) -> CpbError:

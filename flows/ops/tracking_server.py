@@ -63,16 +63,16 @@ def serve_tracking(
 
     if not is_database(database):
         raise UsageError(
-            f"{DATABASE} {public_url(database)} is no database: give one, as in postgresql://HOST/NAME, with user and "
-            "password before HOST",
+            f"{DATABASE} {public_url(database)} is not a database: give a database, as in postgresql://HOST/NAME, with "
+            "user and password before HOST",
             code="database", field=DATABASE,
         )  # fmt: skip
     Hosts.of(allowed_hosts)  # validated before the database is accessed
     place = artifacts or artifacts_place()
     if "@" in urlsplit(place).netloc:
         raise UsageError(
-            f"--artifacts {public_url(place)} must hold no user or password, which every user sees on a "
-            "command line: they belong into the environment or files of the storage's driver, such as AWS_PROFILE",
+            f"--artifacts {public_url(place)} must not contain a user or password, which every user sees on a "
+            "command line: they belong in the environment or files of the storage's driver, such as AWS_PROFILE",
             code="artifacts", field="artifacts",
         )  # fmt: skip
     check_port(host, port)

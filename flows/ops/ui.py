@@ -6,8 +6,6 @@ A single process without job runner takes 280 MB: MLflow's own command starts 15
 """
 
 import logging
-import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -24,16 +22,12 @@ from schemas.errors import CpbError
 from tasks.storage.locks import is_locked, locked
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
-from tasks.tracking.database import is_server
-from tasks.tracking.mlflow_private import PROXIED
+from tasks.tracking.database import PROXIED, is_server
 from tasks.tracking.store import open_store, reconcile
 from tasks.tracking.views import runs_page, views
 
 FILTER = "tags.timeframe = '1h' and tags.market != 'sim' and metrics.test_crps_ratio < 1"
 """Filter of the 1h members that beat the random walk on real candles."""
-
-_LOOK_S = 60.0
-"""Interval between checks for runs whose process has died, which would otherwise stay shown as running."""
 
 log = logging.getLogger("cpb")
 
@@ -74,6 +68,10 @@ def serve_ui(
         ready(address(public_url(store.uri), store))
         return
     check_port(host, port)
+    try:
+        reconcile(store)  # else runs whose process has died are shown as running
+    except CpbError as error:  # such as a locked database
+        log.warning("%s", error)
     location = store.artifacts
     from tasks.tracking.artifact_guard import served_app  # imports MLflow, already loaded for the store
 
@@ -90,8 +88,6 @@ def serve_ui(
             running.enter_context(locked(file.path))
 
         def announce(url: str) -> None:
-            if not store.read_only:
-                threading.Thread(target=_look, args=(store,), daemon=True, name="reconcile").start()
             ready(address(url, store, sign_in.new_link(url), file.path))
 
         serve(UI, app, host, port, announce, sign_in=sign_in)
@@ -113,15 +109,6 @@ def password_file(port: int) -> PasswordFile:
         missing="no `cpb ui` of this user runs on that port",
         remedy="delete it, and start `cpb ui`, which makes a new one",
     )
-
-
-def _look(store: Store) -> None:
-    while True:
-        try:
-            reconcile(store)
-        except CpbError as error:  # locked or unreachable: it may be available in a minute
-            log.warning("%s", error)
-        time.sleep(_LOOK_S)
 
 
 def address(url: str, store: Store, sign_in: str = "", auth_file: Path | None = None) -> Address:

@@ -10,7 +10,8 @@ import torch
 
 import cpbmodels
 from cpbmodels.data.columns import feature_frame
-from cpbmodels.data.series import RETURNS, Series
+from cpbmodels.data.prices import RETURNS
+from cpbmodels.data.series import Series
 from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.fleet.bank import Bank, make_task
 from schemas.errors import count
@@ -209,7 +210,7 @@ def training_inputs(member: cpbmodels.Member) -> Callable[[Series], Array]:
 
 
 def _forecast_of(member: cpbmodels.Member) -> lookahead.Forecast:
-    def forecast(series: Series, origins: Rows) -> Array:
+    def forecaster(series: Series, origins: Rows) -> Array:
         return cpbmodels.predict([member], [series], [origins])[0].quantiles
 
-    return forecast
+    return forecaster

@@ -91,14 +91,14 @@ class TrainedFleet:
         def model() -> cpbmodels.Member:
             return cpbmodels.load(folder / "model")
 
-        def forecast(asked: FoldSeries) -> Forecasts:
+        def forecaster(asked: FoldSeries) -> Forecasts:
             if asked.fold == one.fold and (stored := _stored(folder / "test.npz")):
                 return stored
             origins = asked.series.origins("test", model().context, model().horizon)
             found = cpbmodels.predict([model()], [asked.series], [origins])[0]
             return Forecasts(found.origins, found.quantiles, found.candle)
 
-        return forecast
+        return forecaster
 
     def _member(self, one: FoldSeries) -> JobMember:
         return self._planned[one.id, one.fold]

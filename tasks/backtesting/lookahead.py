@@ -12,7 +12,8 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.columns import feature_frame
-from cpbmodels.data.series import RETURNS, Series, candle_columns
+from cpbmodels.data.prices import RETURNS, candle_columns
+from cpbmodels.data.series import Series
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
 from tasks.judging.baselines import Fit, Rows

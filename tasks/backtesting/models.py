@@ -86,11 +86,11 @@ class Baseline:
         """Fit on the fold's training origins and return the forecaster."""
         fitted = self.fit(one.series, one.series.origins("train", 1, HORIZON), HORIZON)
 
-        def forecast(asked: FoldSeries) -> Forecasts:
+        def forecaster(asked: FoldSeries) -> Forecasts:
             origins = asked.series.origins("test", 1, HORIZON)
             return Forecasts(origins, fitted.quantiles(asked.series, origins))
 
-        return forecast
+        return forecaster
 
 
 def fit_of(name: str, device: str) -> Fit:

@@ -173,7 +173,7 @@ def _forest(labels: list[str], rows: Sequence[Row]) -> Figure:
     better = sum(_kind(row) == 0 for _, row in ordered)
     alt = (
         f"CRPS ratio of {len(ordered)} models with 95 % intervals; the lowest is {best[0]} with "
-        f"{best[1]['crps_ratio']:.4f}; {better} lie wholly below 1."
+        f"{best[1]['crps_ratio']:.4f}; {better} lie entirely below 1."
     )
     return figure(traces, alt, **_rows_layout([label for label, _ in ordered]))
 

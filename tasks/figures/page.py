@@ -2,7 +2,7 @@
 
 plotly's bundle (4.8 MB) comes from its wheel and is stored compressed, like the figures: the browser decompresses both
 (DecompressionStream, in every browser since 2023), also if the page is in a frame without an origin, as in MLflow.
-Such a file takes 2.0 MB plus its figures.
+Such a file takes 2.0 MB plus its figures; without figures plotly is left out.
 """
 
 import base64
@@ -15,6 +15,7 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from tasks.figures.theme import DATA_KEYS, THEMES, Figure
 from tasks.storage.files import write_bytes
@@ -42,11 +43,15 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: sentences, a list, captioned figures, a table. `folded`: initially closed."""
+    """A section of the page: sentences, lists, captioned figures, a table. `folded`: initially closed.
+
+    `links`: paths of files beside the page.
+    """
 
     title: str
     text: Sequence[str] = ()
     items: Sequence[str] = ()
+    links: Sequence[str] = ()
     figures: Sequence[tuple[str, Figure]] = ()
     table: Table | None = None
     folded: bool = False
@@ -62,6 +67,12 @@ class _Page:
         body = [f"<p>{html.escape(text)}</p>" for text in section.text]
         if section.items:
             body.append(f"<ul>{''.join(f'<li>{html.escape(item)}</li>' for item in section.items)}</ul>")
+        if section.links:
+            links = (
+                f'<li><a href="{quote(link, safe="/=")}">{html.escape(link)}</a></li>'
+                for link in section.links
+            )
+            body.append(f"<ul>{''.join(links)}</ul>")
         if section.figures:
             drawn = "".join(self._figure(caption, figure) for caption, figure in section.figures)
             body.append(f"<div class=figures>{drawn}</div>")
@@ -88,24 +99,34 @@ class _Page:
 
 def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
     """Write the page atomically; it needs no other files and no network."""
+    write_bytes(path, page_bytes(title, sections))
+
+
+def page_bytes(title: str, sections: Sequence[Section]) -> bytes:
+    """Return the page as HTML; the same sections give the same bytes."""
     page = _Page()
     body = "".join(page.section(i, one) for i, one in enumerate(sections))
     links = "".join(
         f'<li><a href="#s{i}">{html.escape(one.title)}</a></li>' for i, one in enumerate(sections)
     )
+    hint = data = ""
+    if page.figures:
+        hint = "<noscript><p>The figures need JavaScript; tables and sentences do not.</p></noscript>"
+        data = (
+            f"<script type='application/gzip' id=figures>{_packed(_payload(page.figures))}</script>"
+            f"<script type='application/gzip' id=bundle>{_bundle()}</script>"
+        )
     text = (
         "<!doctype html><html lang=en><head><meta charset=utf-8>"
         "<meta name=viewport content='width=device-width,initial-scale=1'>"
         f"<title>{html.escape(title)}</title><style>{_static('report.css')}</style></head><body>"
         f"<header><h1>{html.escape(title)}</h1><button id=theme type=button>Light or dark</button></header>"
         f"<main><nav aria-label=Contents><ul>{links}</ul></nav>"
-        f"<noscript><p>The figures need JavaScript; tables and sentences do not.</p></noscript>{body}</main>"
+        f"{hint}{body}</main>"
         "<footer>Made by cpb. Times are UTC. Not investment advice.</footer>"
-        f"<script type='application/gzip' id=figures>{_packed(_payload(page.figures))}</script>"
-        f"<script type='application/gzip' id=bundle>{_bundle()}</script>"
-        f"<script>{_static('report.js')}</script></body></html>"
+        f"{data}<script>{_static('report.js')}</script></body></html>"
     )
-    write_bytes(path, text.encode())
+    return text.encode()
 
 
 def _payload(figures: list[Figure]) -> bytes:

@@ -51,8 +51,8 @@ _TREES: dict[Kind, Tree] = {"forecasts": FORECASTS, "scores": LEDGER}
 _NO_ROWS = hashlib.sha256().hexdigest()
 
 _GONE = (
-    "forecasts/chain.jsonl was gone although rows had been stored with it: a new one is begun, in which they stand as "
-    "stored before it; restore the old one from a backup if there is one, and compare with `cpb verify --hub USER/NAME`"
+    "forecasts/chain.jsonl is missing although rows were stored with it: a new chain begins, which records them as "
+    "stored before it; restore the old chain from a backup if possible, and compare with `cpb verify --hub USER/NAME`"
 )
 
 _Damaged = list[tuple[SeriesId, Path, str]]
@@ -96,7 +96,7 @@ def append(
                     home,
                     market,
                     kind,
-                    [one for mine in found.values() if isinstance(mine, list) for one in mine],
+                    [entry for mine in found.values() if isinstance(mine, list) for entry in mine],
                     now,
                 )
     except ANY_ERROR as error:
@@ -105,7 +105,7 @@ def append(
             s: known if isinstance(known := found.get(s), CpbError) else as_error(s, error) for s in batch
         }
     return {
-        s: one if isinstance(one, CpbError) else sum(entry.rows for entry in one) for s, one in found.items()
+        s: new if isinstance(new, CpbError) else sum(entry.rows for entry in new) for s, new in found.items()
     }
 
 
@@ -114,7 +114,7 @@ def as_error(series: SeriesId | str, error: BaseException) -> CpbError:
     if isinstance(error, CpbError):
         return error
     if is_disk_full(error):
-        return DiskFull(f"{series}: no space left on the disk; free some, or set CPB_HOME to another one")
+        return DiskFull(f"{series}: no space left on the disk; free some, or set CPB_HOME to another disk")
     log.debug("%s failed", series, exc_info=error)
     reason = (str(error).splitlines() or [""])[0][:200]
     return CpbError(f"{series}: {type(error).__name__}: {reason}".rstrip(": "), code="unexpected")
@@ -173,12 +173,12 @@ def quarantine(
 def restart(home: Path, market: str) -> None:
     """Start a new chain with the stored rows; an old chain is set aside. The caller holds the lock."""
     with suppress(FileNotFoundError):
-        set_aside(chain_path(home, market), "it is damaged, as `cpb verify` says")
+        set_aside(chain_path(home, market), "`cpb verify` found it damaged")
     _begin(home, market)
 
 
 def register_rows(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, pl.DataFrame]]) -> None:
-    """Write files anew, with a line for the rows at their end that are in no line; the caller holds the lock.
+    """Rewrite files, with a line for the rows at their end that are in no line; the caller holds the lock.
 
     Args:
         files: series, tree and all rows of a month.
@@ -255,7 +255,7 @@ def _stage_all(
         except ANY_ERROR as error:
             return as_error(series, error)
 
-    found = run_each([partial(stage, *one) for one in batch.items()], WRITERS)
+    found = run_each([partial(stage, *item) for item in batch.items()], WRITERS)
     return dict(zip(batch, found, strict=True))  # type: ignore[arg-type]
 
 
@@ -267,7 +267,7 @@ def _stamped(tree: Tree, rows: pl.DataFrame, now: datetime) -> pl.DataFrame:
 
 
 def _stage(home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame, damaged: _Damaged) -> list[Entry]:
-    """Write drafts of a series' months with the new rows appended; a damaged month begins anew."""
+    """Write drafts of a series' months with the new rows appended; a damaged month starts empty."""
     months = rows.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m"))
     entries: list[Entry] = []
     for (month,), part in months.partition_by("month", as_dict=True).items():

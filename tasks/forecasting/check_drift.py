@@ -14,7 +14,7 @@ from tasks.forecasting.issue import ANY_ERROR, Champion, failure, reference_of
 from tasks.forecasting.losses import evidence_rows
 from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.watch import SeriesWatch, Watched, alarm_of, follow, judge, keep, read_watch, take
-from tasks.judging.reference import population_stability
+from tasks.judging.baselines import population_stability
 from tasks.signals.store import newest_series
 from tasks.storage.model_folder import read_config, recipe_of
 
@@ -30,7 +30,8 @@ def check_drift(scope: Scope, champions: Sequence[Champion], provisional: bool =
     """
     now = scope.as_of or datetime.now(UTC)
     late = {
-        one.series: str(one) for one in find_stale(scope.home, [c.series for c in champions], scope.as_of)
+        stale.series: str(stale)
+        for stale in find_stale(scope.home, [c.series for c in champions], scope.as_of)
     }
     known = read_watch(scope.home, scope.market).series
     found: list[SeriesWatch] = []
@@ -38,7 +39,7 @@ def check_drift(scope: Scope, champions: Sequence[Champion], provisional: bool =
     for champion in champions:
         try:
             before = known.get(champion.series.name)
-            found.append(_look_at(scope, champion, before, now, late, provisional))
+            found.append(_check(scope, champion, before, now, late, provisional))
         except ANY_ERROR as error:
             failures.append(failure(champion.series, "watch", error))
     if found:
@@ -46,7 +47,7 @@ def check_drift(scope: Scope, champions: Sequence[Champion], provisional: bool =
     return Watching(alarms=tuple(map(alarm_of, found)), failures=tuple(failures))
 
 
-def _look_at(
+def _check(
     scope: Scope,
     champion: Champion,
     before: SeriesWatch | None,

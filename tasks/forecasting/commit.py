@@ -98,7 +98,9 @@ def _next_line(chain: Path, kind: BatchKind, entries: Sequence[Entry], now: date
 def _put_in_place(home: Path, market: str, line: Line) -> None:
     """Rename the files, append the line, remove the pending line; can be repeated after a crash at any point."""
     base = market_home(home, market)
-    calls = [partial(_rename, base / one.file, one.file_sha256, line.kind == "lost") for one in line.entries]
+    calls = [
+        partial(_rename, base / entry.file, entry.file_sha256, line.kind == "lost") for entry in line.entries
+    ]
     for error in run_each(calls, WRITERS):
         if error is not None:
             raise error

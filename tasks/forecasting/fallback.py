@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.figures import HORIZON
 from cpbmodels.data.ranges import RangeModel
 from schemas.errors import MemberError
 from schemas.forecasts import FALLBACK
@@ -36,7 +35,7 @@ def fallback_version(series: SeriesId) -> str:
 
 
 def fallback_forecast(
-    scope: Scope, wanted: SeriesId, provisional: bool = False, *, reference: Reference | None = None
+    scope: Scope, wanted: SeriesId, provisional: bool, reference: Reference
 ) -> pl.DataFrame:
     """Return the fallback's forecast after the newest stored candle, as rows of the contract.
 
@@ -46,7 +45,7 @@ def fallback_forecast(
     Raises:
         MemberError: there are no candles in the scope, or (code `history`) too few to fit the model.
     """
-    horizon = reference.horizon if reference else HORIZON
+    horizon = reference.horizon
     series = newest_series(
         scope.home,
         wanted,
@@ -58,8 +57,8 @@ def fallback_forecast(
     origins = np.flatnonzero(series.usable(1, horizon))
     if len(origins) < MIN_ORIGINS:
         raise MemberError(
-            f"{wanted}: {len(origins)} candles to fit the fallback on, and it needs {MIN_ORIGINS}; ingest an earlier "
-            "past, as with an earlier since, or leave fallback off",
+            f"{wanted}: {len(origins)} candles to fit the fallback on, and it needs {MIN_ORIGINS}; ingest more "
+            "history, with an earlier --since, or leave --fallback out",
             code="history",
             field="fallback",
         )
@@ -75,7 +74,7 @@ def fallback_forecast(
         candle=candle,
         last_close=last,
         role=FALLBACK,
-        reference=reference_prices(reference, series, row, horizon) if reference else None,
+        reference=reference_prices(reference, series, row, horizon),
     )
 
 
@@ -91,7 +90,7 @@ def issue_fallbacks(
             continue
         try:
             reference = reference_of(series, champion.folder)
-            rows[series] = fallback_forecast(scope, series, provisional, reference=reference)
+            rows[series] = fallback_forecast(scope, series, provisional, reference)
         except ANY_ERROR as error:
             failures.append(failure(series, "forecast", error))
     stored, more = store_batch(scope.home, "forecasts", rows)

@@ -25,7 +25,7 @@ from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
 from tasks.forecasting.daily import note_version
 from tasks.forecasting.store import forecast_rows
-from tasks.judging.reference import reference_quantiles
+from tasks.judging.baselines import reference_quantiles
 from tasks.judging.scores import Array
 from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.store import market_key, newest_markets, newest_series
@@ -102,22 +102,25 @@ def _forecasts(
         try:
             model.check()
             reference, missing = _reference(model)
-            made = _forecast(
-                scope, model, reference, provisional, role, of_market.get(market_key(model.series))
-            )
+            forecast = forecast_with(
+                cpbmodels.load(model.folder), model.series, model.model_version, scope, provisional,
+                reference=reference, role=role, market=of_market.get(market_key(model.series)),
+            )  # fmt: skip
+            config = read_config(model.folder)
+            _check_unlearnt(model, config.learnt_until, forecast["issued_at"][0])
+            made = forecast
             problems += [missing] if missing else []
-            recipe = recipe_of(read_config(model.folder))
-            note_version(scope.home, model.series, model.model_version, str(recipe))
+            note_version(scope.home, model.series, model.model_version, str(recipe_of(config)))
         except ANY_ERROR as error:
             problems.append(failure(model.series, "forecast", error))
         return made, problems
 
     # A thread per core: reading candles, computing columns and inference release the GIL.
     found = run_each([partial(of, model) for model in models], workers=usable_cores())
-    for model, one in zip(models, found, strict=True):
-        if isinstance(one, Exception):
-            raise one
-        made, problems = one
+    for model, outcome in zip(models, found, strict=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+        made, problems = outcome
         if made is not None:
             rows[model.series] = made
         failures += problems
@@ -168,37 +171,13 @@ def _reads_market(champion: Champion) -> bool:
         return False
 
 
-def _forecast(
-    scope: Scope,
-    champion: Champion,
-    reference: Reference | None,
-    provisional: bool,
-    role: str,
-    market: Market | None,
-) -> pl.DataFrame:
-    model = cpbmodels.load(champion.folder)
-    rows = forecast_with(
-        model,
-        champion.series,
-        champion.model_version,
-        scope,
-        provisional,
-        reference=reference,
-        role=role,
-        market=market,
-    )
-    _check_unlearnt(champion, rows["issued_at"][0])
-    return rows
-
-
-def _check_unlearnt(champion: Champion, issued_at: datetime) -> None:
+def _check_unlearnt(champion: Champion, learnt_until: datetime | None, issued_at: datetime) -> None:
     """Raise `MemberError` (code `LEARNT`) for an origin inside the candles that a model was trained or selected on."""
-    learnt_until = read_config(champion.folder).learnt_until
     if learnt_until and issued_at <= learnt_until:
         raise MemberError(
-            f"{champion.series}: {champion.model_version} has learnt or was chosen on candles until "
-            f"{learnt_until:%Y-%m-%d %H:%M}, so a forecast from {issued_at:%Y-%m-%d %H:%M} would be no forecast; give "
-            "a later --as-of, or none",
+            f"{champion.series}: {champion.model_version} was trained or chosen on candles until "
+            f"{learnt_until:%Y-%m-%d %H:%M}, so a forecast from {issued_at:%Y-%m-%d %H:%M} would not be out of "
+            "sample; give a later --as-of, or none",
             code=LEARNT, field="as_of",
         )  # fmt: skip
 

@@ -24,7 +24,6 @@ from tasks.forecasting.months import (
     month_files,
     month_of,
     read_month,
-    read_months,
 )
 from tasks.forecasting.summary import write_summary
 from tasks.market.store import read_klines
@@ -44,31 +43,23 @@ def score_due(
     now = now or datetime.now(UTC)
     due: dict[SeriesId, pl.DataFrame] = {}
     failures: list[Failure] = []
-    for one in series:
+    for s in series:
         try:
-            rows = _scores_due(home, one, now, provisional)
+            rows = _scores_due(home, s, now, provisional)
             if not rows.is_empty():
-                due[one] = rows
+                due[s] = rows
         except ANY_ERROR as error:
-            failures.append(failure(one, "score", error))
+            failures.append(failure(s, "score", error))
     stored, more = store_batch(home, "scores", due)
     # A damaged score file that was set aside is not a failure: its rows are scored again at once.
-    failures += [one for one in more if one.code != LOST]
-    for market in dict.fromkeys(one.market for one in series):
+    failures += [problem for problem in more if problem.code != LOST]
+    for market in dict.fromkeys(s.market for s in series):
         try:
             if store.stored(home, market):
                 write_summary(home, market, now)
         except ANY_ERROR as error:  # scores are stored; the next scoring updates the record
-            failures.append(Failure.of(None, "score", f"the record of {market} is not renewed: {error}"))
+            failures.append(Failure.of(None, "score", f"the record of {market} is not updated: {error}"))
     return Score(rows=sum(stored.values()), failures=tuple(failures))
-
-
-def ledger(
-    home: Path, series: SeriesId, since: datetime | None = None, until: datetime | None = None
-) -> pl.DataFrame:
-    """Return the scored forecast rows of one series with their scores (`losses.scored_rows`), oldest first."""
-    rows = store.read(home, series, since, until)
-    return scored_rows(rows, read_months(home, series, LEDGER, since, until))
 
 
 def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:

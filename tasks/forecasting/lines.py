@@ -76,15 +76,15 @@ def parse_line(raw: bytes) -> Line:
         DamagedError: they are not the bytes written; the message is only the reason.
     """
     if raw[-_TAIL_BYTES:] != f'{_TAIL}{line_hash(raw)}"}}\n'.encode():
-        raise DamagedError("its hash is not that of its text")
+        raise DamagedError("its hash does not match its text")
     try:
         found = json.loads(raw)
         entries = tuple(Entry(**entry) for entry in found["entries"])
         line = Line(found["number"], found["time"], found["kind"], entries, found["previous"])
     except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError("it is no line of a chain") from error
+        raise DamagedError("it is not a line of a chain") from error
     if line.kind not in get_args(BatchKind) or not all(type(e.rows) is int and e.rows >= 0 for e in entries):
-        raise DamagedError("it is no line of a chain")
+        raise DamagedError("it is not a line of a chain")
     return line
 
 

@@ -112,7 +112,7 @@ def evidence_rows(
     Returns:
         Columns of `EVIDENCE_SCHEMA`, sorted by `issued_at`, `series`, `role`, `version`.
     """
-    parts = [_of_series(home, one, since, until, roles) for one in series]
+    parts = [_of_series(home, s, since, until, roles) for s in series]
     return pl.concat([pl.DataFrame(schema=EVIDENCE_SCHEMA), *parts]).sort(
         "issued_at", "series", "role", "version"
     )

@@ -72,6 +72,14 @@ FORECASTS = Tree("forecasts", FORECAST_SCHEMA, KEY, check_forecasts, companions=
 TREES = (LEDGER, FORECASTS)
 
 
+def owner_of(name: str, market: str) -> tuple[SeriesId, Tree] | None:
+    """Return the series and tree of a month file by its path below the market's home; None for any other path."""
+    if found := MONTH_FILE.fullmatch(name):
+        tree = next(tree for tree in TREES if tree.name == found[1])
+        return SeriesId(market, found[4], found[3]), tree  # type: ignore[arg-type]
+    return None
+
+
 def month_of(moment: datetime) -> str:
     """Return the month of a UTC time, as `2024-01`."""
     return f"{moment.year:04d}-{moment.month:02d}"
@@ -160,7 +168,7 @@ def read_bytes(path: Path) -> bytes:
     if _checked.get(path) != state:
         at = _digest_at(content)
         if at < 0 or content[at : at + 64] != _own_digest(path, content, at):
-            raise DamagedError("its sha256 is not the one that it was written with")
+            raise DamagedError("its sha256 differs from the recorded sha256")
         _checked[path] = state
     return content
 

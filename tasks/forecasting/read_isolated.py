@@ -81,22 +81,22 @@ def _contract_fault(rows: pl.DataFrame, series: SeriesId, tree: Tree, month: str
     except MemberError as error:
         return str(error)
     if rows.select("symbol", "timeframe").unique().rows() != [(series.symbol, series.timeframe)]:
-        return f"it holds rows of another series than {series}"
+        return f"it contains rows of another series than {series}"
     if rows["issued_at"].dt.strftime("%Y-%m").unique().to_list() != [month]:
-        return f"it holds rows of another month than {month}"
+        return f"it contains rows of another month than {month}"
     return ""
 
 
 def _described(rows: pl.DataFrame, start: int, line: int) -> str:
     """Return a sentence about the first invalid row; `line` 0: it is in no line."""
     if start >= len(rows):
-        return f"row {start + 1} and those after it, of line {line} of the chain, are missing"
+        return f"row {start + 1} and the rows after it, of line {line} of the chain, are missing"
     row = f"row {start + 1}"
     if {"issued_at", "step"} <= set(rows.columns):
         row += f" (issued {rows['issued_at'][start]:%Y-%m-%d %H:%M}, step {rows['step'][start]})"
     if line:
-        return f"{row}, or one of those after it of the same batch, is not what line {line} of the chain says"
-    return f"{row} and those after it have no line in the chain"
+        return f"{row}, or a later row of the same batch, differs from line {line} of the chain"
+    return f"{row} and the rows after it have no line in the chain"
 
 
 def _answer(asked: str) -> None:
@@ -104,7 +104,7 @@ def _answer(asked: str) -> None:
     path, slices, about = json.loads(asked)
     owner = about and (SeriesId.parse(about[0]), next(t for t in TREES if t.name == about[1]), about[2])
     try:
-        known = slices and [Slice(*one) for one in slices]
+        known = slices and [Slice(*part) for part in slices]
         print(json.dumps(compare(Path(path).read_bytes(), known, owner)))
     except DamagedError as error:
         print(json.dumps(Finding(str(error))))

@@ -58,7 +58,7 @@ def with_source(command: str, market: str) -> str:
     """Return a command that fetches candles, with a remark: a mirror's URL may contain a password and is not stored."""
     if market in (OWN, SIM):  # the command already names the source
         return f"`{command}`"
-    return f"`{command}`, with --source as it was ingested if that was not from Binance Vision itself"
+    return f"`{command}`, with the --source that it was ingested from, unless that was Binance Vision"
 
 
 def find_stale(
@@ -76,17 +76,17 @@ def find_stale(
     real = [s for s in series if s.market != SIM and s.timeframe in INTERVAL_SECONDS]
     newest = {s: last for s in real if (last := _newest_close(home, s, now))}
     leaders: dict[str, datetime] = {}
-    for one, (closed, _) in newest.items():
-        leaders[one.market] = max(closed, leaders.get(one.market, closed))
+    for s, (closed, _) in newest.items():
+        leaders[s.market] = max(closed, leaders.get(s.market, closed))
     found: list[Stale] = []
-    for one, (closed, live) in newest.items():
-        if leaders[one.market] - closed > STOPPED_AFTER:
+    for s, (closed, live) in newest.items():
+        if leaders[s.market] - closed > STOPPED_AFTER:
             continue
-        oldest = oldest_allowed(one, now, live) - grace
+        oldest = oldest_allowed(s, now, live) - grace
         if closed < oldest:
-            found.append(Stale(one, "candle", closed, now - closed))
-        elif (issued := newest_forecast(home, one, now)) and issued < oldest:
-            found.append(Stale(one, "forecast", issued, now - issued))
+            found.append(Stale(s, "candle", closed, now - closed))
+        elif (issued := newest_forecast(home, s, now)) and issued < oldest:
+            found.append(Stale(s, "forecast", issued, now - issued))
     return found
 
 

@@ -15,7 +15,7 @@ from cpbmodels.data.rows import QUANTILE_COLUMNS
 from cpbmodels.data.rows import forecast_rows as rows_of
 from schemas.forecasts import CHAMPION, FALLBACK, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId, stored_series
-from tasks.forecasting.months import FORECASTS, month_files, month_of, read_month, read_months
+from tasks.forecasting.months import FORECASTS, month_files, month_of, read_month
 from tasks.forecasting.watch import is_drifted
 
 
@@ -65,17 +65,6 @@ def forecast_rows(
         },
     )
     return named.select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())
-
-
-def read(
-    home: Path, series: SeriesId, since: datetime | None = None, until: datetime | None = None
-) -> pl.DataFrame:
-    """Return stored rows of one series by `issued_at`, model and step; empty without stored rows.
-
-    Args:
-        since, until: bounds of `issued_at`, UTC, both inclusive.
-    """
-    return read_months(home, series, FORECASTS, since, until).sort("issued_at", "model_version", "step")
 
 
 def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.DataFrame:

@@ -40,7 +40,7 @@ def read_summary(home: Path, market: str) -> LedgerSummary | None:
     except FileNotFoundError:
         return None
     except DamagedError as error:
-        log_once(path, f"{error} (`cpb ledger` makes it too)")
+        log_once(path, f"{error} (`cpb ledger` also recreates it)")
         return None
 
 
@@ -79,7 +79,7 @@ def make_summary(
     home: Path, market: str, now: datetime, *, versions: int | None = MAX_VERSIONS
 ) -> LedgerSummary:
     """Return a market's record; `versions`: maximum number per series, newest first (None: all)."""
-    parts = [_sums(home, one) for one in stored_series(home, LEDGER.name) if one.market == market]
+    parts = [_sums(home, s) for s in stored_series(home, LEDGER.name) if s.market == market]
     parts = [part for part in parts if not part.is_empty()]
     if not parts:
         return LedgerSummary(market=market, made_at=now)  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def _newest(
 ) -> Iterator[tuple[tuple[str, str], pl.DataFrame]]:
     """Yield the `count` groups with the newest forecasts, newest first."""
     last = sums.group_by(key).agg(pl.col("day").max()).rows()
-    ordered = sorted(last, key=lambda one: (one[2], _number(one[0]), one[1]), reverse=True)
+    ordered = sorted(last, key=lambda group: (group[2], _number(group[0]), group[1]), reverse=True)
     for first, second, _ in ordered[:count]:
         yield (first, second), sums.filter(pl.col(key[0]) == first, pl.col(key[1]) == second)
 
@@ -208,21 +208,21 @@ def ledger_rows(
         symbols, timeframes: filters; with `symbols`, figures over several coins are left out.
         history: include every version that ever forecast.
     """
-    stored = {one.market for one in stored_series(home, LEDGER.name)}
+    stored = {s.market for s in stored_series(home, LEDGER.name)}
     markets = [market] if market else sorted(stored - {SIM}) or sorted(stored)
     rows: list[dict[str, Any]] = []
-    for one in markets:
+    for shown in markets:
         if history:
-            known: LedgerSummary | None = make_summary(home, one, datetime.now(UTC), versions=None)
-        elif one in stored:
-            known = read_summary(home, one) or write_summary(home, one)
+            known: LedgerSummary | None = make_summary(home, shown, datetime.now(UTC), versions=None)
+        elif shown in stored:
+            known = read_summary(home, shown) or write_summary(home, shown)
         else:
             known = None
         for entry in known.entries if known else ():
             if (symbols is None or entry.symbol in symbols) and (
                 timeframes is None or entry.timeframe in timeframes
             ):
-                head = {"market": one, **entry.model_dump(mode="json")}
+                head = {"market": shown, **entry.model_dump(mode="json")}
                 rows.append(head | {"verdict": entry.verdict})
     return rows
 

@@ -1,6 +1,5 @@
 """Finds damaged files of forecasts and scores, and lines, rows or files that do not match the chain."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +14,13 @@ from tasks.forecasting.commit import pending_path
 from tasks.forecasting.lines import Chain, FileRecord, chain_path
 from tasks.forecasting.months import (
     LEDGER,
-    MONTH_FILE,
     TREES,
     UNREADABLE,
     Tree,
     consequence,
     forecast_command,
     month_files,
+    owner_of,
     parse_rows,
     read_bytes,
 )
@@ -78,7 +77,7 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
             if asked.repair:
                 _repair(asked, damage, faults)
     if damage:
-        outcome = "a new chain begins with the rows that are whole"
+        outcome = "a new chain begins with the intact rows"
         yield checked(chain_path(home, market), damage, outcome=outcome)
     yield from (_stored(asked, fault) for fault in faults)
     if chain and chain.rows_before:
@@ -94,11 +93,8 @@ def _months(asked: Asked, chain: Chain | None) -> list[_Month]:
             names |= {
                 p.relative_to(base).as_posix() for p in month_files(series.folder(asked.home, tree.name))
             }
-    trees = {tree.name: tree for tree in TREES}
     return [
-        _Month(name, base / name, SeriesId(asked.market, found[4], found[3]), trees[found[1]])  # type: ignore[arg-type]
-        for name in sorted(names)
-        if (found := MONTH_FILE.fullmatch(name))
+        _Month(name, base / name, *owner) for name in sorted(names) if (owner := owner_of(name, asked.market))
     ]
 
 
@@ -130,25 +126,20 @@ def _fault(month: _Month, chain: Chain | None, explain: bool) -> _Fault | None:
     record = chain.files.get(month.name, FileRecord()) if chain else FileRecord()
     slices, owner = record.slices if chain else None, (month.series, month.tree, month.path.stem)
     try:
-        content = read_bytes(month.path)
-        is_own, doubt = hashlib.sha256(content).hexdigest() == record.file_sha256, ""
-        found = compare(content, slices, owner)
+        found, doubt = compare(read_bytes(month.path), slices, owner), ""
     except FileNotFoundError:
         return _Fault(month, _GONE)
     except DamagedError as error:
         if error.code == UNREADABLE:
             return _Fault(month, str(error), "allow reading")
-        is_own, doubt = False, str(error)
+        doubt = str(error)
         found = (compare_isolated(month.path, slices, owner) if explain else None) or Finding(doubt)
         if found.reason == doubt and record.slices:
-            found = Finding(f"{doubt}; line {record.slices[0].line} of the chain tells of its first batch")
+            found = Finding(f"{doubt}; line {record.slices[0].line} of the chain records its first batch")
     if found.reason:
         return _Fault(month, found.reason, "register" if found.is_whole and not doubt else "quarantine")
-    if record.slices and not is_own:
-        same = (
-            f"its rows are those of the chain, but its bytes are not those of line {record.slices[-1].line}"
-        )
-        return _Fault(month, same, "rewritten")
+    if doubt and record.slices:
+        return _Fault(month, f"its rows are those of the chain, but {doubt}", "rewritten")
     return _Fault(month, doubt) if doubt else None
 
 
@@ -159,7 +150,7 @@ def _repair(asked: Asked, chain_fault: str, faults: list[_Fault]) -> None:
         restart(home, market)
     lost = [(f.month.series, f.month.tree, f.month.path.stem) for f in faults if f.remedy == "quarantine"]
     if lost:
-        quarantine(home, market, lost, "it is damaged, as `cpb verify` says")
+        quarantine(home, market, lost, "`cpb verify` found it damaged")
     whole = [f.month for f in faults if f.remedy in ("register", "rewritten")]
     register_rows(home, market, [(m.series, m.tree, parse_rows(m.tree, m.path.read_bytes())) for m in whole])
 
@@ -172,8 +163,8 @@ def _stored(asked: Asked, fault: _Fault) -> Stored:
         return checked(path, fault.reason, VERIFY, REPAIRED)
     if fault.remedy == "register":
         return checked(
-            path, fault.reason, VERIFY, "a line of the chain says that its rows were there before it"
+            path, fault.reason, VERIFY, "a new line of the chain records its rows as stored before it"
         )
     command = forecast_command(series) if asked.repair or tree is LEDGER else VERIFY
-    done = "the chain says so" if fault.reason == _GONE else "set aside"
+    done = "recorded in the chain" if fault.reason == _GONE else "set aside"
     return checked(path, fault.reason, command, f"{done}; {consequence(series, tree)}")

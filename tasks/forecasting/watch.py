@@ -220,7 +220,7 @@ def read_watch(home: Path, market: str) -> Watch:
 
 def alarms(home: Path, market: str) -> list[Alarm]:
     """Return the last verdict on each series of a market, in order."""
-    return [alarm_of(one) for _, one in sorted(read_watch(home, market).series.items())]
+    return [alarm_of(known) for _, known in sorted(read_watch(home, market).series.items())]
 
 
 def is_drifted(home: Path, series: SeriesId) -> bool:
@@ -231,9 +231,11 @@ def is_drifted(home: Path, series: SeriesId) -> bool:
 
 def drifted_first(home: Path, series: Sequence[SeriesId]) -> list[SeriesId]:
     """Return the series with drifted champions first, otherwise in the given order."""
-    watches = [read_watch(home, market) for market in {one.market for one in series}]
-    drifted = {one.series for watch in watches for one in watch.series.values() if one.state == "drifted"}
-    return sorted(series, key=lambda one: one not in drifted)
+    watches = [read_watch(home, market) for market in {s.market for s in series}]
+    drifted = {
+        known.series for watch in watches for known in watch.series.values() if known.state == "drifted"
+    }
+    return sorted(series, key=lambda s: s not in drifted)
 
 
 def keep(home: Path, market: str, found: Iterable[SeriesWatch]) -> None:
@@ -242,11 +244,11 @@ def keep(home: Path, market: str, found: Iterable[SeriesWatch]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(".watch.lock")):
         known = read_watch(home, market).series
-        for one in found:
-            before = known.get(one.series.name)
+        for new in found:
+            before = known.get(new.series.name)
             # otherwise another run has processed more of the same champion's forecasts: keep its state
-            if before is None or one.recipe != before.recipe or one.taken >= before.taken:
-                known[one.series.name] = one
+            if before is None or new.recipe != before.recipe or new.taken >= before.taken:
+                known[new.series.name] = new
         write_record(path, Watch(series=dict(sorted(known.items()))), of=market, compact=True)
 
 
@@ -268,6 +270,6 @@ def _worse(known: SeriesWatch, evidence: dict[str, float]) -> str:
         )
     if evidence["crps"] > 1:
         found.append(f"the CRPS is {recent.crps / recent.promised_crps - 1:+.1%} off the promise")
-    figures = " and ".join(found) or "its evidence has not gone back yet"
+    figures = " and ".join(found) or "its evidence has not fallen back yet"
     strength = f"evidence {sum(evidence.values()):.1f}, an alarm from {ALARM:.0f}"
     return f"{known.model_version} does worse than its test span: {figures}; {strength}"

@@ -48,7 +48,7 @@ A ratio below 1 is better than the random walk. In brackets: the 95 % interval.
 {% endfor %}
 *direction*: share of correct directions of the median; 0.5 is a coin toss. *inside 80 %*: share of closes inside
 the 80 % interval; 0.8 is exact.{% if selected %} *selected on this span*: the architecture was chosen by rows of its
-test span, so that its finding is no result; later rows are.{% endif %}
+test span, so it does not count as a result; later rows do.{% endif %}
 {% if picture %}
 ![A forecast on the test span, with what came true]({{ picture }})
 
@@ -101,7 +101,7 @@ data digest, metrics, library versions.
 
 - Not financial advice. No cost, spread or slippage is in these numbers.
 - Past volatility patterns may end: the figures hold for the test span given in each `config.json`.
-- The coins were chosen because they still exist; ones that vanished are not in the data.
+- The coins were chosen because they still exist; coins that vanished are not in the data.
 - Coins move together, so {{ count }} results are far fewer independent ones.
 - Data: {{ data }}; not included here.
 

@@ -19,7 +19,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from schemas.errors import CpbError, UsageError
 from tasks.hub.card import is_card
-from tasks.hub.ledger import FOLDER, HEAD
+from tasks.hub.record import FOLDER, HEAD
 from tasks.hub.tree import CARD, WHEEL
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def publish(
     attempts: int = 5,
     pause: float = 1.0,
     record: Path | None = None,
-    check_head: Callable[[bytes], None] | None = None,
+    check_head: Callable[[bytes], object] | None = None,
 ) -> Published:
     """Publish the tree's files to the Hub's `repo` in a single commit; no commit is made if nothing changed.
 
@@ -72,7 +72,8 @@ def publish(
     check_ready(repo, token)
     if not (tree / "README.md").is_file():
         raise CpbError(
-            f"{tree} holds no model card; build the tree first with `cpb publish --dry-run`", code="no-tree"
+            f"{tree} contains no model card; build the tree first with `cpb publish --dry-run`",
+            code="no-tree",
         )
     import httpx2  # the HTTP client of huggingface_hub 2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
@@ -127,12 +128,14 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
         )
     # such a token is invalid in an HTTP header, and the client's error would show it
     if not re.fullmatch(r"[\x21-\x7e]+", secret):
-        raise CpbError("the Hub token holds blanks or line breaks; copy it again into HF_TOKEN", code="token")
+        raise CpbError(
+            "the Hub token contains blanks or line breaks; copy it again into HF_TOKEN", code="token"
+        )
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=secret), secret
 
 
 def _commit(
-    api: "HfApi", tree: Path, repo: str, record: Path | None, check_head: Callable[[bytes], None] | None
+    api: "HfApi", tree: Path, repo: str, record: Path | None, check_head: Callable[[bytes], object] | None
 ) -> Published:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -200,11 +203,11 @@ def _worth_repeating(error: BaseException) -> bool:
 def _sentence(error: Exception, repo: str, endpoint: str) -> str:
     status = _status(error)
     if status == 401:
-        return (
-            f"the Hub does not accept the token (401); make one with write access to {repo} and set HF_TOKEN"
-        )
+        return f"the Hub does not accept the token (401); create a token with write access to {repo} and set HF_TOKEN"
     if status == 403:
-        return f"the token may not write to {repo} (403); use one with write access, or your own USER/NAME"
+        return (
+            f"the token may not write to {repo} (403); use a token with write access, or your own USER/NAME"
+        )
     if status == 404:
         return f"{repo} was not found on {endpoint} (404); check USER/NAME and that the token can see it"
     if status in (409, 412):

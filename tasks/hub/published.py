@@ -45,7 +45,7 @@ def published_models(repo: str, revision: str | None = None) -> list[PublishedMo
     with _one_error():
         found = list_models(repo, revision)
     series = (series_of(name.replace("/", "-")) for name in found.models)
-    return [PublishedModel(one, repo, found.commit) for one in series if one]
+    return [PublishedModel(s, repo, found.commit) for s in series if s]
 
 
 def forecast_published(
@@ -60,19 +60,19 @@ def forecast_published(
     scoped = {"since": scope.since, "as_of": scope.as_of, "provisional": provisional}
     of_market = cache(lambda market, timeframe: newest_markets(scope.home, [(market, timeframe)], **scoped))
     for model in models:
-        one = model.series
+        series = model.series
         try:
-            member = from_hub(model.repo, one.symbol, one.timeframe, model.commit, one.market)
-            reads_market, key = NO_MARKET in member.config["features"], market_key(one)
+            member = from_hub(model.repo, series.symbol, series.timeframe, model.commit, series.market)
+            reads_market, key = NO_MARKET in member.config["features"], market_key(series)
             market = of_market(*key).get(key) if reads_market else None
-            rows = forecast_with(member, one, model.model_version, scope, provisional, market=market)
+            rows = forecast_with(member, series, model.model_version, scope, provisional, market=market)
             parts.append(
                 check_forecasts(
                     rows.with_columns(made_at=pl.lit(datetime.now(UTC), FORECAST_SCHEMA["made_at"]))
                 )
             )
         except ANY_ERROR as error:
-            failures.append(failure(one, "forecast", error))
+            failures.append(failure(series, "forecast", error))
     return pl.concat(parts), failures
 
 

@@ -2,7 +2,7 @@
 
 SYMBOL includes the market unless it is spot, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is included so
 that users can install the version with which the models were made, by a URL with its hash. A commit to the Hub adds the
-record of forecasts and scores (`tasks.hub.ledger`), which is not copied within the home.
+record of forecasts and scores (`tasks.hub.record`), which is not copied within the home.
 """
 
 import itertools
@@ -10,7 +10,7 @@ import logging
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
@@ -78,7 +78,12 @@ def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = N
 def _write_sums(tree: Path) -> None:
     """Write the sha256 of every file, so that the folder can be checked with `sha256sum -c`."""
     files = {p.relative_to(tree).as_posix(): file_digest(p) for p in sorted(tree.rglob("*")) if p.is_file()}
-    (tree / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in files.items()))
+    (tree / SUMS).write_bytes(sums_bytes(files))
+
+
+def sums_bytes(files: Mapping[str, str]) -> bytes:
+    """Return the content of `SHA256SUMS` for digests by path."""
+    return "".join(f"{digest}  {name}\n" for name, digest in files.items()).encode()
 
 
 def read_sums(tree: Path) -> dict[str, str]:
@@ -86,7 +91,7 @@ def read_sums(tree: Path) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: the list does not exist.
-        DamagedError: the list is not in the format of `_write_sums`.
+        DamagedError: the list is not in the format of `sums_bytes`.
     """
     lines = (tree / SUMS).read_text(errors="replace").splitlines()
     found = [_SUM.fullmatch(line) for line in lines]
@@ -163,7 +168,7 @@ def published(asked: Asked) -> Iterator[Stored]:
     again = asked.repair and any(faults.values()) and _build_again(asked, tree)
     command = "cpb publish --dry-run" + ("" if asked.market == SPOT else f" --market {asked.market}")
     for name, reason in faults.items():
-        done = REPAIRED if (tree / name).is_file() else "removed; no champion has it any more"
+        done = REPAIRED if (tree / name).is_file() else "removed; it belongs to no champion"
         yield checked(tree / name, reason, command, done if again else "")
 
 
@@ -171,7 +176,7 @@ def _build_again(asked: Asked, tree: Path) -> bool:
     try:
         build_tree(champions(market=asked.market), tree)
     except CpbError as error:
-        log.warning("%s is not made again: %s", tree, error)
+        log.warning("%s was not rebuilt: %s", tree, error)
         return False
     return True
 

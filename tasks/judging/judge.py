@@ -21,12 +21,11 @@ from schemas.errors import DamagedError
 from schemas.handover import Failure, JobMember, ShardJob, TrainedMember
 from schemas.identity import SeriesId
 from schemas.reference import BANDS, Promise, Reference
-from tasks.judging.baselines import realised
+from tasks.judging.baselines import fit_reference, realised, reference_quantiles
 from tasks.judging.classes import judge_classes
 from tasks.judging.fleet import score_file
 from tasks.judging.member import judge_member, times_of
 from tasks.judging.pictures import confusion_png, forecast_png, loss_png
-from tasks.judging.reference import fit_reference, reference_quantiles
 from tasks.judging.scores import coverage, pinball
 from tasks.running.resident import Orders
 from tasks.signals.store import load_series, market_key, markets, read_features

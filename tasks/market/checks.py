@@ -18,7 +18,7 @@ from operator import itemgetter
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.columns import PRICES
+from cpbmodels.data.prices import PRICES
 from schemas.frames import KLINES, TAKER_SLACK
 from schemas.identity import SeriesId
 from tasks.market.faults import BadFile

@@ -16,7 +16,9 @@ from schemas.identity import MONTH, SeriesId
 from tasks.market.checks import check
 from tasks.market.client import HttpSource
 from tasks.market.faults import NotFound, Rejected, SourceFault
-from tasks.market.holes import (
+from tasks.market.layout import DAY, SourceFile, day_of, grid_of, opening_days, period_bounds, text
+from tasks.market.parser import Fetched, read
+from tasks.market.report import (
     ABSENT,
     CONFLICT,
     ENDED,
@@ -27,8 +29,6 @@ from tasks.market.holes import (
     OutageCalendar,
     find_holes,
 )
-from tasks.market.layout import DAY, SourceFile, day_of, grid_of, opening_days, period_bounds, text
-from tasks.market.parser import Fetched, read
 from tasks.market.run import SEARCH_AGAIN, Run, batches, calendars, holdings_of, store_all
 from tasks.market.store import write_parquet
 from tasks.market.writer import store_batch, trim_all, with_stored_columns

@@ -17,7 +17,7 @@ from threading import Lock
 
 import polars as pl
 
-from cpbmodels.data.columns import PRICES
+from cpbmodels.data.prices import PRICES
 from schemas.errors import UsageError
 from schemas.frames import KLINES
 from schemas.identity import OWN, SeriesId

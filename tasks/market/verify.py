@@ -125,11 +125,11 @@ def _derived(home: Path, series: SeriesId) -> Iterator[Stored]:
     """Yield the files that cpb recreates by itself: the cache, and the provisional candles."""
     for path in _files(home, series, "cache"):
         mend = removed("removed; the next read of its series rebuilds it", path)
-        yield Stored(path, partial(_cache_fault, path), mend=mend)
+        yield Stored(path, mend=mend, check=partial(_cache_fault, path))
     command = f"{ingest_command(series)} --tail"
     for path in _files(home, series, "provisional"):
         mend = aside(path, f"set aside; `{command}` fetches it again")
-        yield Stored(path, partial(damage_of, path), command, mend)
+        yield Stored(path, None, command, mend, partial(damage_of, path))
 
 
 def _cache_fault(path: Path) -> str:

@@ -245,7 +245,7 @@ def try_services(home: Path) -> dict[str, str]:
         CpbError: there are no services, or they cannot be read.
     """
     known = _some_services(home)
-    text = "a test message; failures of runs, stale data and changes of champions are told this way"
+    text = "a test message; failures of runs, stale data and changes of champions are reported this way"
     return within(senders(known, message([Event("test", "test", text)])))
 
 
@@ -254,8 +254,9 @@ def _some_services(home: Path) -> list[Service]:
     if known := services(home):
         return known
     raise UsageError(
-        f"nobody can be told: set {VARIABLE} to one or more URLs, as in {VARIABLE}=mailto://USER:PASSWORD@HOST, or "
-        "write them into the file `notify` in CPB_HOME with mode 600; see docs/notifications.md",
+        f"no notifications can be sent: set {VARIABLE} to one or more URLs, as in "
+        f"{VARIABLE}=mailto://USER:PASSWORD@HOST, or write them into the file `notify` in CPB_HOME with mode 600; see "
+        "docs/notifications.md",
         code="notify-unset", field=VARIABLE,
     )  # fmt: skip
 
@@ -268,7 +269,7 @@ def _tell_run(flow: str, outcome: Outcome, error: Exception | None) -> None:
         events = _events(flow, outcome, error) if services(home) else []
         tell(home, events, heartbeat_url(flow) if complete else "")
     except Exception as problem:  # noqa: BLE001 - a run must not fail because of its notifications
-        log.warning("nobody was told how %s ended: %s", flow, problem)
+        log.warning("no notification of the end of %s was sent: %s", flow, problem)
 
 
 def _serving(scope: Scope) -> dict[SeriesId, str]:

@@ -1,8 +1,8 @@
-"""The gate by a backtest: recipes are named in a register before the backtest, and decided after it.
+"""The gate by a backtest: recipes are registered before the backtest and decided on after it.
 
 The register, `HOME/ledger/gate/interval=1h/003~5.json` (number, recipes and search trials submitted), is what the
 correction for many recipes counts: a record is never changed or removed, whether its recipes pass or lose. A recipe
-that passes leaves a pair (`pairs`) that has switched the timeframe; its coins follow at the next night that trains it.
+that passes leaves a pair (`pairs`) that has switched the timeframe; its coins follow in the next night that trains it.
 """
 
 import re
@@ -21,7 +21,7 @@ from tasks.backtesting.folds import FoldSeries
 from tasks.judging.gate import MIN_COVER
 from tasks.judging.member import MemberScore
 from tasks.judging.paired import corrected, daily_losses, failed, min_days, paired
-from tasks.promotion import pairs
+from tasks.promotion import recipe_pairs
 from tasks.promotion.contenders import standing
 from tasks.promotion.moves import promotion_lock
 from tasks.storage.digests import value_digest
@@ -101,7 +101,7 @@ def open_contest(spec: BacktestSpec) -> Contest:
     submitted = {name: recipe for name, recipe in planned.items() if recipe != incumbent}
     if not submitted:
         raise UsageError(
-            f"gate: the only recipe is {incumbent}, which serves already; add one with --architectures",
+            f"gate: the only recipe is {incumbent}, which already serves; add another with --architectures",
             code="gate", field="architectures",
         )  # fmt: skip
     own = next((name for name, recipe in planned.items() if recipe == incumbent), None)
@@ -189,17 +189,17 @@ def decide(
     passed = [one for one, why in zip(figures, unmet, strict=True) if not why]
     winner = min(passed, key=lambda one: one.ratio, default=None)
     if winner:
-        pair = pairs.Pair(
+        pair = recipe_pairs.Pair(
             market=market, timeframe=timeframe, challenger=winner.challenger, incumbent=winner.incumbent, k=0,
             share=1.0, horizon=1, appointed_at=submission.named_at, backtest=winner,
         )  # fmt: skip
         with promotion_lock(open_store(), home, market):
-            pairs.save(home, pairs.end(pair, "switched", datetime.now(UTC), contest.served))
+            recipe_pairs.save(home, recipe_pairs.end(pair, "switched", datetime.now(UTC), contest.served))
     for one, why in zip(figures, unmet, strict=True):
         if one == winner:
-            say(f"passed the gate: {one}; it replaces {one.incumbent} at the next night that trains it")
+            say(f"passed the gate: {one}; it replaces {one.incumbent} in the next night that trains it")
         else:
-            say(f"does not replace {one.incumbent}, as {why or 'a better one passed'}: {one}")
+            say(f"does not replace {one.incumbent}, as {why or 'a better recipe passed'}: {one}")
     unjudged = [str(recipe) for name, recipe in contest.recipes.items() if name not in found]
     for lacking in unjudged:
         say(

@@ -6,11 +6,11 @@ from schemas.errors import DamagedError
 from schemas.identity import Recipe, SeriesId
 from tasks.judging import gate
 from tasks.judging.gate import Contender
-from tasks.promotion import pairs
+from tasks.promotion import recipe_pairs
 from tasks.promotion.contenders import Candidate, standing
 from tasks.promotion.losses import Comparisons
 from tasks.promotion.moves import appoint, dismiss
-from tasks.promotion.pairs import Pair
+from tasks.promotion.recipe_pairs import Pair
 from tasks.promotion.standings import Standings
 from tasks.tracking.registry import Champion, challengers
 
@@ -23,7 +23,7 @@ class Challenge:
 
     def rule(self) -> None:
         """Appoint or refresh the timeframe's challenger, and show each place the evidence of its trial."""
-        stored = pairs.pairs(self._tonight.home, self._tonight.market, self._tonight.timeframe)
+        stored = recipe_pairs.pairs(self._tonight.home, self._tonight.market, self._tonight.timeframe)
         trials = [self._settled(pair) for pair in stored if pair.state == "open"]
         trials = [pair for pair in trials if pair.state == "open"]
         recipe = trials[0].recipes[0] if trials else None
@@ -59,8 +59,8 @@ class Challenge:
         if any(one.recipe == incumbent for one in self._tonight.registered.values()):
             return pair
         served = any(one.recipe == pair.recipes[0] for one in self._tonight.registered.values())
-        return pairs.save(
-            self._tonight.home, pairs.end(pair, "switched" if served else "dropped", self._tonight.now)
+        return recipe_pairs.save(
+            self._tonight.home, recipe_pairs.end(pair, "switched" if served else "dropped", self._tonight.now)
         )
 
     def _new_challenger(self) -> Recipe | None:
@@ -83,8 +83,10 @@ class Challenge:
         known = self._tonight.tried() | {pair.recipes for pair in trials}
         for other in gate.opponents(recipe, self._tonight.order[recipe], self._tonight.incumbents(), known):
             if self._tonight.covers(recipe, other):
-                pair = pairs.open_pair(home, market, timeframe, recipe, other, horizon, self._tonight.now)
-                yield pairs.save(home, pair)
+                pair = recipe_pairs.open_pair(
+                    home, market, timeframe, recipe, other, horizon, self._tonight.now
+                )
+                yield recipe_pairs.save(home, pair)
 
     def _refresh_challengers(
         self, recipe: Recipe, rivals: Mapping[SeriesId, Candidate], known: dict[SeriesId, Champion]

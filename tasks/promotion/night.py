@@ -15,7 +15,7 @@ from schemas.run import RunSpec
 from tasks.forecasting.watch import drifted_first
 from tasks.judging import gate
 from tasks.judging.gate import Contender, Ruling
-from tasks.promotion import pairs
+from tasks.promotion import recipe_pairs
 from tasks.promotion.challenge import Challenge
 from tasks.promotion.contenders import Candidate, standing, tonights
 from tasks.promotion.losses import Comparisons
@@ -79,7 +79,7 @@ class _Night:
         moved = {place.series.symbol for place, _ in followed}
         for pair in {pair.recipes: pair for _, pair in followed}.values():
             left = tuple(symbol for symbol in pair.behind if symbol not in moved)
-            pairs.save(self._tonight.home, pair.model_copy(update={"behind": left}))
+            recipe_pairs.save(self._tonight.home, pair.model_copy(update={"behind": left}))
 
     def _explain(self, place: Place) -> None:
         """Add the outcome of tonight's other recipes to a ruling."""

@@ -7,10 +7,10 @@ from schemas.errors import DamagedError
 from schemas.identity import Recipe, SeriesId
 from tasks.judging import gate
 from tasks.judging.gate import Contender, Ruling
-from tasks.promotion import pairs
+from tasks.promotion import recipe_pairs
 from tasks.promotion.contenders import Candidate
 from tasks.promotion.losses import Comparisons
-from tasks.promotion.pairs import Pair
+from tasks.promotion.recipe_pairs import Pair
 from tasks.promotion.standings import Place, Standings
 
 
@@ -113,7 +113,9 @@ class Refresh:
 
     @cached_property
     def _lost(self) -> dict[Recipe, Pair]:
-        return pairs.followed(pairs.pairs(self._tonight.home, self._tonight.market, self._tonight.timeframe))
+        return recipe_pairs.followed(
+            recipe_pairs.pairs(self._tonight.home, self._tonight.market, self._tonight.timeframe)
+        )
 
     def _no_candidate(self, place: Place) -> Ruling:
         """Rule on a champion without a candidate, with the reason that excludes tonight's best model, if any."""

@@ -14,7 +14,7 @@ from schemas.identity import Recipe, SeriesId
 from schemas.run import RunSpec
 from tasks.judging import gate
 from tasks.judging.gate import Contender, Ruling
-from tasks.promotion import pairs
+from tasks.promotion import recipe_pairs
 from tasks.promotion.contenders import Candidate, standing
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import newest_decisions
@@ -117,7 +117,7 @@ class Standings:
 
     def tried(self) -> set[tuple[Recipe, Recipe]]:
         """Return the pairs (challenger, champion) that were tried or are on trial."""
-        return pairs.tried(self.home, self.market, self.timeframe)
+        return recipe_pairs.tried(self.home, self.market, self.timeframe)
 
     def rivals(self, recipe: Recipe) -> dict[SeriesId, Candidate]:
         """Return tonight's models of a recipe, for the coins whose champion they may challenge."""

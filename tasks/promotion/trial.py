@@ -19,10 +19,10 @@ from tasks.forecasting.chain import ANY_ERROR, as_error
 from tasks.forecasting.daily import recipes_of
 from tasks.forecasting.losses import evidence_rows
 from tasks.judging import gate
-from tasks.promotion import pairs
+from tasks.promotion import recipe_pairs
 from tasks.promotion.contenders import standing
 from tasks.promotion.moves import decided, dismiss, promote_version, promotion_lock
-from tasks.promotion.pairs import Pair
+from tasks.promotion.recipe_pairs import Pair
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import keep_decision
 from tasks.tracking.registry import Champion, challengers, champions
@@ -42,7 +42,7 @@ def update_trials(scope: Scope) -> Trials:
     now = scope.as_of or datetime.now(UTC)
     for timeframe in scope.timeframes:
         try:
-            if any(pair.state == "open" for pair in pairs.pairs(scope.home, scope.market, timeframe)):
+            if any(pair.state == "open" for pair in recipe_pairs.pairs(scope.home, scope.market, timeframe)):
                 decisions += _update(scope.home, scope.market, timeframe, now)
         except ANY_ERROR as error:
             # The forecasts are stored: an error of the tracking store must not fail their run.
@@ -55,7 +55,7 @@ def _update(home: Path, market: str, timeframe: str, now: datetime) -> list[Deci
     with promotion_lock(store, home, market):
         decisions: list[Decision] = []
         known = _versions(store, market, timeframe)
-        for pair in pairs.pairs(home, market, timeframe):
+        for pair in recipe_pairs.pairs(home, market, timeframe):
             if pair.state == "open":
                 decisions += _update_pair(home, store, pair, known, now)
     return decisions
@@ -76,20 +76,20 @@ def _update_pair(
     coins = [s for s, (_, other) in served.items() if other and standing(other).recipe == challenger]
     rows = live_differences(home, coins, pair, now)
     due = pair.horizon * timedelta(seconds=INTERVAL_SECONDS[pair.timeframe])
-    rule = pairs.complete_or_old({series.symbol for series in coins}, due, now)
-    longer = pairs.take(pair, rows, rule)
+    rule = recipe_pairs.complete_or_old({series.symbol for series in coins}, due, now)
+    longer = recipe_pairs.take(pair, rows, rule)
     if longer != pair:
-        pairs.save(home, longer)
+        recipe_pairs.save(home, longer)
     clock = datetime.now(UTC)  # the duration of a trial is measured by the wall clock
     evidence = longer.evidence(clock)
     decisions = []
     if evidence.e >= longer.threshold:
         decisions = [_switch(store, longer, evidence, *versions) for versions in served.values()]
         behind = {decision.series for decision in decisions if not decision.moved}
-        pairs.save(home, pairs.end(longer, "switched", clock, behind))
+        recipe_pairs.save(home, recipe_pairs.end(longer, "switched", clock, behind))
         dismiss(store, (other for series, (_, other) in served.items() if other and series in behind))
     elif longer.is_over(clock):
-        pairs.save(home, pairs.end(longer, "dropped", clock))
+        recipe_pairs.save(home, recipe_pairs.end(longer, "dropped", clock))
         dismiss(store, (other for _, other in served.values() if other))
     return decisions
 
@@ -114,7 +114,7 @@ def on_trial(home: Path, models: Iterable[Champion]) -> list[Champion]:
     models = list(models)
     groups = {(one.series.market, one.series.timeframe) for one in models}
     tried = {
-        group: {pair.challenger for pair in pairs.pairs(home, *group) if pair.state == "open"}
+        group: {pair.challenger for pair in recipe_pairs.pairs(home, *group) if pair.state == "open"}
         for group in groups
     }
     return [

@@ -96,8 +96,8 @@ def _add(value: Any, parts: list[str], imported: list[str]) -> None:
         parts.append(")")
     elif isinstance(value, list):
         parts.append("[")
-        for one in value:
-            _add(one, parts, imported)
+        for item in value:
+            _add(item, parts, imported)
         parts.append("]")
     else:
         parts.append(repr(value))
@@ -109,7 +109,9 @@ def _is_text(node: ast.expr) -> bool:
 
 def _python_files(path: Path) -> list[Path]:
     if not path.exists():
-        raise FileNotFoundError(f"no source at {path}: the list of what decides a result is out of date")
+        raise FileNotFoundError(
+            f"no source at {path}: the list of sources that determine a result is out of date"
+        )
     return list(path.rglob("*.py")) if path.is_dir() else [path]
 
 

@@ -1,6 +1,7 @@
 """Atomic file writes: a reader, or the next run after a kill, never sees a partial file."""
 
 import errno
+import hashlib
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from schemas.errors import CpbError, UsageError
+from tasks.storage.locks import locked, temporary_lock
 
 _STALE_S = 24 * 3600.0
 DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}")
@@ -85,11 +87,11 @@ def read_private(path: Path, max_bytes: int, *, links: bool = False) -> str:
         status = os.fstat(handle)
         mode = stat.S_IMODE(status.st_mode)
         if not stat.S_ISREG(status.st_mode):
-            why = "it is no plain file"
+            why = "it is not a regular file"
         elif status.st_uid != os.getuid():
             why = "it belongs to another user"
         elif mode & 0o077:
-            why = f"its mode is {mode:o}, so that others may know it"
+            why = f"its mode is {mode:o}, so other users may have read it"
         else:
             return os.read(handle, max_bytes).decode(errors="replace")
     finally:
@@ -129,7 +131,7 @@ def check_writable(folder: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise UsageError(
-            f"cannot write in {folder} ({error.strerror}); name a folder you own, or one that can be made"
+            f"cannot write in {folder} ({error.strerror}); choose a folder that you own or can create"
         ) from error
 
 
@@ -187,33 +189,16 @@ def new_folder(path: Path) -> Iterator[Path]:
 def _swap(draft: Path, path: Path) -> None:
     """Replace `path` by the draft; the old folder is deleted once the new folder is in place."""
     aside = draft_name(path)
-    for _ in range(100):  # another writer may rename its folder there between the two renames
+    name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
+    with locked(temporary_lock(f"folder-{name}.lock")):
         try:
             with suppress(FileNotFoundError):
                 path.rename(aside)
             draft.rename(path)
-            return
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
         finally:
-            _restore(aside, path)
-    raise CpbError(
-        f"{path} keeps being replaced by another process; try again when that has ended", code="busy"
-    )
-
-
-def _restore(aside: Path, path: Path) -> None:
-    """Restore the old folder at `path` if nothing replaced it; else delete the old folder."""
-    if not path.exists():  # an error, or a Ctrl-C, between the two renames
-        try:
-            aside.rename(path)
-        except FileNotFoundError:
-            return
-        except OSError as error:  # another writer replaced it after the check: keep its folder
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-    shutil.rmtree(aside, ignore_errors=True)
+            if not path.exists() and aside.exists():  # an error, or a Ctrl-C, between the two renames
+                aside.rename(path)
+            shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sweep(path: Path) -> None:

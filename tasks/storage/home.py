@@ -7,13 +7,11 @@ chain (`forecasts/`), and published model folders.
 from pathlib import Path
 
 from schemas.errors import CpbError
-from schemas.identity import MARKETS, market_home
 from schemas.scope import home
 from tasks.storage.files import write_bytes
 
 VERSION = "2"
 VERSION_FILE = "cpb-version"
-_FIRST_FILE = "manifest.db"  # written first by ingestion: a home with it was in use
 
 
 def check_home(folder: Path) -> Path:
@@ -59,9 +57,8 @@ def mark_home(folder: Path) -> None:
 
 
 def version_of(folder: Path) -> str:
-    """Return the version of a home, "" if nothing is stored yet, "none" for a home in use without version."""
+    """Return the version of a home, "" if nothing is stored yet, "none" for an empty file."""
     try:
         return (folder / VERSION_FILE).read_text(errors="replace").strip()[:20] or "none"
     except (FileNotFoundError, NotADirectoryError):
-        in_use = any((market_home(folder, market) / _FIRST_FILE).exists() for market in MARKETS)
-        return "none" if in_use else ""
+        return ""

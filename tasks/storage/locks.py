@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import IO, Protocol
@@ -118,7 +118,7 @@ def machine_lock(name: str) -> Path:
     try:
         open_lock(path, everyone=True).close()
     except CpbError as error:
-        log.warning("%s; until then the lock %s holds for this user's processes only", error, name)
+        log.warning("%s; until then the lock %s covers only this user's processes", error, name)
         return temporary_lock(name)
     return path
 
@@ -138,38 +138,28 @@ def temporary_lock(name: str) -> Path:
 
 
 def _open_regular(path: Path, everyone: bool) -> IO[bytes]:
-    handle, how = _open_or_create(path, everyone)
-    if not stat.S_ISREG(os.fstat(handle).st_mode):
+    handle, how = _open_or_create(path)
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
         os.close(handle)
-        raise OSError(errno.EINVAL, "it is not a plain file")
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    if everyone and status.st_uid == os.getuid():
+        os.fchmod(handle, 0o644)  # regardless of the umask: read access is enough to lock
     return os.fdopen(handle, how)
 
 
-def _open_or_create(path: Path, everyone: bool) -> tuple[int, str]:
-    """Return a descriptor and its Python mode; retries if other processes replace the file meanwhile."""
-    for last in (False, False, False, False, True):
-        try:
-            return os.open(
-                path, os.O_RDWR | _OPEN_FLAGS
-            ), "r+b"  # O_CREAT is refused on other users' files in /tmp
-        except FileNotFoundError:
-            try:
-                handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _OPEN_FLAGS, 0o644)
-            except FileExistsError:  # just created by another process
-                continue
-            if everyone:
-                os.fchmod(handle, 0o644)  # regardless of the umask: read access is enough to lock
-            return handle, "r+b"
-        except OSError as error:
-            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-                raise
-            try:
-                return os.open(path, os.O_RDONLY | _OPEN_FLAGS), "rb"  # enough for a lock, except on NFS
-            except PermissionError:
-                if last:
-                    raise
-                pause(_POLL_S)  # its creator may be about to set its permissions
-    raise OSError(errno.EAGAIN, "it keeps being removed and made again")
+def _open_or_create(path: Path) -> tuple[int, str]:
+    """Return a descriptor and its Python mode."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o644), "r+b"
+    except OSError as error:  # O_CREAT is refused on other users' files in /tmp
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not path.exists():
+            raise
+    for _ in range(4):
+        with suppress(PermissionError):
+            return os.open(path, os.O_RDONLY | _OPEN_FLAGS), "rb"  # enough for a lock, except on NFS
+        pause(_POLL_S)  # its creator may be about to set its permissions
+    return os.open(path, os.O_RDONLY | _OPEN_FLAGS), "rb"
 
 
 def _still_at(path: Path, file: IO[bytes]) -> bool:

@@ -39,7 +39,6 @@ PICTURE_SUBJECT = "Source"
 """Keyword of the PNG text chunk with a picture's subject (`member_subject`)."""
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 
 
 class ModelConfig(BaseModel):
@@ -139,7 +138,7 @@ def metrics_damage(folder: Path) -> str:
     except OSError as error:
         return f"its scores cannot be read ({error.strerror})"
     except (ValueError, AttributeError, KeyError, TypeError):
-        return "its scores cannot be read: it is not what cpb writes"
+        return "its scores cannot be read: it is not in cpb's format"
     # As text, since NaN is not equal to itself.
     return "" if json.dumps(found) == json.dumps(expected) else f"its scores are not those in {CONFIG}"
 
@@ -174,17 +173,17 @@ def picture_damage(path: Path) -> str:
     data = path.read_bytes()
     subject = f"{PICTURE_SUBJECT}\0{member_subject(path)}".encode()
     if not data.startswith(_PNG):
-        return "it is no PNG file"
+        return "it is not a PNG file"
     at, kind, is_own = len(_PNG), b"", False
     while at < len(data) and kind != b"IEND":
         (length,) = struct.unpack(">I", data[at : at + 4].ljust(4, b"\0"))
         kind, end = data[at + 4 : at + 8], at + 8 + length
         if data[end : end + 4] != struct.pack(">I", zlib.crc32(data[at + 4 : end])):
-            return "its picture is damaged (a CRC-32 does not fit)"
+            return "its picture is damaged (a CRC-32 does not match)"
         is_own |= kind == b"tEXt" and data[at + 8 : end] == subject
         at = end + 4
     if kind != b"IEND" or at != len(data):
-        return "its picture is cut short"
+        return "its picture is truncated"
     return "" if is_own else "it is another model's picture"
 
 
@@ -227,19 +226,14 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
 
 
 def _unreadable_weights(path: Path) -> str:
-    """Compare a safetensors file's header (8 bytes of length, then JSON) with the file's size; "" if they match."""
-    size = path.stat().st_size
+    """Return why a file is not a safetensors file whose header covers all its bytes; "" if it is."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            if length > min(size, _MAX_HEADER_BYTES):
-                return f"{path} is cut short: its header alone takes {length} bytes, the file has {size}"
-            header = json.loads(file.read(length))
-        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    except (struct.error, ValueError, KeyError, TypeError, AttributeError, IndexError):
-        return f"{path} is no safetensors file"
-    wanted = 8 + length + max(ends, default=0)
-    return "" if size == wanted else f"{path} has {size} bytes, its header asks for {wanted}"
+        with safe_open(path, "numpy"):
+            return ""
+    except SafetensorError as error:
+        return f"{path} is damaged or not a safetensors file ({error})"
 
 
 def _config_values(folder: Path) -> dict[str, Any]:
@@ -287,7 +281,7 @@ def recipe_of(config: ModelConfig) -> Recipe:
     changed = _changed(values, standard)
     if PARTS in values:
         changed[PARTS] = [
-            {"architecture": one["architecture"], **_changed(one, standard)} for one in values[PARTS]
+            {"architecture": part["architecture"], **_changed(part, standard)} for part in values[PARTS]
         ]
     copies = len(values.get("seeds") or [1])
     changed |= {"copies": copies} if copies > 1 else {}

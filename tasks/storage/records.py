@@ -8,7 +8,6 @@ damaged or exchanged file is always detected. The central directory of a zip fil
 can hide an entry. So the entries must also be contiguous.
 """
 
-import gzip
 import io
 import json
 import logging
@@ -25,7 +24,7 @@ from pydantic import ValidationError
 from schemas.errors import DamagedError
 from schemas.handover import Record
 from tasks.storage.digests import canonical, value_digest
-from tasks.storage.files import write_bytes, write_json
+from tasks.storage.files import DRAFT, write_bytes, write_json
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports this module
     from numpy.typing import NDArray
@@ -39,8 +38,6 @@ ASIDE = ".damaged"
 SET_ASIDE = re.compile(rf"(?P<name>.+){re.escape(ASIDE)}-\d+")
 """Name of a damaged file, with its original name."""
 
-PACKED = ".gz"
-
 _HEAD = ("record", "version", "of", "digest", "body")
 
 
@@ -49,7 +46,7 @@ def write_record(path: Path, record: Record, *, of: str = "", compact: bool = Fa
 
     Args:
         of: its subject (a series, a key), which readers check: exchanged files are detected.
-        compact: on one line, and gzipped if the file is called `….gz`, for records of which there are many.
+        compact: on one line, for records of which there are many.
     """
     content = {
         "record": type(record).__name__, "version": record.version, "of": of,
@@ -59,8 +56,7 @@ def write_record(path: Path, record: Record, *, of: str = "", compact: bool = Fa
     body = content.pop("body")
     whole = content | {"digest": digest, "body": body}
     if compact:
-        data = canonical(whole) + b"\n"
-        write_bytes(path, gzip.compress(data, mtime=0) if path.suffix == PACKED else data)
+        write_bytes(path, canonical(whole) + b"\n")
     else:
         write_json(path, whole)
     return digest
@@ -80,16 +76,15 @@ def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
         return parse_record(path, kind, of=of)
     except DamagedError as error:
         raise DamagedError(
-            f"{path} is damaged: {error}; run the same command again to make it anew", field=str(path)
+            f"{path} is damaged: {error}; run the same command again to recreate it", field=str(path)
         ) from error
 
 
 def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
     """Return the record in `path`; errors as in `read_record`, but the message is only the reason."""
     try:
-        data = path.read_bytes()
-        found = json.loads(gzip.decompress(data) if path.suffix == PACKED else data)
-    except (ValueError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
         raise DamagedError("it is not JSON") from error
     if not isinstance(found, dict):
         raise DamagedError("it is JSON, but not an object")
@@ -97,9 +92,9 @@ def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
         raise DamagedError(f"it has no field {missing[0]}")
     name, version, subject, digest, body = (found[key] for key in _HEAD)
     if name != kind.__name__:
-        raise DamagedError(f"it holds the record {name}, not {kind.__name__}")
+        raise DamagedError(f"it contains the record {name}, not {kind.__name__}")
     if value_digest({key: found[key] for key in _HEAD if key != "digest"}) != digest:
-        raise DamagedError("its digest does not fit its content")
+        raise DamagedError("its digest does not match its content")
     if of is not None and subject != of:
         raise DamagedError(f"it is the record of {subject or 'nothing'}, not of {of or 'nothing'}")
     if version != kind.version:
@@ -138,6 +133,12 @@ def set_aside(path: Path, reason: str) -> Path:
     path.rename(target)
     log.warning("%s is set aside as %s: %s", path, target.name, reason)
     return target
+
+
+def final_name(name: str) -> str:
+    """Return the final name of a draft, or the original name of a file set aside as damaged; else the name itself."""
+    found = DRAFT.fullmatch(name) or SET_ASIDE.fullmatch(name)
+    return found["name"] if found else name
 
 
 def aside_name(path: Path) -> Path:
@@ -198,7 +199,7 @@ def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
     except FileNotFoundError:
         raise
     except _NO_NPZ as error:
-        raise DamagedError(f"{path} is damaged ({error}); it is made again", field=str(path)) from error
+        raise DamagedError(f"{path} is damaged ({error}); it will be recreated", field=str(path)) from error
     return arrays
 
 

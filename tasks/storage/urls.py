@@ -1,7 +1,8 @@
-"""URLs for display and storage: without user name, password, token or signature."""
+"""URLs for display and storage (without user name, password, token or signature), and of local files."""
 
 import re
-from urllib.parse import parse_qsl, urlencode
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 _SECRET = re.compile(
     r"pass|pwd|token|secret|signature|credential|api_?key|access_?key|auth|^sig$", re.IGNORECASE
@@ -36,3 +37,13 @@ def public_url(url: str) -> str:
 def without_credentials(text: str) -> str:
     """Return a text, such as a library's error message, with every URL in it replaced by its `public_url`."""
     return _URL.sub(lambda found: public_url(found[0]), text)
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the path of a `file:` URI, or of a path without scheme (decoded too, as MLflow does); else None."""
+    if urlsplit(uri).scheme not in ("", "file"):
+        return None
+    parts = urlsplit(uri) if uri.startswith("file:") else None
+    if parts and parts.hostname not in (None, "localhost", "127.0.0.1"):
+        return None
+    return Path(unquote(parts.path if parts else uri))

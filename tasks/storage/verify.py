@@ -51,17 +51,18 @@ Mend = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Stored:
-    """One stored file: its check, and its repair.
+    """One stored file of a manifest: what proves it (`sha256`, or else `check`), and what repairs it.
 
-    `check` returns the fault, "" for none, or raises a `DamagedError` or an `OSError` as the fault;
-    FileNotFoundError: the file was removed since it was listed. Without a `mend` the file is left as is, and `command`
-    creates it again.
+    `sha256`: recorded when the file was written. `check` returns the fault, "" for none, or raises a `DamagedError` or
+    an `OSError` as the fault; FileNotFoundError: the file was removed since it was listed. Without a `mend` the file is
+    left as is, and `command` creates it again.
     """
 
     path: Path
-    check: Callable[[], str]
+    sha256: str | None = None
     command: str = VERIFY
     mend: Mend | None = None
+    check: Callable[[], str] | None = None
 
 
 Manifest = Callable[[Asked], Iterable[Stored]]
@@ -71,12 +72,12 @@ Seen = Callable[[Path], None]
 """Called with each file once it is checked."""
 
 
-def verify(asked: Asked, manifest: Manifest, seen: Seen = lambda _path: None) -> Iterator[Damage]:
+def damages(asked: Asked, manifest: Manifest, seen: Seen = lambda _path: None) -> Iterator[Damage]:
     """Check every file of a manifest, and yield each damage; with `asked.repair` repair it."""
     for stored in manifest(asked):
         command, mend = stored.command, stored.mend
         try:
-            reason = stored.check()
+            reason = stored.check() if stored.check else digest_fault(stored.path, stored.sha256)
         except FileNotFoundError:
             continue
         except PermissionError as error:  # its content may be intact: it must not be set aside
@@ -102,12 +103,12 @@ def allow_reading(path: Path) -> str:
 
 def checked(path: Path, reason: str, command: str = VERIFY, outcome: str = "") -> Stored:
     """Return a file that its manifest has already checked and repaired, together with others."""
-    return Stored(path, lambda: reason, command, lambda _reason: outcome)
+    return Stored(path, None, command, lambda _reason: outcome, lambda: reason)
 
 
 def record_file(path: Path, kind: type[Record], of: str, outcome: str) -> Stored:
     """Return the file of a record with subject `of`; if damaged, it is set aside with this `outcome`."""
-    return Stored(path, partial(record_fault, path, kind, of), mend=aside(path, outcome))
+    return Stored(path, mend=aside(path, outcome), check=partial(record_fault, path, kind, of))
 
 
 def record_fault(path: Path, kind: type[Record], of: str) -> str:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError, DamagedError
 from schemas.scope import home as home_folder
-from tasks.storage.files import DRAFT, new_folder, replacing
+from tasks.storage.files import new_folder, replacing
 from tasks.storage.model_folder import FILES, damage_of, file_digests
-from tasks.storage.records import SET_ASIDE
-from tasks.storage.urls import public_url
+from tasks.storage.records import final_name
+from tasks.storage.urls import local_path, public_url
 from tasks.tracking.connection import Store
-from tasks.tracking.database import failure, is_server, no_shared_place, server_here, sqlite_path
+from tasks.tracking.database import PROXIED, failure, is_server, no_shared_place, server_here, sqlite_path
 from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged
-from tasks.tracking.mlflow_private import PROXIED, delete_remote_files, local_path
+from tasks.tracking.mlflow_private import delete_remote_files
 from tasks.tracking.tags import digests_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def check_place(store: Store) -> None:
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         raise CpbError(
-            f"artifacts of runs cannot be written to {folder} ({there} is no folder that you can write to); allow "
+            f"artifacts of runs cannot be written to {folder} ({there} is not a folder that you can write to); allow "
             "writing there, or set MLFLOW_TRACKING_URI to another store",
             code="artifacts", field=str(folder),
         )  # fmt: skip
@@ -92,18 +92,6 @@ def keep_files(store: Store, run: "Run", folder: Path) -> None:
         return
     # Not by MLflow, which caches a run's artifact location: it is outdated after the store was moved.
     shutil.copytree(folder, target, dirs_exist_ok=True)
-
-
-@contextmanager
-def attaching(store: Store, run: "Run", name: str) -> "Iterator[Path]":
-    """Yield the path at which to write a file that becomes an artifact of a run."""
-    folder = local_path(run.info.artifact_uri)
-    if folder is not None:
-        yield folder / name
-        return
-    with tempfile.TemporaryDirectory() as part:
-        yield Path(part) / name
-        store.client.log_artifact(run.info.run_id, str(Path(part) / name))
 
 
 def mend_files(store: Store, run: "Run", folder: Path) -> bool:
@@ -286,6 +274,5 @@ def _files(folder: Path) -> "Iterator[Path]":
 
 
 def _is_own(path: Path, folder: Path, known: "Collection[str]") -> bool:
-    found = DRAFT.fullmatch(path.name) or SET_ASIDE.fullmatch(path.name)  # a killed run's draft, or damaged
-    whole = path.with_name(found["name"]) if found else path
+    whole = path.with_name(final_name(path.name))
     return path.is_file() and not path.is_symlink() and os.path.relpath(whole, folder) in known

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from schemas.errors import CpbError
 from tasks.storage.locks import check_held, leased, locked, temporary_lock
-from tasks.storage.urls import public_url
+from tasks.storage.urls import local_path, public_url
 from tasks.tracking.database import (
     EXPERIMENT,
+    PROXIED,
     artifacts_beside,
     check,
     exclusive,
@@ -25,9 +26,9 @@ from tasks.tracking.database import (
     make_sqlite,
     making_schema,
     no_shared_place,
+    quiet,
     sqlite_path,
 )
-from tasks.tracking.mlflow_private import PROXIED, local_path, quiet
 from tasks.tracking.tags import FLOW, KIND, PROCESS
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ TAGS = {
 _PAGE = 1000
 _IDS = 200  # of runs in one filter
 _PATIENT_S = 10.0
-_LOOKED_AT = 50
+_FLOWS_SEARCHED = 50
 """Number of newest flow runs searched for the machines that write to the store."""
 
 log = logging.getLogger("cpb")
@@ -58,7 +59,7 @@ _warned: set[str] = set()
 class Store:
     """An opened tracking store.
 
-    `served` is the URI that MLflow reads: `uri` itself, or a snapshot of a read-only database.
+    `served` is the URI that MLflow reads: `uri` itself, or that of a read-only database.
     """
 
     uri: str
@@ -84,12 +85,13 @@ def connect(uri: str, served: str) -> Store:
         CpbError: it is not an MLflow store, or of another version.
     """
     with _making(uri, served) as client:
-        experiment_id = _experiment(client, uri, served)
-        layout = client.get_experiment(experiment_id).tags.get(LAYOUT_TAG)
+        experiment_id = _experiment(client, uri)
+        # A person may have made the experiment, for its artifact location: then without the tag.
+        layout = client.get_experiment(experiment_id).tags.get(LAYOUT_TAG, LAYOUT)
     if layout != LAYOUT:
         raise CpbError(
             f"the experiment {EXPERIMENT} of the MLflow store {public_url(uri)} was made by another version of cpb "
-            f"(layout {layout or 'none'}, this version writes {LAYOUT}): set MLFLOW_TRACKING_URI to another store, or "
+            f"(layout {layout}, this version writes {LAYOUT}): set MLFLOW_TRACKING_URI to another store, or "
             "rename that experiment in MLflow",
             code="store-version", field="MLFLOW_TRACKING_URI",
         )  # fmt: skip
@@ -105,7 +107,7 @@ def _making(uri: str, served: str) -> Iterator["MlflowClient"]:
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
-        with making_schema(served):
+        with making_schema(uri):
             yield MlflowClient(tracking_uri=served, registry_uri=served)
     except (MlflowException, SQLAlchemyError, ModuleNotFoundError) as error:
         raise failure(uri, error) from None  # the exception may hold the URI
@@ -185,7 +187,7 @@ def search_lazily(
 @contextmanager
 def alone(store: Store) -> Iterator[None]:
     """Lock the store on this machine, so that reading and then writing is one atomic step."""
-    with exclusive(store.served):  # the folder of a read-only database may not be writable
+    with exclusive(store.uri):
         yield
 
 
@@ -220,8 +222,8 @@ def _warn_of_others(store: Store) -> None:
     if store.uri in _warned:
         return
     newest = islice(
-        search_lazily(store, f"tags.`{KIND}` = '{FLOW}'", ["attributes.start_time DESC"], _LOOKED_AT),
-        _LOOKED_AT,
+        search_lazily(store, f"tags.`{KIND}` = '{FLOW}'", ["attributes.start_time DESC"], _FLOWS_SEARCHED),
+        _FLOWS_SEARCHED,
     )
     hosts = {run.data.tags.get(PROCESS, "").partition("|")[0] for run in newest}
     others = sorted(hosts - {"", socket.gethostname()})
@@ -266,7 +268,7 @@ class _Client:
         if not is_server(self._uri):
             yield
             return
-        sentence = f"waiting for the MLflow server {public_url(self._uri)} since {_PATIENT_S:.0f} s"
+        sentence = f"waiting for the MLflow server {public_url(self._uri)} for more than {_PATIENT_S:.0f} s"
         timer = threading.Timer(_PATIENT_S, log.warning, (sentence,))
         timer.daemon = True
         timer.start()
@@ -276,19 +278,19 @@ class _Client:
             timer.cancel()
 
 
-def _experiment(client: "MlflowClient", uri: str, served: str) -> str:
+def _experiment(client: "MlflowClient", uri: str) -> str:
     from mlflow.entities import LifecycleStage
 
     found = client.get_experiment_by_name(EXPERIMENT)
     if found is None:
-        with exclusive(served):
-            found = client.get_experiment_by_name(EXPERIMENT) or _make_experiment(client, uri, served)
+        with exclusive(uri):
+            found = client.get_experiment_by_name(EXPERIMENT) or _make_experiment(client, uri)
     if found.lifecycle_stage == LifecycleStage.DELETED:
         client.restore_experiment(found.experiment_id)
     return found.experiment_id
 
 
-def _make_experiment(client: "MlflowClient", uri: str, served: str) -> "Experiment":
+def _make_experiment(client: "MlflowClient", uri: str) -> "Experiment":
     """Create the experiment and return it; an experiment created by another machine meanwhile is returned too.
 
     A server chooses the artifact location itself; for SQLite it is the folder beside the database. For any other
@@ -299,7 +301,7 @@ def _make_experiment(client: "MlflowClient", uri: str, served: str) -> "Experime
     database = sqlite_path(uri)
     if database is None and not is_server(uri):
         raise no_shared_place(uri)
-    if database and served == uri:  # the folder identifies a moved or copied store
+    if database:  # the folder identifies a moved or copied store
         artifacts_beside(database).mkdir(exist_ok=True)
     try:
         location = artifacts_beside(database).as_uri() if database else None

@@ -3,17 +3,16 @@
 MLflow itself would retry for one to two minutes, then suggest upgrading the schema. So cpb checks first, once.
 """
 
+import logging
 import os
-import shutil
 import sqlite3
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from cpbmodels.errors import pip_install
 from schemas.errors import CpbError
@@ -41,6 +40,8 @@ _CONNECT_TIMEOUT = {"postgresql": "connect_timeout", "mysql": "connect_timeout",
 _SCHEMA_LOCK = 0x637062
 """Key of the advisory lock held while MLflow's schema is created: `cpb` in ASCII."""
 _variable: ContextVar[str] = ContextVar("cpb_store_variable", default="MLFLOW_TRACKING_URI")
+PROXIED = "mlflow-artifacts:"
+"""Scheme of artifacts stored by a tracking server."""
 EXPERIMENT = "cpb"
 """Name of the experiment that holds all runs."""
 _PACKAGES = {"psycopg2": "psycopg2-binary", "MySQLdb": "mysqlclient"}
@@ -49,21 +50,43 @@ _ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMEN
 
 DOWN = "database-down"
 """Code of the error for a database or server that does not respond."""
-_CAUSES = (
-    ("database-locked", ("database is locked", "database table is locked")),
+_FAILURES = (
+    ("database-locked", ("database is locked", "database table is locked"),
+     "{store} is locked by another process; try again when that has ended, {other}"),
     ("database-refused", ("password", "authentication", "access denied", "no pg_hba.conf entry", "role \"",
-                          "error code 401", "error code 403")),
-    ("database-missing", ("does not exist", "unknown database")),
-    ("database-damaged", ("not a database", "malformed", "disk image")),
-    ("disk-full", ("disk is full", "no space left")),
-    ("read-only-store", ("readonly database", "read-only", "permission denied")),
-    ("database-schema", ("out-of-date database schema", "can't locate revision")),
-    ("plain-folder", ("filesystem tracking backend",)),
-    (DOWN, ("refused", "timeout", "timed out", "could not translate", "name or service", "unreachable",
-                       "max retries", "connection", "server closed")),
-    ("database-unreadable", ("unable to open",)),
+                          "error code 401", "error code 403"),
+     "{store} refuses the user or the password; correct them, {other}"),
+    ("database-missing", ("does not exist", "unknown database"),
+     "{store} does not exist on its server ({reason}); create the database, {other}"),
+    ("database-damaged", ("not a database", "malformed", "disk image"),
+     "{store} is damaged ({reason}); restore it from a backup, {other}"),
+    ("disk-full", ("disk is full", "no space left"),
+     "{store} cannot grow: its disk is full; free space there, {other}"),
+    ("read-only-store", ("readonly database", "read-only", "permission denied"),
+     "{store} cannot be written; allow writing there, {other}"),
+    ("database-schema", ("out-of-date database schema", "can't locate revision"),
+     "{store} has a schema of another MLflow version ({reason}); back it up, then run `mlflow db upgrade`, {other}"),
+    ("plain-folder", ("filesystem tracking backend",),
+     "MLflow no longer stores runs in a plain folder ({url}); set MLFLOW_TRACKING_URI to sqlite:///FILE or to a "
+     "server's http address"),
+    (DOWN, ("refused", "timeout", "timed out", "could not translate", "name or service", "unreachable", "max retries",
+            "connection", "server closed"),
+     "{store} cannot be reached ({reason}); start it, {other}"),
+    ("database-unreadable", ("unable to open",),
+     "{store} cannot be opened; check that the file can be read, {other}"),
+    ("store", ("",), "{store} cannot be used ({reason}); check it, {other}"),
 )  # fmt: skip
-"""Code of each kind of failure, and words of the databases' messages for it, in lower case."""
+"""Each kind of failure: its code, words of the databases' messages for it in lower case, and its sentence."""
+
+
+def quiet() -> None:
+    """Let MLflow send no telemetry, and print no migrations, addresses or tracebacks of failed statements."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")  # waits a minute; 7 would wait over four
+    for name in ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -98,13 +121,13 @@ def no_shared_place(uri: str, folder: Path | None = None) -> CpbError:
     shown = public_url(uri)
     if is_server(uri):
         where = f"the MLflow server {shown} leaves artifacts to a folder of its own machine ({folder})"
-        remedy = "start one that keeps them itself, over another database, with `cpb tracking-server`"
+        remedy = "start a server that stores them itself, on another database, with `cpb tracking-server`"
     else:
-        kept = f"recorded in {folder}, a folder of one machine" if folder else "nowhere to be kept"
+        kept = f"recorded in {folder}, a folder of one machine" if folder else "without a place"
         where = f"the MLflow store {shown} is a bare database: the artifacts of runs are {kept}"
         remedy = (
             "start a server over a database with `cpb tracking-server` and set MLFLOW_TRACKING_URI to its address, or "
-            f"make the experiment in an empty one with `mlflow experiments create -n {EXPERIMENT} -l s3://…`"
+            f"create the experiment in an empty database with `mlflow experiments create -n {EXPERIMENT} -l s3://…`"
         )
     return CpbError(f"{where}; {remedy}", code="artifacts", field="MLFLOW_TRACKING_URI")
 
@@ -152,8 +175,8 @@ def check(uri: str, *, write: bool) -> None:
     Raises:
         CpbError: locked, unreachable, refused, damaged; see `code`.
     """
-    if database := sqlite_path(uri):
-        _check_sqlite(uri, database, write)
+    if urlsplit(uri).scheme.partition("+")[0] == "sqlite":
+        _check_sqlite(uri, write)
     elif is_server(uri):
         _check_server(uri)
     elif urlsplit(uri).scheme.partition("+")[0] in _CONNECT_TIMEOUT:
@@ -162,42 +185,23 @@ def check(uri: str, *, write: bool) -> None:
 
 def failure(uri: str, error: BaseException) -> CpbError:
     """Return an error of a database, a server or MLflow as one sentence without credentials."""
-    store = f"the MLflow store {public_url(uri)}"
+    url = public_url(uri)
+    store = f"the MLflow store {url}"
+    if isinstance(error, ModuleNotFoundError):
+        package = pip_install(_PACKAGES.get(f"{error.name}", f"{error.name}"))
+        return CpbError(
+            f"{store} needs the Python package {error.name}, which is not installed; run `{package}`, {_other_store()}",
+            code="missing-package",
+        )
     reason = _first_line(error)
     lower = reason.lower()
-    code = next((code for code, words in _CAUSES if any(word in lower for word in words)), "store")
+    code, _, sentence = next(known for known in _FAILURES if any(word in lower for word in known[1]))
     if code == DOWN:
         reason = next((what for word, what in _UNREACHABLE.items() if word in lower), reason)
         if urlsplit(uri).netloc.count("@") > 1:
-            reason += "; a user or password with @, : or / is written with %40, %3A, %2F"
-    reason = reason[:_MAX_REASON_CHARS]
-    if isinstance(error, ModuleNotFoundError):
-        code, reason = "missing-package", f"{error.name}"
-    sentences = {
-        "database-locked": f"{store} is locked by another process; try again when that has ended, {_other_store()}",
-        "database-refused": f"{store} refuses the user or the password; correct them, {_other_store()}",
-        "database-missing": f"{store} does not exist on its server ({reason}); create the database, {_other_store()}",
-        "database-damaged": f"{store} is damaged ({reason}); restore it from a backup, {_other_store()}",
-        "disk-full": f"{store} cannot grow: its disk is full; free space there, {_other_store()}",
-        "read-only-store": f"{store} cannot be written; allow writing there, {_other_store()}",
-        "database-schema": (
-            f"{store} has a schema of another MLflow version ({reason}); back it up, then run `mlflow db upgrade`, "
-            f"{_other_store()}"
-        ),
-        "plain-folder": (
-            f"MLflow keeps no runs in a plain folder any more ({public_url(uri)}); "
-            "set MLFLOW_TRACKING_URI to sqlite:///FILE or to a server's http address"
-        ),
-        "database-unreadable": f"{store} cannot be opened; check that the file can be read, {_other_store()}",
-        DOWN: f"{store} cannot be reached ({reason}); start it, {_other_store()}",
-        "missing-package": (
-            f"{store} needs the Python package {reason}, which is not installed; "
-            f"run `{pip_install(_PACKAGES.get(reason, reason))}`, {_other_store()}"
-        ),
-    }
-    return CpbError(
-        sentences.get(code, f"{store} cannot be used ({reason}); check it, {_other_store()}"), code=code
-    )
+            reason += "; in a user name or password write @, : and / as %40, %3A, %2F"
+    known = {"store": store, "url": url, "reason": reason[:_MAX_REASON_CHARS], "other": _other_store()}
+    return CpbError(sentence.format_map(known), code=code)
 
 
 def is_unavailable(error: BaseException) -> bool:
@@ -219,17 +223,19 @@ def is_writable(database: Path) -> bool:
     return os.access(database, os.W_OK) and os.access(database.parent, os.W_OK)
 
 
-def snapshot(database: Path) -> Path:
-    """Return a copy of a read-only database, in a temporary folder that the caller deletes.
+def wal_of(database: Path) -> Path:
+    """Return the file with a SQLite database's newest changes, which exists while a process has it open."""
+    return database.with_name(f"{database.name}-wal")
 
-    SQLite must write beside a database in WAL mode even to read it, and MLflow cannot open it read-only.
+
+def read_only_uri(database: Path) -> str:
+    """Return the URI by which SQLite reads a database that it may not write.
+
+    In WAL mode it would create files beside it, unless another process has it open, or it is called immutable.
     """
-    folder = Path(tempfile.mkdtemp(prefix="cpb-store-"))
-    for ending in ("", "-wal"):  # the WAL contains changes not yet in the database file
-        source = database.with_name(database.name + ending)
-        if source.exists():
-            shutil.copyfile(source, folder / source.name)
-    return folder / database.name
+    immutable = "" if wal_of(database).exists() else "&immutable=1"
+    # With the driver: MLflow makes the parent folders of the path in any URI that begins with sqlite:///.
+    return f"sqlite+pysqlite:///file:{quote(str(database))}?uri=true&mode=ro{immutable}"
 
 
 def make_sqlite(database: Path) -> None:
@@ -248,8 +254,8 @@ def make_sqlite(database: Path) -> None:
                 _write_whole_schema(database)
     except (OSError, CpbError) as error:
         raise CpbError(
-            f"the MLflow store {database} cannot be made ({getattr(error, 'strerror', None) or error}); "
-            "set MLFLOW_TRACKING_URI to a place that can be written",
+            f"the MLflow store {database} cannot be created ({getattr(error, 'strerror', None) or error}); "
+            "set MLFLOW_TRACKING_URI to a writable place",
             code="store",
         ) from error
 
@@ -289,6 +295,7 @@ def _lock_file(uri: str) -> Path:
 def _write_whole_schema(database: Path) -> None:
     part = draft_name(database)
     part.touch()  # SQLite would create it writable by its owner only, whatever the umask
+    quiet()
     try:
         write_schema(part)
         part.rename(database)
@@ -296,9 +303,13 @@ def _write_whole_schema(database: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-def _check_sqlite(uri: str, database: Path, write: bool) -> None:
+def _check_sqlite(uri: str, write: bool) -> None:
     try:
-        with closing(sqlite3.connect(database, timeout=TIMEOUT_S, isolation_level=None)) as connection:
+        target = uri.partition(":///")[2]
+        is_uri = target.startswith("file:")
+        with closing(
+            sqlite3.connect(target, timeout=TIMEOUT_S, isolation_level=None, uri=is_uri)
+        ) as connection:
             connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
             if write:
                 connection.execute("BEGIN IMMEDIATE")
@@ -337,7 +348,7 @@ def _check_database(uri: str) -> None:
         raise failure(uri, error) from None  # SQLAlchemy's exception may hold the URI
     except ValueError:  # from int(); its message may contain a part of the password
         raise CpbError(
-            f"the port in the MLflow store's URL is no number; correct it, {_other_store()}",
+            f"the port in the MLflow store's URL is not a number; correct it, {_other_store()}",
             code="store", field=_variable.get(),
         ) from None  # fmt: skip
 

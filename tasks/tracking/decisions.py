@@ -59,11 +59,11 @@ def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
     model = existing(store.client.get_registered_model, series.registered)
     if model is None:
         return []
-    told = [_newest(store, series, model), decision_in(model.tags)]
-    told += [decision_in(model.tags, tag) for tag in model.tags if tag.startswith(_EARLIER)]
-    told += [decision_in(version.tags) for version in versions_of(store, series)]
-    found = {(one.decided_at, one.rule): one for one in told if one}
-    return sorted(found.values(), key=lambda one: one.decided_at, reverse=True)[:limit]
+    decisions = [_newest(store, series, model), decision_in(model.tags)]
+    decisions += [decision_in(model.tags, tag) for tag in model.tags if tag.startswith(_EARLIER)]
+    decisions += [decision_in(version.tags) for version in versions_of(store, series)]
+    found = {(decision.decided_at, decision.rule): decision for decision in decisions if decision}
+    return sorted(found.values(), key=lambda decision: decision.decided_at, reverse=True)[:limit]
 
 
 def decision_in(tags: Mapping[str, str], name: str = DECISION) -> Decision | None:

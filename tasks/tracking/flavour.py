@@ -24,18 +24,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.storage.digests import file_digest
-from tasks.storage.files import DRAFT, replacing, write_bytes
+from tasks.storage.files import replacing, write_bytes
 from tasks.storage.model_folder import damage_of, read_config
+from tasks.storage.records import final_name
+from tasks.storage.urls import local_path
 from tasks.tracking.connection import Store
-from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.tags import MLFLOW_FILES, digests_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-ML_MODEL, REQUIREMENTS, ENVIRONMENT, CONDA = "MLmodel", "requirements.txt", "python_env.yaml", "conda.yaml"
+ML_MODEL, REQUIREMENTS, ENVIRONMENT = "MLmodel", "requirements.txt", "python_env.yaml"
 EXAMPLE, SERVED_EXAMPLE = "input_example.json", "serving_input_example.json"
-NAMES = (ML_MODEL, REQUIREMENTS, ENVIRONMENT, CONDA, EXAMPLE, SERVED_EXAMPLE)
+NAMES = (ML_MODEL, REQUIREMENTS, ENVIRONMENT, EXAMPLE, SERVED_EXAMPLE)
 LOADED = "registered_model_meta"
 """Written by MLflow into a local registered model's folder when it loads the model."""
 WHEELS = "wheels"
@@ -133,10 +134,7 @@ def _ml_model(run: "Run") -> bytes:
         "python_function",
         loader_module="cpbmodels.mlflow",
         python_version=platform.python_version(),
-        env={
-            "virtualenv": ENVIRONMENT,
-            "conda": CONDA,
-        },  # MLflow requires the second even if it uses the first
+        env={"virtualenv": ENVIRONMENT, "conda": ENVIRONMENT},  # MLflow reads the second, but does not use it
     )
     return model.to_yaml().encode()
 
@@ -148,23 +146,16 @@ def _common_files(timeframe: str, context: int) -> dict[str, bytes]:
 
     wheel = light_wheel()
     example = _example(timeframe, context)
-    needed = _requirements(f"{WHEELS}/{wheel.name}")
+    path = f"{WHEELS}/{wheel.name}"  # in the requirements, relative to the model folder
+    # Without +cpu: an index may lack that build.
+    pins = [f"{name}=={version(name).partition('+')[0]}" for name in _PINNED]
     return {
-        f"{WHEELS}/{wheel.name}": wheel.data,
-        REQUIREMENTS: "\n".join([*needed, ""]).encode(),
+        path: wheel.data,
+        REQUIREMENTS: "\n".join([*pins, path, ""]).encode(),
         ENVIRONMENT: _environment(wheel.sha256).encode(),
-        CONDA: _conda(needed, wheel.sha256).encode(),
         EXAMPLE: json.dumps(example).encode(),
         SERVED_EXAMPLE: json.dumps({"dataframe_split": example}).encode(),
     }
-
-
-def _requirements(wheel: str) -> list[str]:
-    """Return the requirements at the installed versions; the wheel's path is relative to the model folder."""
-    pins = [
-        f"{name}=={version(name).partition('+')[0]}" for name in _PINNED
-    ]  # without +cpu: an index may lack that build
-    return [*pins, wheel]
 
 
 def _environment(wheel_digest: str) -> str:
@@ -175,23 +166,6 @@ def _environment(wheel_digest: str) -> str:
     """
     python = platform.python_version()
     return f'python: {python}\ndependencies:\n- -r {REQUIREMENTS}\n- "# cpbmodels sha256 {wheel_digest}"\n'
-
-
-def _conda(needed: list[str], wheel_digest: str) -> str:
-    """Return the same for conda."""
-    lines = [
-        "name: cpbmodels",
-        "channels:",
-        "- conda-forge",
-        "dependencies:",
-        f"- python={platform.python_version()}",
-        "- pip",
-        "- pip:",
-        *(f"  - {one}" for one in needed),
-        f"# cpbmodels sha256 {wheel_digest}",
-        "",
-    ]
-    return "\n".join(lines)
 
 
 def _example(timeframe: str, context: int) -> dict[str, Any]:
@@ -238,8 +212,7 @@ def unused(root: Path) -> list[Path]:
 
 
 def _is_own(file: Path) -> bool:
-    draft = DRAFT.fullmatch(file.name)
-    named = _DIGEST.fullmatch(draft["name"] if draft else file.name)
+    named = _DIGEST.fullmatch(final_name(file.name))
     return bool(named) and file.is_file() and not file.is_symlink()
 
 

@@ -7,6 +7,8 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,9 @@ from tasks.figures.page import Column, Section, Table, write_page
 from tasks.figures.training import losses_figure
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import judge_pools
-from tasks.storage.digests import file_digest
 from tasks.storage.files import write_json
-from tasks.tracking.artifacts import attaching
+from tasks.storage.model_folder import file_digests
+from tasks.tracking.artifacts import keep_files
 from tasks.tracking.connection import Store
 from tasks.tracking.records import DEPENDENCE, REPORT
 from tasks.tracking.store import open_store
@@ -60,18 +62,17 @@ def keep_report(
     store = store or open_store()
     run = store.client.get_run(run_id)
     sections = _sections(fleets, decisions, simulated=market_of(run) == SIM)
-    with attaching(store, run, REPORT) as path:
-        write_page(path, str(run.info.run_name), sections)
-        digests = {REPORT: file_digest(path)}
-    if coins := _coins(fleets):
-        with attaching(store, run, DEPENDENCE) as path:
-            write_json(path, coins)
-            digests[DEPENDENCE] = file_digest(path)
-    store.client.set_tag(run_id, FILES, json.dumps(digests))
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        write_page(folder / REPORT, str(run.info.run_name), sections)
+        if coins := _coins(fleets):
+            write_json(folder / DEPENDENCE, coins)
+        keep_files(store, run, folder)
+        store.client.set_tag(run_id, FILES, json.dumps(file_digests(folder)))
 
 
 def _coins(fleets: Sequence[ReportedFleet]) -> dict[str, Any]:
-    """Return how the errors of a timeframe's coins hang together, by the architecture with the most coins of each.
+    """Return the dependence between the errors of each timeframe's coins, from the architecture with the most coins.
 
     Errors of different architectures on the same candles are nearly equal: most of an error is the move itself.
     """
@@ -84,9 +85,9 @@ def _coins(fleets: Sequence[ReportedFleet]) -> dict[str, Any]:
                 if score.timeframe == timeframe and score.errors
             }
             if len(errors) > len(found.get(timeframe, {}).get("symbols", ())) and (
-                one := correlate_coins(errors)
+                dependence := correlate_coins(errors)
             ):
-                found[timeframe] = one | {"architecture": fleet.architecture}
+                found[timeframe] = dependence | {"architecture": fleet.architecture}
     return found
 
 
@@ -94,7 +95,7 @@ def _sections(
     fleets: Sequence[ReportedFleet], decisions: Sequence[Decision], *, simulated: bool
 ) -> list[Section]:
     members = [score for fleet in fleets for score in fleet.scores]
-    warning = ["All prices are those of the built-in simulator, not of a market."] if simulated else []
+    warning = ["All prices are from the built-in simulator, not from a market."] if simulated else []
     losses = [
         (f"Loss of {fleet.architecture}, mean of its members", losses_figure({fleet.architecture: epochs}))
         for fleet in fleets
@@ -104,7 +105,7 @@ def _sections(
         Section("What this is", text=[*warning, INTRODUCTION]),
         *judged_sections(judge_pools(members), members),
         *([Section("Training", figures=losses)] if losses else []),
-        *([Section("Who serves after it", table=_decision_table(decisions))] if decisions else []),
+        *([Section("Champions after this run", table=_decision_table(decisions))] if decisions else []),
         members_section(members),
     ]
 
@@ -128,11 +129,11 @@ def _mean_losses(trained: Iterable[TrainedMember]) -> list[dict[str, Any]]:
 def _decision_table(decisions: Sequence[Decision]) -> Table:
     rows = [
         {
-            "series": f"{one.series.label} {one.series.timeframe}",
-            "outcome": one.outcome,
-            "version": f"v{one.version_number}",
-            "reason": one.reason,
+            "series": f"{decision.series.label} {decision.series.timeframe}",
+            "outcome": decision.outcome,
+            "version": f"v{decision.version_number}",
+            "reason": decision.reason,
         }
-        for one in decisions
+        for decision in decisions
     ]
     return Table(_DECISIONS, rows)

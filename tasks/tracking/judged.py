@@ -30,7 +30,7 @@ from tasks.tracking.versions import ALIAS, CHALLENGER, PREVIOUS, aliases_of, ver
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-MAX_RUNS_LOOKED_AT = 300
+MAX_RUNS_SEARCHED = 300
 """Newest runs of a series that are searched: a month of nights with ten architectures."""
 
 MAX_HISTORIES = 7
@@ -58,7 +58,7 @@ class JudgedModel(BaseModel):
     data: str | None
     test_span: str | None
     serves: Literal["champion", "challenger", "previous"] | None = Field(
-        None, description="what the registry uses it as now"
+        None, description="its current alias in the registry"
     )
     model_version: str | None
     metrics: dict[str, float]
@@ -71,7 +71,7 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
         f"and tags.`{TIMEFRAME}` = '{series.timeframe}' and attributes.status = 'FINISHED'"
     )
     runs = search_lazily(store, condition, [_NEWEST], page_size=100)
-    judged = [r for r in islice(runs, MAX_RUNS_LOOKED_AT) if "test_crps_ratio" in r.data.metrics]
+    judged = [r for r in islice(runs, MAX_RUNS_SEARCHED) if "test_crps_ratio" in r.data.metrics]
     fleets = find_runs(store, {run.data.tags[PARENT] for run in judged if PARENT in run.data.tags})
     registered = _registered(store, series)
     models = [
@@ -79,8 +79,8 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
         for run in judged
     ]
     aged = zip(models, map(age_of, judged), strict=True)
-    found = newest_of(((one.architecture, one.preset), age, one) for one, age in aged)
-    return sorted(found.values(), key=lambda one: one.metrics["test_crps_ratio"])
+    found = newest_of(((model.architecture, model.preset), age, model) for model, age in aged)
+    return sorted(found.values(), key=lambda model: model.metrics["test_crps_ratio"])
 
 
 def _registered(store: Store, series: SeriesId) -> dict[str, tuple[str | None, str]]:
@@ -122,11 +122,11 @@ def coin_ratios(store: Store, rows: Iterable[Mapping[str, Any]]) -> list[dict[st
     flows = find_runs(store, {row["flow_run"] for row in rows})
     fleets = {run_id: fleets_of(store, flow) for run_id, flow in flows.items()}
     models = (
-        ((one["symbol"], *(row[name] for name in _NAMES)), (row["as_of"], row["started_at"]), one)
+        ((model["symbol"], *(row[name] for name in _NAMES)), (row["as_of"], row["started_at"]), model)
         for row in rows
         for fleet in fleets.get(row["flow_run"], ())
         if fleet.run.info.run_id in row["run_id"].split(",") and fleet.architecture == row["architecture"]
-        for one in _coins(fleet, row)
+        for model in _coins(fleet, row)
     )
     return list(newest_of(models).values())
 
@@ -163,16 +163,18 @@ def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]
     kind = run.data.tags.get(KIND) if run else None
     if run is None or kind not in (MEMBER, FLEET):
         raise MemberError(
-            f"run {run_id} is no model's and no fleet's; /api/models/SYMBOL/TIMEFRAME lists those of models",
+            f"run {run_id} is neither a model's nor a fleet's; /api/models/SYMBOL/TIMEFRAME lists the models' runs",
             code="no-run",
         )
     runs = [run] if kind == MEMBER else search(store, f"tags.`{PARENT}` = '{run.info.run_id}'", [_NEWEST])
-    return {one.info.run_name or one.info.run_id: _history(store, one) for one in runs[:MAX_HISTORIES]}
+    return {
+        member.info.run_name or member.info.run_id: _history(store, member) for member in runs[:MAX_HISTORIES]
+    }
 
 
 def _history(store: Store, run: "Run") -> list[dict[str, float]]:
     epochs: dict[int, dict[str, float]] = {}
     for name in ("train_loss", "val_loss"):
-        for one in store.client.get_metric_history(run.info.run_id, name):
-            epochs.setdefault(one.step, {"epoch": one.step})[name] = one.value
+        for point in store.client.get_metric_history(run.info.run_id, name):
+            epochs.setdefault(point.step, {"epoch": point.step})[name] = point.value
     return [epochs[step] for step in sorted(epochs)]

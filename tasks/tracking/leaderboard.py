@@ -43,8 +43,8 @@ COLUMNS = {
     "market": "spot, um, cm, own for a user's tables, or sim for simulated candles",
     "timeframe": "candle length",
     "architecture": "name of the architecture",
-    "preset": "preset of the models; what follows a + is a digest of what was changed in it",
-    "coins": "the coins that were judged, by name, from four on their number; none where all have failed",
+    "preset": "preset of the models; after a +, a digest of the changed options",
+    "coins": "judged coins: names, or their number if more than three; none if all failed",
     "members": "members that were judged",
     "failed": "members that failed",
     "crps_ratio": "CRPS / random walk's: each coin weighs the same; below 1 is better",
@@ -54,7 +54,7 @@ COLUMNS = {
     "verdict": "better, no different or worse than the random walk with EWMA volatility",
     "better_share": "share of coins with a ratio below 1",
     "mae_ratio": "absolute error of the median / random walk's",
-    "directional_accuracy": "share of correct directions; 0.5 is a coin",
+    "directional_accuracy": "share of correct directions; 0.5 is chance",
     "coverage_80": "share of closes inside the 80 % interval",
     "coverage_90": "share of closes inside the 90 % interval",
     "windows_per_s": "training throughput, windows per second",
@@ -65,8 +65,8 @@ COLUMNS = {
     "as_of": RUN_COLUMNS["as_of"],
     "started_at": "when the run began (UTC)",
     "flow_run": "the flow's run, which `cpb leaderboard --run` takes",
-    "run_id": "the fleet's run: its config, data digests, versions and seeds make the row again (of several fleets "
-    "all, with commas)",
+    "run_id": "the fleet's run: its config and its members' data digests reproduce the row (several "
+    "fleets: separated by commas)",
 }
 """The columns of a row and their meaning."""
 
@@ -111,7 +111,7 @@ def leaderboard(
     if not rows:
         raise CpbError(
             f"run {flow.info.run_id!r} holds no judged fleet, or its models were pruned; "
-            "`cpb leaderboard --list` shows the runs that there are",
+            "`cpb leaderboard --list` lists the runs",
             code="no-run",
         )
     return rows
@@ -150,7 +150,7 @@ def _current(
             rows += [row for row in found if not any(newer.covers(row) for newer in rows)]
     if not rows:
         raise CpbError(
-            "no model that was judged is of these markets, coins and timeframes; leave some of the options out",
+            "no judged model matches these markets, coins and timeframes; use fewer filters",
             code="no-run",
         )
     return sorted((row.values | {"partial": row.part_of_any(rows)} for row in rows), key=order)

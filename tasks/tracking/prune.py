@@ -13,16 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import BusyError
-from schemas.handover import Record
 from schemas.identity import MARKETS, market_home
 from tasks.market.store import set_aside_files
 from tasks.storage.locks import check_held
-from tasks.storage.records import find_record, write_record
+from tasks.storage.urls import local_path
 from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies
 from tasks.tracking.connection import Store, alone, alone_everywhere
 from tasks.tracking.database import is_server, shrink, sqlite_path
 from tasks.tracking.flavour import unused
-from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good, local_path
+from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good
 from tasks.tracking.prune_plan import (
     NIGHTS,
     OldFlow,
@@ -43,22 +42,13 @@ if TYPE_CHECKING:
 
 SET_ASIDE_DAYS = 90
 """Days after which damaged files that were set aside are deleted."""
-MAX_RUNS_A_PASS = 500
-"""Runs deleted per lock: a pass takes seconds, the first pruning of a year takes minutes."""
-STATE = "retention.json"
-
-
-class RetentionState(Record):
-    """Marks that a nightly run has reported once what it would delete; later runs delete."""
-
-    reported_at: datetime
 
 
 @dataclass
 class PruneReport:
     """The deleted objects, or with `dry_run` those that would be deleted.
 
-    `kept`: objects old enough for deletion but kept, with the reason; `unfinished`: why pruning stopped early, or "".
+    `kept`: objects old enough for deletion but kept, with the reason.
     """
 
     dry_run: bool
@@ -68,7 +58,6 @@ class PruneReport:
     files: list[str] = field(default_factory=list)
     artifact_bytes: int = 0
     kept: list[str] = field(default_factory=list)
-    unfinished: str = ""
 
     def __str__(self) -> str:
         """Return the report in one sentence."""
@@ -77,10 +66,9 @@ class PruneReport:
                   "other file": len(self.files)}  # fmt: skip
         parts = [f"{n:,} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if n]
         if not parts:
-            return "nothing to prune" + (f" ({self.unfinished})" if self.unfinished else "")
+            return "nothing to prune"
         size = f" with {self.artifact_bytes / 1e6:,.1f} MB of artifacts" if self.artifact_bytes else ""
-        rest = f"; stopped early: {self.unfinished}" if self.unfinished else ""
-        return f"{verb} {', '.join(parts)}{size}{rest}"
+        return f"{verb} {', '.join(parts)}{size}"
 
 
 def prune(
@@ -105,29 +93,11 @@ def prune(
     store = store or open_store(create=not dry_run)
     report = PruneReport(dry_run)
     if dry_run:
-        _prune_once(store, home, nights, now, report)
+        _prune(store, home, nights, now, report)
         return report
     reconcile(store)
-    while not report.unfinished:
-        try:
-            with _alone(store, home):
-                if not _prune_once(store, home, nights, now, report):
-                    break
-        except BusyError as error:
-            if not (report.runs or report.versions):
-                raise
-            report.unfinished = str(error)
-    if find_record(home / STATE, RetentionState) is None:
-        write_record(home / STATE, RetentionState(reported_at=now))
-    return report
-
-
-def prune_nightly(home: Path, *, now: datetime | None = None, nights: int = NIGHTS) -> PruneReport:
-    """Prune at the end of a nightly run; the first time, for example after an upgrade, only report."""
-    first = find_record(home / STATE, RetentionState) is None
-    report = prune(home, dry_run=first, now=now, nights=nights)
-    if first:
-        write_record(home / STATE, RetentionState(reported_at=now or datetime.now(UTC)))
+    with _alone(store, home):
+        _prune(store, home, nights, now, report)
     return report
 
 
@@ -142,37 +112,29 @@ def _alone(store: Store, home: Path) -> Iterator[None]:
                 held.enter_context(no_fleets_in_use(root))
             except BusyError as error:
                 raise BusyError(
-                    f"a training or a backtest is at work in {root}; prune again when it has ended"
+                    f"a training or a backtest is running in {root}; prune again when it has ended"
                 ) from error
         yield
 
 
-def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: PruneReport) -> bool:
-    """Report and delete old data, up to about `MAX_RUNS_A_PASS` runs; return whether runs are left.
-
-    With `report.dry_run` nothing is deleted, and all runs are counted.
-    """
-    report.kept.clear()
+def _prune(store: Store, home: Path, nights: int, now: datetime, report: PruneReport) -> None:
+    """Report old data, and delete it unless `report.dry_run`."""
     flows, versions = _plan(store, home, nights, now, report)
     for old in versions:
         if not report.dry_run:
             _delete_version(store, old)
         report.versions.append(full_name(old))
-    deleted = 0
     for flow in flows:
-        if deleted >= MAX_RUNS_A_PASS:
-            return True
         report.runs += len(flow.runs)
         report.artifact_bytes += sum(files_size(run.uri) for run in flow.runs)
         if not report.dry_run:
             _delete_flow(store, flow, now)
-            deleted += len(flow.runs)
     fleets_of = old_fleets if report.dry_run else remove_old_fleets
     report.fleets += [str(folder) for root in _fleet_roots(home) for folder in fleets_of(root, now)]
     set_aside, copies = _old_set_aside(home, now), _stale_copies(store, home, versions)
     report.files += map(str, (*set_aside, *copies))
     if report.dry_run:
-        return False
+        return
     for path in set_aside:
         path.unlink(missing_ok=True)
     remove_stale_copies(copies)
@@ -181,7 +143,6 @@ def _prune_once(store: Store, home: Path, nights: int, now: datetime, report: Pr
             path.unlink(missing_ok=True)
     if database := sqlite_path(store.uri):
         shrink(database)
-    return False
 
 
 def _plan(

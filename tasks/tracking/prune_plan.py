@@ -179,7 +179,7 @@ def plan_runs(
 def problem_of(store: Store, run: StoredRun) -> str:
     """Return why an old run cannot be removed, or ""."""
     if run.files and lies_elsewhere(run.uri):
-        return "its artifacts lie on another machine"
+        return "its artifacts are on another machine"
     foreign = foreign_file(store, run.id, run.uri, {*_OWN_FILES[run.kind], *run.files})
     return f"it holds {foreign}, which is not a file of cpb" if foreign else ""
 

@@ -1,32 +1,29 @@
-"""What runs are called and what is written on them: names, tags, data sets, params and metrics as MLflow's entities.
+"""What runs are called and what is written on them: names, tags, params and metrics as MLflow's entities.
 
 A flow is `train-all · 20 coins · 15m 1h · default · 2025-06-06`, a fleet `har · 20 coins · 1h · default · 2025-06-06`.
-Members are called `ARCH/SYMBOL/IV`. A run's candles are listed as one data set per timeframe, not per coin.
+Members are called `ARCH/SYMBOL/IV`.
 
-Every text stored in MLflow passes `text` or `_public` here, which remove user names, passwords and tokens from URLs.
+Every text stored in MLflow passes `text`, which removes user names, passwords and tokens from URLs.
 """
 
 import hashlib
 import json
 import math
-import os
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.handover import JobMember, SeriesRecord
+from schemas.handover import SeriesRecord
 from schemas.identity import SIM, ModelId, coins_label
 from schemas.run import RunSpec
-from tasks.storage.digests import value_digest
 from tasks.storage.urls import without_credentials
 from tasks.tracking.tags import CANDLES_UNTIL, COINS, REAL, SEED, SIMULATED, SOURCE_KIND, TIMEFRAMES
 
 if TYPE_CHECKING:
-    from mlflow.entities import DatasetInput, Metric, Param, RunTag
+    from mlflow.entities import Metric, Param, RunTag
 
 REPORT = "report.html"
 """Artifact name of a flow run's report."""
@@ -52,7 +49,6 @@ thousands of members. All other metrics are beside the model, in `metrics.json` 
 _CLASSIFIER = "test_accuracy"
 """A metric that only classifiers have; there are few classifiers, so all their metrics are logged."""
 _TEXT_LIMIT = 6000  # MLflow's limit for a param; a tag may have 8000
-_DIGEST_LIMIT = 36
 SEPARATOR = " · "
 
 
@@ -62,21 +58,6 @@ class OpenRun:
 
     run_id: str
     finished: bool
-
-
-@dataclass(frozen=True)
-class Dataset:
-    """Candles that a run was trained or judged on, with their digest; `path`: the parquet file, or the folder.
-
-    `context`: `training` or `test`, as shown in MLflow's interface.
-    """
-
-    name: str
-    digest: str
-    path: str
-    rows: int
-    columns: tuple[str, ...] = ()
-    context: str = "training"
 
 
 @dataclass(frozen=True)
@@ -100,11 +81,6 @@ class MemberRecord:
     tags: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
 
-    @property
-    def name(self) -> str:
-        """The run's name, `ARCH/SYMBOL/IV`."""
-        return str(self.model)
-
 
 def logged(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of a member that are logged in MLflow."""
@@ -114,17 +90,15 @@ def logged(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text(value: Any) -> str:
-    """Return a value as MLflow text, without credentials; a truncated text ends with its length and digest."""
-    out = _public(value)
+    """Return a value as MLflow text, JSON unless it is a text, without credentials in URLs.
+
+    A truncated text ends with its length and digest.
+    """
+    out = without_credentials(value if isinstance(value, str) else json.dumps(value, default=str))
     if len(out) <= _TEXT_LIMIT:
         return out
     note = f"… [{len(out)} chars, sha256 {hashlib.sha256(out.encode()).hexdigest()[:12]}]"
     return out[: _TEXT_LIMIT - len(note)] + note
-
-
-def _public(value: Any) -> str:
-    """Return a text unchanged, anything else as JSON, without credentials in URLs."""
-    return without_credentials(value if isinstance(value, str) else json.dumps(value, default=str))
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -176,23 +150,6 @@ def _is_number(value: Any) -> bool:
     return math.isfinite(float(value))
 
 
-def dataset_input(dataset: "Dataset") -> "DatasetInput":
-    """Return the dataset as MLflow's UI shows it: name, digest, file, rows and columns."""
-    from mlflow.entities import Dataset as Entity
-    from mlflow.entities import DatasetInput, InputTag
-
-    columns = [{"name": name, "type": "double", "required": True} for name in dataset.columns]
-    entity = Entity(
-        name=text(dataset.name),
-        digest=dataset.digest[:_DIGEST_LIMIT],
-        source_type="local",
-        source=_public({"uri": dataset.path}),
-        schema=_public({"mlflow_colspec": columns}) if columns else None,
-        profile=_public({"num_rows": dataset.rows}),
-    )
-    return DatasetInput(entity, [InputTag("mlflow.data.context", dataset.context)])
-
-
 def run_name(what: str, spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
     """Return the name of a flow's run (`what`: its command) or a fleet's (its architecture) on these series."""
     coins = coins_label(record.series.symbol for record in records)
@@ -237,54 +194,3 @@ def source_tags(spec: RunSpec) -> dict[str, str]:
 def _timeframes(records: Iterable[SeriesRecord]) -> str:
     found = {record.series.timeframe: record.series.seconds for record in records}
     return " ".join(sorted(found, key=found.__getitem__))
-
-
-def learned_from(records: Iterable[SeriesRecord]) -> list[Dataset]:
-    """Return data sets of some series' candles, named `20 coins 1h (real)`, or `BTCUSDT-1h` for a single coin."""
-    return [
-        Dataset(_name(group), _digest(group), _place(group), sum(r.rows for r in group))
-        for group in _by_timeframe(records)
-    ]
-
-
-def judged_on(members: Iterable[JobMember]) -> list[Dataset]:
-    """Return the test spans of a fleet's members: `20 coins 1h (real), 2025-02-06 to 2025-06-05`."""
-    members = list(members)
-    spans = {m.bounds.timeframe: m.bounds.test for m in members}
-    found = []
-    for group in _by_timeframe(m.features for m in members):
-        series = group[0].series
-        first, end = spans[series.timeframe]
-        last = end - timedelta(seconds=series.seconds)
-        rows = len(group) * int((end - first).total_seconds()) // series.seconds
-        name = f"{_name(group)}, {first:%Y-%m-%d} to {last:%Y-%m-%d}"
-        digest = _digest(group, first.isoformat(), end.isoformat())
-        found.append(Dataset(name, digest, _place(group), rows, context="test"))
-    return found
-
-
-def _by_timeframe(records: Iterable[SeriesRecord]) -> Iterator[list[SeriesRecord]]:
-    groups: dict[int, list[SeriesRecord]] = defaultdict(list)
-    for record in records:
-        groups[record.series.seconds].append(record)
-    for seconds in sorted(groups):
-        yield groups[seconds]
-
-
-def _name(group: Sequence[SeriesRecord]) -> str:
-    series = group[0].series
-    if len(group) == 1:
-        return series.name
-    coins = coins_label(record.series.symbol for record in group)
-    return f"{coins} {series.timeframe} ({source_kind(series.market)})"
-
-
-def _digest(group: Sequence[SeriesRecord], *span: str) -> str:
-    """Return one digest for all; a single series keeps its own digest, as on its member's run."""
-    if len(group) == 1 and not span:
-        return group[0].digest
-    return value_digest([sorted((r.series.name, r.digest) for r in group), span])[:16]
-
-
-def _place(group: Sequence[SeriesRecord]) -> str:
-    return os.path.commonpath([record.path for record in group])

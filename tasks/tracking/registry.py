@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId, market_home, tree_of
-from schemas.scope import home
 from tasks.storage.digests import file_digest
-from tasks.storage.model_folder import NEEDED, damage_of, read_config
+from tasks.storage.model_folder import damage_of, read_config
+from tasks.storage.urls import local_path
 from tasks.storage.verify import VERIFY
 from tasks.tracking.artifacts import model_folder
 from tasks.tracking.connection import Store, alone, find_run, find_runs
-from tasks.tracking.flavour import add_flavour, damaged
-from tasks.tracking.mlflow_private import local_path
+from tasks.tracking.flavour import add_flavour
 from tasks.tracking.records import tag_texts
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, SELECTED, digests_of, series_tags
@@ -108,11 +107,11 @@ class Champion:
         return digests_of(self.tags, MLFLOW_FILES)
 
     def check(self) -> None:
-        """Raise `DamagedError` with the cheapest repair command, if its files are damaged."""
+        """Raise `DamagedError` if its files are damaged."""
         if self.damage:
             raise DamagedError(
-                f"champion {self.model_version} is damaged: {self.damage}; "
-                f"mend it with `{mending_command(home(), self)}`",
+                f"champion {self.model_version} is damaged: {self.damage}; `{VERIFY}` restores it from a copy, or "
+                "names the command that trains it again",
                 field=str(self.folder),
             )
 
@@ -123,7 +122,6 @@ def register(
     *,
     metrics: Mapping[str, Any] | None = None,
     tags: Mapping[str, Any] | None = None,
-    files: Mapping[str, str] | None = None,
     store: Store | None = None,
 ) -> "ModelVersion":
     """Register a member run as a version of a series' model, without an alias, and return the version.
@@ -131,16 +129,13 @@ def register(
     The version is an MLflow model (`add_flavour`). A run that already has a version keeps it, with updated tags.
     `metrics` are this series' own, stored with the version: a universal member serves many series.
 
-    Args:
-        files: the sha256 of each file of the model folder; default: as recorded on the run.
-
     Raises:
         CpbError: the run is not finished, or was trained on another market than the series'.
     """
     store = store or open_store()
     run: Run = store.client.get_run(run_id)
     _check_run(run, series)
-    digests = dict(files) if files is not None else digests_of(run.data.tags)
+    digests = digests_of(run.data.tags)
     scores = {k: float(v) for k, v in (metrics or {}).items() if v is not None}
     known = tag_texts(
         {**(tags or {}), **series_tags(series), FILES: digests or None, _METRICS: scores or None}
@@ -192,22 +187,16 @@ def _aliased(
     store = store or open_store(create=False)
     wanted = None if series is None else set(series)
     versions = {
-        one: version
-        for one, version in versions_with_alias(store, alias).items()
-        if (wanted is None or one in wanted) and (market is None or one.market == market)
+        s: version
+        for s, version in versions_with_alias(store, alias).items()
+        if (wanted is None or s in wanted) and (market is None or s.market == market)
     }
     runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
-    return [_model(store, one, version, runs.get(version.run_id or "")) for one, version in versions.items()]
-
-
-def version_metrics(version: "ModelVersion") -> dict[str, float]:
-    """Return the scores registered with a version."""
-    return dict(json.loads(version.tags.get(_METRICS, "{}")))
+    return [_model(store, s, version, runs.get(version.run_id or "")) for s, version in versions.items()]
 
 
 def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | None") -> Champion:
     """Return a version as a `Champion`; `run` is None if it was deleted permanently."""
-    own = version_metrics(version)
     tags = {
         **(run.data.tags if run else {}),
         **{k: v for k, v in version.tags.items() if k != _METRICS},
@@ -218,7 +207,7 @@ def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | 
         version=str(version.version),
         run_id=version.run_id or "",
         folder=folder,
-        metrics={**(run.data.metrics if run else {}), **own},
+        metrics={**(run.data.metrics if run else {}), **json.loads(version.tags.get(_METRICS, "{}"))},
         tags=tags,
         damage=damage,
         source=version.source or "",
@@ -233,7 +222,7 @@ def _make_mlflow_model(
         made = add_flavour(store, run, version.source or "", folder, timeframe)
     if not made:
         why = damage or damage_of(folder, {}) or f"{folder} holds an MLmodel that cpb did not write"
-        log.warning("%s/%s is no MLflow model: %s", version.name, version.version, why)
+        log.warning("%s/%s is not an MLflow model: %s", version.name, version.version, why)
 
 
 def _check_run(run: "Run", series: SeriesId) -> None:
@@ -246,7 +235,7 @@ def _check_run(run: "Run", series: SeriesId) -> None:
     market = run.data.tags.get(MARKET)
     if market != series.market:
         raise CpbError(
-            f"run {run.info.run_id} learnt from the market {market}; it cannot be {series.registered}",
+            f"run {run.info.run_id} was trained on market {market}; it cannot be {series.registered}",
             code="market", field=MARKET,
         )  # fmt: skip
 
@@ -271,13 +260,6 @@ def find_copy(home: Path, champion: Champion, name: str) -> Path | None:
         path for path in (published, *trained, *fetched) if path.is_file() and file_digest(path) == digest
     )
     return next(found, None) if digest else None
-
-
-def mending_command(home: Path, champion: Champion) -> str:
-    """Return the cheapest command that repairs a damaged champion."""
-    wrong = damaged(champion.folder, {name: champion.digests.get(name, "") for name in NEEDED})
-    copied = wrong and all(find_copy(home, champion, name) for name in wrong)
-    return VERIFY if copied else training_command(champion)
 
 
 def training_command(champion: Champion) -> str:
@@ -305,7 +287,7 @@ def continued_from(architecture: str, records: Sequence[SeriesRecord]) -> dict[S
     if not found:
         log.warning(
             "warm start: no champion of %s fits (none yet, damaged, or its series has grown by a tenth); "
-            "training starts anew",
+            "training starts from scratch",
             architecture,
         )
     return found

@@ -44,13 +44,13 @@ RUN_COLUMNS = {
     "command": "train-all or train",
     "market": "spot, um, cm, own for a user's tables, or sim for simulated candles",
     "source": "real or simulated",
-    "coins": "the coins by name, from four on their number",
+    "coins": "names of the coins, or their number if more than three",
     "timeframes": "candle lengths",
     "architectures": "names of the architectures",
     "preset": "preset of the models",
-    "as_of": "no candle that closes after this was seen (UTC): as asked, else when the run began",
-    "candles_until": "as asked, else the day of the newest candle (UTC); empty where a run does not say",
-    "members": "models that were judged; empty for runs of releases that did not count them",
+    "as_of": "no candle that closes after this was seen (UTC): as requested, else when the run began",
+    "candles_until": "as requested, else the day of the newest candle (UTC); empty if not recorded",
+    "members": "models that were judged; empty until the run has judged them",
     "failed": "models and steps that failed",
     "outcome": "running, complete, partial, failed or killed",
     "reason": "why it failed or was killed",
@@ -203,13 +203,15 @@ def find_flow(store: Store, text: str) -> "Run":
 def _several(text: str, found: "Iterable[Run]") -> CpbError:
     ids = ", ".join(sorted(run.info.run_id for run in found))
     return CpbError(
-        f"several runs begin with {text!r}: {ids}; give more of the id", code="ambiguous-run", field="run"
+        f"several runs begin with {text!r}: {ids}; give more characters of the id",
+        code="ambiguous-run",
+        field="run",
     )
 
 
 def _none(text: str) -> CpbError:
     return CpbError(
-        f"there is no run {text!r}; `cpb leaderboard --list` shows those that there are (old runs are pruned, and "
-        f"an id is given with {_MIN_TYPED} characters or more)",
+        f"there is no run {text!r}; `cpb leaderboard --list` lists the runs (old runs are pruned; "
+        f"give at least {_MIN_TYPED} characters of an id)",
         code="no-run", field="run",
     )  # fmt: skip

@@ -19,10 +19,8 @@ from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
 from tasks.tracking.connection import Store, alone, alone_everywhere, search
 from tasks.tracking.database import sqlite_path
 from tasks.tracking.records import (
-    Dataset,
     MemberRecord,
     OpenRun,
-    dataset_input,
     logged,
     metric_entries,
     param_entries,
@@ -53,7 +51,7 @@ from tasks.tracking.tags import (
 )
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric, Run
+    from mlflow.entities import Metric, Param, Run
 
 
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
@@ -129,9 +127,7 @@ def log_metrics(
     Args:
         history: metrics per epoch; the epoch (`epoch`, else counted from 0) is the step.
     """
-    entries = metric_entries(metrics) + _history_entries(history)
-    for start in range(0, len(entries), _BATCH_METRICS):
-        (store or open_store()).client.log_batch(run_id, metrics=entries[start : start + _BATCH_METRICS])
+    _log(store or open_store(), run_id, metric_entries(metrics) + _history_entries(history))
 
 
 def finish(
@@ -200,14 +196,15 @@ def _now() -> str:
 
 def _create(store: Store, name: str, tags: Mapping[str, Any], config: Mapping[str, Any]) -> str:
     run = store.client.create_run(store.experiment_id, run_name=text(name), tags=tag_texts(tags))
-    _log_params(store, run.info.run_id, param_texts(config))
+    _log(store, run.info.run_id, params=param_entries(param_texts(config)))
     return run.info.run_id
 
 
-def _log_params(store: Store, run_id: str, texts: Mapping[str, str]) -> None:
-    params = param_entries(texts)
-    for i in range(0, len(params), _BATCH_PARAMS):
-        store.client.log_batch(run_id, params=params[i : i + _BATCH_PARAMS])
+def _log(store: Store, run_id: str, metrics: "Sequence[Metric]" = (), params: "Sequence[Param]" = ()) -> None:
+    """Write metrics and params in as few batches as MLflow's limits allow (a single batch for 50 epochs)."""
+    while params or metrics:
+        store.client.log_batch(run_id, metrics=metrics[:_BATCH_METRICS], params=params[:_BATCH_PARAMS])
+        params, metrics = params[_BATCH_PARAMS:], metrics[_BATCH_METRICS:]
 
 
 def _share_params(store: Store, fleet_run: str, records: Sequence[MemberRecord]) -> dict[str, str]:
@@ -221,7 +218,7 @@ def _share_params(store: Store, fleet_run: str, records: Sequence[MemberRecord])
         return stored
     alike = set.intersection(*(set(config.items()) for config in configs))
     new = {name: value for name, value in sorted(alike) if name not in stored}
-    _log_params(store, fleet_run, new)
+    _log(store, fleet_run, params=param_entries(new))
     return stored | new
 
 
@@ -236,7 +233,7 @@ def _log_one(
             store.client.set_tag(known, FILES, text(digests))
         return known
     run = store.client.create_run(
-        store.experiment_id, run_name=text(record.name), tags=_member_tags(fleet_run, record, digests)
+        store.experiment_id, run_name=text(str(record.model)), tags=_member_tags(fleet_run, record, digests)
     )
     run_id = run.info.run_id
     if record.folder:
@@ -244,20 +241,6 @@ def _log_one(
     _log_values(store, run_id, record, shared)
     store.client.set_terminated(run_id, "FAILED" if record.reason else "FINISHED")
     return run_id
-
-
-def log_datasets(run_id: str, datasets: Sequence[Dataset], store: Store | None = None) -> None:
-    """Add the data sets that a run was trained and judged on; existing entries are not added again."""
-    from mlflow.exceptions import MlflowException
-
-    client, inputs = (store or open_store()).client, [dataset_input(dataset) for dataset in datasets]
-    try:
-        client.log_inputs(run_id, datasets=inputs)
-    except MlflowException as error:
-        if "constraint" not in str(error):
-            raise
-        # MLflow checks, then inserts: of two processes with the same dataset one collides; its retry finds the dataset.
-        client.log_inputs(run_id, datasets=inputs)
 
 
 def _member_tags(fleet_run: str, record: MemberRecord, digests: Mapping[str, str]) -> dict[str, str]:
@@ -281,13 +264,9 @@ def _member_tags(fleet_run: str, record: MemberRecord, digests: Mapping[str, str
 
 
 def _log_values(store: Store, run_id: str, record: MemberRecord, shared: Mapping[str, str]) -> None:
-    """Write params and metrics in as few batches as MLflow's limits allow (a single batch for 50 epochs)."""
     texts = {name: value for name, value in param_texts(record.config).items() if shared.get(name) != value}
-    params = param_entries(texts)
     metrics = metric_entries(logged(record.metrics)) + _history_entries(record.history)
-    while params or metrics:
-        store.client.log_batch(run_id, metrics=metrics[:_BATCH_METRICS], params=params[:_BATCH_PARAMS])
-        params, metrics = params[_BATCH_PARAMS:], metrics[_BATCH_METRICS:]
+    _log(store, run_id, metrics, param_entries(texts))
 
 
 def _history_entries(history: Sequence[Mapping[str, Any]]) -> "list[Metric]":

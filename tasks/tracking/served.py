@@ -61,8 +61,8 @@ def serving(series: Collection[SeriesId] | None = None, *, market: str | None = 
     if kept is None or kept.store != public_url(uri):
         kept = KeptServing(store=public_url(uri))
 
-    def asked(one: Champion) -> bool:
-        return (series is None or one.series in series) and market in (None, one.series.market)
+    def asked(model: Champion) -> bool:
+        return (series is None or model.series in series) and market in (None, model.series.market)
 
     try:
         store = open_store(uri, create=False)
@@ -70,15 +70,18 @@ def serving(series: Collection[SeriesId] | None = None, *, market: str | None = 
     except CpbError as error:
         if error.code != DOWN or not kept.champions:
             raise
-        log.warning("%s; forecasts go on with the champions that it named last", error)
+        log.warning("%s; forecasting continues with the last known champions", error)
         roles = (kept.champions, kept.challengers)
-        return Serving(*([_read(path.parent, one) for one in role if asked(one)] for role in roles))
+        return Serving(*([_read(path.parent, model) for model in role if asked(model)] for role in roles))
     if is_server(uri):
         now = KeptServing(
             store=kept.store,
-            champions=(*(one for one in kept.champions if not asked(one)), *map(_kept, found.champions)),
+            champions=(
+                *(model for model in kept.champions if not asked(model)),
+                *map(_kept, found.champions),
+            ),
             challengers=(
-                *(one for one in kept.challengers if not asked(one)),
+                *(model for model in kept.challengers if not asked(model)),
                 *map(_kept, found.challengers),
             ),
         )

@@ -7,9 +7,8 @@ earlier boot is dead. Processes of other hosts are judged by the time at which t
 
 import logging
 import os
-import shutil
 import sqlite3
-import weakref
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 from schemas.errors import CpbError
 from schemas.scope import default_folder
 from tasks.storage.processes import ProcessId
-from tasks.storage.urls import public_url
+from tasks.storage.urls import local_path, public_url
 from tasks.tracking.connection import Store, alone, connect, search, search_lazily
 from tasks.tracking.database import (
     artifacts_beside,
@@ -25,10 +24,11 @@ from tasks.tracking.database import (
     failure,
     is_writable,
     make_sqlite,
-    snapshot,
+    read_only_uri,
     sqlite_path,
+    wal_of,
 )
-from tasks.tracking.mlflow_private import close_connections, local_path, move_artifacts
+from tasks.tracking.mlflow_private import close_connections, move_artifacts
 from tasks.tracking.tags import OPENED, PARENT, PROCESS, REASON
 
 if TYPE_CHECKING:
@@ -40,10 +40,8 @@ log = logging.getLogger("cpb")
 
 _opened: dict[str, Store] = {}
 _opened_for_writing: set[str] = set()
-_files: dict[str, tuple[int, int] | None] = {}
-"""Device and inode of each SQLite database when it was opened."""
-_snapshots: dict[str, tuple[float, ...]] = {}
-"""Modification times of a read-only database's files at its snapshot."""
+_files: dict[str, tuple[int, ...]] = {}
+"""State (`_state`) of each SQLite database when it was opened."""
 
 
 def tracking_uri() -> str:
@@ -71,89 +69,54 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
     uri = uri or tracking_uri()
     database = sqlite_path(uri)
     if database:
-        _let_go_if_replaced(uri, database)
+        _close_if_replaced(uri, database)
     if database and not database.exists():
         if not create:
             raise CpbError(
                 f"no runs yet: {database} does not exist; train first, as in `cpb demo`", code="no-store"
             )
         make_sqlite(database)
-    if database and not is_writable(database):
-        return _open_snapshot(uri, database, create)
+    served = read_only_uri(database) if database and not is_writable(database) else uri
+    if create and served != uri:
+        raise CpbError(
+            f"the MLflow store {public_url(uri)} cannot be written; allow writing there, "
+            "or set MLFLOW_TRACKING_URI to another store",
+            code="read-only-store",
+        )
     if uri not in _opened or (create and uri not in _opened_for_writing):
-        check(uri, write=create)
+        check(served, write=create)
     if uri not in _opened:
-        store = connect(uri, uri)
+        store = connect(uri, served)
         _relocate(store)
         _opened[uri] = store
         if database:
-            _files[uri] = _file(database)
+            _files[uri] = _state(database)
     if create and uri not in _opened_for_writing:
         reconcile(_opened[uri])
         _opened_for_writing.add(uri)
     return _opened[uri]
 
 
-def _file(database: Path) -> tuple[int, int] | None:
-    """Return the device and inode of the file at this path now."""
+def _state(database: Path) -> tuple[int, ...]:
+    """Return the device and inode of the file at this path; of a read-only database also what tells its state."""
     try:
         found = database.stat()
     except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
+        return ()
+    of_content = () if is_writable(database) else (found.st_mtime_ns, int(wal_of(database).exists()))
+    return found.st_dev, found.st_ino, *of_content
 
 
-def _let_go_if_replaced(uri: str, database: Path) -> None:
-    """Close a database that was deleted or replaced: MLflow would keep writing to the unlinked file."""
-    if uri in _files and _files[uri] != _file(database):
+def _close_if_replaced(uri: str, database: Path) -> None:
+    """Close a database that was deleted or replaced: MLflow would keep using the unlinked file.
+
+    A read-only database is closed whenever it has changed: SQLite was told that it does not.
+    """
+    if uri in _files and _files[uri] != _state(database):
         _opened_for_writing.discard(uri)
-        _snapshots.pop(uri, None)
         _files.pop(uri, None)
-        if _opened.pop(uri, None):
-            close_connections(uri)
-
-
-def _open_snapshot(uri: str, database: Path, create: bool) -> Store:
-    """Open a copy of a read-only database, copied again when the database has changed."""
-    if create:
-        raise CpbError(
-            f"the MLflow store {public_url(uri)} cannot be written; allow writing there, "
-            "or set MLFLOW_TRACKING_URI to another store",
-            code="read-only-store",
-        )
-    files = (database, database.with_name(f"{database.name}-wal"))
-    state = tuple(file.stat().st_mtime for file in files if file.exists())
-    if _snapshots.get(uri) != state:
-        copy = _readable_copy(uri, database)
-        served = f"sqlite:///{copy}"
-        try:
-            check(served, write=False)
-            store = connect(uri, served)
-        except BaseException:
-            _drop(served, copy.parent)
-            raise
-        # A process that displays a store written by another makes many copies: each is deleted with its last reader.
-        weakref.finalize(store.client, _drop, served, copy.parent)
-        _relocate(store)
-        _opened[uri], _snapshots[uri] = store, state
-    return _opened[uri]
-
-
-def _drop(served: str, folder: Path) -> None:
-    """Delete a copy that is no longer in use."""
-    close_connections(served, forget=True)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _readable_copy(uri: str, database: Path) -> Path:
-    try:
-        return snapshot(database)
-    except OSError as error:
-        raise CpbError(
-            f"the MLflow store {public_url(uri)} cannot be read ({error.strerror}); allow reading it, "
-            "or set MLFLOW_TRACKING_URI to another store",
-            code="database-unreadable",
-        ) from error
+        if store := _opened.pop(uri, None):
+            close_connections(store.served)
 
 
 def _relocate(store: Store) -> None:
@@ -166,10 +129,10 @@ def _relocate(store: Store) -> None:
     Raises:
         CpbError: it is the copy of a database without its artifacts.
     """
-    database, served = sqlite_path(store.uri), sqlite_path(store.served)
-    if database is None or served is None or _is_in_place(store, beside := artifacts_beside(database)):
+    database = sqlite_path(store.uri)
+    if database is None or _is_in_place(store, beside := artifacts_beside(database)):
         return
-    with alone(store):
+    with nullcontext() if store.read_only else alone(store):
         if _is_in_place(store, beside):  # done by the process that held the lock before
             return
         recorded = store.artifacts
@@ -178,23 +141,28 @@ def _relocate(store: Store) -> None:
         uris = (run.info.artifact_uri for run in search_lazily(store, deleted=True))
         runs = {Path(uri).parent.name for uri in uris if uri.startswith(f"{recorded}/")}
         own = beside.is_dir() and (not old.exists() or any((beside / run).exists() for run in runs))
-        if not own and (not _has_database(old.parent, database) if old.exists() else store.read_only):
+        if not own and old.exists() and not _has_database(old.parent, database):
             return
         if not own and runs:
             raise CpbError(
                 f"the MLflow store {database} was moved or copied without its artifacts, recorded in {old}: copy or "
-                f"mount that folder as {beside}, or make an empty folder there to go on without them",
+                f"mount that folder as {beside}, or create an empty folder there to continue without them",
+                code="copied-store", field=str(database),
+            )  # fmt: skip
+        if store.read_only:
+            raise CpbError(
+                f"the MLflow store {database} was moved or copied, and may only be read: open it once where it can be "
+                "written, so that its artifacts are found",
                 code="copied-store", field=str(database),
             )  # fmt: skip
         try:
-            move_artifacts(served, {recorded: beside.as_uri(), str(old): str(beside)})
+            move_artifacts(database, {recorded: beside.as_uri(), str(old): str(beside)})
         except sqlite3.Error as error:
             raise failure(store.uri, error) from error
-    if not store.read_only:
-        log.warning(
-            "the MLflow store %s was moved or copied: its artifacts are now those in %s, no longer those in %s",
-            database, beside, old,
-        )  # fmt: skip
+    log.warning(
+        "the MLflow store %s was moved or copied: its artifacts are now those in %s, no longer those in %s",
+        database, beside, old,
+    )  # fmt: skip
 
 
 def _is_in_place(store: Store, beside: Path) -> bool:
@@ -217,8 +185,6 @@ def _has_database(folder: Path, own: Path) -> bool:
 
 LEASE = timedelta(days=2)
 """Time after which the process of another host counts as dead: this host cannot look it up."""
-LEASE_UNKNOWN = timedelta(days=7)
-"""The same for runs without a recorded process, such as runs created by a person."""
 
 
 def reconcile(store: Store, now: datetime | None = None) -> list[str]:
@@ -243,38 +209,22 @@ def dead_runs(store: Store, now: datetime | None = None) -> dict[str, str]:
 
 
 def _death(run: "Run", running: dict[str, "Run"], now: datetime) -> str:
-    """Return why a run marked as running cannot be running, or "" if it may be."""
-    owner = run.data.tags.get(PROCESS)
-    parent = run.data.tags.get(PARENT)
-    if owner:
-        return _death_of(owner, run, running.get(parent or ""), now)
-    if parent:  # a member is written by the process of its fleet
-        return _death(running[parent], running, now) if parent in running else "its fleet's run has ended"
-    return _expired(_started(run), LEASE_UNKNOWN, now, "nothing is known about its process")
-
-
-def _death_of(owner: str, run: "Run", parent: "Run | None", now: datetime) -> str:
-    try:
-        process = ProcessId.parse(owner)
-    except ValueError:
-        return _expired(_started(run), LEASE_UNKNOWN, now, "nothing is known about its process")
-    alive = process.is_alive()
+    """Return why a run marked as running cannot be running, or "" if it may be, as a run opened by a person."""
+    tags = run.data.tags
+    parent = running.get(tags.get(PARENT, ""))
+    if PROCESS not in tags:  # a member is written by the process of its fleet
+        gone = "its fleet's run has ended" if PARENT in tags else ""
+        return _death(parent, running, now) if parent else gone
+    process = ProcessId.parse(tags[PROCESS])
+    who, alive = f"process {process.pid} on {process.host}", process.is_alive()
     if alive is None:
-        begun = max(_opened_at(one) for one in (run, parent) if one is not None)
-        return _expired(begun, LEASE, now, f"nothing is known about process {process.pid} on {process.host}")
-    return "" if alive else f"its process {process.pid} on {process.host} died"
-
-
-def _expired(last: datetime, lease: timedelta, now: datetime, what: str) -> str:
-    return f"{what} since {last:%Y-%m-%d %H:%M} UTC" if now - last > lease else ""
+        begun = max(_opened_at(known) for known in (run, parent) if known is not None)
+        return f"nothing is known about {who} since {begun:%Y-%m-%d %H:%M} UTC" if now - begun > LEASE else ""
+    return "" if alive else f"its {who} died"
 
 
 def _opened_at(run: "Run") -> datetime:
-    try:
-        return datetime.fromisoformat(run.data.tags[OPENED])
-    except (KeyError, ValueError):
-        return _started(run)
-
-
-def _started(run: "Run") -> datetime:
-    return datetime.fromtimestamp(run.info.start_time / 1000, UTC)
+    opened = run.data.tags.get(OPENED)
+    return (
+        datetime.fromisoformat(opened) if opened else datetime.fromtimestamp(run.info.start_time / 1000, UTC)
+    )

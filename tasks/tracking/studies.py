@@ -28,19 +28,19 @@ def log_trials(parent: str, trials: Sequence[TrialRecord], store: Store | None =
     store = store or open_store()
     condition = f"tags.`{PARENT}` = '{parent}' and tags.`{KIND}` = '{TRIAL}'"
     known = {run.info.run_name for run in search(store, condition)} if trials else set()
-    for one in trials:
-        name = f"trial-{one.number:05d}"
+    for trial in trials:
+        name = f"trial-{trial.number:05d}"
         if name in known:
             continue
-        tags = {KIND: TRIAL, PARENT: parent, OUTCOME: one.state}
+        tags = {KIND: TRIAL, PARENT: parent, OUTCOME: trial.state}
         run = store.client.create_run(store.experiment_id, run_name=name, tags=tag_texts(tags))
-        metrics = metric_entries(one.metrics)
-        for epoch, loss in one.losses:
+        metrics = metric_entries(trial.metrics)
+        for epoch, loss in trial.losses:
             metrics += metric_entries({"val_loss": loss}, step=epoch)
         store.client.log_batch(
-            run.info.run_id, metrics=metrics, params=param_entries(param_texts(one.params))
+            run.info.run_id, metrics=metrics, params=param_entries(param_texts(trial.params))
         )
-        store.client.set_terminated(run.info.run_id, "FAILED" if one.state == "failed" else "FINISHED")
+        store.client.set_terminated(run.info.run_id, "FAILED" if trial.state == "failed" else "FINISHED")
 
 
 def finish_study(parent: str, metrics: Mapping[str, Any], folder: Path, store: Store | None = None) -> None:

@@ -40,7 +40,7 @@ SELECTED = "cpb.selected_on"
 KEEP = "keep"
 """Tag of a run or a version that pruning must keep; set by people, with any value."""
 PRUNED = "cpb.pruned"
-"""Time at which members of a fleet were pruned: the members that remain, such as champions, are no whole fleet."""
+"""Time at which members of a fleet were pruned: the remaining members, such as champions, are not a complete fleet."""
 PROCESS, OPENED = "cpb.process", "cpb.opened"
 """The process that opened a run, and, of a flow's run, the time (UTC) at which it did."""
 

@@ -6,11 +6,11 @@ are written again. From a tracking server, all files of champions are fetched fo
 """
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 from schemas.errors import CpbError
 from tasks.storage.model_folder import NEEDED, damage_of
+from tasks.storage.urls import local_path
 from tasks.storage.verify import (
     REPAIRED,
     VERIFY,
@@ -23,7 +23,6 @@ from tasks.storage.verify import (
 from tasks.tracking.artifacts import files_at, put_back
 from tasks.tracking.connection import Store, alone, find_run, search
 from tasks.tracking.flavour import add_flavour, damaged
-from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.registry import Champion, champions, find_copy, training_command
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import FLOW, KIND, digests_of, market_of
@@ -58,7 +57,7 @@ def _of_run(folder: Path, digests: dict[str, str]) -> Iterator[Stored]:
     for path, digest in ((folder / name, digest) for name, digest in digests.items()):
         if path.exists():
             again = aside(path, "set aside; the command that made this run writes it again")
-            yield Stored(path, partial(digest_fault, path, digest), mend=again)
+            yield Stored(path, digest, mend=again)
 
 
 def _of_model(asked: Asked, store: Store, champion: Champion, folder: Path) -> Iterator[Stored]:

@@ -41,7 +41,9 @@ def versions_with_alias(store: Store, alias: str) -> "dict[SeriesId, ModelVersio
             continue
         newest = (v for v in model.latest_versions or () if str(v.version) == str(number))
         versions[series] = next(newest, None) or store.client.get_model_version_by_alias(model.name, alias)
-    return dict(sorted(versions.items(), key=lambda one: (one[0].timeframe, one[0].symbol, one[0].market)))
+    return dict(
+        sorted(versions.items(), key=lambda item: (item[0].timeframe, item[0].symbol, item[0].market))
+    )
 
 
 def succeed(store: Store, version: "ModelVersion") -> None:

@@ -13,7 +13,6 @@ from urllib.parse import quote
 from schemas.identity import SIM
 from tasks.tracking.connection import Store, search
 from tasks.tracking.leaderboard import board_of
-from tasks.tracking.mlflow_private import WORKFLOW
 from tasks.tracking.records import source_kind
 from tasks.tracking.run_list import finished_flows
 from tasks.tracking.tags import COINS, FLEET, KIND, MARKET, PARENT, market_of
@@ -22,9 +21,14 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
 
 
+_WORKFLOW = "workflowType=machine_learning"
+"""Query of an experiment's page that shows runs and models instead of traces, which are MLflow's default (3.17.2, the
+switch "Model training" at the top left); without it the browser's last choice counts."""
+
+
 def runs_page(url: str, store: Store) -> str:
     """Return the address of the experiment's runs, with the models beside them: MLflow's own default is for traces."""
-    return f"{url}/#/experiments/{store.experiment_id}/runs?{WORKFLOW}"
+    return f"{url}/#/experiments/{store.experiment_id}/runs?{_WORKFLOW}"
 
 
 @dataclass(frozen=True)

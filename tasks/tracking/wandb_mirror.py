@@ -62,8 +62,8 @@ def _sentence(reason: str) -> str:
     key = os.environ.get("WANDB_API_KEY")
     public = without_credentials(reason.replace(key, "…") if key else reason)
     return (
-        f"Weights & Biases has no whole copy of this run ({public[:200]}); MLflow has it all: check WANDB_API_KEY and "
-        "the network, or set WANDB_MODE=offline"
+        f"Weights & Biases has no complete copy of this run ({public[:200]}); MLflow has all of it: check "
+        "WANDB_API_KEY and the network, or set WANDB_MODE=offline"
     )
 
 
@@ -83,7 +83,7 @@ def _copy(run_id: str, folder: Path) -> None:
     )  # fmt: skip
     for fleet in search(store, f"tags.`{PARENT}` = '{run_id}'"):
         members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
-        own = {_name(one): dict(one.data.params) for one in members if one.data.params}
+        own = {_name(member): dict(member.data.params) for member in members if member.data.params}
         config = {**flow.data.params, **fleet.data.params, **({"members": own} if own else {})}
         with wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "cpb", dir=str(folder), settings=settings, config=config,
@@ -94,18 +94,20 @@ def _copy(run_id: str, folder: Path) -> None:
             for row in _by_epoch(store.client, members):
                 copy.log(dict(row))
             copy.summary.update(fleet.data.metrics)
-            for one in members:
-                once = {f"{_name(one)}/{k}": v for k, v in one.data.metrics.items() if k.startswith(_ONCE)}
+            for member in members:
+                once = {
+                    f"{_name(member)}/{k}": v for k, v in member.data.metrics.items() if k.startswith(_ONCE)
+                }
                 copy.summary.update(once)
 
 
 def _by_epoch(client: Any, members: "list[Run]") -> list[dict[str, float]]:
     """Return a row per epoch: `MEMBER/val_loss` and so on."""
     rows: dict[int, dict[str, float]] = {}
-    for one in members:
-        for metric in (m for m in one.data.metrics if not m.startswith(_ONCE)):
-            for point in client.get_metric_history(one.info.run_id, metric):
-                rows.setdefault(point.step, {"epoch": point.step})[f"{_name(one)}/{metric}"] = point.value
+    for member in members:
+        for metric in (m for m in member.data.metrics if not m.startswith(_ONCE)):
+            for point in client.get_metric_history(member.info.run_id, metric):
+                rows.setdefault(point.step, {"epoch": point.step})[f"{_name(member)}/{metric}"] = point.value
     return [rows[epoch] for epoch in sorted(rows)]
 
 

@@ -24,10 +24,10 @@ from schemas.errors import BusyError, CpbError, DamagedError, UsageError
 from schemas.handover import ShardJob, ShardResult
 from schemas.identity import APART
 from tasks.storage.digests import value_digest
-from tasks.storage.files import DRAFT, write_bytes
+from tasks.storage.files import write_bytes
 from tasks.storage.locks import acquire, is_locked, locked, open_lock
 from tasks.storage.model_folder import FILES, trained_file_damage
-from tasks.storage.records import SET_ASIDE, find_record, read_record, set_aside, write_record
+from tasks.storage.records import final_name, find_record, read_record, set_aside, write_record
 from tasks.training.plan import job_key
 
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
@@ -297,7 +297,7 @@ def _foreign_file(folder: Path, members: set[str]) -> Path | None:
 
 
 def _is_fleet_file(parts: tuple[str, ...], members: set[str]) -> bool:
-    top, *rest = (_final_name(part) for part in parts)
+    top, *rest = map(final_name, parts)
     if not rest:
         return _TOP.fullmatch(top) is not None
     if top == "checkpoints":
@@ -310,9 +310,3 @@ def _is_fleet_file(parts: tuple[str, ...], members: set[str]) -> bool:
         case [name]:
             return _MEMBER.fullmatch(name) is not None
     return False
-
-
-def _final_name(name: str) -> str:
-    """Return the final name of a draft, or the original name of a file set aside as damaged."""
-    found = DRAFT.fullmatch(name) or SET_ASIDE.fullmatch(name)
-    return found["name"] if found else name

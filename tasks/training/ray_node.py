@@ -294,7 +294,7 @@ class _Reports(logging.Handler):
         write_files(folder, files)
         self._folder, self._sent = folder, set(files)
         if _checkpoints(folder):
-            log.info("%s goes on from its newest checkpoint", folder.name)
+            log.info("%s continues from its newest checkpoint", folder.name)
 
     def __call__(self, state: dict[str, Any]) -> None:
         """Report the contents of `progress.json`, and send a checkpoint when due."""

@@ -15,22 +15,20 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from schemas.errors import BusyError, CpbError, install_extra
+from schemas.errors import BusyError, CpbError
 from schemas.handover import ShardJob, ShardResult
-from schemas.run import LOCAL, RAY, UNIVERSAL, RunSpec, base_of
+from schemas.run import UNIVERSAL, RunSpec, base_of
 from schemas.scope import home
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.storage.files import read_json_or_none
 from tasks.storage.locks import acquire, machine_lock, open_lock, release
-from tasks.training.devices import Slots, check_device, gpus_of, plan_slots
+from tasks.training.devices import Slots, gpus_of, plan_slots
 from tasks.training.files import KERNELS, LOG, PROGRESS, RESULT, kernel_cache, prepare, read_result
 from tasks.training.progress import FleetProgress
-from tasks.training.ray_address import ADDRESS, check_cluster
 
 log = logging.getLogger("cpb")
 
@@ -347,46 +345,3 @@ class LocalEngine:
     def leave(self) -> None:
         """End the trainers, which releases their memory."""
         self._trainers.stop()
-
-
-def check_engine(spec: RunSpec) -> None:
-    """Check the engine's settings before anything is fetched.
-
-    Raises:
-        UsageError: a setting is invalid, or the device is not available.
-        CpbError: Ray is not installed, nothing responds at the cluster's address, or other users can read its token.
-    """
-    if _name(spec) == LOCAL:
-        check_device(spec.device)
-        return
-    if find_spec("ray") is None:
-        raise CpbError(
-            f"engine ray: the package ray is not installed; run {install_extra('ray')}, or train with --engine local",
-            code="extra-missing", field="engine",
-        )  # fmt: skip
-    check_cluster()
-
-
-def _name(spec: RunSpec) -> str:
-    return spec.engine or (RAY if os.environ.get(ADDRESS) else LOCAL)
-
-
-@contextmanager
-def opened_engine(spec: RunSpec) -> Iterator[Engine]:
-    """Yield the engine named by the run, or else the cluster of `RAY_ADDRESS`, or else this machine.
-
-    Raises:
-        UsageError: the device is not available.
-        CpbError: Ray's cluster cannot be used.
-    """
-    if _name(spec) != LOCAL:
-        from tasks.training.ray_engine import connected
-
-        with connected(spec) as engine:
-            yield engine
-        return
-    local = LocalEngine(spec)
-    try:
-        yield local
-    finally:
-        local.leave()

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flows.deploy.services import password_file
+from flows.prefect_server import password_file
 from schemas.errors import CpbError
 
 

@@ -32,7 +32,18 @@ sys.modules["ccxt"] = types.SimpleNamespace(kraken=lambda: kraken)
 """,
     "docs/freqtrade.md": "class IStrategy: pass",
     "docs/publishing.md": CANDLES
-    + '\nfrom cpbmodels import Series; series = Series.from_frame(candles, "BTCUSDT", "1h")',
+    + """
+from pathlib import Path
+import polars as pl
+from cpbmodels import Series; series = Series.from_frame(candles, "BTCUSDT", "1h")
+from schemas.forecasts import LEDGER_SCHEMA
+from schemas.identity import SeriesId
+from tasks.forecasting.chain import append
+from tasks.forecasting.store import read
+coin = SeriesId("spot", "BTCUSDT", "1h")  # its forecasts come due hours later: here they do at once
+due = read(Path("data"), coin).with_columns(realised_close="last_close", scored_at="target_time")
+append(Path("data"), "spot", "scores", {coin: due.select(*LEDGER_SCHEMA)})
+""",
     "docs/tuning.md": CANDLES
     + """
 from cpbmodels import Series, train_fleet; series = Series.from_frame(candles, "BTCUSDT", "1h")""",

@@ -58,7 +58,7 @@ def trainers_in(folder):
 
 def check_end(terminal, seconds):
     assert terminal.process.returncode == 130, terminal.screen
-    assert "run the same command again to go on" in terminal.screen
+    assert "run the same command again to continue" in terminal.screen
     assert "Traceback" not in terminal.screen
     assert seconds < 3
 

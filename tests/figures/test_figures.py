@@ -14,7 +14,7 @@ from plotly import graph_objects
 from cpbmodels.data.rows import QUANTILE_COLUMNS
 from schemas.handover import Decision
 from schemas.identity import SeriesId
-from tasks.figures import board, calibration, forecast, record, training
+from tasks.figures import board, forecast, judged, record, training
 from tasks.figures.theme import THEMES, themed
 
 START = datetime(2025, 6, 1, tzinfo=UTC)
@@ -241,14 +241,14 @@ def test_text_that_reads_like_a_role_stays_as_it_is():
 
 def test_calibration_is_drawn_around_what_is_stated():
     observed = np.arange(1, 20) * 0.05 + 0.01
-    figure = check(calibration.reliability_figure({"har": observed}))
+    figure = check(judged.reliability_figure({"har": observed}))
     assert figure["data"][0]["y"] == pytest.approx([0.01] * 19)
-    pit = check(calibration.pit_figure({"har": np.full(20, 0.05), "gru": np.full(20, np.nan)}))
+    pit = check(judged.pit_figure({"har": np.full(20, 0.05), "gru": np.full(20, np.nan)}))
     assert (len(pit["data"][0]["x"]), pit["data"][0]["line"]["shape"]) == (21, "hv")
     assert pit["data"][1]["y"] == [None] * 21
-    steps = check(calibration.steps_figure({"har": np.array([0.9, math.inf, 0.99])}))
+    steps = check(judged.steps_figure({"har": np.array([0.9, math.inf, 0.99])}))
     assert (steps["data"][0]["x"], steps["data"][0]["y"]) == ([1, 2, 3], [0.9, None, 0.99])
-    for empty in (calibration.reliability_figure, calibration.pit_figure, calibration.steps_figure):
+    for empty in (judged.reliability_figure, judged.pit_figure, judged.steps_figure):
         assert check(empty({}))["data"] == []
 
 

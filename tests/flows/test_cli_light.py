@@ -232,7 +232,7 @@ def test_ctrl_c_says_how_to_go_on_and_exits_130(monkeypatch, capsys, where):
 
         monkeypatch.setattr(cli, "_app", interrupted)
     code, out, err = end_of(monkeypatch, capsys, "doctor", "--json")
-    assert (code, err) == (130, "cpb: interrupted; run the same command again to go on\n")
+    assert (code, err) == (130, "cpb: interrupted; run the same command again to continue\n")
     assert json.loads(out) == {
         "error": err.removeprefix("cpb: ").strip(),
         "code": "interrupted",

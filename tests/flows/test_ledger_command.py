@@ -91,7 +91,7 @@ def test_stored_forecasts_that_have_not_come_due_are_told_from_none(run, tmp_pat
     close = write_walk(tmp_path, BTC, FIRST, 24)
     rows = made_forecasts(BTC, FIRST, close, np.array([12]), reference=2.0)
     append(tmp_path, "spot", "forecasts", {BTC: rows})
-    assert "nothing has come due yet" in run()[1].err
+    assert "no forecast has come due yet" in run()[1].err
 
 
 @pytest.mark.parametrize(

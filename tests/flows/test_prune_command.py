@@ -68,13 +68,13 @@ def nightly(monkeypatch, tmp_path):
     monkeypatch.setattr("flows.train_all.finish", lambda *given: finished.append(given))
 
     def run(result):
-        def prune_nightly(home):
-            assert home == tmp_path
+        def prune(home, *, dry_run):
+            assert (home, dry_run) == (tmp_path, False)
             if isinstance(result, Exception):
                 raise result
             return result
 
-        monkeypatch.setattr("flows.train_all.prune_nightly", prune_nightly)
+        monkeypatch.setattr("flows.train_all.prune", prune)
         summary = Summary(run_id="r")
         _prune(RunSpec(preset="smoke", prune=True), summary, said.append)
         return summary, said, finished
@@ -85,12 +85,6 @@ def nightly(monkeypatch, tmp_path):
 def test_a_nightly_run_says_what_it_pruned(nightly):
     summary, (line,), finished = nightly(PruneReport(dry_run=False, runs=16))
     assert (summary.exit_code, finished, line) == (0, [], "pruning: deleted 16 runs")
-
-
-def test_the_first_one_says_that_the_next_will_delete(nightly):
-    _, (line,), _ = nightly(FOUND)
-    assert "would delete 48 runs" in line
-    assert "the next run deletes" in line
 
 
 def test_another_run_at_work_is_no_failure(nightly):

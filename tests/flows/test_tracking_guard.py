@@ -12,7 +12,7 @@ from flows.ops.listeners import TRACKING
 from flows.ops.password_file import PasswordFile
 from schemas.errors import UsageError
 from tasks.storage.urls import without_credentials
-from tasks.tracking.artifact_guard import SERVED
+from tasks.tracking.mlflow_private import SERVED
 
 AUTH = "cpb:s3cret"
 BASIC = {"Authorization": f"Basic {base64.b64encode(AUTH.encode()).decode()}"}
@@ -107,7 +107,7 @@ def test_without_a_database_it_says_where_to_name_one(monkeypatch, tmp_path):
     said = str(caught.value)
     assert without_credentials(said) == said  # what is taken for a password would be cut out of the example
     monkeypatch.setenv(tracking_server.DATABASE, "file:///somewhere")
-    with pytest.raises(UsageError, match="is no database") as caught:
+    with pytest.raises(UsageError, match="is not a database") as caught:
         tracking_server.serve_tracking("127.0.0.1", 5000, (), None, print)
     assert without_credentials(str(caught.value)) == str(caught.value)
 

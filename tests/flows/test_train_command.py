@@ -155,7 +155,7 @@ def test_people_read_the_verdict_the_losses_and_the_next_command(trained, monkey
         f"  model  {folder}",
         "  run    r1 (`cpb ui` shows it)",
         "  next   cpb train-all --coins BTCUSDT --timeframes 1h --architectures gru --source sim   "
-        "(promotes it if the gate lets it, and forecasts)",
+        "(promotes it if the gate allows it, and forecasts)",
     ]
 
 

@@ -107,21 +107,6 @@ def test_the_same_wrong_value_is_the_same_sentence_three_ways(command, values, f
     assert "hunt" not in out + err
 
 
-@pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("command", ["train-all", "doctor"])
-def test_a_store_between_machines_is_refused_by_every_command(command, monkeypatch, capsys):
-    monkeypatch.setenv("CPB_STORE", "s3://key:hunter2@bucket/prefix")
-    monkeypatch.setattr(sys, "argv", ["cpb", command, "--json"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    out, err = capsys.readouterr()
-    told = json.loads(out)
-    assert (end.value.code, told["exit"], told["code"], told["field"]) == (2, 2, "store", "CPB_STORE")
-    assert err == f"cpb: {told['error']}\n"
-    assert "--engine ray" in told["error"]
-    assert "hunter2" not in out + err
-
-
 @pytest.mark.parametrize(
     ("field", "value", "wanted"),
     [

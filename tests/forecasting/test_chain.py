@@ -13,6 +13,7 @@ import fork_server
 import polars as pl
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, UM_PEPE, flip, rows_at, write_candles
+from live_record import read
 from verifying import verify_forecasts as verify
 
 from schemas.errors import CpbError
@@ -20,7 +21,6 @@ from tasks.forecasting import chain, commit
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, read_lines, rows_digest
 from tasks.forecasting.months import month_bytes
-from tasks.forecasting.store import read
 
 PEPE_MAY = "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet"
 PEPE_JUNE = PEPE_MAY.replace("05.parquet", "06.parquet")
@@ -186,7 +186,7 @@ def test_a_chain_that_is_cut_off_is_found_by_the_rows_it_leaves_without_a_line(h
     assert found
     assert all("no line" in reason for reason in found.values())
     if cut == 3:
-        assert found[PEPE_JUNE].startswith("row 51 (issued 2025-06-01 05:00, step 1) and those after it")
+        assert found[PEPE_JUNE].startswith("row 51 (issued 2025-06-01 05:00, step 1) and the rows after it")
     assert faults(home, repair=True).keys() == found.keys()
     assert faults(home) == {}
     assert lines_of(home)[-1].kind == "before"
@@ -231,7 +231,7 @@ ROW_DAMAGE = {
         lambda rows: rows.with_columns(
             last_close=pl.when(pl.int_range(pl.len()) == 33).then(8.1e-6).otherwise("last_close")
         ),
-        "row 31 (issued 2025-06-01 03:00, step 1), or one of those after it of the same batch, is not what line 8 ",
+        "row 31 (issued 2025-06-01 03:00, step 1), or a later row of the same batch, differs from line 8 ",
     ),
     "a time of storing": (
         lambda rows: rows.with_columns(made_at=pl.lit(START).cast(rows.schema["made_at"])), "row 1 (issued 2025-06-01"
@@ -240,13 +240,13 @@ ROW_DAMAGE = {
     "the order": (lambda rows: rows.reverse(), "row 1 "),
     "rows added": (
         lambda rows: pl.concat([rows, rows_at(30)]),
-        "row 61 (issued 2025-06-02 02:00, step 1) and those after it have no line in the chain",
+        "row 61 (issued 2025-06-02 02:00, step 1) and the rows after it have no line in the chain",
     ),
     "rows added in the middle": (
         lambda rows: pl.concat([rows[:20], rows_at(30), rows[20:]]),
-        "row 21 (issued 2025-06-02 02:00, step 1), or one of those after it of the same batch, is not what line 7 ",
+        "row 21 (issued 2025-06-02 02:00, step 1), or a later row of the same batch, differs from line 7 ",
     ),
-    "rows dropped": (lambda rows: rows[:-10], "row 51 and those after it, of line 10 of the chain, are missing"),
+    "rows dropped": (lambda rows: rows[:-10], "row 51 and the rows after it, of line 10 of the chain, are missing"),
     "the same rows in other bytes": (lambda rows: rows, None),
 }  # fmt: skip
 
@@ -257,7 +257,7 @@ def test_rows_that_are_not_those_of_the_chain_are_found_and_the_first_is_named(h
     path = home / PEPE_JUNE
     if name == "the same rows in other bytes":
         pl.read_parquet(path, hive_partitioning=False).write_parquet(path, compression="lz4")
-        reason = "its rows are those of the chain, but its bytes are not those of line 10"
+        reason = "its rows are those of the chain, but its sha256 differs from the recorded sha256"
     else:
         rewrite(path, change)
 

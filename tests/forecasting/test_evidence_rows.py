@@ -4,8 +4,9 @@ import numpy as np
 import polars as pl
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
+from live_record import ledger
 
-from tasks.forecasting.ledger import ledger, score_due
+from tasks.forecasting.ledger import score_due
 from tasks.forecasting.losses import evidence_rows
 
 LAST = 8.25e-6

@@ -19,13 +19,14 @@ from forecast_tools import (
     rows_at,
     write_candles,
 )
+from live_record import ledger, read
 from verifying import verify_forecasts as verify
 
 from schemas.errors import DamagedError
 from tasks.forecasting import months
-from tasks.forecasting.ledger import ledger, score_due
+from tasks.forecasting.ledger import score_due
 from tasks.forecasting.months import FORECASTS
-from tasks.forecasting.store import latest, read
+from tasks.forecasting.store import latest
 from tasks.storage.verify import REPAIRED
 
 
@@ -161,7 +162,7 @@ def test_a_file_of_another_program_is_not_read_and_gets_a_digest_when_its_rows_a
 
     (damage,) = verify(home, "spot", repair=True)
 
-    assert damage.reason == "its rows are those of the chain, but its bytes are not those of line 2"
+    assert damage.reason == "its rows are those of the chain, but its sha256 differs from the recorded sha256"
     assert damage.outcome == REPAIRED
     assert list(verify(home, "spot")) == []
     assert len(read(home, PEPE)) == 20
@@ -265,7 +266,7 @@ def test_a_flipped_bit_that_would_end_the_process_is_named(tmp_path, bit):
     (damage,) = verify(tmp_path)
 
     assert damage.path == "forecasts/interval=1h/symbol=PEPEUSDT/2025-06.parquet"
-    assert damage.reason.endswith("line 1 of the chain tells of its first batch")
+    assert damage.reason.endswith("line 1 of the chain records its first batch")
 
 
 @pytest.mark.slow

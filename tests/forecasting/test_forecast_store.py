@@ -5,10 +5,11 @@ import numpy as np
 import polars as pl
 import pytest
 from forecast_tools import BTC, PEPE, SIM_PEPE, START, UM_PEPE, append, files_of, rows_at
+from live_record import read
 
 from schemas.errors import MemberError
 from schemas.forecasts import FORECAST_SCHEMA
-from tasks.forecasting.store import forecast_rows, latest, read, stored
+from tasks.forecasting.store import forecast_rows, latest, stored
 
 
 def test_a_ten_step_forecast_is_ten_rows_of_the_contract(tmp_path):

@@ -9,9 +9,10 @@ import numpy as np
 import polars as pl
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, files_of, flip
+from live_record import read
 
 import cpbmodels
-from cpbmodels.data.series import LAMBDA
+from cpbmodels.data.prices import LAMBDA
 from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import DamagedError, MemberError
 from schemas.forecasts import REFERENCE_COLUMNS
@@ -19,7 +20,7 @@ from schemas.reference import Reference
 from schemas.scope import Scope
 from tasks.forecasting import issue
 from tasks.forecasting.daily import recipes_of
-from tasks.forecasting.store import latest, read, stored
+from tasks.forecasting.store import latest, stored
 from tasks.storage.model_folder import write_reference
 
 LINK = BTC.__class__("spot", "LINKUSDT", "1h")

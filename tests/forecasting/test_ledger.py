@@ -13,8 +13,9 @@ from forecast_tools import (
     rows_at,
     write_candles,
 )
+from live_record import ledger
 
-from tasks.forecasting.ledger import ledger, score_due
+from tasks.forecasting.ledger import score_due
 
 
 def score(home, now, series=PEPE):

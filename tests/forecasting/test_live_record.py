@@ -8,13 +8,13 @@ import numpy as np
 import polars as pl
 import pytest
 from forecast_tools import BTC, PEPE, files_of, flip
-from live_record import made_forecasts, write_walk
+from live_record import ledger, made_forecasts, write_walk
 
 from schemas.identity import SeriesId
 from schemas.ledger import TOO_FEW
 from tasks.forecasting import chain, daily
 from tasks.forecasting.daily import DAILY, STATE, daily_sums, day_sums, note_version, recipes_of
-from tasks.forecasting.ledger import ledger, newest_scored, score_due
+from tasks.forecasting.ledger import newest_scored, score_due
 from tasks.forecasting.summary import (
     MAX_VERSIONS,
     SUMMARY,

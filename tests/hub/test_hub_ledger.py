@@ -14,8 +14,8 @@ from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.lines import chain_path, last_line
 from tasks.forecasting.store import forecast_rows
-from tasks.hub.ledger import check_head, compare, copy_ledger
 from tasks.hub.publish import publish
+from tasks.hub.record import check_head, compare, copy_ledger
 from tasks.hub.tree import build_tree
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
@@ -87,7 +87,7 @@ def test_a_record_that_was_made_anew_is_found_by_the_published_head(hub, send, t
     assert damage.reason.startswith("it is line 4, and the stored chain ends with line ")
     issue(home, 2)
     (damage,) = compare(home, "spot", REPO).damaged
-    assert damage.reason == "line 4 of the stored chain is not the published one"
+    assert damage.reason == "line 4 of the stored chain differs from the published line"
 
 
 def test_a_record_that_was_made_anew_does_not_replace_the_published_one(hub, send, tmp_path):
@@ -118,7 +118,7 @@ def test_published_rows_that_are_not_the_stored_ones_are_named(hub, send, tmp_pa
     (damage,) = compare(tmp_path / "data", "spot", REPO).damaged
     assert (damage.path, damage.reason) == (
         f"hub:{REPO}/ledger/{MONTH}",
-        "row 11 and those after it, of line 3 of the chain, are missing",
+        "row 11 and the rows after it, of line 3 of the chain, are missing",
     )
 
 

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 from known_markets import A, H, market
 
-from cpbmodels.data.series import LAMBDA
+from cpbmodels.data.prices import LAMBDA
 from schemas.errors import DamagedError
-from tasks.judging.baselines import reference
-from tasks.judging.reference import bin_shares, fit_reference, reference_quantiles
+from tasks.judging.baselines import bin_shares, fit_reference, reference, reference_quantiles
 from tasks.storage.model_folder import REFERENCE, read_reference, write_reference
 
 

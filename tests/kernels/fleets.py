@@ -6,7 +6,7 @@ import torch
 from cpbmodels.arch.presets import preset
 from cpbmodels.device.steps import walk
 from cpbmodels.fleet.bank import Bank, make_task
-from cpbmodels.fleet.job import Job
+from cpbmodels.fleet.loop import Job
 from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.training import make_fleet
 

@@ -5,6 +5,7 @@ import types
 import pytest
 import torch
 
+from cpbmodels.arch import find
 from cpbmodels.arch.presets import preset
 from cpbmodels.kernels import support
 
@@ -25,7 +26,7 @@ def chip(monkeypatch):
 
 def _reason(architecture="transformer", device=GPU, compute=torch.bfloat16, wanted=True, **options):
     return support.off_reason(
-        architecture, preset(f"seed-{architecture}", architecture, **options), device, compute, wanted
+        find(architecture), preset(f"seed-{architecture}", architecture, **options), device, compute, wanted
     )
 
 
@@ -65,7 +66,9 @@ def test_without_triton_torchs_path_is_taken(chip, monkeypatch):
 
 
 def test_an_architecture_without_kernels_keeps_torchs_path(chip):
-    assert "has none" in support.off_reason("classifier-gru", preset("seed-gru", "gru"), GPU, torch.bfloat16)
+    assert "has none" in support.off_reason(
+        find("classifier-gru"), preset("seed-gru", "gru"), GPU, torch.bfloat16
+    )
 
 
 def test_a_machine_on_which_triton_cannot_build_its_driver_keeps_torchs_path(chip, monkeypatch):
@@ -79,9 +82,9 @@ def test_a_fault_of_tritons_driver_is_named_and_raises_nothing():
     )
 
 
-def test_a_subclass_keeps_torchs_path(chip, monkeypatch):
-    class Other(support.find("gru")):
+def test_a_subclass_keeps_torchs_path(chip):
+    class Other(find("gru")):
         """Computes something else."""
 
-    monkeypatch.setattr(support, "find", lambda _: Other)
-    assert "subclass" in _reason("gru")
+    options = preset("seed-gru", "gru")
+    assert "subclass" in support.off_reason(Other, options, GPU, torch.bfloat16)

@@ -98,9 +98,8 @@ def test_the_library_needs_torch_numpy_safetensors_and_polars_alone():
     assert done.stdout.strip().endswith("done"), done.stderr
 
 
-@pytest.mark.parametrize(
-    "name", ["gru", *(pytest.param(n, marks=pytest.mark.slow) for n in ("transformer", "lstm"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gru", "transformer", "lstm"])
 def test_the_gpu_benchmark_needs_no_more(name):
     done = run(
         f"from benchmarks import gpu; gpu.main(['--device', 'cpu', '--tiny', '--members', '2', '--only', {name!r}])"

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from candles import walk
 
-from cpbmodels.data.series import LAMBDA, Series, candle_columns
+from cpbmodels.data.prices import LAMBDA, candle_columns
+from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 
 

@@ -70,11 +70,11 @@ def test_status_tells_what_is_wrong_once_a_day(inbox, home, tmp_path):
     env = {"CPB_DEPLOY_STATE": str(state), "PREFECT_HOME": str(tmp_path)}
     first = cpb("deploy", "status", "--notify", **env)
     assert first.returncode == 1
-    assert "json (service 1): was told" in first.stderr
+    assert "json (service 1): notified" in first.stderr
     (found,) = inbox.messages
     assert "service dead" in found["title"]
-    assert "the server does not run any more" in found["message"]
-    assert "the worker does not run any more" in found["message"]
+    assert "the server no longer runs" in found["message"]
+    assert "the worker no longer runs" in found["message"]
     again = cpb("deploy", "status", "--notify", "--json", **env)
     assert again.returncode == 1
     assert len(last(again)["problems"]) == 2

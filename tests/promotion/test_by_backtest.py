@@ -10,7 +10,7 @@ from schemas.errors import UsageError
 from schemas.run import BacktestSpec
 from schemas.scope import home
 from tasks.judging import paired
-from tasks.promotion import by_backtest, pairs
+from tasks.promotion import by_backtest, recipe_pairs
 from tasks.promotion.by_backtest import submissions
 from tasks.promotion.contenders import standing
 from tasks.tracking.registry import champions
@@ -58,7 +58,7 @@ def test_a_recipe_that_loses_stays_on_the_register_and_moves_nothing(trainer, sh
     assert any(
         "does not replace linear/smoke/" in line and "of 1 submitted for this span" in line for line in said
     )
-    assert pairs.pairs(home(), "sim", "1h") == []
+    assert recipe_pairs.pairs(home(), "sim", "1h") == []
     backtest()  # the same again is the same submission
     assert submissions(home(), "sim", "1h") == [one]
     found, _ = backtest(architectures="linear,lstm", trials=3)
@@ -90,7 +90,7 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
     assert found["gate"]["passed"].startswith("har/smoke/")
     assert any(line.startswith("passed the gate: backtest of har/smoke/") for line in said)
     assert aliases() == {"champion": "1"}
-    (pair,) = pairs.pairs(home(), "sim", "1h")
+    (pair,) = recipe_pairs.pairs(home(), "sim", "1h")
     assert (pair.state, pair.k, pair.behind) == ("switched", 0, ("BTCUSDT", "ETHUSDT"))
     night(SECOND, architectures="linear,har")
     assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
@@ -98,7 +98,7 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
     assert newest().backtest.named == submissions(home(), "sim", "1h")[0].digest
     assert [one.architecture for one in champions(market="sim")] == ["har", "har"]
     assert champions([BTC])[0].selected_on
-    assert pairs.pairs(home(), "sim", "1h")[0].behind == ()
+    assert recipe_pairs.pairs(home(), "sim", "1h")[0].behind == ()
 
 
 @pytest.mark.parametrize(

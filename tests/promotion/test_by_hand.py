@@ -12,9 +12,9 @@ from schemas.identity import SeriesId
 from schemas.scope import home
 from tasks.hub.card import model_card
 from tasks.promotion import by_hand, moves
+from tasks.storage.urls import local_path
 from tasks.storage.wheel import Wheel
 from tasks.tracking.decisions import decisions_on
-from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.registry import champions, register
 from tasks.tracking.store import open_store
 from webapp import registry

@@ -2,6 +2,7 @@
 
 from datetime import UTC, datetime
 
+from live_record import read
 from promotion_tools import BTC, ETH, SECOND
 from typer.testing import CliRunner
 
@@ -11,7 +12,7 @@ from flows.runner import Runner
 from schemas.forecasts import CHAMPION, FALLBACK
 from schemas.reference import BANDS
 from schemas.run import ForecastSpec
-from tasks.forecasting.store import latest, read
+from tasks.forecasting.store import latest
 from tasks.forecasting.watch import Recent, keep, read_watch
 from webapp.reading import scored
 

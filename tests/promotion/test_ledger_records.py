@@ -10,8 +10,8 @@ from schemas.handover import Record
 from schemas.identity import MARKETS, Recipe
 from schemas.ledger import DailyState, KnownVersions, LedgerSummary
 from tasks.forecasting.watch import Watch
-from tasks.promotion import pairs
-from tasks.promotion.pairs import Pair, about
+from tasks.promotion import recipe_pairs
+from tasks.promotion.recipe_pairs import Pair, about
 from tasks.storage.digests import file_digest
 from tasks.storage.files import draft_name
 from tasks.storage.records import write_record
@@ -77,36 +77,36 @@ def recipe(digit):
 
 def test_a_draft_that_a_killed_writer_left_is_no_trial(tmp_path):
     """It was killed before the rename: the challenger still gets its trial, and no share of alpha is spent."""
-    pair = pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
+    pair = recipe_pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
     path = tmp_path / "sim/ledger/evidence" / about(save(tmp_path, pair))
     path.rename(draft_name(path))
-    assert pairs.tried(tmp_path, "sim", "1h") == set()
-    again = pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
+    assert recipe_pairs.tried(tmp_path, "sim", "1h") == set()
+    again = recipe_pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
     assert (again.k, again.share) == (1, pair.share)
 
 
 def test_a_damaged_pair_stays_tried(tmp_path):
-    pair = pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
+    pair = recipe_pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
     (tmp_path / "sim/ledger/evidence" / about(save(tmp_path, pair))).write_text("{")
-    assert pairs.tried(tmp_path, "sim", "1h") == {(recipe("a"), recipe("b"))}
-    assert pairs.open_pair(tmp_path, "sim", "1h", recipe("c"), recipe("b"), 10, NOW).k == 2
+    assert recipe_pairs.tried(tmp_path, "sim", "1h") == {(recipe("a"), recipe("b"))}
+    assert recipe_pairs.open_pair(tmp_path, "sim", "1h", recipe("c"), recipe("b"), 10, NOW).k == 2
 
 
 def test_two_pairs_that_were_exchanged_are_named_and_not_used(tmp_path):
     paths = []
     for letter in "ac":
-        pair = pairs.open_pair(tmp_path, "sim", "1h", recipe(letter), recipe("b"), 10, NOW)
+        pair = recipe_pairs.open_pair(tmp_path, "sim", "1h", recipe(letter), recipe("b"), 10, NOW)
         paths.append(tmp_path / "sim/ledger/evidence" / about(save(tmp_path, pair)))
     contents = [path.read_bytes() for path in paths]
     for path, content in zip(paths, reversed(contents), strict=True):
         path.write_bytes(content)
     assert {d.path for d in verify(tmp_path, "sim")} == {p.relative_to(tmp_path).as_posix() for p in paths}
-    assert pairs.pairs(tmp_path, "sim", "1h") == []
-    assert len(pairs.tried(tmp_path, "sim", "1h")) == 2
+    assert recipe_pairs.pairs(tmp_path, "sim", "1h") == []
+    assert len(recipe_pairs.tried(tmp_path, "sim", "1h")) == 2
 
 
 def save(home, pair):
-    pairs.save(home, pair)
+    recipe_pairs.save(home, pair)
     (path,) = (home / "sim/ledger/evidence").glob(f"*/{pair.k:03d}~*.json")
     return path
 

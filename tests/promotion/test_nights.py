@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 
 import pytest
+from live_record import read
 from promotion_tools import (
     BTC,
     EARLIER,
@@ -17,7 +18,7 @@ from promotion_tools import (
 
 from schemas.handover import BacktestEvidence
 from schemas.scope import home
-from tasks.promotion import pairs
+from tasks.promotion import recipe_pairs
 from tasks.promotion.contenders import standing
 from tasks.tracking.decisions import decision_in, decisions_on
 from tasks.tracking.registry import champions
@@ -166,18 +167,18 @@ def test_a_recipe_that_is_better_on_validation_is_appointed_and_forecasts_beside
     summary, _ = challenged(trainer)
     assert decided()[0] == "refreshed"
     assert aliases() == {"champion": "3", "previous": "1", "challenger": "2"}
-    (pair,) = pairs.pairs(home(), "sim", "1h")
+    (pair,) = recipe_pairs.pairs(home(), "sim", "1h")
     assert (pair.k, pair.state, pair.recipes[0].architecture) == (1, "open", "har")
     assert newest().evidence.k == 1
     assert pair.rows == ()  # test spans were public before the appointment
     assert summary.forecast_rows == 20  # champions' alone
     from tasks.forecasting import store
 
-    roles = store.read(home(), BTC)["role"].value_counts()
+    roles = read(home(), BTC)["role"].value_counts()
     assert dict(roles.iter_rows()) == {"champion": 20, "challenger": 10}
     assert store.latest(home(), BTC)["role"].unique().to_list() == ["champion"]
     challenged(trainer)  # the same night again
-    assert pairs.pairs(home(), "sim", "1h") == [pair]
+    assert recipe_pairs.pairs(home(), "sim", "1h") == [pair]
     assert aliases()["challenger"] == "2"
 
 
@@ -192,22 +193,22 @@ def test_a_worse_recipe_is_no_challenger_and_the_decision_says_so(trainer):
 
 
 def test_test_rows_switch_nothing(trainer, monkeypatch):
-    monkeypatch.setattr(pairs, "e_process", lambda differences, lag: differences * 0 + 50.0)
+    monkeypatch.setattr(recipe_pairs, "e_process", lambda differences, lag: differences * 0 + 50.0)
     challenged(trainer)
     assert decided()[0] == "refreshed"
     assert (newest().evidence.e, newest().evidence.origins) == (1.0, 0)
-    assert pairs.pairs(home(), "sim", "1h")[0].state == "open"
+    assert recipe_pairs.pairs(home(), "sim", "1h")[0].state == "open"
 
 
 def passed(incumbent, challenger, figures):
     """Leave what a backtest that passes the gate leaves."""
-    one = pairs.open_pair(home(), "sim", "1h", challenger, incumbent, 10, figures.last)
+    one = recipe_pairs.open_pair(home(), "sim", "1h", challenger, incumbent, 10, figures.last)
     one = one.model_copy(update={"k": 0, "share": 0.0, "backtest": figures})
-    return pairs.save(home(), pairs.end(one, "switched", figures.last, (BTC, ETH)))
+    return recipe_pairs.save(home(), recipe_pairs.end(one, "switched", figures.last, (BTC, ETH)))
 
 
 def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_decision_names_it(trainer):
-    har = challenged(trainer) and pairs.pairs(home(), "sim", "1h")[0].recipes[0]
+    har = challenged(trainer) and recipe_pairs.pairs(home(), "sim", "1h")[0].recipes[0]
     linear = standing(champions(market="sim")[0]).recipe
     figures = BacktestEvidence(
         challenger=str(har), incumbent=str(linear), first=datetime(2024, 11, 1, tzinfo=UTC),
@@ -221,8 +222,8 @@ def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_deci
     assert "from 2024-11-01 to 2024-12-30, 60 days, of 3 submitted" in newest().reason
     (btc, _) = champions(market="sim")
     assert (btc.architecture, btc.selected_on) == ("har", "2024-11-01/2024-12-30")
-    assert {pair.behind for pair in pairs.pairs(home(), "sim", "1h")} == {()}
-    assert pairs.tried(home(), "sim", "1h") == {
+    assert {pair.behind for pair in recipe_pairs.pairs(home(), "sim", "1h")} == {()}
+    assert recipe_pairs.tried(home(), "sim", "1h") == {
         (har, linear)
     }  # by its trial, which the backtest does not count to
 
@@ -230,5 +231,5 @@ def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_deci
 def test_a_run_on_one_coin_neither_appoints_nor_uses_up_rows(trainer):
     challenged(trainer, coins="BTC")
     assert "challenger" not in aliases()
-    assert pairs.pairs(home(), "sim", "1h") == []
+    assert recipe_pairs.pairs(home(), "sim", "1h") == []
     assert "too few" in newest().reason

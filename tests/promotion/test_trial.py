@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
-from promotion_tools import BTC, EARLIER, ETH, SECOND, aliases, decided, newest, night, only, widened
+from promotion_tools import BTC, EARLIER, ETH, SECOND, THIRD, aliases, decided, newest, night
 
 import cpbmodels
 from schemas.identity import Recipe
@@ -17,13 +17,12 @@ from tasks.forecasting.ledger import score_due
 from tasks.forecasting.losses import evidence_rows
 from tasks.ingest import ingest
 from tasks.judging import gate
-from tasks.promotion import pairs, trial
+from tasks.promotion import recipe_pairs, trial
 from tasks.promotion.trial import live_differences, on_trial, update_trials
 from tasks.storage.records import write_record
 from tasks.tracking.registry import challengers, champions
 from tasks.tracking.store import open_store
 
-THIRD = "2025-01-03"
 FROM = datetime(2025, 1, 2, 1, tzinfo=UTC)
 """The first hour after the origin at which the night itself has forecast: that is a replay, which does not count."""
 HOUR = timedelta(hours=1)
@@ -56,20 +55,10 @@ def issue(hours, coins=(BTC, ETH), roles=("champion", "challenger")):
 
 
 @pytest.fixture
-def appointed(trainer):
-    """Reads the open pair of `har` against the champions' recipe `linear`, with candles for another day."""
-
-    trainer.after = only("linear", widened(2.0, "validation"))
-    night(SECOND, architectures="linear,har")
-    ingest(scope())
-    return lambda: pairs.pairs(home(), "sim", "1h")[0]
-
-
-@pytest.fixture
 def pair(appointed, monkeypatch):
-    """The same, appointed an hour before FROM, so that the forecasts of `issue` are later; a trial without an end."""
-    pairs.save(home(), appointed().model_copy(update={"appointed_at": FROM - HOUR}))
-    monkeypatch.setattr(pairs, "MAX_TRIAL", timedelta(days=36_500))
+    """The open pair, appointed an hour before FROM, so that forecasts of `issue` are later; a trial without an end."""
+    recipe_pairs.save(home(), appointed().model_copy(update={"appointed_at": FROM - HOUR}))
+    monkeypatch.setattr(recipe_pairs, "MAX_TRIAL", timedelta(days=36_500))
     return appointed
 
 
@@ -106,7 +95,7 @@ def test_an_origin_waits_a_day_for_all_coins_and_then_goes_with_those_there_are(
 
 
 def test_forecasts_from_before_the_appointment_are_no_evidence(appointed):
-    pairs.save(home(), appointed().model_copy(update={"appointed_at": FROM + HOUR}))
+    recipe_pairs.save(home(), appointed().model_copy(update={"appointed_at": FROM + HOUR}))
     issue(range(4))
     score()
     update_trials(scope())
@@ -149,12 +138,12 @@ def losses_of_champion(series):
 
 def test_a_trial_of_the_version_that_counted_public_rows_is_closed_with_a_sentence(pair, caplog):
     path = next((home() / "sim" / "ledger").rglob("001~*.json"))
-    older = type("Pair", (pairs.Pair,), {"__module__": __name__})
+    older = type("Pair", (recipe_pairs.Pair,), {"__module__": __name__})
     older.version = 1
-    write_record(path, older(**pair().model_dump()), of=pairs.about(path), compact=True)
-    known = pairs.tried(home(), "sim", "1h")
+    write_record(path, older(**pair().model_dump()), of=recipe_pairs.about(path), compact=True)
+    known = recipe_pairs.tried(home(), "sim", "1h")
     assert "its trial is closed, and its evidence counts no more" in caplog.text
-    assert pairs.pairs(home(), "sim", "1h") == []
+    assert recipe_pairs.pairs(home(), "sim", "1h") == []
     assert len(known) == 1
     assert update_trials(scope()).failures == ()
 
@@ -162,7 +151,7 @@ def test_a_trial_of_the_version_that_counted_public_rows_is_closed_with_a_senten
 def test_enough_evidence_switches_the_timeframe_at_once(pair, monkeypatch):
     issue(range(2))
     score()
-    monkeypatch.setattr(pairs, "e_process", lambda differences, lag: differences * 0 + 33.0)
+    monkeypatch.setattr(recipe_pairs, "e_process", lambda differences, lag: differences * 0 + 33.0)
     found = update_trials(scope()).decisions
     assert {(d.series, d.outcome, d.rule, d.version_number) for d in found} == {
         (BTC, "switched", "evidence", "2"), (ETH, "switched", "evidence", "2"),
@@ -188,7 +177,7 @@ def cut_short(model):
 
 def test_a_damaged_challenger_never_wins(pair, monkeypatch):
     cut_short(challengers([ETH])[0])
-    monkeypatch.setattr(pairs.Pair, "e_value", evidence_of(33.0))
+    monkeypatch.setattr(recipe_pairs.Pair, "e_value", evidence_of(33.0))
     found = update_trials(scope()).decisions
     assert {(d.series, d.outcome, d.rule, d.version_number) for d in found} == {
         (BTC, "switched", "evidence", "2"), (ETH, "kept", "damaged", "3"),
@@ -202,7 +191,7 @@ def test_a_challenger_of_older_candles_than_the_champions_does_not_win(pair, mon
     monkeypatch.setattr(gate, "NOT_WORSE", 3.0)
     night(THIRD, architectures="linear")  # the champions are trained on, the challenger is not
     before = aliases()
-    monkeypatch.setattr(pairs.Pair, "e_value", evidence_of(33.0))
+    monkeypatch.setattr(recipe_pairs.Pair, "e_value", evidence_of(33.0))
     found = update_trials(scope()).decisions
     assert {(d.outcome, d.rule) for d in found} == {("kept", "older")}
     assert aliases() == {alias: before[alias] for alias in ("champion", "previous")}
@@ -214,7 +203,7 @@ def test_evidence_of_one_recipe_switches_no_other_in(pair, monkeypatch):
     assert on_trial(home(), challengers([ETH])) == []
     monkeypatch.setattr(gate, "MIN_COVER", 0.5)
     night(THIRD, coins="BTC", architectures="linear,lstm")
-    monkeypatch.setattr(pairs.Pair, "e_value", evidence_of(200.0))
+    monkeypatch.setattr(recipe_pairs.Pair, "e_value", evidence_of(200.0))
     assert {d.series for d in update_trials(scope()).decisions if d.moved} == {BTC}
     assert champions([BTC])[0].architecture == "lstm"
     assert champions([ETH])[0].architecture == "linear"
@@ -227,7 +216,7 @@ def test_a_challenger_forecasts_only_while_its_recipe_is_on_trial(pair):
 
     assert len(on_trial(home(), challengers())) == 2
     assert forecast(scope()).shadow == 20
-    pairs.save(home(), pairs.end(pair(), "dropped", FROM))  # and killed before the aliases went
+    recipe_pairs.save(home(), recipe_pairs.end(pair(), "dropped", FROM))  # and killed before the aliases went
     assert on_trial(home(), challengers()) == []
     ingest(scope("2025-01-04"))
     assert forecast(scope("2025-01-04")).shadow == 0
@@ -236,14 +225,14 @@ def test_a_challenger_forecasts_only_while_its_recipe_is_on_trial(pair):
 
 
 def test_too_little_evidence_switches_nothing(pair, monkeypatch):
-    monkeypatch.setattr(pairs.Pair, "e_value", evidence_of(32.0))  # of 32.9
+    monkeypatch.setattr(recipe_pairs.Pair, "e_value", evidence_of(32.0))  # of 32.9
     assert update_trials(scope()).decisions == ()
     assert pair().state == "open"
 
 
 def test_a_trial_ends_after_180_days_and_is_never_repeated(appointed):
     def appoint(ago):
-        pairs.save(home(), appointed().model_copy(update={"appointed_at": datetime.now(UTC) - ago}))
+        recipe_pairs.save(home(), appointed().model_copy(update={"appointed_at": datetime.now(UTC) - ago}))
 
     appoint(timedelta(days=179, hours=23))
     update_trials(scope())
@@ -261,9 +250,9 @@ def test_a_damaged_pair_is_set_aside_and_not_tried_again(pair):
     known = pair()
     path = next((home() / "sim" / "ledger").rglob("001~*.json"))
     path.write_bytes(path.read_bytes()[:-30])
-    assert pairs.pairs(home(), "sim", "1h") == []
-    assert pairs.tried(home(), "sim", "1h") == {known.recipes}
-    fresh = pairs.open_pair(home(), "sim", "1h", known.recipes[1], known.recipes[0], 10, FROM)
+    assert recipe_pairs.pairs(home(), "sim", "1h") == []
+    assert recipe_pairs.tried(home(), "sim", "1h") == {known.recipes}
+    fresh = recipe_pairs.open_pair(home(), "sim", "1h", known.recipes[1], known.recipes[0], 10, FROM)
     assert fresh.k == 2
 
 
@@ -293,7 +282,7 @@ def test_an_error_of_the_tracking_store_is_the_trials_failure(pair, monkeypatch)
         raise MlflowException("the registry is gone")
 
     monkeypatch.setattr("tasks.promotion.trial.promote_version", gone)
-    monkeypatch.setattr(pairs.Pair, "e_value", evidence_of(33.0))
+    monkeypatch.setattr(recipe_pairs.Pair, "e_value", evidence_of(33.0))
     (failure,) = update_trials(scope()).failures
     assert (failure.step, failure.code) == ("promote", "unexpected")
     assert pair().state == "open"
@@ -301,7 +290,7 @@ def test_an_error_of_the_tracking_store_is_the_trials_failure(pair, monkeypatch)
 
 def test_a_coin_that_stayed_behind_follows_on_the_next_night(pair, monkeypatch):
     open_store().client.delete_registered_model_alias(ETH.registered, "challenger")
-    monkeypatch.setattr(pairs.Pair, "e_value", evidence_of(33.0))
+    monkeypatch.setattr(recipe_pairs.Pair, "e_value", evidence_of(33.0))
     found = update_trials(scope()).decisions
     assert {(d.series, d.outcome, d.rule) for d in found} == {
         (BTC, "switched", "evidence"), (ETH, "kept", "no-challenger"),
@@ -317,12 +306,12 @@ def test_a_recipe_that_has_won_back_a_timeframe_has_lost_none():
     a, b, c = (Recipe(name, "smoke", "0") for name in "abc")
 
     def switched(challenger, incumbent, hours):
-        one = pairs.open_pair(home(), "sim", "1h", challenger, incumbent, 10, FROM)
-        return pairs.end(one, "switched", FROM + hours * HOUR)
+        one = recipe_pairs.open_pair(home(), "sim", "1h", challenger, incumbent, 10, FROM)
+        return recipe_pairs.end(one, "switched", FROM + hours * HOUR)
 
     first, back, on = switched(b, a, 1), switched(a, b, 2), switched(c, a, 3)
-    assert pairs.followed([back, first]) == {b: back}
-    assert pairs.followed([on, back, first]) == {b: back, a: on}
+    assert recipe_pairs.followed([back, first]) == {b: back}
+    assert recipe_pairs.followed([on, back, first]) == {b: back, a: on}
 
 
 def test_a_trial_appointed_with_an_old_as_of_lasts_180_days_of_the_clock(appointed):
@@ -342,7 +331,7 @@ def test_a_kill_between_two_coins_of_a_switch_leaves_the_first_its_decision(pair
         moved.append(given)
         return real(*given)
 
-    monkeypatch.setattr(pairs.Pair, "e_value", evidence_of(33.0))
+    monkeypatch.setattr(recipe_pairs.Pair, "e_value", evidence_of(33.0))
     monkeypatch.setattr(trial, "promote_version", killed_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         update_trials(scope())

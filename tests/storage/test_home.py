@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from schemas.errors import CpbError
-from tasks.storage.home import VERSION, VERSION_FILE, check_home, mark_home, stored_home
+from tasks.storage.home import VERSION, VERSION_FILE, check_home, mark_home
 
 
 def test_a_new_home_gets_the_version_once(tmp_path):
@@ -17,18 +17,6 @@ def test_a_new_home_gets_the_version_once(tmp_path):
     before = (tmp_path / VERSION_FILE).stat().st_mtime_ns
     mark_home(tmp_path)
     assert (tmp_path / VERSION_FILE).stat().st_mtime_ns == before
-
-
-@pytest.mark.parametrize("place", ["manifest.db", "sim/manifest.db", "own/manifest.db"])
-def test_a_home_in_use_without_a_version_is_refused(tmp_path, monkeypatch, place):
-    monkeypatch.setenv("CPB_HOME", str(tmp_path))
-    (tmp_path / place).parent.mkdir(exist_ok=True)
-    (tmp_path / place).touch()
-
-    with pytest.raises(CpbError, match="says none, this version reads 2") as caught:
-        stored_home()
-
-    assert (caught.value.code, caught.value.field) == ("home-version", "CPB_HOME")
 
 
 @pytest.mark.parametrize("content", ["1", "", "\N{SNOWMAN} " * 1000])

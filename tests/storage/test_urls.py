@@ -1,10 +1,12 @@
 """No credential leaves through a URL that is shown or stored."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.storage.urls import public_url, without_credentials
+from tasks.storage.urls import local_path, public_url, without_credentials
 
 
 @pytest.mark.parametrize(
@@ -52,3 +54,13 @@ def test_no_password_is_left(password):
     assert secret not in public_url(f"http://user:{secret}@host/path")
     assert password not in public_url(f"http://user:1@/{password}@host/path")
     assert password not in public_url(f"http://user:80/{password}@host:80/path")
+
+
+def test_local_artifacts_are_told_from_remote_ones(tmp_path):
+    assert local_path(tmp_path.as_uri()) == tmp_path
+    assert local_path(str(tmp_path)) == tmp_path
+    assert local_path("mlflow-artifacts:/1/x") is None
+    assert local_path("s3://bucket/x") is None
+    assert local_path("file://other-host/x") is None
+    assert local_path("file://localhost/a%20b#c") == Path("/a b")
+    assert local_path("/a%20b#c") == Path("/a b#c")

@@ -18,9 +18,8 @@ from schemas.forecasts import LEDGER_SCHEMA
 from schemas.identity import ModelId, SeriesId
 from tasks.forecasting import store as forecasts
 from tasks.forecasting.chain import append
-from tasks.storage.model_folder import file_digests
-from tasks.tracking.records import Dataset, MemberRecord
-from tasks.tracking.runs import finish, log_datasets, log_members, log_metrics, start_fleet, start_parent
+from tasks.tracking.records import MemberRecord
+from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 
 FIRST = datetime(2025, 3, 6, 6, 30, tzinfo=UTC)  # a Thursday: night 4 ends its week
 NAMES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
@@ -76,7 +75,6 @@ def add_night(
     for architecture in ("gru", "har"):
         fleet = start_fleet(flow.run_id, architecture, f"{key}/{architecture}", {"lr": 1}, store=store)
         fleets.append(fleet.run_id)
-        log_datasets(fleet.run_id, candles_of(market, number), store)
         records = []
         for symbol in symbols:
             series = SeriesId(market, symbol, "1h")
@@ -91,9 +89,8 @@ def add_night(
         finish(fleet.run_id, store=store)
     for symbol, run_id in zip(symbols, members, strict=False) if promote else ():
         series = SeriesId(market, symbol, "1h")
-        digests = file_digests(home.parent / "trained" / key / "gru" / symbol)
         version = register_champion(
-            series, run_id, reason=f"night {number}", metrics={"test_crps_ratio": 0.9}, files=digests,
+            series, run_id, reason=f"night {number}", metrics={"test_crps_ratio": 0.9},
             tags={"architecture": "gru", "recipe": "smoke", "verdict": "no different"}, store=store,
         )  # fmt: skip
         add_forecast(home, series, version, day(number))
@@ -101,14 +98,6 @@ def add_night(
         finish(flow.run_id, store=store)
     date_rows(f"sqlite:///{database}" if database else store.uri, began, day(number))
     return flow.run_id, fleets, members
-
-
-def candles_of(market, number):
-    """The data sets of a night's fleets: what they learned from, and were judged on."""
-    return [
-        Dataset(f"{market} 1h", f"d{number}-{context}", "features", 100, context=context)
-        for context in ("training", "test")
-    ]
 
 
 def add_forecast(home, series, version, issued_at, scored=True):

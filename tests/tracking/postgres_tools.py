@@ -34,10 +34,9 @@ def place_artifacts(database, folder):
     """Make the experiment as a person does who gives a bare database a place for artifacts."""
     from mlflow.tracking import MlflowClient
 
-    from tasks.tracking.connection import TAGS
     from tasks.tracking.database import EXPERIMENT
 
-    MlflowClient(database).create_experiment(EXPERIMENT, folder.as_uri(), TAGS)
+    MlflowClient(database).create_experiment(EXPERIMENT, folder.as_uri())
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """The champions of a whole registry, read in pages, are those that one series after another gives."""
 
+import json
+
 from nights import model_files
 from registering import register_champion
 from test_runs import fleet_of, member
@@ -7,7 +9,7 @@ from test_runs import fleet_of, member
 from schemas.identity import SeriesId
 from tasks.tracking.connection import find_run, find_runs
 from tasks.tracking.records import LOGGED
-from tasks.tracking.registry import champions, registered, version_metrics
+from tasks.tracking.registry import champions, registered
 from tasks.tracking.runs import log_members
 from tasks.tracking.versions import ALIAS, series_with_champion
 
@@ -55,7 +57,7 @@ def test_runs_are_found_by_hundreds_as_one_by_one(store, tmp_path, monkeypatch):
 def test_the_scores_of_a_version_are_read(store, tmp_path):
     _registry(store, tmp_path)
     version = store.client.get_model_version_by_alias(SeriesId("spot", SYMBOLS[0], "1h").registered, ALIAS)
-    assert version_metrics(version) == {"test_crps": 0.1}
+    assert json.loads(version.tags["metrics"]) == {"test_crps": 0.1}
     assert not any(tag.startswith("metric") for tag in champions()[0].tags)
 
 

@@ -17,8 +17,8 @@ from ports import free_port
 
 from schemas.handover import Decision, TrainedMember
 from schemas.identity import ModelId, SeriesId
+from tasks.storage.urls import local_path
 from tasks.tracking.flow_report import ReportedFleet, keep_report
-from tasks.tracking.mlflow_private import local_path
 from tasks.tracking.prune_plan import _OWN_FILES
 from tasks.tracking.records import DEPENDENCE, REPORT
 from tasks.tracking.runs import finish, start_parent
@@ -57,7 +57,7 @@ def test_it_holds_board_calibration_losses_and_decisions(store, fleet):
         "train-all · 2 coins",
         "har 1h is no different",
         "Reliability",
-        "Who serves after it",
+        "Champions after this run",
         "it is the first",
     ):
         assert words in text

@@ -231,7 +231,7 @@ def test_pruning_removes_them_with_the_run_and_what_was_shared_with_the_last(sto
         assert problem_of(store, run) == ""
         assert files_size(run.uri) < 30_000 + number * 200_000
         remove_files(run.uri, run.id)
-    assert len(unused(root)) == 6
+    assert len(unused(root)) == 5
     assert [p.name for p in root.iterdir()] == ["shared"]
 
 
@@ -295,7 +295,7 @@ def test_a_model_that_cannot_be_read_becomes_none(store, trained, caplog):
     register_champion(BTC, run_id)
 
     assert not (weights.parent / "MLmodel").exists()
-    assert "cpb-BTCUSDT-1h/1 is no MLflow model" in caplog.text
+    assert "cpb-BTCUSDT-1h/1 is not an MLflow model" in caplog.text
     assert champions()[0].damage
 
 

@@ -1,9 +1,17 @@
 """What cpb uses of MLflow beyond its documentation is still there, in the version that is installed."""
 
+import ast
+import re
 import sqlite3
+import threading
+from base64 import b64encode
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from importlib.metadata import version
+from inspect import getsource, isfunction
 from pathlib import Path
 
+from benchmarks.size import PRODUCT, module
 from tasks.tracking import mlflow_private
 from tasks.tracking.database import sqlite_path
 from tasks.tracking.store import open_store
@@ -27,32 +35,147 @@ def test_the_schema_is_one_that_mlflow_accepts(tmp_path):
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-def test_local_artifacts_are_told_from_remote_ones(tmp_path):
-    assert mlflow_private.local_path(tmp_path.as_uri()) == tmp_path
-    assert mlflow_private.local_path(str(tmp_path)) == tmp_path
-    assert mlflow_private.local_path("mlflow-artifacts:/1/x") is None
-    assert mlflow_private.local_path("s3://bucket/x") is None
-
-
 def test_connections_are_closed_and_opened_again(store):
     mlflow_private.close_connections(store.uri)
     assert open_store().client.get_experiment(store.experiment_id).name == "cpb"
     assert sqlite_path(store.uri).is_file()
 
 
-def test_a_database_that_is_forgotten_has_no_engine_left(store):
-    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Models
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Runs
+def test_a_moved_stores_places_are_those_of_its_new_folder(store, tmp_path):
+    run = store.client.create_run(store.experiment_id)
+    old, new = run.info.artifact_uri.rpartition(f"/{run.info.run_id}")[0], (tmp_path / "new").as_uri()
+    mlflow_private.close_connections(store.uri)
 
-    store.client.search_registered_models()
-    engines = [kind._engine_map[store.uri] for kind in (Runs, Models)]
-    assert sum(engine.pool.checkedin() for engine in engines)
-    mlflow_private.close_connections(store.uri, forget=True)
-    assert not sum(engine.pool.checkedin() for engine in engines)
-    assert not [kind for kind in (Runs, Models) if store.uri in kind._engine_map]
+    mlflow_private.move_artifacts(
+        sqlite_path(store.uri), {old: new, f"{new}/{run.info.run_id[:5]}": "/wrong"}
+    )
+
+    assert store.client.get_run(run.info.run_id).info.artifact_uri == f"{new}/{run.info.run_id}/artifacts"
 
 
-def test_private_names_stand_in_two_modules():
-    sources = Path(mlflow_private.__file__).parents[1].rglob("*.py")
-    users = [f.name for f in sources if "mlflow.store" in f.read_text() or "mlflow.utils" in f.read_text()]
-    assert sorted(users) == ["artifact_guard.py", "mlflow_private.py"]
+def test_a_server_is_asked_once_with_the_clients_credentials(monkeypatch):
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append((self.path, self.headers["Authorization"]))
+            self.send_response(503)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "hunter2")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{server.server_address[1]}"
+        assert mlflow_private.ask_server(uri, "/x", 5).status_code == 503
+        server.shutdown()
+    assert seen == [("/x", f"Basic {b64encode(b'me:hunter2').decode()}")]
+
+
+def rows(store, *tables):
+    with sqlite3.connect(sqlite_path(store.uri)) as connection:
+        return {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in tables}
+
+
+def test_runs_are_deleted_with_everything_of_theirs_and_nothing_of_others(store):
+    kept, *others = (store.client.create_run(store.experiment_id).info.run_id for _ in range(3))
+    for run in (kept, *others):
+        store.client.log_metric(run, "m", 1)
+        store.client.log_param(run, "p", 1)
+        store.client.set_tag(run, "t", 1)
+
+    mlflow_private.delete_runs_for_good(store.client, others)
+
+    tables = ("runs", "metrics", "latest_metrics", "params")
+    assert rows(store, *tables) == dict.fromkeys(tables, 1)
+    assert [one.info.run_id for one in store.client.search_runs([store.experiment_id])] == [kept]
+
+
+def test_a_version_is_deleted_with_its_tags(store):
+    store.client.create_registered_model("cpb-BTCUSDT-1h")
+    for number in "12":
+        store.client.create_model_version("cpb-BTCUSDT-1h", f"file:///{number}", tags={"t": number})
+
+    mlflow_private.delete_version_for_good(store.client, "cpb-BTCUSDT-1h", "1")
+
+    assert rows(store, "model_versions", "model_version_tags") == {
+        "model_versions": 1,
+        "model_version_tags": 1,
+    }
+    (left,) = store.client.search_model_versions("name = 'cpb-BTCUSDT-1h'")
+    assert (int(left.version), left.tags) == (2, {"t": "2"})
+
+
+def test_a_runs_files_are_deleted_by_mlflows_repository(tmp_path):
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "a").write_text("a")
+    mlflow_private.delete_remote_files((tmp_path / "run").as_uri())
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_location_is_opened_by_the_guard(monkeypatch):
+    from mlflow.server import app
+    from mlflow.store.artifact import artifact_repository_registry as repositories
+
+    own = repositories._artifact_repository_registry
+    monkeypatch.setattr(repositories, "_artifact_repository_registry", own)  # to come back to
+    monkeypatch.setattr(app, "view_functions", dict(app.view_functions))
+    asked = []
+
+    def open_location(uri, by_mlflow):
+        asked.append(uri)
+        return by_mlflow()
+
+    assert set(mlflow_private.WEBHOOKS) <= app.view_functions.keys()
+    for _ in range(2):  # again: the former guard is replaced, not asked as well
+        mlflow_private.guard_server(open_location, lambda: "no")
+    opened = repositories.get_artifact_repository("s3://bucket/x", None, None)
+    assert (asked, opened.artifact_uri) == (["s3://bucket/x"], "s3://bucket/x")
+    assert {app.view_functions[name]() for name in mlflow_private.WEBHOOKS} == {"no"}
+
+
+ALLOWED = {"mlflow.store.artifact.artifact_repo.ArtifactRepository"}
+"""The interface of MLflow's artifact plugins, which its source marks as stable for developers."""
+
+
+def private_names(source):
+    """Return what a file imports from MLflow's inner packages, and its uses of a client's underscored attributes."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = {f"{node.module}.{one.name}" for one in node.names}
+        elif isinstance(node, ast.Import):
+            names = {one.name for one in node.names}
+        elif isinstance(node, ast.Attribute) and node.attr in ("_tracking_client", "_get_registry_client"):
+            names = {f"mlflow.store {node.attr}"}
+        else:
+            continue
+        found |= {
+            name for name in names if re.match(r"mlflow\.(store|server|utils|tracing|tracking\._)", name)
+        }
+    return found
+
+
+def test_private_names_stand_in_one_module_of_at_most_120_lines():
+    root = Path(mlflow_private.__file__).parents[2]
+    files = [file for package in PRODUCT for file in (root / package).rglob("*.py")]
+    users = {file.name: found for file in files if (found := private_names(file.read_text()))}
+    own = users.pop("mlflow_private.py")
+    assert users == {"artifact_guard.py": ALLOWED}
+    assert "mlflow.store.db.utils" in own
+    assert "developer_stable" in getsource(import_module("mlflow.store.artifact.artifact_repo"))
+    assert module("", Path(mlflow_private.__file__).read_text()).lines <= 120
+
+
+def test_every_function_of_that_module_is_called_above_or_in_the_guards_test():
+    tests = Path(__file__).read_text() + Path(__file__).with_name("test_artifact_guard.py").read_text()
+    own = (one for one in vars(mlflow_private).values() if isfunction(one))
+    functions = {one.__name__ for one in own if one.__module__ == mlflow_private.__name__}
+    called = {name for name in functions if f"mlflow_private.{name}(" in tests}
+    assert functions - called == {
+        "_is_below",
+        "server_app",
+    }  # by `move_artifacts`, and by `served_app`, the app that test_artifact_guard.py asks

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
@@ -24,7 +24,7 @@ from tasks.tracking.connection import find_run
 from tasks.tracking.database import make_sqlite, sqlite_path
 from tasks.tracking.leaderboard import leaderboard
 from tasks.tracking.mlflow_private import close_connections
-from tasks.tracking.prune import STATE, prune, prune_nightly
+from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store
@@ -115,7 +115,6 @@ def test_the_last_nights_stay_whole_and_what_is_older_goes(nights):
     assert (report.runs, report.kept) == (len(gone), [])
     left = counts(nights.store)
     assert left["runs"] == before["runs"] - len(gone) == 3 * 7
-    assert (left["inputs"], left["input_tags"], left["datasets"]) == (3 * 4, 3 * 4, 3 * 2)
     for table in ("metrics", "latest_metrics", "params", "tags"):
         assert left[table] < before[table] / 2
 
@@ -326,41 +325,6 @@ def test_a_run_of_a_killed_process_does_not_prevent_it(nights):
     assert nights.prune().runs
 
 
-def test_the_first_nightly_pruning_only_reports(nights):
-    state = nights.state()
-    now = day(NIGHTS) + timedelta(hours=1)
-    first = prune_nightly(nights.home, now=now, nights=KEPT)
-    assert (first.dry_run, first.runs) == (True, 28)
-    after = nights.state()
-    assert set(after) - set(state) == {str(nights.home / STATE)}
-    assert {k: v for k, v in after.items() if k in state} == state
-    second = prune_nightly(nights.home, now=now, nights=KEPT)
-    assert (second.dry_run, second.runs) == (False, 28)
-
-
-def test_large_prunings_go_in_passes_and_let_others_write_between_them(nights, monkeypatch):
-    monkeypatch.setattr("tasks.tracking.prune.MAX_RUNS_A_PASS", 7)
-    assert nights.prune().runs == 28
-    assert nights.there(*nights.tree(1)) == set()
-
-
-def test_a_run_that_begins_between_two_passes_ends_the_pruning_early(nights, monkeypatch):
-    monkeypatch.setattr("tasks.tracking.prune.MAX_RUNS_A_PASS", 7)
-    alone = prune_module._alone
-
-    @contextmanager
-    def and_then_a_run_begins(*given):
-        with alone(*given):
-            yield
-        start_parent("between", {}, store=nights.store)
-
-    monkeypatch.setattr(prune_module, "_alone", and_then_a_run_begins)
-    report = nights.prune()
-    assert 7 <= report.runs < 28
-    assert "is being written" in report.unfinished
-    assert "stopped early" in str(report)
-
-
 def test_old_files_that_were_set_aside_go_after_ninety_days(nights):
     own = BTC.folder(nights.home, "forecasts")
     features = BTC.folder(nights.home, "features")
@@ -488,7 +452,7 @@ def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, mome
     assert leaderboard(nights.flow(7)) == board
     nights.prune()
     rows, files, btc, eth = ended_like(nights)
-    assert (rows["runs"], rows["inputs"], rows["model_versions"]) == (21, 12, 6)
+    assert (rows["runs"], rows["model_versions"]) == (21, 6)
     kept = {run for n in (5, 6, 7) for run in nights.members(n)}
     assert {f.parts[2] for f in files if len(f.parts) > 3} == kept | {"shared"}
     shared = [nights.place / f for f in files if f.parts[2] == "shared" and (nights.place / f).is_file()]

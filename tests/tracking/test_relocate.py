@@ -13,9 +13,10 @@ from nights import add_night, day
 from verifying import verify_champions as verify
 
 from schemas.errors import CpbError
+from tasks.storage.urls import local_path
 from tasks.tracking import store as store_module
 from tasks.tracking.leaderboard import leaderboard
-from tasks.tracking.mlflow_private import close_connections, local_path
+from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
@@ -194,17 +195,15 @@ def test_a_store_reached_through_a_link_has_not_moved(original, tmp_path, caplog
     assert all(path.is_relative_to(original) for path in recorded(original))
 
 
-def test_a_copy_that_may_only_be_read_is_relocated_in_its_snapshot(original, tmp_path, monkeypatch, caplog):
+def test_a_moved_store_that_may_only_be_read_is_refused(original, tmp_path, monkeypatch):
     copy = tmp_path / "copy"
     shutil.copytree(original, copy)
     before = bytes_of(copy)
     monkeypatch.setattr(store_module, "is_writable", lambda database: not database.is_relative_to(copy))
-    with caplog.at_level(logging.WARNING, "cpb"):
-        (champion,) = champions(store=opened(copy, create=False))
-    champion.check()
-    assert champion.folder.is_relative_to(copy)
+    with pytest.raises(CpbError, match="may only be read") as caught:
+        opened(copy, create=False)
+    assert caught.value.code == "copied-store"
     assert bytes_of(copy) == before
-    assert not warnings_of(caplog)
 
 
 def test_processes_that_open_a_copy_at_once_relocate_it_once(original, tmp_path):

@@ -89,7 +89,7 @@ def test_what_the_server_named_last_serves_while_it_is_away(server, tmp_path, ca
     assert [one.folder for one in kept.champions] == [one.folder for one in before.champions]
     for one in kept.champions:
         one.check()
-    assert "forecasts go on" in caplog.text
+    assert "forecasting continues" in caplog.text
     assert names(serving([ETH]).champions) == ["cpb-ETHUSDT-1h/1"]
     assert serving(market="um").champions == []
 

@@ -84,14 +84,14 @@ def test_no_experiment_is_made_in_a_bare_database():
     """MLflow would record this machine's folder there, for good."""
     client = Client()
     with pytest.raises(CpbError) as caught:
-        connection._make_experiment(client, DATABASE, DATABASE)
+        connection._make_experiment(client, DATABASE)
     assert (caught.value.code, caught.value.field, client.made) == ("artifacts", "MLFLOW_TRACKING_URI", [])
     assert "hunter2" not in str(caught.value)
 
 
 def test_the_experiment_of_a_faster_machine_counts():
     client = Client()
-    assert connection._make_experiment(client, SERVER, SERVER) is client.experiment
+    assert connection._make_experiment(client, SERVER) is client.experiment
     assert len(client.made) == 1
 
 

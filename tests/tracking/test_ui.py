@@ -104,27 +104,6 @@ def test_a_start_removes_the_password_files_of_killed_runs_and_no_others(tmp_pat
     assert all(path.is_symlink() or path.exists() for path in others.values())
 
 
-def test_it_looks_for_dead_runs_each_minute_also_after_a_fault_of_the_store(store, monkeypatch, caplog):
-    seen = []
-
-    def reconcile(_store):
-        seen.append("look")
-        if len(seen) == 1:
-            raise CpbError("the database is locked", code="busy")
-
-    def sleep(seconds):
-        seen.append(seconds)
-        if len(seen) == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(ui, "reconcile", reconcile)
-    monkeypatch.setattr(ui.time, "sleep", sleep)
-    with pytest.raises(KeyboardInterrupt):
-        ui._look(store)
-    assert seen == ["look", 60.0, "look", 60.0]
-    assert "the database is locked" in caplog.text
-
-
 def test_a_new_password_is_made_for_each_run(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     first, second = (ui.password_file(5000).renew() for _ in range(2))

@@ -56,7 +56,7 @@ def test_what_goes_wrong_is_one_sentence_without_the_key(monkeypatch, tmp_path):
     failed = subprocess.CompletedProcess([], 1, "", f"Traceback\nUsageError: key {SECRET} is refused\n")
     monkeypatch.setattr(wandb_mirror.subprocess, "run", lambda *args, **options: failed)
     said = wandb_mirror.mirror("r", tmp_path)
-    assert said.startswith("Weights & Biases has no whole copy of this run (UsageError: key … is refused)")
+    assert said.startswith("Weights & Biases has no complete copy of this run (UsageError: key … is refused)")
     assert SECRET not in said
     assert "\n" not in said
 
@@ -128,4 +128,4 @@ def test_without_a_key_nobody_waits(run_id, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", os.devnull)
     said = wandb_mirror.mirror(run_id, tmp_path / "w")
-    assert said.startswith("Weights & Biases has no whole copy")
+    assert said.startswith("Weights & Biases has no complete copy")

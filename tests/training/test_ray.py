@@ -22,9 +22,9 @@ from flows.training import train_fleets
 from schemas.errors import CpbError
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
+from tasks.train import opened_engine
 from tasks.training import ray_executor, ray_node
 from tasks.training.files import fleet_folder
-from tasks.training.runner import opened_engine
 
 pytestmark = [
     pytest.mark.slow,
@@ -220,7 +220,7 @@ def test_a_lost_shard_goes_on_from_the_checkpoint_that_its_node_had_sent(
     assert all(one.members for one in found), found
     assert models(there / "sim", fleet) == expected
     assert sorted(starts.values()) == [1, 2]
-    assert "goes on from its newest checkpoint" in caplog.text
+    assert "continues from its newest checkpoint" in caplog.text
     assert [len(one.epochs) for one in found] == [60, 60]  # also those of the lost node
     assert not kept_in(there)
 

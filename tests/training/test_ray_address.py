@@ -77,7 +77,7 @@ def test_no_token_is_made_for_a_cluster_elsewhere(token, monkeypatch):
 
 
 def test_ray_that_is_not_installed_is_told_before_anything_is_fetched(monkeypatch):
-    monkeypatch.setattr("tasks.training.runner.find_spec", lambda name: None)
+    monkeypatch.setattr("tasks.train.find_spec", lambda name: None)
     spec = RunSpec(coins="BTC", timeframes="1h", source="sim", architectures="linear", engine="ray")
     with pytest.raises(
         CpbError, match=re.escape(f"package ray is not installed; run `{pip_install('ray>=2.52')}`")

@@ -15,10 +15,10 @@ from tasks.judging.fleet import judge_fleet, read_scores
 from tasks.judging.judges import Judges
 from tasks.running.resident import Resident
 from tasks.storage import locks
+from tasks.train import opened_engine
 from tasks.training import runner
 from tasks.training.devices import Slots
 from tasks.training.files import fleet_folder, read_result
-from tasks.training.runner import opened_engine
 
 pytestmark = pytest.mark.slow
 

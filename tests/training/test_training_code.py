@@ -24,15 +24,15 @@ ROOT = Path(__file__).resolve().parents[2]
 
 COMPUTING = {
     "cpbmodels/data": {
-        "__init__", "columns", "figures", "paths", "ranges", "series", "student_t", "wide",
+        "__init__", "columns", "figures", "paths", "prices", "ranges", "series", "student_t", "wide",
     },
     "cpbmodels/arch": {
         "__init__", "average", "base", "cells", "deferred", "draws", "gru", "har", "heads", "layers", "line", "linear",
-        "lstm", "options", "per_member", "presets", "recurrent", "torch_private", "transformer", "walk", "weights",
+        "lstm", "options", "per_member", "presets", "recurrent", "torch_private", "transformer", "walk",
     },
     "cpbmodels/fleet": {
-        "__init__", "bank", "checkpoint", "closed_form", "config", "export", "fleet", "graphs", "job", "loop", "member",
-        "model", "net", "plan", "prediction", "reporting", "training",
+        "__init__", "bank", "checkpoint", "closed_form", "config", "export", "fleet", "graphs", "loop", "member", "net",
+        "plan", "prediction", "training",
     },
     "cpbmodels/kernels": {
         "__init__", "attention", "blocks", "decoder", "dropout", "optimizer", "recurrent", "support", "transformer",
@@ -44,8 +44,6 @@ COMPUTING = {
 EXECUTED_BESIDE = {
     "cpbmodels/__init__.py": "finds names",
     "cpbmodels/device/monitor.py": "measures the device",
-    "cpbmodels/device/host.py": "asks what the processor can do; the result names the precision that follows",
-    "cpbmodels/fleet/files.py": "writes files",
     "schemas/frames.py": "refuses features that break their contract, and changes none",
     "schemas/handover.py": "the job's and the result's fields; the job's digest covers their values",
     "schemas/identity.py": "names of series and models; the job's digest covers them",

@@ -23,13 +23,14 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from live_record import read
 from stored_home import MARKET, SERIES, SPAN
 from verifying import verify_champions, verify_features, verify_fleets, verify_forecasts, verify_market
 
 import cpbmodels
 from schemas.errors import CpbError
 from schemas.handover import Damage, SeriesRecord, ShardResult
-from tasks.forecasting import months, store
+from tasks.forecasting import months
 from tasks.market import cache
 from tasks.market.store import read_klines
 from tasks.signals.store import newest_series, read_features, write_features
@@ -109,7 +110,7 @@ def kinds(home: Path) -> dict[str, Kind]:
 
     def records() -> Any:
         beside = (home / record.path).with_suffix(".json")
-        return taken_up(), find_record(beside, SeriesRecord, of=record.path), store.read(home, SERIES)
+        return taken_up(), find_record(beside, SeriesRecord, of=record.path), read(home, SERIES)
 
     def verify_all_records(home: Path, market: str) -> Iterator[Damage]:
         for verify in (verify_fleets, verify_features, verify_forecasts):
@@ -135,7 +136,7 @@ def kinds(home: Path) -> dict[str, Kind]:
         "weights of fleets": Kind(lambda: [model / WEIGHTS], taken_up, verify_fleets, (fleet,)),
         "config of fleets": Kind(lambda: [model / CONFIG], taken_up, verify_fleets, (fleet,)),
         "scores of fleets": Kind(lambda: [score], lambda: read_npz(score), verify_fleets, (member,)),
-        "forecasts": Kind(of("forecasts"), lambda: store.read(home, SERIES), verify_forecasts, (forecasts,)),
+        "forecasts": Kind(of("forecasts"), lambda: read(home, SERIES), verify_forecasts, (forecasts,)),
         "records": Kind(record_files, records, verify_all_records, (fleet, computed, forecasts)),
     }
 

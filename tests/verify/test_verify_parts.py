@@ -13,9 +13,8 @@ from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.errors import DamagedError
 from schemas.run import RunSpec
-from tasks.judging.baselines import realised
+from tasks.judging.baselines import realised, reference_quantiles
 from tasks.judging.member import MemberScore
-from tasks.judging.reference import reference_quantiles
 from tasks.judging.scores import crps
 from tasks.signals.store import load_series, read_features, write_features
 from tasks.storage.digests import file_digest

@@ -22,7 +22,7 @@
 
   const plots = [...document.querySelectorAll(".plot")];
   let known;
-  try {
+  if (plots.length) try {
     const bundle = document.createElement("script");
     bundle.textContent = await unpacked("bundle");
     document.head.append(bundle);

@@ -22,6 +22,11 @@ from tasks.storage.files import write_bytes
 FOLDER = "ledger"
 HEAD = "head.json"
 
+_ELSEWHERE = {
+    "repo": f"name another USER/NAME, or move the repository's {FOLDER} folder away",
+    "site": "or name a new folder",
+}
+
 log = logging.getLogger("cpb")
 
 
@@ -65,15 +70,24 @@ def copy_ledger(home: Path, market: str, target: Path) -> None:
                 log.warning("%s is damaged and not published (%s); see `cpb verify`", path, error)
 
 
-def check_head(home: Path, market: str, repo: str, head: bytes) -> None:
-    """Raise `CpbError` (code `other-record`) if a published head is not a line of the stored chain."""
-    _, fault = _chain_until(home, market, head)
+def check_head(home: Path, market: str, place: str, head: bytes, field: str = "repo") -> Chain:
+    """Return the stored chain up to a published head.
+
+    Args:
+        place: where it is published, for the message.
+        field: the option that names the place, `repo` or `site`.
+
+    Raises:
+        CpbError: (code `other-record`) the head is not a line of the stored chain.
+    """
+    chain, fault = _chain_until(home, market, head)
     if fault:
         raise CpbError(
-            f"{repo} holds the record of another chain ({fault}), so nothing was published; restore the chain that was "
-            f"published, name another USER/NAME, or move the repository's {FOLDER} folder away",
-            code="other-record", field="repo",
+            f"{place} holds the record of another chain ({fault}), so nothing was published; restore the chain that "
+            f"was published, {_ELSEWHERE[field]}",
+            code="other-record", field=field,
         )  # fmt: skip
+    return chain
 
 
 def compare(home: Path, market: str, repo: str) -> Comparison:
@@ -90,7 +104,7 @@ def compare(home: Path, market: str, repo: str) -> Comparison:
         names = [name for name in found.files if is_ledger_file(name)]
         if f"{FOLDER}/{HEAD}" not in names:
             raise CpbError(
-                f"{repo} holds no head of a chain; `cpb publish {repo}` sends one",
+                f"{repo} contains no head of a chain; `cpb publish {repo}` uploads it",
                 code="no-ledger",
                 field="hub",
             )
@@ -128,7 +142,7 @@ def _chain_until(home: Path, market: str, head: bytes) -> tuple[Chain, str]:
             if line.number == published.number:
                 if line.encode() == head:
                     return chain, ""
-                return Chain(), f"line {line.number} of the stored chain is not the published one"
+                return Chain(), f"line {line.number} of the stored chain differs from the published line"
     except FileNotFoundError:
         raise CpbError(
             f"no chain of market {market} is stored; name the market that was published with --market",
@@ -142,7 +156,7 @@ def _chain_until(home: Path, market: str, head: bytes) -> tuple[Chain, str]:
 def _file_fault(repo: str, name: str, file: str, commit: str, chain: Chain) -> str:
     """Return how a published file differs from its entry in the chain; empty if it does not differ."""
     if (record := chain.files.get(file)) is None:
-        return "no line of the stored chain speaks of it"
+        return "no line of the stored chain mentions it"
     for again in (False, True):  # download again in case the cached copy is damaged
         path = fetch_file(repo, name, commit, again=again)
         if file_digest(path) == record.file_sha256:
@@ -150,7 +164,7 @@ def _file_fault(repo: str, name: str, file: str, commit: str, chain: Chain) -> s
     found = compare_isolated(path, record.slices)
     if found is None:
         return "no rows can be read from it"
-    return found.reason or "its rows are the stored ones, but its bytes are not"
+    return found.reason or "its rows equal the stored rows, but its bytes differ"
 
 
 def _damage(repo: str, file: str, reason: str) -> Damage:
