@@ -165,7 +165,10 @@ never applied automatically: only naming the profile with a seed preset applies 
 
 
 def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Aliases resolved, sequences as tuples, booleans for mixed_precision accepted; unknown names refused."""
+    """Aliases resolved, sequences as tuples, booleans for mixed_precision and members as in `har,line` accepted.
+
+    Raises ModelError for unknown names.
+    """
     known = {field.name for field in fields(Preset)}
     out: dict[str, Any] = {}
     for given, value in overrides.items():
@@ -174,6 +177,8 @@ def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
             raise ModelError(unknown_choice("option", given, sorted(known)))
         if name == "mixed_precision" and isinstance(value, bool):
             value = "auto" if value else "off"
+        if name == "members" and isinstance(value, str):
+            value = value.split(",")
         out[name] = tuple(value) if isinstance(value, list) else value
     return out
 
@@ -195,7 +200,7 @@ def check(options: Preset) -> Preset:
     if not all(isinstance(name, str) and len(name) <= MAX_NAME for name in names):
         raise ModelError(f"features and calendar must be names of columns, of at most {MAX_NAME} characters.")
     if not isinstance(options.members, tuple) or len(options.members) > MAX_MEMBERS:
-        raise ModelError(f"members must name at most {MAX_MEMBERS} architectures.")
+        raise ModelError(f"members must name at most {MAX_MEMBERS} architectures, as in har,line.")
     if not options.features:
         raise ModelError("features must name at least one column.")
     if len(options.features) > MAX_FEATURES or len(set(options.features)) < len(options.features):

@@ -133,7 +133,7 @@ def _print_explained(preset: dict[str, Any]) -> None:
 
 def _short(value: Any) -> str:
     return (
-        f"{len(value)} columns"
+        (", ".join(value) if len(value) <= 3 else f"{len(value)} columns")
         if isinstance(value, (list, tuple))
         else f"{value:g}"
         if isinstance(value, float)
