@@ -1,4 +1,4 @@
-"""cpbmodels: train fleets of candle models, all at once, and forecast with them. Torch, numpy, safetensors, polars.
+"""cpbmodels: train fleets of candle models together, and forecast with them. Torch, numpy, safetensors, polars.
 
     from cpbmodels import Series, load, train_fleet
     series = Series.from_frame(candles, symbol="BTCUSDT")

@@ -21,14 +21,14 @@ MAX_SHOWN = 60  # characters of a value in a message
 
 
 def shown(value: object) -> str:
-    """A value in a message: its first characters, or what it is where it may be large or nested."""
+    """A value in a message: its first characters, or its type if it may be large or nested."""
     if isinstance(value, (dict, list, tuple)) and len(value) > 5:
         return f"a {type(value).__name__} of {len(value)}"
     return repr(value[:MAX_SHOWN] if isinstance(value, str) else value)[: MAX_SHOWN + 2]
 
 
 def unknown_choice(kind: str, value: object, allowed: Iterable[str]) -> str:
-    """The sentence for a name that is not among the allowed ones."""
+    """The sentence for a name that is not among the allowed names."""
     return f"{kind} {shown(value)} is unknown: choose one of {', '.join(allowed)}."
 
 

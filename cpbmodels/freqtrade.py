@@ -1,6 +1,6 @@
 """Forecasts as columns of a candle table, and position risk from them, for freqtrade; the columns serve any backtester.
 
-`add_forecasts` needs pandas alone; freqtrade itself is imported where its own arithmetic is called. Nothing here is an
+`add_forecasts` needs pandas alone; freqtrade itself is imported when its own arithmetic is called. Nothing here is an
 entry signal: what cpb forecasts is the width of the coming move, not its direction.
 """
 
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from cpbmodels.data.figures import INTERVAL_SECONDS, WARMUP
+from cpbmodels.data.figures import FEATURE_WARMUP, INTERVAL_SECONDS
 from cpbmodels.data.prices import PRICES, is_candle
 from cpbmodels.data.rows import QUANTILE_COLUMNS
 from cpbmodels.data.series import Series
@@ -37,8 +37,8 @@ STARTUP_CANDLES = 699
 memory of its first candle (0.96^531 = 4e-10) is below the digits of the columns. Kraken serves 720 and no more."""
 
 SIGNIFICANT_DIGITS = 6
-"""Of the columns. Equal candles must give equal bits however many rows lie before and behind them, or freqtrade's
-analyses report a bias: so models run in float64 here, and what sums in another order change (1e-13) is cut off."""
+"""Of the columns. Equal candles must give equal bits regardless of the rows before and after them, or freqtrade's
+analyses report a bias: so models run in float64 here, and what sums in a different order change (1e-13) is cut off."""
 
 
 def add_forecasts(
@@ -67,7 +67,7 @@ def add_forecasts(
         `cpb_sigma_h`, the forecast standard deviation of the log-return over the next h candles: half the distance
         between its 15.87 % and 84.13 % quantiles, which for a normal distribution is the same (fatter tails add to it);
         `cpb_q05_h`, `cpb_q10_h` … `cpb_q95_h`, quantiles of the close h candles ahead, in prices.
-        NaN where there is no forecast: before the model's `known_until`, in the first 168 candles (rolling windows) and
+        NaN without a forecast: before the model's `known_until`, in the first 168 candles (rolling windows) and
         as many after a hole or an impossible candle, and in a last candle that has not closed.
 
     Raises:
@@ -104,7 +104,7 @@ def add_forecasts(
         log.warning(
             "%s %s: no forecast in these %d candles: they end before %s, the end of the model's training data, or "
             "there are no %d candles without a gap",
-            pair, timeframe, len(dataframe), np.datetime64(first, "us"), WARMUP + member.context,
+            pair, timeframe, len(dataframe), np.datetime64(first, "us"), FEATURE_WARMUP + member.context,
         )  # fmt: skip
     new = pd.DataFrame(
         _rounded(values).reshape(len(dataframe), len(names)), index=dataframe.index, columns=names, copy=False
@@ -154,10 +154,10 @@ class RiskFromForecast:
         side: str,
         **kwargs: Any,
     ) -> float:
-        """Target risk over forecast width, at most `max_stake`; 0, which is no trade, where there is no forecast.
+        """Target risk over forecast width, at most `max_stake`; 0, which means no trade, if there is no forecast.
 
         A result below `min_stake` is left to freqtrade, which raises it by at most 30 % and else does not trade: more
-        stake would be more risk than was asked for.
+        stake would be more risk than was requested.
         """
         sigma = self._forecast(pair, current_time, "sigma")
         if sigma is None:

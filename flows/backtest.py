@@ -14,7 +14,7 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_failures, show_table
-from flows.runner import Runner, named_run, plain_failures, series_records, takes, with_pairs
+from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs, series_records
 from flows.summary import Say, Summary
 from flows.training import train_fleets
 from schemas.errors import CpbError
@@ -24,7 +24,7 @@ from tasks.backtesting.judge import Backtest
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
 from tasks.train import check_engine, opened_engine
-from tasks.training.files import FleetsInUse
+from tasks.training.files import ShardsInUse
 from tasks.training.runner import Engine
 
 
@@ -36,13 +36,13 @@ def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) ->
     """
     check_engine(spec)
     check_backtest(spec)
-    spec = with_pairs(spec, say)
+    spec = read_pairs(spec, say)
     contest = by_backtest.open_contest(spec) if spec.gate else None
     with opened_engine(spec) as engine:
         summary, root = Summary(), spec.scope.root
         plan = _plan(spec, steps, engine, say, summary, contest)
         decide = _gate(spec, contest, plan, say) if contest else lambda _found: {}
-        in_use = FleetsInUse(root)
+        in_use = ShardsInUse(root)
         try:
             results = train_fleets(spec, steps, engine, plan.fleets)
             return finish_backtest(spec, plan, results, summary.failures, say, decide)
@@ -85,7 +85,7 @@ def _plan(
 
 @flow(name="backtest", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
 @plain_failures
-@takes(BacktestSpec)
+@flow_parameters(BacktestSpec)
 def backtest(spec: BacktestSpec) -> State:
     """Run a backtest as a Prefect flow run; its parameters are the options of the command line."""
     result = run_backtest(spec, Runner(prefect=True))

@@ -9,9 +9,9 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_failures
-from flows.runner import Runner, named_run, plain_failures, takes, with_pairs
+from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs
 from flows.summary import NOT_YET, Say, decision_lines, plain_reason
-from schemas.errors import COMPLETE, PARTIAL, CpbError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Failure
 from schemas.identity import SeriesId
 from schemas.run import ForecastSpec
@@ -48,13 +48,13 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
 
 def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> dict[str, Any]:
     check_source(spec.scope)
-    asked = with_pairs(spec, say).scope
-    found = _serving(spec, asked)
+    requested = read_pairs(spec, say).scope
+    found = _serving(spec, requested)
     if not found:  # checked before anything is downloaded
         raise CpbError(
             f"no forecast could be made: {_NONE}; train first, as in `cpb train-all`", code="no-champion"
         )
-    scope = outcome.scope = asked.narrowed([one.series for one in found])
+    scope = outcome.scope = requested.narrowed([one.series for one in found])
     fetched = steps.one(ingest, scope, spec.tail)
     issued = steps.one(forecast, scope, spec.tail, spec.fallback == "on")
     scored = steps.one(score, scope, spec.tail)
@@ -97,7 +97,7 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
         "drifted": [str(alarm) for alarm in drifted],
         "fallbacks": len(issued.fallbacks),
         "failed": texts,
-        "exit": PARTIAL if problems else COMPLETE,
+        "exit": EXIT_PARTIAL if problems else EXIT_COMPLETE,
     }
 
 
@@ -126,12 +126,12 @@ def _is_untrained(spec: ForecastSpec) -> bool:
     """Whether no series of the scope has a champion or ever had a forecast; a lost champion is an error."""
     scope, series = spec.scope, set(spec.scope.series)
 
-    def asked_for(one: SeriesId) -> bool:
-        if spec.every_pair:  # the pairs are unknown until the listing is read
+    def is_requested(one: SeriesId) -> bool:
+        if spec.looks_up_symbols:  # the pairs are unknown until the listing is read
             return one.market == scope.market and one.timeframe in scope.timeframes
         return one in series
 
-    if any(map(asked_for, stored(scope.home, scope.market))):
+    if any(map(is_requested, stored(scope.home, scope.market))):
         return False
     try:
         known = series_with_champion(open_store(create=False))
@@ -139,19 +139,19 @@ def _is_untrained(spec: ForecastSpec) -> bool:
         if error.code != "no-store":
             raise
         return True
-    return not any(map(asked_for, known))
+    return not any(map(is_requested, known))
 
 
 @flow(name="forecast", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
 @plain_failures
-@takes(ForecastSpec)
+@flow_parameters(ForecastSpec)
 def forecast_flow(spec: ForecastSpec) -> State:
     """Forecast with every champion of the scope from the newest candles; does nothing before the first training."""
     if _is_untrained(spec):
         return Completed(
             name=NOT_YET,
             message="no champions yet: the first run of train-all creates them",
-            data={"exit": COMPLETE},
+            data={"exit": EXIT_COMPLETE},
         )
     result = run_forecast(spec, Runner(prefect=True))
     show_failures("forecast", result["failed"])

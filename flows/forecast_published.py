@@ -9,9 +9,9 @@ from typing import Any
 
 import polars as pl
 
-from flows.runner import Runner, with_pairs
+from flows.runner import Runner, read_pairs
 from flows.summary import Say, plain_reason
-from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError
 from schemas.handover import Failure
 from schemas.run import CHAMPIONS, ScopeSpec
 from schemas.scope import Scope
@@ -42,7 +42,7 @@ def run_forecast_published(
     """
     repo, revision = _parse(model)
     target = _target(out)
-    spec = with_pairs(spec, say)
+    spec = read_pairs(spec, say)
     models = _in_scope(spec, published_models(repo, revision), repo, say)
     problems: list[Failure] = []
     rows = []
@@ -67,7 +67,7 @@ def run_forecast_published(
         "rows": forecasts.to_dicts(),
         "out": target,
         "failed": texts,
-        "exit": PARTIAL if problems else COMPLETE,
+        "exit": EXIT_PARTIAL if problems else EXIT_COMPLETE,
     }
 
 
@@ -98,18 +98,18 @@ def _in_scope(spec: ScopeSpec, models: list[PublishedModel], repo: str, say: Say
     wanted: list[PublishedModel] = []
     others: list[PublishedModel] = []
     for one in models:
-        asked_for = (
+        is_requested = (
             one.series.market == scope.market
             and one.series.timeframe in scope.timeframes
             and (all_coins or one.series.symbol in symbols)
         )
-        (wanted if asked_for else others).append(one)
+        (wanted if is_requested else others).append(one)
     rest = ", ".join(str(one.series) for one in others)
     if not wanted:
-        asked = f"market {scope.market}, coins {spec.coins}, timeframes {spec.timeframes}"
+        requested = f"market {scope.market}, coins {spec.coins}, timeframes {spec.timeframes}"
         raise CpbError(
-            f"{repo} has no model for {asked}; it has {rest or 'none at all'}: choose with --coins, --timeframes and "
-            "--market (--source sim for sim, a table for own)",
+            f"{repo} has no model for {requested}; it has {rest or 'none at all'}: choose with --coins, "
+            "--timeframes and --market (--source sim for sim, a table for own)",
             code="no-model", field="model",
         )  # fmt: skip
     if rest:

@@ -49,12 +49,12 @@ def check_server() -> None:
     url = _api_url()
     failures: list[BaseException] = []
     # in a thread, because neither name resolution nor Prefect's retries respect a time limit
-    asked = threading.Thread(
+    request = threading.Thread(
         target=contextvars.copy_context().run, args=(_ask, failures), daemon=True, name="check-server"
     )
-    asked.start()
-    asked.join(ANSWER_WITHIN_S)
-    if asked.is_alive():
+    request.start()
+    request.join(ANSWER_WITHIN_S)
+    if request.is_alive():
         raise unreachable(url, f"no answer within {ANSWER_WITHIN_S:.0f} s")
     if failures:
         raise failures[0]
@@ -215,11 +215,11 @@ def hold(name: str) -> Iterator[PrefectLease]:
 
 
 def _wait_for(client: "SyncPrefectClient", name: str) -> PrefectLease:
-    told = False
+    reported = False
     while (lease := _acquire(client, name)) is None:
-        if not told:
+        if not reported:
             log.info("waiting for the lease %s, which another process or machine holds", name)
-            told = True
+            reported = True
         pause(_POLL_S)
     return lease
 

@@ -1,7 +1,7 @@
 """Calling flows and their steps: by Prefect's engine, or directly if no Prefect server is configured.
 
 Retries, concurrency and time limits belong to the step (`tasks.running.step`), so both modes behave alike. The direct
-mode needs no server, starts at once, and leaves no open run when it is killed.
+mode needs no server, starts immediately, and leaves no open run when it is killed.
 """
 
 import inspect
@@ -26,6 +26,7 @@ from schemas.run import ScopeSpec
 from schemas.scope import Spec, parse_instant
 from tasks.features import features
 from tasks.ingest import ingest
+from tasks.market.pairs import with_listed_pairs
 from tasks.running.parallel import run_each
 from tasks.running.progress import tell, telling
 from tasks.running.step import Step
@@ -105,12 +106,12 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
     return run
 
 
-def takes(spec: type[S]) -> Callable[[Callable[[S], R]], Callable[..., R]]:
+def flow_parameters(spec: type[S]) -> Callable[[Callable[[S], R]], Callable[..., R]]:
     """Give a flow function the fields of `spec` as its parameters and call it with the built spec.
 
         @flow(name="train-all", validate_parameters=False)
         @plain_failures
-        @takes(RunSpec)
+        @flow_parameters(RunSpec)
         def train_all(spec: RunSpec) -> State: ...
 
     Prefect reads a flow's signature for its run form (names, types, choices) and the `Args:` section of its docstring
@@ -178,7 +179,7 @@ def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
     return dict(result)
 
 
-def with_pairs(spec: Scoped, say: Say) -> Scoped:
+def read_pairs(spec: Scoped, say: Say) -> Scoped:
     """Return a specification of the whole exchange with the pairs of its source's listing, and report them.
 
     Other specifications are returned unchanged.
@@ -186,12 +187,9 @@ def with_pairs(spec: Scoped, say: Say) -> Scoped:
     Raises:
         CpbError: the listing cannot be read, or no pair is left.
     """
-    if not spec.reads_listing:
-        return spec
-    from tasks.market.pairs import with_listed_pairs
-
     found, sentence = with_listed_pairs(spec)
-    say(sentence)
+    if sentence:
+        say(sentence)
     return found
 
 

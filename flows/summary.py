@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.errors import COMPLETE, PARTIAL
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL
 from schemas.handover import Decision, Failure
 
 Say = Callable[[str], None]
@@ -33,7 +33,7 @@ class Summary:
     @property
     def exit_code(self) -> int:
         """Exit code: 0 complete, 3 partial."""
-        return PARTIAL if self.failures else COMPLETE
+        return EXIT_PARTIAL if self.failures else EXIT_COMPLETE
 
     def add(self, failures: Iterable[Failure], say: Say) -> None:
         """Add failures and print each."""
@@ -56,10 +56,10 @@ def decision_lines(decisions: Iterable[Decision]) -> list[str]:
     lines = (
         [f"champions: {', '.join(f'{n} {outcome}' for outcome, n in counts.most_common())}"] if counts else []
     )
-    told: dict[tuple[str, str], list[Decision]] = defaultdict(list)
+    alike: dict[tuple[str, str], list[Decision]] = defaultdict(list)
     for one in decisions:
-        told[one.outcome, one.rule].append(one)
-    for (outcome, _), found in told.items():
+        alike[one.outcome, one.rule].append(one)
+    for (outcome, _), found in alike.items():
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         lines.append(f"{outcome} {found[0].series}{more}: {found[0].reason}")
     return lines

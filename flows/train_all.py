@@ -11,7 +11,7 @@ from prefect.states import Completed, State
 from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_run
-from flows.runner import Runner, named_run, plain_failures, takes, with_pairs
+from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs
 from flows.summary import Say, Summary, decision_lines, failure_line
 from flows.training import Training, mirror_to_wandb, report_training, run_of, run_training
 from schemas.errors import BusyError, CpbError, count
@@ -35,7 +35,7 @@ def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Sum
         if spec.repo:
             check_ready(spec.repo)  # early: the token is needed hours later
         check_replaceable(tree_of(spec.scope.home, "hub", spec.market), spec.market)
-        spec = with_pairs(spec, say)
+        spec = read_pairs(spec, say)
         outcome.scope = spec.scope
         training = run_training(spec, steps, say)
         outcome.failures = training.summary.failures
@@ -52,7 +52,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     trained = set(scope.series)
     summary.champions = sum(d.outcome != "retired" and d.series in trained for d in decisions)
     report_training(spec, training, say, decisions)
-    training.fleets.release()
+    training.in_use.release()
     if summary.champions:  # without champions: only classifiers were trained, which do not forecast prices
         try:
             publication = steps.one(publish, scope.home, scope.market, spec.repo)
@@ -89,7 +89,7 @@ def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
 
 @flow(name="train-all", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
 @plain_failures
-@takes(RunSpec)
+@flow_parameters(RunSpec)
 def train_all(spec: RunSpec) -> State:
     """Train, judge, promote and package the whole universe; parameters are the command line's."""
     summary = run_train_all(spec, Runner(prefect=True))

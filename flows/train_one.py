@@ -22,7 +22,7 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
 
     Args:
         resume: `latest`: continue the same command's earlier training; a path: start from this checkpoint, or from a
-            fleet's newest checkpoint.
+            shard's newest checkpoint.
 
     Raises:
         UsageError: the path holds no checkpoint.
@@ -37,7 +37,7 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
     finish(training.summary.run_id, COMPLETE)
     mirror_to_wandb(spec, training.summary.run_id, say)
     result = _result(spec, training.results[0][0], training.judged[0].judgements[0])
-    training.fleets.release()
+    training.in_use.release()
     return result
 
 
@@ -65,7 +65,7 @@ def _loss_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
 def _cost(result: dict[str, Any]) -> str:
     memory = result["memory"]
     peak = memory.get("gpu_mem_allocated_peak_mb") or memory.get("rss_peak_mb") or 0
-    speed = f"{result['windows_per_s']:,.0f} windows/s" if result["windows_per_s"] else "solved at once"
+    speed = f"{result['windows_per_s']:,.0f} windows/s" if result["windows_per_s"] else "closed-form solution"
     return f"{speed} on {result['device'] or 'cpu'}, peak memory {peak:,.0f} MB"
 
 
@@ -94,8 +94,8 @@ _BARS = "▁▂▃▄▅▆▇█"
 _RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")
 
 
-def _result(spec: RunSpec, fleet: ShardResult, judgement: Judgement) -> dict[str, Any]:
-    (member,) = fleet.members
+def _result(spec: RunSpec, shard: ShardResult, judgement: Judgement) -> dict[str, Any]:
+    (member,) = shard.members
     series, report, last = member.model.series, member.report, (member.history or ({},))[-1]
     folder = member_folder(spec.scope.root / "fleets" / judgement.shard, member.name)
     return {

@@ -42,7 +42,7 @@ from tasks.tracking.store import open_store
 from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
 from tasks.tracking.wandb_mirror import check_installed, is_wanted, mirror
 from tasks.train import check_engine, opened_engine, train
-from tasks.training.files import Checkpoint, FleetsInUse, fleet_folder, is_training, progress_so_far
+from tasks.training.files import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
 from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
 from tasks.training.runner import Engine, EngineLost
@@ -90,6 +90,7 @@ def mirror_to_wandb(spec: RunSpec, run_id: str, say: Say) -> None:
 
 def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
     """Return a digest of the options and the data, so that the same command on the same data is the same run."""
+    # What the records of the series and the scope contain, and what changes the way of training but not its result.
     aside = {
         "coins",
         "timeframes",
@@ -104,17 +105,17 @@ def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
         *FILTERS,
         "engine",
     }
-    asked = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
+    options = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
         mode="json", exclude={"home", "source", "offline"}
     )
     data = [(r.series.name, r.digest) for r in records]
-    return value_digest([asked, data, training_code()])[:16]
+    return value_digest([options, data, training_code()])[:16]
 
 
 def _params(spec: RunSpec) -> dict[str, Any]:
     source = public_url(spec.source) if spec.source else None
-    asked = spec.model_dump(mode="json") | {"source": source, "architectures": list(spec.names)}
-    return asked | ({"pairs": ",".join(spec.pairs)} if spec.pairs else {})
+    params = spec.model_dump(mode="json") | {"source": source, "architectures": list(spec.names)}
+    return params | ({"pairs": ",".join(spec.pairs)} if spec.pairs else {})
 
 
 Earlier = Literal["use", "expect", "forget"] | Checkpoint
@@ -126,14 +127,14 @@ Earlier = Literal["use", "expect", "forget"] | Checkpoint
 class Training:
     """A run up to its scores.
 
-    `results`: of each fleet's shards. Release `fleets` once their folders are no longer needed.
+    `results`: shard results, per fleet. Release `in_use` once the shards' folders are no longer needed.
     """
 
     summary: Summary
     results: list[list[ShardResult]]
     judged: list[FleetJudgement]
     stopped: Sequence[SeriesRecord]
-    fleets: FleetsInUse
+    in_use: ShardsInUse
 
 
 def run_training(
@@ -157,7 +158,7 @@ def run_training(
         check_installed()
     if sizes := profile_sizes(spec.profile, spec.preset):
         used = ", ".join(f"{name} {spec.overrides[name]}" for name in sizes)
-        say(f"profile {spec.profile} with preset {spec.preset}: {used} (another model than the preset's own)")
+        say(f"profile {spec.profile} with preset {spec.preset}: {used} (a model other than the preset's own)")
     with opened_engine(spec) as engine, Judges(engine.cores, spec.scope.root) as judges:
         return _run(spec, steps, engine, judges, say, earlier, name)
 
@@ -183,7 +184,7 @@ def _run(
     left_out = tuple(summary.failures)  # failed series, and therefore a failed member of every fleet
     run = start_run(spec, planned.series, name, planned.night.reason if planned.night.idle else None)
     summary.run_id = run.run_id
-    in_use = FleetsInUse(root)
+    in_use = ShardsInUse(root)
     with run_of(run.run_id):
         before = _begun_before(root, planned.fleets, earlier, say)
         began = time.time()
@@ -202,7 +203,7 @@ def _run(
                 summary.warnings.append(f"{fleet.architecture}: {sentence}")
                 say(summary.warnings[-1])
         if isinstance(earlier, Checkpoint) and not any(one.members for one in results[0]):
-            earlier.take_out_of(fleet_folder(root, planned.fleets[0].shards[0]))
+            earlier.take_out_of(shard_folder(root, planned.fleets[0].shards[0]))
         summary.members = sum(len(fleet.judgements) for fleet in judged)
         if not summary.members:
             raise CpbError(
@@ -218,13 +219,13 @@ def _run(
 
 def _begun_before(root: Path, fleets: Sequence[FleetPlan], earlier: Earlier, say: Say) -> dict[str, str]:
     """Apply `earlier` to each shard's folder; return the progress from before, by the shard's key."""
-    folders = {job_key(shard): fleet_folder(root, shard) for fleet in fleets for shard in fleet.shards}
+    folders = {job_key(shard): shard_folder(root, shard) for fleet in fleets for shard in fleet.shards}
     if earlier not in ("use", "expect"):
         for folder in folders.values():
-            if not is_training(folder):  # being trained by another process: recent enough
+            if not is_training(folder):  # another process is training it now: keep it
                 shutil.rmtree(folder, ignore_errors=True)
     if isinstance(earlier, Checkpoint):
-        earlier.put_into(fleet_folder(root, fleets[0].shards[0]))
+        earlier.put_into(shard_folder(root, fleets[0].shards[0]))
     before = {key: progress_so_far(folder) for key, folder in folders.items()}
     if earlier == "expect" and not any(before.values()):
         say(
@@ -373,14 +374,14 @@ def member_warnings(report: dict[str, Any]) -> list[str]:
     if report.get("stopped") == "nan":
         found.append(f"stopped early: {report['reason']}")
     if at_once := report.get("halved_to"):
-        found.append(f"memory was short: the fleet was halved, to {count(at_once, 'model')} at once")
+        found.append(f"memory ran out: the fleet was halved, to {count(at_once, 'model')} at once")
     if report.get("accumulate", 1) > 1:
-        found.append(f"memory was short: each batch was split into {report['accumulate']} parts")
+        found.append(f"memory ran out: each batch was split into {report['accumulate']} parts")
     return [*found, *filter(None, [report.get("device_warning")])]
 
 
 def report_training(spec: RunSpec, training: Training, say: Say, decisions: Sequence[Decision] = ()) -> None:
-    """Write the report from the fleets' files; call before the fleets are released, because it reads their scores.
+    """Write the report from the fleets' files; call before the shards are released, because it reads their scores.
 
     A failure to write it is added to the run's failures but stops nothing: models, scores and decisions remain valid.
     """

@@ -6,10 +6,10 @@ from functools import partial
 from typing import Any
 
 import cpbmodels
-from flows.runner import Runner, series_records, with_pairs
+from flows.runner import Runner, read_pairs, series_records
 from flows.summary import Say, Summary
 from flows.training import run_of
-from schemas.errors import COMPLETE, PARTIAL, CpbError, count, install_extra
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
 from schemas.tuning import TuneSpec, space_as_json
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.storage.digests import value_digest
@@ -36,7 +36,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
     tuning = _tuning()
     check_device(spec.device)
     check_place(open_store())
-    summary, spec = Summary(), with_pairs(spec, say)
+    summary, spec = Summary(), read_pairs(spec, say)
     inner, newest = _folds(spec, steps, say, summary)
     key = _key(spec, inner + newest)
     folder = spec.scope.root / "tuning" / key
@@ -68,7 +68,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
                 "run_id": run.run_id,
                 "seconds": time.monotonic() - started,
                 "failures": [failure.as_json() for failure in summary.failures],
-                "exit": PARTIAL if summary.failures else COMPLETE,
+                "exit": EXIT_PARTIAL if summary.failures else EXIT_COMPLETE,
             }
             write_report(folder, spec, answer)
             finish_study(run.run_id, metrics(answer), folder)
@@ -139,7 +139,17 @@ def _profile(spec: TuneSpec) -> str | None:
 
 
 def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:
-    """Return a digest of the inputs of a trial; more trials, another budget or batch continue the same study."""
-    asked = ("architectures", "preset", "dtype", "seed", "overrides", "search", "sampler", "pruner", "folds")
+    """Return a digest of the inputs of a trial; more trials, a different budget or batch continue the same study."""
+    decisive = (
+        "architectures",
+        "preset",
+        "dtype",
+        "seed",
+        "overrides",
+        "search",
+        "sampler",
+        "pruner",
+        "folds",
+    )
     data = [(one.id.label, one.fold, one.record.digest) for one in folds]
-    return value_digest([spec.model_dump(mode="json", include=set(asked)), data, training_code()])[:16]
+    return value_digest([spec.model_dump(mode="json", include=set(decisive)), data, training_code()])[:16]

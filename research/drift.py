@@ -13,8 +13,8 @@ stay. The watch (`tasks.judging.drift`) looks at every hour.
     stepwise        narrowed by 5 points a week, down to .8
     recovery        days from the end of 30 days at .8 to `fine`
 
-Spans with even numbers tuned the constants of the watch. Those with odd numbers were looked at too: months before June
-2022 (`--since 2020-11-01 --as-of 2022-06-01`) are those that no setting was chosen on.
+Spans with even numbers tuned the constants of the watch. Those with odd numbers were looked at too, and so were the
+months before June 2022 (`--since 2020-11-01 --as-of 2022-06-01`): no span is held out.
 """
 
 import argparse
@@ -326,8 +326,8 @@ def stability(blocks: Sequence[Block]) -> dict[str, dict[str, float]]:
 
 def measure(blocks: Sequence[Block], series: int = 400, seed: int = 1) -> dict[str, Any]:
     halves = {
-        "tuning": [b for b in blocks if b.span % 2 == 0],
-        "confirmation": [b for b in blocks if b.span % 2],
+        "even spans": [b for b in blocks if b.span % 2 == 0],
+        "odd spans": [b for b in blocks if b.span % 2],
     }
     found: dict[str, Any] = {
         name: {"quiet": quiet_years(half, series, seed), "changes": changes(half, series // 2, seed + 1)}
@@ -337,7 +337,7 @@ def measure(blocks: Sequence[Block], series: int = 400, seed: int = 1) -> dict[s
 
 
 def show(found: dict[str, Any]) -> None:
-    for half in ("tuning", "confirmation"):
+    for half in ("even spans", "odd spans"):
         quiet = found[half]["quiet"]
         print(
             f"{half}: {quiet['false_alarms_a_year']:.2f} +- {quiet['standard_error']:.2f} false alarms a year over "

@@ -1,14 +1,12 @@
-"""What the gate by a backtest lets through: nulls and power, a thousand times, on the dependence of real pairs.
+"""What the gate by a backtest lets through: nulls and power, on the dependence of an average's real losses.
 
-python -m research.gate --rows FOLDER [--json]      # FOLDER: `--out` of a long backtest with refits, as in
-    cpb backtest --source FOLDER --as-of 2025-06-06 --timeframes 1h --folds 9 --out FOLDER \\
-        --architectures robust-har-universal,har-universal
+python -m research.gate --home HOME [--timeframe 15m] [--months 18] [--of "har + line"] [--json]
 
-The pair: the mean of both recipes' quantiles against `--of` (har-universal) alone, daily sums over the coins. Its mean
-difference is removed (`null`) or replaced by a true gain. A simulated backtest is made of blocks of four weeks of real
-days, drawn with replacement: overlap, clustering, what the coins share and the calendar of a month stay. Everything is
-done with the noise of this pair, with the same scaled so that the 95 % interval of the ratio, by weeks, is as wide as
-was measured for averages (.0011 at 1h over 1,080 days, .0007 at 15m over 510), and with Gaussian noise of that width.
+HOME: of `python -m research.skill`, whose stored losses are the pair: a mean of quantiles against `har-universal`
+alone, at every origin, daily sums of each coin. Its mean difference is removed (`null`) or replaced by a true gain. A
+simulated backtest is made of blocks of four weeks of real days, drawn with replacement: overlap, clustering, heavy
+tails, what the coins share and the calendar of a month stay. The same is done with Gaussian noise of that spread: the
+difference is what the tails cost.
 
 - null: share of backtests in which any of m equal recipes passes: m named together (`together`, also the best of m
   search trials), or one after another on the same span (`one by one`).
@@ -23,57 +21,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
 
-from cpbmodels.data.rows import QUANTILE_COLUMNS
+from research.skill import PLANS, Rows
+from schemas.handover import Paired
 from tasks.judging import paired
-from tasks.judging.inference import NORMAL
-from tasks.judging.paired import ALPHA, DailyLosses, Paired, corrected
-from tasks.judging.scores import Array, crps
+from tasks.judging.paired import ALPHA, DailyLosses, corrected, failed
+from tasks.judging.scores import Array
 
 DAY_US = 86_400_000_000
 BLOCK = 28  # days
 COUNTS = (1, 5, 20, 40)
 GAINS = (0.0005, 0.001, 0.002)
-WIDTHS = {"1h": 0.0011, "15m": 0.0007}
-"""Width of the measured 95 % interval of the ratio of an average and its first member (docs/judging-experiments.md)."""
-MEASURED_DAYS = {"1h": 1080, "15m": 510}
+MONTHS = {"1h": 37, "15m": 18}
 
 
-def read_pair(folder: Path, first: str, second: str, timeframe: str) -> DailyLosses:
-    """Daily sums of the CRPS of the mean of two models' quantiles, and of the first model's."""
-    found: dict[str, dict[int, Array]] = {}
-    for path in sorted(
-        (folder / "forecasts" / f"model={first}" / f"interval={timeframe}").glob("symbol=*/*.parquet")
-    ):
-        twin = (
-            folder
-            / "forecasts"
-            / f"model={second}"
-            / path.relative_to(folder / "forecasts" / f"model={first}")
-        )
-        if not twin.exists():
-            continue
-        columns = ["issued_at", "step", "last_close", "realised_close", *QUANTILE_COLUMNS]
-        one, other = (
-            pl.read_parquet(file, columns=columns).sort("issued_at", "step") for file in (path, twin)
-        )
-        both = one.join(
-            other.select("issued_at", "step", *QUANTILE_COLUMNS), on=["issued_at", "step"], suffix="_2"
-        )
-        last = np.log(both["last_close"].to_numpy())[:, None]
-        truth = np.log(both["realised_close"].to_numpy()) - last[:, 0]
-        mine = np.log(both.select(QUANTILE_COLUMNS).to_numpy()) - last
-        mean = (mine + np.log(both.select(f"{c}_2" for c in QUANTILE_COLUMNS).to_numpy()) - last) / 2
-        days = both["issued_at"].dt.epoch("us").to_numpy() // DAY_US
-        names, place = np.unique(days, return_inverse=True)
-        losses = np.column_stack(
-            [np.bincount(place, crps(q[:, None], truth[:, None])[:, 0]) for q in (mean, mine)]
-        )
-        found.setdefault(path.parent.name, {}).update(zip(names.tolist(), losses, strict=True))
-    every = np.array(sorted({day for coin in found.values() for day in coin}))
-    sums = np.array([[coin.get(day, (0.0, 0.0)) for coin in found.values()] for day in every.tolist()])
-    return DailyLosses(every, sums[..., 0], sums[..., 1])
+def read_pair(home: Path, timeframe: str, name: str) -> DailyLosses:
+    """Daily sums of a model's CRPS and of har-universal's, of each coin (0 where a coin has no rows)."""
+    rows = Rows.read(home, timeframe)
+    coin = rows.arrays["coin"].astype(int)
+    days, place = np.unique(rows.arrays["time"] // DAY_US, return_inverse=True)
+    shape = (len(days), len(rows.coins))
+    cell = np.ravel_multi_index((place, coin), shape)
+    held = np.unique(coin)
+    own, other = (
+        np.bincount(cell, rows.arrays[key], len(days) * len(rows.coins)).reshape(shape)[:, held]
+        for key in (name, "har")
+    )
+    return DailyLosses(days, own, other)
 
 
 def pooled(losses: DailyLosses) -> tuple[Array, Array]:
@@ -98,7 +72,7 @@ def passes(found: Sequence[Paired], at_once: bool) -> list[bool]:
         p_values = corrected([one.p for one in found], [1] * len(found), 0)
     else:
         p_values = [corrected([one.p], [1], before)[0] for before, one in enumerate(found)]
-    return [not one.failed(p) for one, p in zip(found, p_values, strict=True)]
+    return [not failed(one, p) for one, p in zip(found, p_values, strict=True)]
 
 
 def conditions(one: Paired, p: float) -> dict[str, bool]:
@@ -133,7 +107,7 @@ def measure(difference: Array, level: Array, days: int, runs: int, seed: int) ->
             for one, others in zip(better, kept, strict=True):
                 field = [one, *others[: count - 1]]
                 p = corrected([other.p for other in field], [1] * count, 0)[0]
-                rows.append(not one.failed(p))
+                rows.append(not failed(one, p))
                 met.append(conditions(one, p))
             alone = {name: float(np.mean([row[name] for row in met])) for name in met[0]}
             power[f"{gain:.2%} of {count}"] = {"passes": float(np.mean(rows))} | alone
@@ -144,27 +118,21 @@ def measure(difference: Array, level: Array, days: int, runs: int, seed: int) ->
     }
 
 
-def study(losses: DailyLosses, timeframe: str, runs: int, months: int, seed: int = 0) -> dict[str, Any]:
+def study(losses: DailyLosses, runs: int, months: int, seed: int = 0) -> dict[str, Any]:
     """The whole benchmark."""
     difference, level = pooled(losses)
     own = paired.paired(losses)
-    mean = float(difference.mean())
-    centred = difference - mean * level
-    width = (own.high - own.low) * np.sqrt(own.days / MEASURED_DAYS[timeframe])
+    centred = difference - difference.mean() * level
     days = round(months * 365.25 / 12)
+    shape = centred - centred.mean()
+    gaussian = np.random.default_rng(seed).normal(0, centred.std(), len(centred))
+    noises = {"of the pair": centred, "Gaussian": gaussian - gaussian.mean()}
     out: dict[str, Any] = {
         "pair": {"days": own.days, "ratio": own.ratio, "interval": [own.low, own.high], "better": own.better,
-                 "months": own.months, "p": own.p},
+                 "months": own.months, "p": own.p, "kurtosis": float((shape**4).mean() / centred.var() ** 2),
+                 **{f"autocorrelation_{k}": float(shape[k:] @ shape[:-k] / (shape @ shape)) for k in (1, 7)}},
         "days": days,
     }  # fmt: skip
-    scale = WIDTHS[timeframe] / width
-    spread = WIDTHS[timeframe] / (2 * NORMAL) * np.sqrt(MEASURED_DAYS[timeframe])
-    gaussian = np.random.default_rng(seed).normal(0, spread, len(centred))
-    noises = {
-        "of the pair": centred,
-        f"of the pair x {scale:.2f}": scale * centred,
-        "Gaussian": gaussian - gaussian.mean(),
-    }
     return out | {name: measure(noise, level, days, runs, seed) for name, noise in noises.items()}
 
 
@@ -172,7 +140,9 @@ def show(found: dict[str, Any]) -> None:
     pair = found["pair"]
     print(
         f"the pair: {pair['ratio']:.4f} [{pair['interval'][0]:.4f}, {pair['interval'][1]:.4f}] on {pair['days']} days, "
-        f"better in {pair['better']} of {pair['months']} months; simulated: {found['days']} days"
+        f"better in {pair['better']} of {pair['months']} months; a day's kurtosis {pair['kurtosis']:.0f}, "
+        f"autocorrelation {pair['autocorrelation_1']:.2f} at one day, {pair['autocorrelation_7']:.2f} at seven; "
+        f"simulated: {found['days']} days"
     )
     for name, one in found.items():
         if not isinstance(one, dict) or "null" not in one:
@@ -190,19 +160,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rows", type=Path, required=True, help="the `--out` of a backtest")
-    parser.add_argument("--of", default="har-universal", help="the recipe that is compared with its average")
-    parser.add_argument(
-        "--with", dest="second", default="robust-har-universal", help="the other one in the average"
-    )
-    parser.add_argument("--timeframe", default="1h", choices=list(WIDTHS))
-    parser.add_argument("--months", type=int, default=37)
+    parser.add_argument("--home", type=Path, required=True, help="of `python -m research.skill`")
+    parser.add_argument("--of", default="har + walk", help="the mean that is compared with har-universal")
+    parser.add_argument("--timeframe", default="1h", choices=list(PLANS))
+    parser.add_argument("--months", type=int, help="of a simulated backtest; by default 37 at 1h, 18 at 15m")
     parser.add_argument("--runs", type=int, default=1000, help="simulated backtests")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(argv)
-    losses = read_pair(asked.rows, asked.of, asked.second, asked.timeframe)
-    found = study(losses, asked.timeframe, asked.runs, asked.months, asked.seed)
+    losses = read_pair(asked.home, asked.timeframe, asked.of)
+    found = study(losses, asked.runs, asked.months or MONTHS[asked.timeframe], asked.seed)
     if asked.json:
         print(json.dumps(found))
     else:

@@ -16,6 +16,8 @@ replacement: overlap, clustering and what the coins share stay. Every pair of mo
 - missing: nulls whose challenger lacks 2 % of the hours: of the largest differences, of its largest losses, or any.
   They are left out, or count as the gate counts them: as the largest difference of the 90 days before, and at least the
   incumbent's own loss.
+- chosen: the best of 20 nulls on a test span of 120 days, then 180 days of a trial: evidence from the test span on, or
+  from the appointment on, as the gate counts it.
 - refresh: challenger's losses of a coin scaled to be as large as the incumbent's on the whole, or 1 % larger, and
   judged by `not_worse` on windows of the newest rows.
 
@@ -50,6 +52,7 @@ ALPHA = 0.05
 DECAY, WARM = 0.96, 200  # of the EWMA, and origins it starts from, which are left out
 WIDTH = 2.5631 * np.sqrt(np.arange(1, HORIZON + 1)).mean()  # 80 % band over σ, mean over steps
 MISSING, MEMORY = 0.02, 90 * 24
+CHOSEN, TEST, TRIAL = 20, 120 * 24, 180 * 24
 BATCH = 250  # years simulated at a time
 REFRESH_ROWS = (720, 2880)  # a month, and the test span at 1h
 Construct = Callable[[Array], Array]
@@ -268,6 +271,25 @@ def missing(losses: Losses, count: int, seed: int = 0) -> dict[str, dict[str, fl
     return {name: {way: float(np.mean(v)) for way, v in rows.items()} for name, rows in found.items()}
 
 
+def chosen(losses: Losses, count: int, seed: int = 0) -> dict[str, tuple[float, float]]:
+    """Share of trials in which the best of `CHOSEN` nulls (`fold`) is promoted, at α and at the first share, by which
+    rows count."""
+    pairs = list(permutations(range(len(losses.models)), 2))
+    per, construct, first = -(-count // len(pairs)), rounds(), 1 / alpha_share(1, ALPHA)
+    found: dict[str, list[tuple[float, float]]] = {
+        "the test span's as well": [],
+        "those after the appointment": [],
+    }
+    for number, (challenger, incumbent) in enumerate(pairs):
+        null = centred(losses.pooled(challenger, incumbent)[0], losses.folds, "fold")
+        drawn = years(null, losses.folds, per * CHOSEN, seed + number, TEST + TRIAL).reshape(per, CHOSEN, -1)
+        best = drawn[np.arange(per), drawn[..., :TEST].mean(axis=2).argmin(axis=1)]
+        for way, rows in zip(found.values(), (best, best[:, TEST:]), strict=True):
+            evidence = construct(rows)
+            way.append((ever(evidence, 1 / ALPHA), ever(evidence, first)))
+    return {way: tuple(np.mean(shares, axis=0).tolist()) for way, shares in found.items()}
+
+
 def _worst_before(differences: Array, lacks: NDArray[np.bool_]) -> Array:
     """The largest known difference of the `MEMORY` hours before each [S, T]; 0 where there is none."""
     known = pl.DataFrame(np.where(lacks, np.nan, differences).T).fill_nan(None)
@@ -328,6 +350,7 @@ def simulate(losses: Losses, count: int, seed: int = 0) -> dict[str, Any]:
         "pairs": describe(losses),
         "constructions": {name: measure(losses, way, count, seed) for name, way in CONSTRUCTIONS.items()},
         "missing": missing(losses, count, seed),
+        "chosen": chosen(losses, count, seed),
         "refresh": refreshes(losses, min(count, 1000), seed),
     }
 
@@ -351,6 +374,11 @@ def show(found: dict[str, Any]) -> None:
     print(f"\n| {MISSING:.0%} of the hours missing | left out | counted as the worst |\n|---|---|---|")
     for name, row in found["missing"].items():
         print(f"| {name} | " + " | ".join(f"{v:.1%}" for v in row.values()) + " |")
+    print(
+        f"\n| rows that count for the best of {CHOSEN} equal recipes | promoted, α | first share |\n|---|---|---|"
+    )
+    for way, shares in found["chosen"].items():
+        print(f"| {way} | " + " | ".join(f"{share:.1%}" for share in shares) + " |")
     print("\n| refresh on rows | equal | 1 % worse | 5 % worse |\n|---|---|---|---|")
     for rows, one in found["refresh"].items():
         print(f"| {rows} | " + " | ".join(f"{v:.1%}" for v in one.values()) + " |")

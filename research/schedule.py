@@ -23,7 +23,7 @@ from typing import Any
 from schemas.handover import DeviceWork, ShardResult
 from tasks.running.resident import Orders
 from tasks.storage.records import write_record
-from tasks.training.files import JOB, RESULT, fleet_folders, read_job, read_result
+from tasks.training.files import JOB, RESULT, read_job, read_result, shard_folders
 
 GPU = "GPU-stand-in"
 _TRAINED, _SECONDS = "CPB_STAND_IN_TRAINED", "CPB_STAND_IN_SECONDS"
@@ -39,18 +39,18 @@ def serve(orders: Orders) -> None:
 
 
 def hand_over(folder: Path, trained: Path, seconds: float) -> None:
-    """Sleep, then leave in `folder` what a trainer would: its job's members, as the fleets in `trained` have them."""
+    """Sleep, then leave in `folder` what a trainer would: its job's members, as the shards in `trained` have them."""
     job, begin = read_job(folder), time.time()
     time.sleep(seconds)
     work = DeviceWork(device=GPU, begin=begin, end=time.time(), busy_s=time.time() - begin, cpu_s=0.0)
     wanted = {member.name for member in job.members}
     members: list[Any] = []
-    for fleet in fleet_folders(trained.parent):
-        if not (fleet / RESULT).exists() or read_job(fleet).architecture != job.architecture:
+    for shard in shard_folders(trained.parent):
+        if not (shard / RESULT).exists() or read_job(shard).architecture != job.architecture:
             continue
-        for member in read_result(fleet).members:
+        for member in read_result(shard).members:
             if member.name in wanted:
-                shutil.copytree(fleet / "members" / member.name, folder / "members" / member.name)
+                shutil.copytree(shard / "members" / member.name, folder / "members" / member.name)
                 members.append(member)
     result = ShardResult(
         key=folder.name,
@@ -115,7 +115,7 @@ def main(argv: list[str] | None = None) -> None:
         took = time.time() - start
         shards = [
             read_result(one)
-            for one in fleet_folders(Path(folder, "data"))
+            for one in shard_folders(Path(folder, "data"))
             if (one / JOB).stat().st_mtime >= start and (one / RESULT).exists()
         ]
         work = [one.work for one in shards if one.work]

@@ -1,9 +1,9 @@
 """What `average` gains on `har-universal` on the same rows: `python -m research.skill --source FOLDER --home FOLDER`.
 
-Rolling origin over calendar months (`PLANS`), every fifth origin (5 shares no factor with hours of the week or quarters
-of the day), all coins whose month has no hole. All models are fitted anew before every fourth month, on the same
-candles: the last 24 months (15m: up to 27, never fewer than nine), of which the newest are for validation, with an
-embargo between the spans. (Monthly refits gave nothing: .9847 against .9849.) `alone`: without the market's columns.
+Rolling origin over calendar months (`PLANS`), every origin, all coins whose month has no hole. All models are fitted
+anew before every fourth month (`--refit 1`: every month), on the same candles: the last 24 months (15m: up to 27, never
+fewer than nine), of which the newest are for validation, with an embargo between the spans. `alone`: without the
+market's columns.
 
 A month's losses are stored in `HOME/skill`, one file a month, so an interrupted computation goes on where it was;
 `--table` prints what is there. The recipes were chosen on these very months: what comes out is reproduced, not
@@ -30,11 +30,16 @@ from tasks.judging.baselines import realised, reference
 from tasks.judging.inference import block_ids, bootstrap_weights, diebold_mariano, interval, ratio_draws
 from tasks.judging.scores import BANDS, Array, crps
 from tasks.market.store import read_klines
-from tasks.storage.npz import read_npz, write_npz
+from tasks.storage.records import read_npz, write_npz
 
-STRIDE, SEEDS, REFIT = 5, (1, 2, 3), 4  # candles, seeds, months
+SEEDS, REFIT = (1, 2, 3), 4  # seeds, months
 LEAST_ORIGINS = 500  # of a coin in the training span, for its random walk
 WEEK_US = 7 * 86_400_000_000
+GOALS = {
+    "1h": {"har + line": 0.9995, "har + walk": 0.9990},
+    "15m": {"har + walk": 0.9991},
+}
+WHOLE_MONTHS, MAX_BAND_POINTS, MAX_LOW = 6, 1.5, 1.002
 SHORT = timedelta(days=274)  # nine months: what the mirror with a short past has at 15m
 
 
@@ -98,7 +103,7 @@ def _rows(times: Array, start: datetime, end: datetime) -> tuple[int, int]:
 
 
 def origins_of(one: Series, start: datetime, end: datetime) -> Array:
-    """Every fifth origin of a month; none where a candle is missing in it (or it ends before its last day does)."""
+    """All origins of a month; none where a candle is missing in it (or it ends before its last day does)."""
     assert one.times is not None
     a, b = _rows(one.times, start, end)
     newest = max(round(end.timestamp() * 1e6) - one.step_seconds * 1_000_000, 0)
@@ -107,8 +112,7 @@ def origins_of(one: Series, start: datetime, end: datetime) -> Array:
     if b - a != wanted or len(np.unique(one.segments[a:b])) != 1:
         return np.zeros(0, np.int64)
     rows = np.flatnonzero(one.usable(1, HORIZON))
-    rows = rows[(rows >= a) & (rows < b)]
-    return rows[one.times[rows] // (one.step_seconds * 1_000_000) % STRIDE == 0]
+    return rows[(rows >= a) & (rows < b)]
 
 
 _END = datetime(2025, 6, 5, 23, tzinfo=UTC)  # the mirror's last hour
@@ -142,19 +146,21 @@ def models_of(coins: Sequence[Series], plan: Plan, start: datetime, folder: Path
 
 
 def month_of(
-    coins: Sequence[Series], plan: Plan, number: int, models: Mapping[str, Member]
+    coins: Sequence[Series],
+    plan: Plan,
+    span: tuple[datetime, datetime],
+    fitted: datetime,
+    models: Mapping[str, Member],
 ) -> dict[str, Array]:
     """The losses of a month: `coin` and `time` [N], and by model `NAME` [N] (mean over the steps) and `NAME inside`
     [N, 2], the share of steps within the 80 and 90 % band. `B1` is the random walk with EWMA volatility."""
-    spans = list(months(plan))
-    start, end = spans[number]
-    learnt = spanned(coins, plan, spans[number - number % REFIT][0], plan.training)
+    learnt = spanned(coins, plan, fitted, plan.training)
     out: dict[str, list[Array]] = {}
     known = {one.symbol: one for one in learnt}
     for place, one in enumerate(coins):
-        rows, series = origins_of(one, start, end), known.get(one.symbol)
-        fitted = series.origins("train", 1, HORIZON) if series is not None else np.zeros(0, np.int64)
-        if not len(rows) or len(fitted) < LEAST_ORIGINS or series is None:
+        rows, series = origins_of(one, *span), known.get(one.symbol)
+        past = series.origins("train", 1, HORIZON) if series is not None else np.zeros(0, np.int64)
+        if not len(rows) or len(past) < LEAST_ORIGINS or series is None:
             continue
         alone = replace(series, market=None)
         found = {
@@ -167,7 +173,7 @@ def month_of(
         found |= {
             f"har + {name}": (found["har"] + found[name]) / 2 for name in list(found) if "har" not in name
         }
-        found["B1"] = reference(series, fitted, rows, HORIZON)
+        found["B1"] = reference(series, past, rows, HORIZON)
         truth = realised(series, rows, HORIZON)
         assert series.times is not None
         losses = {"coin": np.full(len(rows), place), "time": series.times[rows]}
@@ -183,20 +189,25 @@ def month_of(
     return {name: np.concatenate(parts) for name, parts in out.items()}
 
 
-def compute(source: str, timeframe: str, home: Path) -> None:
-    """Compute and store the months that are not stored yet, oldest first."""
-    plan, folder = PLANS[timeframe], home / "skill"
+def folder_of(home: Path, refit: int) -> Path:
+    """Where the losses of models that are refitted every so many months are stored."""
+    return home / ("skill" if refit == REFIT else f"skill-{refit}")
+
+
+def compute(source: str, timeframe: str, home: Path, refit: int, newest: int | None = None) -> None:
+    """Compute and store the months that are not stored yet, oldest first; `newest`: of so many at the end."""
+    plan, folder = PLANS[timeframe], folder_of(home, refit)
     folder.mkdir(parents=True, exist_ok=True)
     coins, models, of = load(source, timeframe, home), dict[str, Member](), None
-    starts = [start for start, _ in months(plan)]
-    for number, start in enumerate(starts):
+    spans = list(months(plan))
+    for number, (start, end) in enumerate(spans):
         path = folder / f"{timeframe}-{start:%Y-%m}.npz"
-        if path.exists():
+        if path.exists() or (newest and number < len(spans) - newest):
             continue
-        fitted = starts[number - number % REFIT]
+        fitted = spans[number - number % refit][0]
         if fitted != of:
-            models, of = models_of(coins, plan, fitted, folder), fitted
-        found = month_of(coins, plan, number, models)
+            models, of = models_of(coins, plan, fitted, home / "models"), fitted
+        found = month_of(coins, plan, (start, end), fitted, models)
         write_npz(path, {"coins": np.array([one.symbol for one in coins]), **found})
         mean = {name: found[name].mean() / found["har"].mean() for name in found if f"{name} inside" in found}
         print(path.stem, "  ".join(f"{name} {value:.4f}" for name, value in mean.items()), flush=True)
@@ -213,10 +224,14 @@ class Rows:
     arrays: Mapping[str, Array]
 
     @classmethod
-    def read(cls, home: Path, timeframe: str) -> "Rows":
+    def read(cls, home: Path, timeframe: str, refit: int = REFIT) -> "Rows":
         """All months that are there."""
-        stored = [read_npz(path) for path in sorted((home / "skill").glob(f"{timeframe}-*.npz"))]
+        stored = [read_npz(path) for path in sorted(folder_of(home, refit).glob(f"{timeframe}-*.npz"))]
         files = [one for one in stored if "coin" in one]  # a month may have a hole in every coin
+        if not files:
+            raise SystemExit(
+                f"no month at {timeframe} is stored in {folder_of(home, refit)}: leave out --table"
+            )
         names = [name for name in files[0] if name != "coins"]
         return cls(
             tuple(files[0]["coins"].tolist()),
@@ -244,15 +259,23 @@ class Rows:
         difference = np.bincount(day, self.arrays[name] - self.arrays[other]) / np.bincount(day)
         return diebold_mariano(difference, 7)[1]
 
+    def whole(self) -> list[int]:
+        """The coins that have at least `WHOLE_MONTHS` whole months of rows."""
+        day, coin = self.arrays["time"] // 86_400_000_000, self.arrays["coin"].astype(int)
+        held = np.unique(np.stack([coin, self.month, day]), axis=1)  # days with rows
+        cells, days = np.unique(held[:2], axis=1, return_counts=True)
+        count = np.bincount(cells[0][days >= 28], minlength=len(self.coins))
+        return [int(c) for c in np.flatnonzero(count >= WHOLE_MONTHS)]
+
     @property
     def month(self) -> Array:
         """The month of each row, as months since 1970."""
         return self.arrays["time"].astype("datetime64[us]").astype("datetime64[M]").astype(np.int64)
 
 
-def table(home: Path, timeframe: str) -> None:
+def table(home: Path, timeframe: str, refit: int = REFIT) -> None:
     """Print the table of a timeframe."""
-    rows = Rows.read(home, timeframe)
+    rows = Rows.read(home, timeframe, refit)
     month, coin = rows.month, rows.arrays["coin"].astype(int)
     there = {(int(m), int(c)) for m, c in zip(month, coin, strict=True)}
     all_months = sorted({m for m, _ in there})
@@ -268,14 +291,39 @@ def table(home: Path, timeframe: str) -> None:
         bands = 100 * rows.arrays[f"{name} inside"].mean(axis=0)
         print(f"  {name:<18} {ratio:.4f} [{low:.4f}, {high:.4f}]  p {rows.p(name, 'har'):.4f}  lower in {better} of "
               f"{len(all_months)} months  bands {bands[0]:.1f} / {bands[1]:.1f}")  # fmt: skip
-    for name in ("har + line", "har + walk"):
-        print(f"  {name} by month: ", end="")
-        print("  ".join(f"{label} {rows.compared(name, 'har', month == m)[0]:.4f}"
-                        for label, m in zip(labels, all_months, strict=True)))  # fmt: skip
-        print(f"  {name} by coin, with at least six whole months: ", end="")
-        held = [c for c in range(len(rows.coins)) if sum(place == c for _, place in there) >= 6]
-        found = {rows.coins[c]: rows.compared(name, "har", coin == c) for c in held}
-        print("  ".join(f"{one} {r:.4f} [{low:.4f}, {high:.4f}]" for one, (r, low, high) in found.items()))
+    for name, goal in GOALS[timeframe].items():
+        by_month = {label: rows.compared(name, "har", month == m)[0]
+                    for label, m in zip(labels, all_months, strict=True)}  # fmt: skip
+        print(f"  {name} by month: ", "  ".join(f"{label} {ratio:.4f}" for label, ratio in by_month.items()))
+        by_coin = {rows.coins[c]: rows.compared(name, "har", coin == c) for c in rows.whole()}
+        figures = (f"{one} {r:.4f} [{low:.4f}, {high:.4f}]" for one, (r, low, high) in by_coin.items())
+        print(f"  {name} by coin, with at least {WHOLE_MONTHS} whole months: ", "  ".join(figures))
+        ratio, worst = rows.compared(name, "har")[0], max(by_coin, key=lambda one: by_coin[one][1])
+        bands = np.abs(100 * rows.arrays[f"{name} inside"].mean(axis=0) - [80, 90]).max()
+        for text, met in (
+            (f"ratio {ratio:.4f}, at most {goal}", round(ratio, 4) <= goal),
+            (f"bands off by {bands:.1f} points, at most {MAX_BAND_POINTS}", bands <= MAX_BAND_POINTS),
+            (f"lower end of the worst coin, {worst}: {by_coin[worst][1]:.4f}, at most {MAX_LOW}",
+             by_coin[worst][1] <= MAX_LOW),
+        ):  # fmt: skip
+            print(f"  {name}, goal: {text}: {'met' if met else 'NOT MET'}")
+
+
+def refits(home: Path, timeframe: str, refit: int) -> None:
+    """Print what refits every so many months bring against those every `REFIT` months, on the same rows."""
+    usual, often = Rows.read(home, timeframe), Rows.read(home, timeframe, refit)
+    keys = [
+        one.arrays["time"] * len(one.coins) + one.arrays["coin"].astype(np.int64) for one in (usual, often)
+    ]
+    _, here, there = np.intersect1d(*keys, return_indices=True)
+    for name in ("har", "line", "walk", "har + line", "har + walk"):
+        both = {key: usual.arrays[key][here] for key in ("coin", "time", "B1")}
+        pair = Rows(
+            usual.coins, both | {"often": often.arrays[name][there], "usual": usual.arrays[name][here]}
+        )
+        ratio, low, high = pair.compared("often", "usual")
+        print(f"  {name}, refitted every {refit} months against every {REFIT}: {ratio:.4f} [{low:.4f}, {high:.4f}] on "
+              f"{len(here):,} origins")  # fmt: skip
 
 
 def main() -> None:
@@ -285,12 +333,16 @@ def main() -> None:
     parser.add_argument("--source", required=True, help="a mirror of klines with a long past, folder or URL")
     parser.add_argument("--home", required=True, type=Path, help="folder for candles, models and losses")
     parser.add_argument("--timeframe", choices=sorted(PLANS), default="1h")
+    parser.add_argument("--refit", type=int, default=REFIT, help="months between two refits")
+    parser.add_argument("--newest", type=int, help="compute this many months alone, the last ones")
     parser.add_argument("--table", action="store_true", help="print the table of what is stored")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     if not asked.table:
-        compute(asked.source, asked.timeframe, asked.home)
-    table(asked.home, asked.timeframe)
+        compute(asked.source, asked.timeframe, asked.home, asked.refit, asked.newest)
+    table(asked.home, asked.timeframe, asked.refit)
+    if asked.refit != REFIT and folder_of(asked.home, REFIT).exists():
+        refits(asked.home, asked.timeframe, asked.refit)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@ from importlib.metadata import requires
 
 from cpbmodels.errors import pip_install
 
-COMPLETE, FATAL, USAGE, PARTIAL, INTERRUPTED = 0, 1, 2, 3, 130
-"""Exit codes of all commands; PARTIAL: some series or models failed, the results of the others are kept."""
+EXIT_COMPLETE, EXIT_FATAL, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
+"""Exit codes of all commands; EXIT_PARTIAL: some series or models failed, the results of the others are kept."""
 
 
 class CpbError(Exception):
@@ -15,7 +15,7 @@ class CpbError(Exception):
     `code` names the kind of error for programs and tests (kebab-case), `field` the option or file at fault.
     """
 
-    exit_code = FATAL
+    exit_code = EXIT_FATAL
     default_code = "error"
 
     def __init__(self, message: str, *, code: str = "", field: str = "") -> None:
@@ -30,14 +30,14 @@ class CpbError(Exception):
 class UsageError(CpbError):
     """The command line or the configuration is invalid."""
 
-    exit_code = USAGE
+    exit_code = EXIT_USAGE
     default_code = "usage"
 
 
 class MemberError(CpbError):
     """A single series or model failed and the others continue. The message is the reason shown to the user."""
 
-    exit_code = PARTIAL
+    exit_code = EXIT_PARTIAL
     default_code = "member"
 
 

@@ -149,7 +149,7 @@ def _checked(
         for name, kind in schema.items()
         if kind == pl.Float64
     ]
-    unique = ("", "no row is there twice", ~pl.struct(*key).is_duplicated())
+    unique = ("", "no row is stored twice", ~pl.struct(*key).is_duplicated())
     every = [*names, *prices, *(("", text, holds) for text, holds in rules), unique]
     held = frame.select(holds.fill_null(False).all().alias(str(i)) for i, (_, _, holds) in enumerate(every))
     for (column, text, _), good in zip(every, held.row(0), strict=True):

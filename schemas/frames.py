@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from cpbmodels.data.columns import FEATURES
-from cpbmodels.data.figures import WARMUP
+from cpbmodels.data.figures import FEATURE_WARMUP
 from cpbmodels.data.prices import PRICES
 from schemas.errors import MemberError
 from schemas.identity import INTERVAL_SECONDS, MONTH
@@ -114,7 +114,7 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
         pandera.errors.SchemaError: names the column and the check that failed.
     """
     checked = frame if _holds(frame) else _schema().validate(frame)  # pandera names the failed check
-    if int(checked["segment"].unique_counts().max() or 0) > WARMUP:  # type: ignore[arg-type]  # shorter: warm-up only
+    if int(checked["segment"].unique_counts().max() or 0) > FEATURE_WARMUP:  # type: ignore[arg-type]  # shorter: warm-up only
         known = checked.select(pl.col(FEATURES).is_finite().any()).row(0)
         empty = [name for name, any_value in zip(FEATURES, known, strict=True) if not any_value]
         if empty:

@@ -21,7 +21,7 @@ Span = tuple[datetime, datetime]
 
 
 class Record(BaseModel):
-    """Base of all records. `version` counts changes of the fields; a file of another version is not read."""
+    """Base of all records. `version` counts changes of the fields; a file of a different version is not read."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
 
@@ -313,24 +313,15 @@ class PairEvidence(Record):
         )
 
 
-class BacktestEvidence(Record):
-    """Result of a recipe in a long backtest against the champions' recipe, on the same rows.
+class Paired(Record):
+    """Figures of a recipe against another on the same rows, over `days` days with rows.
 
-    `first`, `last`: UTC close of the last known candle at the first and the last origin, over `days` days with rows.
-    `submitted`: recipes and search trials submitted for spans that overlap this one, this run's included; `named`:
-    digest of the register's record that named them before the backtest. `ratio`: the challenger's CRPS divided by the
-    incumbent's, mean over coins, with the 95 % interval of a bootstrap over weeks; `p`: Diebold-Mariano on days after
-    the correction. `better`: of `months` calendar months, those with a lower loss; `recent_p`: of the last three months
-    being worse, 1 if they are not.
+    `ratio`: the recipe's CRPS divided by the other's, mean over coins, with the 95 % interval of a bootstrap over
+    weeks; `p`: that it is no better, one-sided, Diebold-Mariano on days. `better`: of `months` calendar months, those
+    with a lower loss; `recent_p`: two-sided, of the last three months being worse, 1 if they are not.
     """
 
-    challenger: str
-    incumbent: str
-    first: datetime
-    last: datetime
     days: int
-    submitted: int
-    named: str
     ratio: float
     low: float
     high: float
@@ -338,6 +329,22 @@ class BacktestEvidence(Record):
     months: int
     better: int
     recent_p: float
+
+
+class BacktestEvidence(Paired):
+    """Result of a recipe in a long backtest against the champions' recipe; `p` is corrected.
+
+    `first`, `last`: UTC close of the last known candle at the first and the last origin. `submitted`: recipes and
+    search trials submitted for spans that overlap this one, this run's included; `named`: digest of the register's
+    record that named them before the backtest.
+    """
+
+    challenger: str
+    incumbent: str
+    first: datetime
+    last: datetime
+    submitted: int
+    named: str
 
     def __str__(self) -> str:
         """Return the text used in messages: path, span, count and figures."""

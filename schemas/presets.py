@@ -36,16 +36,16 @@ PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
 }
 """The architectures that a preset trains unless `architectures` is set."""
 
-PRESET_SEEDS = {"default": 3}
-"""Number of averaged seeds per member, if not 1: several seeds cost little for such small models."""
+PRESET_COPIES = {"default": 3}
+"""Number of averaged copies of each member, if not 1: several copies cost little for such small models."""
 
 PRESET_ABOUT = {
     "smoke": "tiny models and three short epochs: shows in seconds that everything works",
     "default": "the best known: robust HAR, HAR with a Student-t head per coin and for all coins, and the latter "
     "averaged with a walk from the line on all columns",
-    "seed-transformer": "the transformer as its original notes state it: four inputs, AdamW at 1e-3, no schedule",
-    "seed-gru": "the GRU as its original notes state it: four inputs, Adam at 1e-3",
-    "seed-lstm": "the LSTM as its original notes state it: four inputs, Adam at 1e-3, no schedule",
+    "seed-transformer": "the transformer as specified in the original notes: four inputs, AdamW at 1e-3, no schedule",
+    "seed-gru": "the GRU as specified in the original notes: four inputs, Adam at 1e-3",
+    "seed-lstm": "the LSTM as specified in the original notes: four inputs, Adam at 1e-3, no schedule",
     "seed-transformer-tuned": "seed-transformer with log_sigma as fifth input, 5e-4 and a cosine schedule",
     "seed-gru-tuned": "seed-gru with log_sigma as fifth input",
     "seed-lstm-tuned": "seed-lstm with log_sigma as fifth input and a step schedule",
@@ -119,7 +119,7 @@ def read_preset(name: str) -> PresetFile:
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         looked = " or ".join(str(place) for place in places)
-        raise _wrong(f"preset {name!r}: no such file as {looked}; `cpb presets` lists what there is")
+        raise _wrong(f"preset {name!r}: no file {looked}; `cpb presets` lists the available presets")
     try:
         found = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -13,11 +13,11 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from schemas.errors import UsageError
 from schemas.identity import EXCHANGE, INTERVAL_SECONDS, OWN, SIM, Market, parse_coins, parse_timeframes
-from schemas.presets import PRESET_ARCHITECTURES, PRESET_SEEDS, with_preset_file, with_profile_sizes
+from schemas.presets import PRESET_ARCHITECTURES, PRESET_COPIES, with_preset_file, with_profile_sizes
 from schemas.scope import Scope, Spec, implied_market, parse_instant
 from schemas.tables import tables_of
 
-UNIVERSAL = "-universal"
+UNIVERSAL_SUFFIX = "-universal"
 """Suffix of an architecture that learns all series of a timeframe in a single model, as in `har-universal`."""
 
 LOCAL, RAY = "local", "ray"
@@ -51,13 +51,13 @@ class ScopeSpec(Spec):
     )
     market: Market = Field("spot", description="spot, um, cm, or sim and own (which a source implies)")
     since: str | None = Field(
-        None, description="first candle, as in 2024-01 or 2024-01-31 (UTC); default: the oldest there is"
+        None, description="first candle, as in 2024-01 or 2024-01-31 (UTC); default: the oldest available"
     )
     as_of: str | None = Field(
         None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC); default: now"
     )
     tail: bool = Field(False, description="add the newest candles from the REST API")
-    offline: bool = Field(False, description="use the stored candles as they are: no source is asked")
+    offline: bool = Field(False, description="use only the stored candles: no source is read")
     min_days_listed: int = Field(
         0, ge=0, description="with coins exchange: leave out pairs whose first candle is younger"
     )
@@ -95,7 +95,7 @@ class ScopeSpec(Spec):
             )  # fmt: skip
         if OWN in (implied, market) and str(values.get("coins", "")).strip().lower() == EXCHANGE:
             raise UsageError(
-                f"coins {EXCHANGE} reads an exchange's listing, and a table of your own has none: use all",
+                f"coins {EXCHANGE} reads an exchange's listing, and your own table has none: use all",
                 code="coins", field="coins",
             )  # fmt: skip
         if implied == OWN:
@@ -124,12 +124,7 @@ class ScopeSpec(Spec):
         return self.coins.strip().lower() == EXCHANGE
 
     @property
-    def reads_listing(self) -> bool:
-        """Whether the source's listing is still to be read for the pairs."""
-        return self.whole_exchange and self.pairs is None
-
-    @property
-    def every_pair(self) -> bool:
+    def looks_up_symbols(self) -> bool:
         """Whether the symbols come from the source's listing; `scope.symbols` is empty until the listing is read."""
         return self.whole_exchange
 
@@ -190,7 +185,7 @@ class ScopeSpec(Spec):
 
     @model_validator(mode="after")
     def _coins_and_time_range(self) -> Self:
-        if not self.every_pair:
+        if not self.looks_up_symbols:
             parse_coins(self.coins, quoted=self.market == OWN)
         _ = self.intervals
         start = parse_instant(self.since, "since") if self.since else None
@@ -213,12 +208,14 @@ class ScopeSpec(Spec):
     def scope(self) -> Scope:
         """The resolved options: symbols, instants, the home of this machine."""
         made = Scope.of(
-            "all" if self.every_pair else self.coins,
+            "all" if self.looks_up_symbols else self.coins,
             ",".join(self.intervals),
             self.source, self.market, self.since, self.as_of, months=self.months_allowed,
         )  # fmt: skip
         update: dict[str, Any] = {"offline": self.offline}
-        return made.model_copy(update=update | ({"symbols": self._pairs or ()} if self.every_pair else {}))
+        return made.model_copy(
+            update=update | ({"symbols": self._pairs or ()} if self.looks_up_symbols else {})
+        )
 
 
 CHAMPIONS = "champions"
@@ -237,7 +234,7 @@ class ForecastSpec(ScopeSpec):
         CHAMPIONS, description="Binance intervals, as in 15m,1h, or champions (each with a champion)"
     )
     fallback: Literal["on", "off"] = Field(
-        "off", description="on: where a champion has drifted, robust-har forecasts as well and is shown"
+        "off", description="on: if a champion has drifted, robust-har forecasts as well and is shown"
     )
 
     @property
@@ -246,7 +243,7 @@ class ForecastSpec(ScopeSpec):
         return self.coins.strip().lower() == CHAMPIONS
 
     @property
-    def every_pair(self) -> bool:
+    def looks_up_symbols(self) -> bool:
         """Whether the symbols come from listing or registry; `scope.symbols` is empty until that is read."""
         return self.whole_exchange or self.every_champion
 
@@ -269,7 +266,7 @@ class IngestSpec(ScopeSpec):
     )
 
     @property
-    def every_pair(self) -> bool:
+    def looks_up_symbols(self) -> bool:
         """Whether the symbols come from the source's listing: for `exchange` and `all-usdt`."""
         return self.whole_exchange or self.coins.strip().lower() == "all-usdt"
 
@@ -284,7 +281,7 @@ class RunSpec(ScopeSpec):
     architectures: str | None = Field(
         None, description="as in gru,har,har-universal; default: the preset's own"
     )
-    preset: str = Field("default", description=f"{', '.join(PRESET_ARCHITECTURES)}, or a file of your own (NAME.toml)",
+    preset: str = Field("default", description=f"{', '.join(PRESET_ARCHITECTURES)}, or your own file (NAME.toml)",
                         json_schema_extra={"enum": list(PRESET_ARCHITECTURES)})  # fmt: skip
     device: str = Field("auto", description="auto, cpu or cuda")
     profile: Literal["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"] = Field(
@@ -293,7 +290,7 @@ class RunSpec(ScopeSpec):
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="float32 or float64, of the weights")
     kernels: bool = Field(
-        True, description="use cpb's own GPU kernels where GPU and options allow it; off: torch's only"
+        True, description="use cpb's own GPU kernels if GPU and options allow it; off: torch's only"
     )
     seed: int = Field(1, ge=0, description="every member's own seed derives from it")
     seeds: int | None = Field(
@@ -310,7 +307,7 @@ class RunSpec(ScopeSpec):
         default_factory=dict, description='fields of the model preset, as in {"epochs": 5}'
     )
     engine: Literal["local", "ray"] | None = Field(
-        None, description="local or ray, a cluster; default: ray where RAY_ADDRESS is set, else local"
+        None, description="local or ray, a cluster; default: ray if RAY_ADDRESS is set, else local"
     )
     train_timeout_s: float = Field(
         6 * 3600, gt=0, description="time limit of one shard's training and judging, in seconds"
@@ -365,7 +362,7 @@ class RunSpec(ScopeSpec):
         if unknown or not self.names:
             raise UsageError(
                 f"architectures {self.architectures!r}: unknown {', '.join(unknown) or '(empty)'}; choose from "
-                f"{', '.join(known)} (add {UNIVERSAL} for one model of all coins)",
+                f"{', '.join(known)} (add {UNIVERSAL_SUFFIX} for one model of all coins)",
                 code="architectures", field="architectures",
             )  # fmt: skip
         ignored: list[list[str]] = []
@@ -394,7 +391,7 @@ class RunSpec(ScopeSpec):
 
         if cpbmodels.architecture(base_of(architecture)).closed_form:
             return 1
-        return self.seeds or PRESET_SEEDS.get(self.preset, 1)
+        return self.seeds or PRESET_COPIES.get(self.preset, 1)
 
 
 _NOT_IN_BACKTESTS = {
@@ -416,7 +413,7 @@ class BacktestSpec(RunSpec):
     refit: bool = Field(True, description="train again for every fold")
     expanding: bool = Field(True, description="train on all the past, or on a span of fixed length")
     baselines: str = Field("random-walk,robust-har", description=f"any of {', '.join(BASELINES + ZERO_SHOT)}")
-    check_lookahead: bool = Field(False, description="compute everything again without the future")
+    check_lookahead: bool = Field(False, description="recompute everything without the future")
     out: str | None = Field(
         None, description="folder for tables, verdicts, forecast rows and the report; default: none"
     )
@@ -490,7 +487,7 @@ class BoardSpec(Spec):
         given = [name for name, value in filters.items() if value is not None]
         if self.run is not None and given:
             raise UsageError(
-                f"run shows all that one run has trained: leave {', '.join(given)} out",
+                f"run shows everything that one run has trained: leave {', '.join(given)} out",
                 code="run", field=given[0],
             )  # fmt: skip
         _ = self.symbols, self.intervals
@@ -514,4 +511,4 @@ def _listed(text: str) -> tuple[str, ...]:
 
 def base_of(architecture: str) -> str:
     """Return the architecture's name in `cpbmodels`, without `-universal`."""
-    return architecture.removesuffix(UNIVERSAL)
+    return architecture.removesuffix(UNIVERSAL_SUFFIX)

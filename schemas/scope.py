@@ -113,7 +113,7 @@ class Scope(BaseModel):
     `source` is a URL, a folder, a table of candles, `sim`, or None for Binance Vision. `since` (inclusive) is compared
     with `open_time`; `as_of` with the candle's end: candles that close after it are ignored. `home` is `CPB_HOME`;
     `root` holds the files of a single market (manifest, fleets, packages). `offline`: no
-    source is asked, the stored candles are used as they are. `chosen`: the series, if they are not every symbol at
+    source is read, the stored candles are used as they are. `chosen`: the series, if they are not every symbol at
     every timeframe.
     """
 

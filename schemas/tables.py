@@ -225,11 +225,11 @@ def _told_by_name(file: Path) -> tuple[str, str | None]:
 
 def _check_name(file: Path, symbol: str, timeframe: str | None, tables: list[Table]) -> None:
     """Reject a file whose only series contradicts its name; a lower-case name may be any word and is ignored."""
-    told: dict[str, tuple[set[str | None], str | None]] = {
+    known: dict[str, tuple[set[str | None], str | None]] = {
         "symbol": ({table.symbol for table in tables}, _clean(symbol) if symbol == symbol.upper() else ""),
         "timeframe": ({table.timeframe for table in tables}, timeframe),
     }
-    for what, (said, named) in told.items():
+    for what, (said, named) in known.items():
         if named and len(said) == 1 and said != {named}:
             raise _wrong(
                 file,

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.errors import UsageError
-from schemas.run import UNIVERSAL, RunSpec
+from schemas.run import UNIVERSAL_SUFFIX, RunSpec
 
 MAX_BATCH = 4096
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -67,7 +67,7 @@ class TuneSpec(RunSpec):
         description="time for the trials, as in 90s, 10m or 2h, after candles are read and the device is free; the "
         "winner is trained after it; default: none",
     )
-    batch: int = Field(64, ge=1, le=MAX_BATCH, description="trials that are proposed and trained at once")
+    batch: int = Field(64, ge=1, le=MAX_BATCH, description="trials that are proposed and trained together")
     folds: int = Field(2, ge=1, le=12, description="rolling validation folds, all before the test span")
     sampler: Literal["tpe", "random", "qmc"] = Field(
         "tpe", description="Optuna's sampler: tpe, random or qmc"
@@ -83,14 +83,14 @@ class TuneSpec(RunSpec):
     def _what_can_be_searched(self) -> Self:
         import cpbmodels
 
-        if len(self.names) != 1 or self.names[0].endswith(UNIVERSAL):
+        if len(self.names) != 1 or self.names[0].endswith(UNIVERSAL_SUFFIX):
             raise UsageError(
                 f"architectures {','.join(self.names)}: name one architecture that learns a coin at a time, as in gru",
                 code="architectures", field="architectures",
             )  # fmt: skip
         info = cpbmodels.architecture(self.names[0])
         if info.closed_form or info.classifier:
-            what = "is solved at once" if info.closed_form else "forecasts no price"
+            what = "has a closed-form solution" if info.closed_form else "forecasts no price"
             raise UsageError(f"architectures: {info.name} {what}; choose another architecture",
                              code="architectures", field="architectures")  # fmt: skip
         for name in ("warm_start", "repo", "prune", "wandb", "engine", "weekly_challengers"):

@@ -27,9 +27,9 @@ from tasks.storage.model_folder import WEIGHTS, read_config
 from tasks.storage.urls import public_url
 from tasks.tracking.records import MemberRecord, run_name, scope_tags, source_tags
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish, log_members, log_metrics, start_fleet
-from tasks.tracking.tags import FILES
-from tasks.training.files import fleet_folder, member_folder
-from tasks.training.plan import job_key, member_seed, recipe_of
+from tasks.tracking.tags import FILES, NEWEST
+from tasks.training.files import member_folder, shard_folder
+from tasks.training.plan import job_key, member_seed, preset_label
 from tasks.training.progress import fleet_epochs
 
 
@@ -82,7 +82,7 @@ def _log(
     ]
     failures += score.failures
     members = fleet.members
-    as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else "newest"
+    as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
     source = public_url(spec.source) if spec.source else "Binance Vision"
     of_run = _OfRun(as_of, {"source": source} | source_tags(spec))
     config = job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in members]}
@@ -148,14 +148,14 @@ class _Trained:
 
     def model_folder(self, root: Path) -> Path:
         """Return the folder with its weights."""
-        return member_folder(fleet_folder(root, self.shard), self.member.name) / "model"
+        return member_folder(shard_folder(root, self.shard), self.member.name) / "model"
 
 
 def _as_member(spec: RunSpec, job: ShardJob, failure: Failure) -> Failure:
     """Return the failure of a series as a failure of the model that this fleet would have trained on it."""
     assert failure.series is not None
     seed = member_seed(spec.seed, job.architecture, failure.series)
-    model = ModelId(job.architecture, recipe_of(spec, job.architecture), failure.series, seed)
+    model = ModelId(job.architecture, preset_label(spec, job.architecture), failure.series, seed)
     return failure.model_copy(update={"model": model})
 
 

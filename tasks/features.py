@@ -9,7 +9,7 @@ from tasks.running.step import step
 from tasks.signals.store import write_features
 
 
-# Two at once: polars uses all cores for each, and a series of 15m candles takes 200 MB during computation.
+# Two at a time: polars uses all cores for each, and a series of 15m candles takes 200 MB during computation.
 @step("features", run_name="features {series.name}", workers=2)
 def features(scope: Scope, series: SeriesId) -> SeriesRecord | Failure:
     """Write the features of one series below `HOME/features`, or return the failure."""

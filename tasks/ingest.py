@@ -17,7 +17,7 @@ log = logging.getLogger("cpb")
 def ingest(scope: Scope, tail: bool = False) -> IngestResult:
     """Update the store; `tail`: including the newest candles from the REST API.
 
-    Offline, and where the source cannot be reached, the stored candles are used, with a warning that says their age.
+    Offline, and if the source cannot be reached, the stored candles are used, with a warning that states their age.
 
     Raises:
         CpbError: as in `tasks.market.ingest.ingest`.

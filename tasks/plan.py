@@ -14,7 +14,7 @@ from tasks.running.step import step
 from tasks.signals.splits import SplitBounds, split_bounds
 from tasks.signals.store import load_series
 from tasks.tracking.registry import continued_from
-from tasks.training.plan import member_seed, plan_fleet, recipe_of
+from tasks.training.plan import member_seed, plan_fleet, preset_label
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _fleet(
     bounds: dict[str, SplitBounds],
     gpu: bool,
 ) -> FleetPlan:
-    recipe = recipe_of(spec, architecture)
+    recipe = preset_label(spec, architecture)
     earlier = continued_from(architecture, records) if spec.warm_start else {}
     members = [
         JobMember(

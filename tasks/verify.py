@@ -52,7 +52,7 @@ from tasks.storage.verify import (
     sound_record,
 )
 from tasks.tracking.verify import runs_and_champions
-from tasks.training.files import JOB, RESULT, fleet_folders, is_training
+from tasks.training.files import JOB, RESULT, is_training, shard_folders
 
 log = logging.getLogger("cpb")
 
@@ -157,7 +157,7 @@ def fleets(asked: Asked) -> Iterator[Stored]:
     scores and pictures are deleted, as the same command recreates them from the models.
     """
     aside = "set aside; the command that trained this fleet trains it again"
-    for folder in fleet_folders(market_home(asked.home, asked.market)):
+    for folder in shard_folders(market_home(asked.home, asked.market)):
         job = sound_record(folder / JOB, ShardJob, folder.name)
         result = sound_record(folder / RESULT, ShardResult, folder.name)
         is_own = job or result or (folder / "worker.log").exists()
@@ -185,7 +185,7 @@ def _market_of(folder: Path, job: ShardJob | None) -> str:
 def _train_again(folder: Path, path: Path, command: str, _reason: str) -> str:
     """Set the result of a fleet with a damaged model aside, if not done yet."""
     if (record := folder / RESULT).exists():
-        set_aside(record, f"{path} is damaged, so this fleet is trained again")
+        set_aside(record, f"{path} is damaged, so this shard is trained again")
     return f"set aside; `{command}` trains it again"
 
 

@@ -8,7 +8,7 @@ from schemas.errors import DamagedError
 from schemas.handover import ShardJob
 from schemas.identity import APART, SPOT, market_home
 from tasks.storage.files import read_json_or_none
-from tasks.training.files import JOB, RESULT, fleet_folders, is_training, read_job
+from tasks.training.files import JOB, RESULT, is_training, read_job, shard_folders
 from tasks.training.runner import PROGRESS
 from tasks.tuning.at_work import SEARCH, Search, searches_at_work
 from webapp import registry
@@ -25,10 +25,10 @@ def runs(home: Path, limit: int) -> Answer:
 
 
 def trainings_state(home: Path) -> State:
-    """Return the state of the unfinished fleets: whether they are being trained, and their progress."""
-    fleets = ((folder, is_training(folder)) for folder in _unfinished(home))
+    """Return the state of the unfinished shards: whether they are being trained, and their progress."""
+    shards = ((folder, is_training(folder)) for folder in _unfinished(home))
     searches = ((folder, True) for folder, _ in _searches(home))
-    return tuple((folder.name, file_state(folder / PROGRESS), on) for folder, on in (*fleets, *searches))
+    return tuple((folder.name, file_state(folder / PROGRESS), on) for folder, on in (*shards, *searches))
 
 
 def _roots(home: Path) -> list[Path]:
@@ -36,7 +36,7 @@ def _roots(home: Path) -> list[Path]:
 
 
 def _unfinished(home: Path) -> list[Path]:
-    return [f for root in _roots(home) for f in fleet_folders(root) if not (f / RESULT).exists()]
+    return [f for root in _roots(home) for f in shard_folders(root) if not (f / RESULT).exists()]
 
 
 def _searches(home: Path) -> list[tuple[Path, Search]]:

@@ -55,7 +55,7 @@ def from_hub(
 
     Raises:
         ModelError: huggingface_hub is not installed; the Hub cannot be reached; there is no such repository, revision
-            or model (the sentence names what there is); or the files are damaged.
+            or model (the sentence names the available ones); or the files are damaged.
     """
     from cpbmodels.fleet.member import load
 
@@ -164,7 +164,7 @@ def _explained(repo: str, revision: str | None, model: str = "") -> Iterator[Non
     except (
         transport,
         ValueError,
-    ) as error:  # ValueError: no JSON, or no network where a file is fetched again
+    ) as error:  # ValueError: no JSON, or no network when a file is fetched again
         raise ModelError(_refused(repo, hub, error)) from None
 
 
@@ -189,5 +189,5 @@ def _refused(repo: str, hub: str, error: Exception) -> str:
     if status == 401:
         return "The Hub does not accept the token (401): set HF_TOKEN to a valid one, or unset it for public models."
     if status is not None:
-        return f"The Hub at {hub} answered {status} when asked for {repo}: try again later."
+        return f"The Hub at {hub} answered {status} to the request for {repo}: try again later."
     return f"The Hub at {hub} cannot be reached ({type(error).__name__}): check the network and HF_ENDPOINT."

@@ -43,12 +43,12 @@ class _Exported(torch.nn.Module):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the columns that come in: the model's inputs, then the hour of the week where it reads one."""
+        """Names of the columns that come in: the model's inputs, then the hour of the week if it reads one."""
         return self.net.columns[self.net.span[0] :]
 
     def forward(self, columns: Tensor, volatility: Tensor) -> tuple[Tensor, Tensor]:
         """columns [N, C, F], volatility [N] -> quantiles [N, H, 19], candle [N, H, 4], in log-return."""
-        # Returns that only training's targets need are not asked for; the net's rows start with them.
+        # Returns that only training's targets need are not requested; the net's rows start with them.
         unused = columns.new_zeros(()).expand(*columns.shape[:2], self.net.span[0])
         rows = torch.cat([unused, columns], -1).unsqueeze(0).expand(len(self.rows), -1, -1, -1)
         sigma = volatility.unsqueeze(0).expand(len(self.rows), -1)
@@ -85,7 +85,7 @@ class _Mean(torch.nn.Module):
 
 
 def exportable() -> list[str]:
-    """Names of the architectures that can be exported; an average can where all of its members can."""
+    """Names of the architectures that can be exported; an average can if all of its members can."""
     return [name for name, found in usable().items() if found.spec.exportable]
 
 

@@ -1,4 +1,4 @@
-"""The registry of architectures. Names cost no torch; an architecture's module is imported when it is asked for.
+"""The registry of architectures. Names cost no torch; an architecture's module is imported on first use.
 
 A new architecture is one file in this folder and one line in `_BUILT_IN` (docs/new-architecture.md). Architectures of
 other packages are found through the entry-point group `cpbmodels.architectures`. Entry points belong to the Python
@@ -41,7 +41,7 @@ _BUILT_IN = {
 class ArchitectureInfo:
     """What callers outside the engine need to know of an architecture.
 
-    closed_form: solved at once, without epochs; copies with other seeds would be equal.
+    closed_form: solved without epochs; copies with other seeds would be equal.
     classifier: forecasts up, flat or down and no price.
     presets: presets that only this architecture (or it and its relatives) can be trained with.
     default_preset: the preset it is trained with when none is named.
@@ -101,14 +101,14 @@ def _import_all() -> tuple[dict[str, type[Architecture]], list[ModelError]]:
     for name in architectures():
         try:
             found[name] = find(name)
-        except ModelError as error:  # reported by `problems`, and whenever this name is asked for
+        except ModelError as error:  # reported by `problems`, and whenever this name is requested
             errors.append(error)
     return found, errors
 
 
 @cache
 def _registered() -> dict[str, tuple[EntryPoint, ...]]:
-    """Entry points of other packages by name; more than one where two packages register the same name."""
+    """Entry points of other packages by name; more than one if packages register the same name."""
     found: dict[str, list[EntryPoint]] = {}
     for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda one: (one.name, _package(one))):
         found.setdefault(point.name, []).append(point)
@@ -133,7 +133,7 @@ def _name_collisions(registered: dict[str, tuple[EntryPoint, ...]]) -> list[Mode
 
 @cache
 def _load(name: str) -> type[Architecture]:
-    """Import the class of another package; whatever goes wrong there becomes one ModelError."""
+    """Import the class of another package; any error there becomes a ModelError."""
     from cpbmodels.arch.base import check_definition
 
     points = _registered()[name]

@@ -49,7 +49,7 @@ class ArchitectureSpec:
         An architecture for one of the reserved heads (classes, scaled) names it here.
     presets: its own presets, by name; related architectures may share a preset.
     default_preset: the preset `cpb train` takes when none is named.
-    closed_form: solved at once by `Architecture.solve`, without optimizer, epochs or random numbers.
+    closed_form: solved by `Architecture.solve`, without optimizer, epochs or random numbers.
     dropout_between_layers: dropout acts between layers only, as torch's nn.GRU has it: none with one layer.
     bf16_on_cpu: bf16 products are worthwhile on a CPU that has them (measured: 1.5 to 2 times the windows per second,
         losses equal to four digits), so `mixed_precision="auto"` chooses them there.
@@ -83,7 +83,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class MemberData:
-    """One member's training data, for architectures that fit weights at once.
+    """One member's training data, for architectures that fit weights in closed form.
 
     columns: names of the F input columns, without the calendar.
     mean, inverse: float64 [F], their scaling: the model reads (column - mean) * inverse.
@@ -121,7 +121,7 @@ class Architecture(ABC):
 
     @classmethod
     def conflict(cls, name: str, options: Preset) -> str:
-        """A sentence about options that this architecture, registered as `name`, cannot have; "" where all are fine."""
+        """A sentence about options that this architecture, registered as `name`, cannot have; "" if all are fine."""
         if "n_heads" in cls.spec.sizes and options.hidden_dim % options.n_heads:
             return f"hidden_dim {options.hidden_dim} must be a multiple of n_heads {options.n_heads}."
         return ""
@@ -189,7 +189,7 @@ class Architecture(ABC):
         return [[None, *step.unbind(1)] for step in factors.unbind(1)]
 
     def decoder_factors(self, like: Tensor, draws: Draws | None) -> Tensor | None:
-        """`decoder_masks` as one tensor [K, steps, layers - 1, B, H]; None where nothing is dropped."""
+        """`decoder_masks` as one tensor [K, steps, layers - 1, B, H]; None if nothing is dropped."""
         rate, layers = self.options.dropout, self.options.n_layers
         if draws is None or is_exactly(rate, 0) or layers == 1:
             return None

@@ -12,7 +12,7 @@ weight node runs last. The gradient that reaches it along the token is empty and
 Concatenation is in the order in which the backward pass ran, last step first. The order of a sum decides its last
 bits, so it must not change.
 
-No reference cycle, also where a step breaks off because memory ran out: it would keep all tensors of the step until
+No reference cycle, even if a step ends because memory ran out: a cycle would keep all tensors of the step until
 Python's cycle collector runs, and those of a CUDA graph for good. So autograd's nodes hold what the steps store
 (`_LinearSteps` ..), and only the object that is called holds the token, whose node they are; and what is stored is
 detached, because x_t is the output of earlier nodes.

@@ -52,7 +52,7 @@ class Draws:
         self.layer = 0
 
     def next_key(self) -> Tensor:
-        """int32 [K, 1]: the key of the next layer; each call takes another."""
+        """int32 [K, 1]: the key of the next layer; each call takes a new key."""
         self.layer += 1
         return self.keys[(self.layer - 1) % KEYS_PER_STEP]
 

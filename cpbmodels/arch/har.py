@@ -1,4 +1,4 @@
-"""`har`: about 10,000 weights on the rolling columns of the last candle. Small on purpose: the one with skill.
+"""`har`: about 10,000 weights on the rolling columns of the last candle. Small on purpose: the architecture with skill.
 
 With the Student-t head a straight line from the inputs to the log-scale runs beside the perceptron. It starts as the
 robust HAR's solution (`initial_weights`), so that the few hundred steps before validation turns are spent on what the

@@ -269,7 +269,7 @@ class Quantile(Head):
     def quantiles(self, raw: Tensor, table: Tensor) -> Tensor:
         middle = raw[..., :1]
         gaps = F.softplus(raw[..., 1:LEVELS] - 2)  # 0.13 at raw = 0: 18 gaps then span 2.3 units
-        # Sums of positive gaps grow, so the levels ascend whatever the raw outputs are.
+        # Sums of positive gaps grow, so the levels ascend for any raw outputs.
         up = middle + gaps[..., :MEDIAN].cumsum(-1)
         down = middle - gaps[..., MEDIAN:].cumsum(-1)
         return torch.cat([down.flip(-1), middle, up], -1)

@@ -119,7 +119,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
     """
     scale = 1 / math.sqrt(query.shape[-1])
     within = mask is not None and not on_gpu(query)  # on a GPU it is added afterwards, as in `biased`
-    added = mask if mask is not None and within else query.new_empty(1, 1)  # ignored where beta is 0
+    added = mask if mask is not None and within else query.new_empty(1, 1)  # ignored if beta is 0
     scores = torch.baddbmm(added, query, key.transpose(1, 2), beta=int(within), alpha=scale)
     if mask is not None and not within:
         scores.add_(mask)
@@ -135,7 +135,7 @@ def softmax(scores: Tensor) -> Tensor:
 
 class _SoftmaxBf16(torch.autograd.Function):
     """Computed in float32: torch's bf16 kernels on a CPU took a quarter of a transformer's step (rows whose length T
-    is no multiple of 32 end in scalar code); this takes half their time, forward and backward together.
+    is not a multiple of 32 end in scalar code); this takes half their time, forward and backward together.
 
     Backward: with a = softmax(s) and g = dL/da, dL/ds = a * g - a * sum(a * g), here in bf16 throughout.
     """

@@ -71,7 +71,7 @@ class Preset:
 ALIASES = {"max_epochs": "epochs", "learning_rate": "lr", "d_model": "hidden_dim", "batch": "batch_size"}
 
 SIZES = ("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout")
-"""Options that not every architecture reads: each names those it reads in its `spec.sizes`."""
+"""Options that only some architectures read: each names those it reads in its `spec.sizes`."""
 
 # option -> (lowest, highest) allowed, both included
 RANGES: dict[str, tuple[float, float]] = {
@@ -145,7 +145,7 @@ COMMON_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-"""Presets for every architecture. Those that belong to some of them stand in `spec.presets`."""
+"""Presets for every architecture. Presets of single architectures are in `spec.presets`."""
 
 PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -155,17 +155,20 @@ PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gpu-80gb": {"fleet_size": 160, "mixed_precision": "auto"},
     }
 )
-"""Hardware profiles: fleet size and precision for a device, which change how a model is trained and not what it is."""
+"""Hardware profiles: fleet size and precision for a device; they change how a model is trained, not the model."""
 
 PROFILE_SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"gpu-6gb": {"batch_size": 16, "context": 20}}
 )
-"""What the original notes recommend for the seed models on such a device. They make other models of them, so they are
-never applied by looking at the hardware: who names the profile with a seed preset gets them, as overrides."""
+"""What the original notes recommend for the seed models on such a device. They change the models, so they are
+never applied automatically: only naming the profile with a seed preset applies them, as overrides."""
 
 
 def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Aliases resolved, sequences as tuples, booleans for mixed_precision accepted; unknown names refused."""
+    """Aliases resolved, sequences as tuples, booleans for mixed_precision and members as in `har,line` accepted.
+
+    Raises ModelError for unknown names.
+    """
     known = {field.name for field in fields(Preset)}
     out: dict[str, Any] = {}
     for given, value in overrides.items():
@@ -174,6 +177,8 @@ def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
             raise ModelError(unknown_choice("option", given, sorted(known)))
         if name == "mixed_precision" and isinstance(value, bool):
             value = "auto" if value else "off"
+        if name == "members" and isinstance(value, str):
+            value = value.split(",")
         out[name] = tuple(value) if isinstance(value, list) else value
     return out
 
@@ -181,7 +186,7 @@ def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
 def check(options: Preset) -> Preset:
     """The preset itself if every option is possible, else a ModelError naming the option and the allowed range.
 
-    What an architecture or a head demands beyond that is checked by `presets.preset`.
+    Further requirements of an architecture or a head are checked by `presets.preset`.
     """
     for name, (low, high) in RANGES.items():
         _check_number(name, getattr(options, name), low, high)
@@ -195,7 +200,7 @@ def check(options: Preset) -> Preset:
     if not all(isinstance(name, str) and len(name) <= MAX_NAME for name in names):
         raise ModelError(f"features and calendar must be names of columns, of at most {MAX_NAME} characters.")
     if not isinstance(options.members, tuple) or len(options.members) > MAX_MEMBERS:
-        raise ModelError(f"members must name at most {MAX_MEMBERS} architectures.")
+        raise ModelError(f"members must name at most {MAX_MEMBERS} architectures, as in har,line.")
     if not options.features:
         raise ModelError("features must name at least one column.")
     if len(options.features) > MAX_FEATURES or len(set(options.features)) < len(options.features):

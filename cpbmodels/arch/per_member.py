@@ -1,8 +1,8 @@
 """Options in which the members of one fleet may differ, and how a step of the fleet reads them.
 
 Options that shape a step (sizes, batch, head, columns ..) are common to a fleet: members that differ there are trained
-in fleets of their own. The others are a value per row. Where all members of a fleet agree, its net's preset holds the
-plain number and no step is other than without this file; where they differ, it holds a float64 tensor [K].
+in fleets of their own. The others are a value per row. If all members of a fleet agree, its net's preset holds the
+plain number, and every step is the same as without this file; if they differ, it holds a float64 tensor [K].
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ IN_STEP = ("dropout", "teacher_forcing", "location_shrink", "candle_weight", "cl
 """Read in every step, on the device."""
 
 IN_RATE = ("lr", "schedule", "warmup_steps", "step_size", "step_gamma", "epochs")
-"""Read by `schedule.learning_rate`, on the host."""
+"""Read by `loop.learning_rate`, on the host."""
 
 PER_MEMBER = (*IN_STEP, *IN_RATE, "patience")
 
@@ -68,7 +68,7 @@ def fleet_options(common: Preset, options: Sequence[Preset]) -> Preset:
     """The options of the fleet of these members: `common` with the members' own values of `PER_MEMBER`.
 
     `common` comes from the first of all members that can be rows of one fleet. They are cut into several fleets, by
-    `fleet_size`, workers or memory, and where the members of one agree its plain number is theirs, not that member's.
+    `fleet_size`, workers or memory, and if the members of a fleet agree, its plain number is theirs, not that member's.
     """
     return replace(common, **{name: getattr(options[0], name) for name in PER_MEMBER})
 
@@ -76,7 +76,7 @@ def fleet_options(common: Preset, options: Sequence[Preset]) -> Preset:
 def overrides_by_member(overrides: dict[str, Any], members: int) -> list[dict[str, Any]]:
     """The overrides of each member: a list (tuple, array) holds one value per member, anything else is for all.
 
-    `features` and `members` are lists by themselves, so one per member is a list of lists. ModelError where the length
+    `features` and `members` are lists by themselves, so one per member is a list of lists. ModelError if the length
     is another.
     """
     lists = {name: list(values) for name, values in overrides.items() if _is_per_member(name, values)}

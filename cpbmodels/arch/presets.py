@@ -14,13 +14,15 @@ from cpbmodels.arch import architectures, find, usable
 from cpbmodels.arch.options import ALIASES, COMMON_PRESETS, PROFILES, SIZES, Preset, check, normalise_options
 from cpbmodels.errors import ModelError, unknown_choice
 
-EMBEDDED_CALENDAR_DIM = 12  # width of the hour's embedding where `calendar_dim` 0 has no effect on the head
+EMBEDDED_CALENDAR_DIM = 12  # width of the hour's embedding if `calendar_dim` 0 has no effect on the head
 
 
 def preset(
     name: str = "default", architecture: str = "har", profile: str | None = None, **overrides: Any
 ) -> Preset:
-    """The resolved preset: architecture defaults <- preset <- hardware profile <- what is fixed <- overrides, checked.
+    """The resolved preset: architecture defaults <- preset <- hardware profile <- fixed options <- overrides, checked.
+
+    An override of a fixed option that the architecture cannot have is refused by `check_together`.
 
     Raises ModelError with one sentence naming the option and what is allowed. Imports the architecture, and torch.
     """
@@ -40,18 +42,20 @@ def preset(
     check_together(architecture, options)
     if options.members:
         own = {name: value for name, value in overrides.items() if name != "members"}
-        from cpbmodels.arch.average import combined  # torch: this module's data must not need it
+        from cpbmodels.arch.average import (
+            combined,
+        )  # torch: readers of this module's data must not have to import it
 
         return combined(options, [preset(name, member, profile, **own) for member in options.members])
     return _with_calendar(options)
 
 
 def check_together(architecture: str, options: Preset) -> None:
-    """Raise ModelError where options are possible each and not together, or not with this architecture."""
+    """Raise ModelError if options are valid individually but not together, or not with this architecture."""
     if unknown := [name for name in options.members if name not in architectures()]:
         raise ModelError(unknown_choice("member", unknown[0], architectures()))
     if options.members and architecture != "average":
-        raise ModelError(f"members have no meaning for {architecture}: they are what an average is made of.")
+        raise ModelError(f"members applies only to average, not to {architecture}: leave it out.")
     if conflict := _head_conflict(architecture, options) or find(architecture).conflict(
         architecture, options
     ):
@@ -67,7 +71,7 @@ def all_presets() -> Mapping[str, Mapping[str, Any]]:
 
 
 def __getattr__(name: str) -> Any:
-    """`PRESETS`, computed when it is first asked for: it imports every architecture."""
+    """`PRESETS`, computed on first access, because it imports every architecture."""
     if name != "PRESETS":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return all_presets()
@@ -75,7 +79,7 @@ def __getattr__(name: str) -> Any:
 
 def _with_calendar(options: Preset) -> Preset:
     """With `calendar_dim` 0 the hour shifts the log-scale: for a head without one it is embedded instead."""
-    from cpbmodels.arch.heads import HEADS  # torch: reading this module's data must not need it
+    from cpbmodels.arch.heads import HEADS  # torch: readers of this module's data must not have to import it
 
     if options.calendar and not options.calendar_dim and not HEADS[options.head].has_log_scale:
         return replace(options, calendar_dim=EMBEDDED_CALENDAR_DIM)
@@ -115,7 +119,7 @@ def without_effect(options: Preset, architecture: str, given: Iterable[str]) -> 
         if name in SIZES and name not in read
     ]
     if spec.closed_form:
-        solved = f"has no effect on {architecture}, which is solved at once: leave it out."
+        solved = f"has no effect on {architecture}, which has a closed-form solution: leave it out."
         found += [f"{name} {solved}" for name in names if name in TRAINING_OPTIONS]
     if "dropout" in names and options.n_layers == 1 and spec.dropout_between_layers:
         found.append(

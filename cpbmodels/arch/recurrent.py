@@ -1,7 +1,7 @@
 """Recurrent encoders with a member axis: x [K, B, T, in] -> [K, B, T, H], state starting at zero.
 
-K members, B windows, T candles, H hidden values. The same layer exists several times, because each device has another
-bottleneck; tests hold them equal to torch's nn.GRU and nn.LSTM, forward and backward.
+K members, B windows, T candles, H hidden values. The same layer exists several times, because each device has a
+different bottleneck; tests hold them equal to torch's nn.GRU and nn.LSTM, forward and backward.
 
 - CPU: `GruSequence` and `LstmSequence`, one autograd node per layer with backpropagation through time written by
   hand. In the backward loop only dh_t (and dc_t) wait for the step after; everything else (the slopes of the gate
@@ -57,7 +57,7 @@ def gru(
 
 
 def no_kernels(options: Preset, heads: int) -> str:
-    """Why `cpbmodels.kernels` cannot run a recurrent encoder and its decoder with these options; "" where they can."""
+    """Why `cpbmodels.kernels` cannot run a recurrent encoder and its decoder with these options; "" if they can."""
     H = options.hidden_dim
     if not 16 <= H <= 256 or H & (H - 1) or heads & (heads - 1):
         return "hidden_dim (16 to 256) and n_heads must be powers of 2"
@@ -333,7 +333,7 @@ def _by_time(gates: Tensor) -> tuple[Tensor, ...]:
 
 
 def _by_time_copy(grad: Tensor) -> tuple[Tensor, ...]:
-    """The same of memory of its own, to be added to in place."""
+    """The same for newly allocated memory, to be added to in place."""
     return grad.transpose(0, 1).clone(memory_format=torch.contiguous_format).unbind(0)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import DeviceType as DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
-# --- Derivatives for backward passes written by hand: one kernel each, the ones autograd itself calls. ---------------
+# --- Derivatives for backward passes written by hand: one kernel each, those that autograd itself calls. -------------
 
 softmax_backward: Any = torch._softmax_backward_data
 """(gradient of the shares, shares, dim, dtype of the scores) -> gradient of the scores. Checked: torch 2.13.0."""
@@ -22,7 +22,7 @@ tanh_backward: Any = torch.ops.aten.tanh_backward
 """(gradient, y = tanh(x)) -> gradient * (1 - y^2). Checked: torch 2.13.0."""
 
 tanh_backward_into: Any = torch.ops.aten.tanh_backward.grad_input
-"""As `tanh_backward`, written into `grad_input`: saves a copy where the result is a slice. Checked: torch 2.13.0."""
+"""As `tanh_backward`, written into `grad_input`: saves a copy if the result is a slice. Checked: torch 2.13.0."""
 
 sigmoid_backward: Any = torch.ops.aten.sigmoid_backward
 """(gradient, y = sigmoid(x)) -> gradient * y * (1 - y). Checked: torch 2.13.0."""
@@ -44,11 +44,11 @@ backward. What torch's nn.LSTMCell calls on a GPU. Checked: torch 2.13.0 (on the
 
 fused_gru_cell_backward: Any = torch.ops.aten._thnn_fused_gru_cell_backward
 """GPU only. (gradient of next h, workspace, has_bias) -> gradients of input gates, hidden gates and h, then two of
-biases (None where has_bias is False). What autograd calls for `fused_gru_cell`. Checked: torch 2.13.0."""
+biases (None if has_bias is False). What autograd calls for `fused_gru_cell`. Checked: torch 2.13.0."""
 
 fused_lstm_cell_backward: Any = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
 """GPU only. (gradients of next h and next c, c, next c, workspace, has_bias) -> gradients of the gates (the same for
-input and hidden gates), of c, and of the bias (None where has_bias is False). Checked: torch 2.13.0."""
+input and hidden gates), of c, and of the bias (None if has_bias is False). Checked: torch 2.13.0."""
 
 lstm_kernel: Any = torch._VF.lstm
 """(x, (h, c), flat weights, has_biases, num_layers, dropout, train, bidirectional, batch_first) -> (out, h, c): what
@@ -85,7 +85,7 @@ def version_counter(tensor: Tensor) -> int:
 def bf16_in_cpu_hardware() -> bool:
     """Whether this CPU multiplies bf16 in hardware (AVX512-BF16); elsewhere bf16 is emulated and slower than float32.
 
-    False where this torch has no such question (it is torch.cpu's own, used by its compiler). Checked: torch 2.13.0.
+    False if this torch lacks the query (it is private to torch.cpu, used by its compiler). Checked: torch 2.13.0.
     """
     return bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
 

@@ -45,7 +45,7 @@ SEED_PRESETS = {
 
 
 class Transformer(Architecture):
-    """LayerNorms carry no weights: the linear map behind each one absorbs them (same functions, fewer launches)."""
+    """LayerNorms carry no weights: the linear map after each absorbs them (same functions, fewer launches)."""
 
     spec = ArchitectureSpec(
         sizes=("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout"),
@@ -139,7 +139,7 @@ class Transformer(Architecture):
         return linear(normalise(x), w, "out").view(K, B, S, self.head.size)
 
     def decode_stepwise(self, start: Tensor, memory: Cache, w: Weights) -> Tensor:
-        """A step at a time, each reading the median of the one before; earlier keys and values are cached."""
+        """A step at a time, each reading the median of the previous step; earlier keys and values are cached."""
         K, B, _ = start.shape
         cache: list[list[tuple[Tensor, Tensor]]] = [[] for _ in memory]
         read, raws = start, []

@@ -36,7 +36,7 @@ from cpbmodels.data.wide import MARKET_COLUMNS
 WIDTH = 64
 INPUT_CLIP, TARGET_CLIP, WEIGHT_POWER, MAX_PASSES = 4.0, 8.0, 0.5, 4
 LEVELS, BENDING = (torch.as_tensor(values).float() for values in (QUANTILES, BENDING_BY_LEVEL))
-STEPS, BATCH, WARM_UP, RATE, DECAY, AVERAGING = 350, 1024, 50, 1e-3, 0.01, 0.02
+STEPS, BATCH, RATE_WARMUP, RATE, DECAY, AVERAGING = 350, 1024, 50, 1e-3, 0.01, 0.02
 
 
 class Walk(Line):
@@ -141,10 +141,10 @@ def _learn(
         zip(*(one.split(BATCH) for one in windows), strict=True)
     ):
         rise, fall = (
-            (step + 1) / WARM_UP,
-            0.5 + 0.5 * math.cos(math.pi * (step - WARM_UP) / max(steps - WARM_UP, 1)),
+            (step + 1) / RATE_WARMUP,
+            0.5 + 0.5 * math.cos(math.pi * (step - RATE_WARMUP) / max(steps - RATE_WARMUP, 1)),
         )
-        optimizer.param_groups[0]["lr"] = RATE * (rise if step < WARM_UP else fall)
+        optimizer.param_groups[0]["lr"] = RATE * (rise if step < RATE_WARMUP else fall)
         added = _added(inputs[None], layout.views(row), copy)[0]  # [B, H, 2]
         optimizer.zero_grad()
         added.backward(_gradient(added.detach(), base, targets, weight, table))

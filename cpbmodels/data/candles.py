@@ -18,7 +18,7 @@ from cpbmodels.data.prices import PRICES, check_prices
 from cpbmodels.errors import ModelError
 
 TIME_NAMES = ("open_time", "date", "timestamp")
-"""Columns that may hold the open times, the first that is there; else a time index."""
+"""Columns that may hold the open times: the first that exists, else a time index."""
 
 _READ = {*TIME_NAMES, *PRICES, "volume"}
 _TIMEFRAMES = {seconds: name for name, seconds in INTERVAL_SECONDS.items()}
@@ -164,7 +164,7 @@ def _check_order(times: np.ndarray, label: str) -> None:
     if (steps > 0).all():
         return
     row = int(np.flatnonzero(steps <= 0)[0]) + 1
-    what = "appears twice" if steps[row - 1] == 0 else "is earlier than the one before"
+    what = "appears twice" if steps[row - 1] == 0 else "is earlier than the candle before"
     raise ModelError(
         f"{label}: the candle of {_text(times[row])} in row {row} {what}: give one symbol at a time, sorted by "
         "time and without duplicates."

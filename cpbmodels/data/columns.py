@@ -16,8 +16,8 @@ from cpbmodels.data.prices import (
     CANDLE_COLUMNS,
     LAMBDA,
     PRICES,
+    SIGMA_WARMUP,
     VOLATILITY_FLOOR,
-    WARM_UP,
     candle_columns,
 )
 
@@ -45,7 +45,7 @@ _DEFINITIONS = {
     "r_low": "ln(low_t / close_{t-1})",
     "r_close": "ln(close_t / close_{t-1})",
     "abs_return": "|r_close_t|",
-    "log_sigma": f"ln sigma_t; undefined for a segment's first {WARM_UP} returns",
+    "log_sigma": f"ln sigma_t; undefined for a segment's first {SIGMA_WARMUP} returns",
     "log_range": f"min(ln(high_t / low_t), {WINSOR:g} sigma_t)",
     "close_location": "(2 ln close_t - ln high_t - ln low_t) / ln(high_t / low_t), in [-1, 1]; 0 where high = low",
     "log_volume_change": "ln(volume_t / volume_{t-1}), in [-5, 5]; 0 where both are 0",
@@ -73,7 +73,7 @@ SEGMENT = (
 
 
 def definition(name: str) -> str:
-    """Return the definition of a column in words, for who computes it in another language.
+    """Return the definition of a column in words, for implementations in other languages.
 
     Raises:
         KeyError: there is no such column.

@@ -8,10 +8,10 @@ HORIZON = 10
 ROLLING = (1, 3, 6, 12, 24, 72, 168)
 """Windows of the rolling means, in candles."""
 
-WARMUP = ROLLING[-1]
+FEATURE_WARMUP = ROLLING[-1]
 """Candles after a listing or a hole until all features exist: the longest rolling window, a week of hours."""
 
-EMBARGO = WARMUP + HORIZON
+EMBARGO = FEATURE_WARMUP + HORIZON
 """Candles between two spans, so that no candle is an input of one and a target of the other."""
 
 SEGMENT_JUMP = math.log(3)
@@ -21,7 +21,7 @@ FLOOR = 0.05
 """A mean |return| or range below this share of σ counts as this share: flat candles have no logarithm."""
 
 CEILING = 100.0
-"""A mean |return| or range beyond so many σ counts as so many: a market that fell asleep after a storm."""
+"""A mean |return| or range beyond so many σ counts as so many: volatility that decays after a spike."""
 
 INTERVAL_SECONDS = {
     "1s": 1, "1m": 60, "3m": 180, "5m": 300, "15m": 900, "30m": 1800,

@@ -38,9 +38,10 @@ _SCORES = np.array([NormalDist().inv_cdf(float(level)) for level in QUANTILES])
 
 @dataclass(frozen=True)
 class Margins:
-    """What a path of one coin is drawn from.
+    """Inputs for drawing one coin's paths.
 
-    close: float64 [H, 19], the close's quantiles, in prices. steps: its model's `step_correlation`, None without.
+    close: float64 [H, 19], the close's quantiles, in prices. steps: its model's `step_correlation`, None if it has
+    none.
     """
 
     symbol: str
@@ -53,7 +54,7 @@ class Paths:
     """Joint paths of S coins over H steps.
 
     close: float64 [S, n, H], prices; path i of every coin belongs to the same scenario.
-    steps: for each coin where the dependence between its steps is from: `learned` (its model's own errors) or
+    steps: for each coin where the dependence between its steps comes from: `learned` (its model's own errors) or
         `random walk` (the model holds none).
     independent: symbols whose paths depend on no other coin's, because no correlation between coins is known.
     """
@@ -91,7 +92,7 @@ class Paths:
         )
 
     def __repr__(self) -> str:
-        """One line: how many, and where the dependence is from."""
+        """One line: how many, and where the dependence comes from."""
         coins, count, horizon = self.close.shape
         between = f", independent coins: {', '.join(self.independent)}" if self.independent else ""
         steps = ", ".join(sorted(set(self.steps)))
@@ -112,7 +113,7 @@ def draw_paths(
         coins: `symbols` and `correlation`, as `correlate_coins` returns them; None: coins are independent.
 
     Raises:
-        ModelError: n is out of range, or `coins` is no such entry.
+        ModelError: n is out of range, or `coins` is not such an entry.
     """
     if not isinstance(n, int) or not 1 <= n <= MAX_PATHS:
         raise ModelError(f"n is {n!r}: give a number of paths from 1 to {MAX_PATHS:,}.")
@@ -131,7 +132,7 @@ def draw_paths(
 
 
 def _prices(scores: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
-    """Prices [n] at normal scores [n]: log-prices linear in the score between the quantiles, and beyond the last two.
+    """Prices [n] at normal scores [n]: log-prices linear in the score, extrapolated past the outermost two.
 
     Beyond 5 and 95 %, where a forecast says nothing, that is a normal tail with the slope of its outermost levels.
     """
@@ -144,7 +145,7 @@ def _prices(scores: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
 def step_correlation(errors: np.ndarray) -> list[float] | None:
     """The lower triangle, row by row, of the correlation between steps of the errors' normal scores; H (H - 1) / 2.
 
-    None where it cannot be estimated or is not kept: fewer than MIN_WINDOWS windows or 2 steps, more than MAX_STEPS
+    None if it cannot be estimated or is not kept: fewer than MIN_WINDOWS windows or 2 steps, more than MAX_STEPS
     steps, or a step whose errors are all equal.
 
     Args:
@@ -171,7 +172,7 @@ def scaled_errors(quantiles: np.ndarray, truth: np.ndarray) -> np.ndarray:
 
 
 def mean_correlation(own: Sequence[Sequence[float] | None]) -> list[float] | None:
-    """The mean of several models' `step_correlation`, for a model that averages them; None where any has none."""
+    """The mean of several models' `step_correlation`, for a model that averages them; None if any model lacks it."""
     known = [one for one in own if one is not None]
     if not known or len(known) < len(own) or len({len(one) for one in known}) > 1:
         return None
@@ -207,7 +208,7 @@ def correlate_coins(errors: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> dict
 
 
 def read_coins(coins: Mapping[str, Any] | str | Path | None, timeframe: str) -> Mapping[str, Any] | None:
-    """The entry of a timeframe in `coins.json`, given as its path or its content; None without.
+    """The entry of a timeframe in `coins.json`, given as its path or its content; None if not given.
 
     Raises:
         ModelError: the file cannot be read, or holds something else.
@@ -228,7 +229,7 @@ def read_coins(coins: Mapping[str, Any] | str | Path | None, timeframe: str) -> 
 
 
 def bare_symbol(symbol: str) -> str:
-    """Letters and digits of a symbol, without the settlement currency that some libraries put behind a colon."""
+    """Letters and digits of a symbol, without the settlement currency that some libraries append after a colon."""
     return "".join(filter(str.isalnum, symbol.partition(":")[0])).upper()
 
 
@@ -267,7 +268,7 @@ def _triangle(whole: np.ndarray) -> list[float]:
 def _full(triangle: Any, size: int) -> np.ndarray:
     if not is_triangle(list(triangle), size):
         raise ModelError(
-            f"There is no correlation of {size} rows in {len(triangle)} numbers: fetch the file again."
+            f"{len(triangle)} numbers do not form a correlation matrix of {size} rows: fetch the file again."
         )
     found = np.eye(size)
     found[np.tril_indices(size, -1)] = triangle

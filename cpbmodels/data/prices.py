@@ -9,7 +9,7 @@ from cpbmodels.errors import ModelError
 PRICES = ("open", "high", "low", "close")
 
 LAMBDA = 0.96  # EWMA decay per candle; RiskMetrics' daily 0.94 forgets too fast for hourly candles
-WARM_UP = 24  # returns in a segment before its EWMA volatility is used as an input
+SIGMA_WARMUP = 24  # returns in a segment before its EWMA volatility is used as an input
 VOLATILITY_FLOOR = 1e-6  # a coin without trades has volatility 0, and everything is divided by it
 RETURNS = ("r_open", "r_high", "r_low", "r_close")
 CANDLE_COLUMNS = (*RETURNS, "abs_return", "log_sigma")
@@ -60,7 +60,7 @@ def candle_columns(
     returns = np.log(prices / np.where(starts, np.nan, previous)[:, None])
     volatility = ewma_volatility(returns[:, 3], starts)
     age = np.arange(len(prices)) - np.maximum.accumulate(np.where(starts, np.arange(len(prices)), 0))
-    log_sigma = np.where(age >= WARM_UP, np.log(volatility), np.nan)
+    log_sigma = np.where(age >= SIGMA_WARMUP, np.log(volatility), np.nan)
     columns = np.column_stack([returns, np.abs(returns[:, 3]), log_sigma])
     return CANDLE_COLUMNS, columns, volatility
 

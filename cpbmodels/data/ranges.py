@@ -1,4 +1,4 @@
-"""Robust HAR in closed form: one linear forecast of the coming range. Numpy only; the one definition of it.
+"""Robust HAR in closed form: one linear forecast of the coming range. Numpy only; its only definition.
 
 HAR: heterogeneous autoregression, a linear model of volatility on its means over several past windows (Corsi 2009).
 Here, with N origins and F columns, for each of the steps h = 1 .. H:
@@ -10,7 +10,7 @@ Here, with N origins and F columns, for each of the steps h = 1 .. H:
    adds the quarter of the day, 96 columns more.
 3. Ridge regression: solve (X^T X + RIDGE_PENALTY I) w = X^T y, the intercept unpenalised.
 4. Distribution: exp(prediction) x volatility x sqrt(h) is the scale; the training moves divided by their scale give one
-   table of quantiles per step, and the forecast is scale x table. `shape` may name later origins alone for the table.
+   table of quantiles per step, and the forecast is scale x table. `shape` can restrict the table to later origins.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class RangeModel:
     """A fitted robust HAR of H steps, float64. Units are volatility x sqrt(step).
 
     `level` [H], `slopes` [F, H] of the columns `names`, `hours` [168, H] (no `calendar` column: no hours) and
-    `quarters` [96, H] (where it reads `quarter`) add up to the log of the scale. `table` [H, 19] and `candle` [H, 3]
+    `quarters` [96, H] (if it reads `quarter`) add up to the log of the scale. `table` [H, 19] and `candle` [H, 3]
     (open, high, low) times the scale are the quantiles of the close and the medians of the other prices, relative to
     the last close.
     """
@@ -103,7 +103,7 @@ def fit_ranges(
     quarter: str = "",
     shape: TrainingOrigins | None = None,
 ) -> RangeModel:
-    """Fit one model on the origins of one or several series; it serves any series, also unseen ones.
+    """Fit one model on the origins of one or several series; it serves any series, including unseen ones.
 
     Looks at no row after the last origin's horizon. `shape`: the origins that give the quantiles, instead of all.
     ModelError: no origin at all.
@@ -132,7 +132,7 @@ def _with_origins(training: TrainingOrigins) -> TrainingOrigins:
 def future_range(series: Series, origins: np.ndarray, horizon: int) -> np.ndarray:
     """The target [N, H]: ln of the mean log-range over the next 1 .. H candles, relative to the volatility.
 
-    From one cumulative sum of the log-range, so a mean over any number of candles is one difference.
+    From one cumulative sum of the log-range, so a mean over any number of candles takes one subtraction.
     """
     total = np.concatenate([[0.0], np.cumsum(np.nan_to_num(series.columns(("log_range",))[:, 0]))])
     steps = np.arange(1, horizon + 1)
@@ -145,7 +145,8 @@ def _normal_equations(
 ) -> tuple[np.ndarray, np.ndarray]:
     """X^T X [D, D] and X^T y [D, H] of the design (1, F columns, 168 hours and 96 quarters one-hot).
 
-    Added up block by block, so the design never exists as a whole; its one-hot parts are sums per code, not products.
+    Added up block by block, so the full design matrix is never built; its one-hot parts are sums per code, not
+    products.
     """
     dense, codes = 1 + len(blank.names), blank.codes
     ends = dense + np.cumsum([0, *codes.values()])

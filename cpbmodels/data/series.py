@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from cpbmodels.data.figures import EMBARGO, INTERVAL_SECONDS, WARMUP
+from cpbmodels.data.figures import EMBARGO, FEATURE_WARMUP, INTERVAL_SECONDS
 from cpbmodels.data.prices import PRICES, candle_columns, check_prices
 from cpbmodels.errors import ModelError
 
@@ -120,7 +120,7 @@ class Series:
         if not len(rows):
             raise ModelError(
                 f"{self.label} has {len(self):,} candles and no {context} in a row that can be used: columns need "
-                f"{WARMUP + 1} candles without a gap or threefold jump before them; give it more history."
+                f"{FEATURE_WARMUP + 1} candles without a gap or threefold jump before them; give it more history."
             )
         return int(rows[-1])
 
@@ -138,7 +138,7 @@ class Series:
         )
 
     def columns(self, names: tuple[str, ...]) -> np.ndarray:
-        """float64 [rows, len(names)], in the order asked for: features, and what `cpbmodels.data.wide` adds to them."""
+        """float64 [rows, len(names)], in the requested order: features, and what `cpbmodels.data.wide` adds to them."""
         from cpbmodels.data.wide import WIDE_COLUMNS
 
         wide = [name in WIDE_COLUMNS and name not in self.names for name in names]
@@ -161,7 +161,7 @@ class Series:
 
     @cached_property
     def _wide(self) -> np.ndarray:
-        """The columns of `cpbmodels.data.wide`, computed when the first of them is asked for: [rows, W]."""
+        """The columns of `cpbmodels.data.wide`, computed when the first of them is requested: [rows, W]."""
         from cpbmodels.data.wide import wide_columns
 
         return wide_columns(self)
@@ -240,7 +240,7 @@ class Series:
     ) -> Series:
         """A series from candles alone: [rows, 4] open, high, low, close, oldest first.
 
-        The last part validates (and, if asked, a part behind it tests), with `embargo` rows between the
+        The last part validates (and, if requested, a part behind it tests), with `embargo` rows between the
         spans: 178 by default, 40 (context 30 + horizon 10) for a series under 4,000 rows.
         """
         prices = check_prices(prices, symbol or "prices")

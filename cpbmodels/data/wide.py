@@ -1,9 +1,9 @@
 """Columns beyond those of feature files: of a coin's own longer past, and of the market. Numpy only.
 
 They are computed from a `Series` when a model asks for them (`Series.columns`), so models that do not read them pay
-nothing, and no origin is lost: where a column is not known yet it has its neutral value, 0. Row t knows the candles up
+nothing, and no origin is lost: a column not known yet has its neutral value, 0. Row t knows the candles up
 to and including t. Ranges and returns are relative to the EWMA volatility, as in `cpbmodels.data.columns`; ranges of
-longer windows and of the market are also relative to the coin's own, so that 0 says "as usual".
+longer windows and of the market are also relative to the coin's own, so that 0 means "as usual".
 
 The market's columns need other coins: `with_market` gives each series what they all share. A series without it has
 `no_market` = 1.

@@ -95,7 +95,7 @@ def supports(built_for: list[str], major: int, minor: int) -> bool:
 
 
 def memory_findings(ram_free_mb: float, gpu_free_mb: Mapping[int, float]) -> list[Problem]:
-    """Problems where RAM (0: unknown) or a GPU's free memory, in MB, is too small for any training."""
+    """Problems if RAM (0: unknown) or a GPU's free memory, in MB, is too small for any training."""
     found = []
     if 0 < ram_free_mb < MIN_FREE_RAM_MB:
         found.append(Problem(f"only {ram_free_mb:.0f} MB of RAM are free", "close other programs"))
@@ -125,7 +125,7 @@ class Diagnosis:
 
     @property
     def exit_code(self) -> int:
-        """0 where the machine can be used as it is, 1 where something is wrong."""
+        """0 if the machine can be used as it is, 1 if something is wrong."""
         return 1 if self.problems else 0
 
     def as_dict(self) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _place(diagnosis: Diagnosis, device: torch.device) -> None:
 
 
 def small_memory_notes(total_bytes: float) -> list[str]:
-    """A note where a GPU has less memory than the smallest profile is made for."""
+    """A note if a GPU has less memory than the smallest profile is made for."""
     name, needed = PROFILES[-1]
     if total_bytes >= needed:
         return []

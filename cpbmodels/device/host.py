@@ -1,4 +1,4 @@
-"""Facts about the machine, read from the system itself: they are needed most where CUDA does not work."""
+"""Facts about the machine, read from the system itself: needed most when CUDA is broken."""
 
 import contextlib
 import platform
@@ -22,7 +22,7 @@ MIN_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 
 @dataclass(frozen=True)
 class GpuEvidence:
-    """Signs of an NVIDIA GPU that do not come from torch; `driver` is None where no driver is loaded."""
+    """Signs of an NVIDIA GPU that do not come from torch; `driver` is None if no driver is loaded."""
 
     signs: tuple[str, ...]
     driver: str | None
@@ -94,7 +94,7 @@ def _pci_gpus() -> list[str]:
 
 
 def _nvidia_smi(*arguments: str) -> str | None:
-    """What nvidia-smi prints, or None where it is missing or fails (it fails where the driver is broken)."""
+    """What nvidia-smi prints, or None if it is missing or fails (it fails if the driver is broken)."""
     if (program := shutil.which("nvidia-smi")) is None:
         return None
     try:

@@ -66,7 +66,7 @@ class GpuCounters:
         return self._nvml is not None
 
     def read(self) -> GpuState | None:
-        """Utilisation and power now; None where NVML does not support it on this GPU (a vGPU or MIG slice)."""
+        """Utilisation and power now; None if NVML does not support it on this GPU (a vGPU or MIG slice)."""
         nvml = self._nvml
         if nvml is None:
             return None
@@ -195,12 +195,12 @@ class Monitor:
 
     @property
     def note(self) -> str:
-        """Why utilisation or power are missing from the summary; empty where nothing is missing."""
+        """Why utilisation or power are missing from the summary; empty if nothing is missing."""
         return self._counters.note if self._counters is not None else ""
 
     @property
     def warning(self) -> str:
-        """One sentence with reason and remedy where the GPU mostly waited; empty otherwise."""
+        """One sentence with reason and remedy if the GPU mostly waited; empty otherwise."""
         utilisations = [s.utilisation for s in self._states]
         if len(utilisations) < MIN_SAMPLES:
             return ""
@@ -221,7 +221,7 @@ def usable_cores() -> int:
 
 
 def rss_peak_mb() -> float:
-    """The largest resident memory this process ever had, in MB; 0.0 where the system does not say (Windows)."""
+    """The largest resident memory this process ever had, in MB; 0.0 if the system does not report it (Windows)."""
     return resident_mb()["rss_peak_mb"]
 
 

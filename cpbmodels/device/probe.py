@@ -26,7 +26,7 @@ LAUNCH_US = 6.0
 
 @dataclass(frozen=True)
 class Chip:
-    """One GPU's data sheet; a rate is None where the chip lacks that precision. `bandwidth` is in GB/s."""
+    """One GPU's data sheet; a rate is None if the chip lacks that precision. `bandwidth` is in GB/s."""
 
     fp32: float
     tf32: float | None

@@ -18,7 +18,7 @@ from cpbmodels.device.probe import seconds
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, make_task
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
-from cpbmodels.fleet.graphs import WARM_UP, Graphs, StepRunner
+from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs, StepRunner
 from cpbmodels.fleet.loop import Job, step_rates
 from cpbmodels.fleet.plan import compute_dtype
 from cpbmodels.fleet.training import make_fleet
@@ -50,7 +50,7 @@ def time_architectures(device: torch.device) -> dict[str, dict[str, Any]]:
 
     `kernels`: variants of `cpbmodels.kernels` that were compiled or found on disk, in `compile_s` seconds.
     """
-    learnt = [  # neither solved at once nor an average, whose members are timed by their own names
+    learnt = [  # neither in closed form nor an average, whose members are timed by their own names
         name for name, found in usable().items() if not found.spec.closed_form and not seed_size(name).members
     ]
     return {name: time_one(name, device) for name in learnt}
@@ -76,7 +76,7 @@ def _time(architecture: str, device: torch.device, members: int) -> dict[str, An
     step = fleet_step(architecture, options, members, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-        for _ in range(WARM_UP + 1):  # eager steps, then the capture
+        for _ in range(EAGER_RUNS + 1):  # eager steps, then the capture
             step()
     spent = seconds(step, device, repeats=3 if device.type == "cuda" else 1)
     gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
@@ -119,7 +119,7 @@ def fleet_step(
     """One optimizer step of a new fleet, on the same windows every time, to be called and timed.
 
     Each member has its own random walk of `rows` candles. `compute` is the dtype of the products, by default what a
-    training would choose; `kernels`: use `cpbmodels.kernels` where they can be. ModelError where so many candles do
+    training would choose; `kernels`: use `cpbmodels.kernels` if possible. ModelError if so many candles do
     not give one batch.
     """
     series = [walk(rows, seed, options) for seed in range(members)]

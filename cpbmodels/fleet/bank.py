@@ -50,7 +50,7 @@ class Bank:
 
 
 def _identity(one: Series) -> tuple[int, int]:
-    """Equal for series that hold the same arrays, whatever their spans."""
+    """Equal for series that hold the same arrays, regardless of their spans."""
     return id(one.features), id(one.volatility)
 
 
@@ -106,7 +106,7 @@ def make_task(
     options: Preset,
     index: int = 0,
 ) -> Task:
-    """Windows and scaling of one member over its series; ModelError where there is nothing to learn from."""
+    """Windows and scaling of one member over its series; ModelError if there is nothing to learn from."""
     names = bank_columns(options)
     train, validation, rows = [], [], []
     for index in indices:
@@ -166,7 +166,7 @@ def epoch_order(task: Task, epoch: int, steps: int, batch: int) -> np.ndarray:
 
     With a fixed number of steps an epoch may be part of a pass, or several. Position p, counted from the start of the
     training, lies in pass p // n, whose order is drawn from Philox(seed, pass): any epoch can be computed without the
-    ones before it, and does not depend on other members.
+    earlier epochs, and does not depend on other members.
     """
     n = len(task.train)
     if steps * batch >= n and steps == -(-n // batch):  # an epoch is one pass: the last batch may be short

@@ -1,8 +1,8 @@
 """Checkpoints of a fleet in training: one safetensors file per epoch, whole or absent, the last two kept.
 
-A file's name holds the CRC-32 of its bytes, so that a damaged one is never resumed from.
+A file's name holds the CRC-32 of its bytes, so that training never resumes from a damaged file.
 
-A background thread writes, so training waits for a copy in memory only. Where the disk is slower than the epochs, or
+A background thread writes, so training waits for a copy in memory only. If the disk is slower than the epochs, or
 the copies (of gigabytes, from a GPU) would take more than a fiftieth of the time, epochs in between are skipped.
 Random draws are functions of (seed, step), so there is no generator state to save.
 """
@@ -26,7 +26,7 @@ from cpbmodels.errors import ModelError
 
 log = logging.getLogger(__name__)
 
-MAX_FILES = 2  # the one before the newest is there in case the newest is damaged
+MAX_FILES = 2  # two, in case the newest is damaged
 MAX_TIME_SHARE = 0.02  # of the training that copies may take
 _NAME = re.compile(r"epoch-(?P<epoch>\d{6})-(?P<crc>[0-9a-f]{8})\.safetensors")
 
@@ -38,21 +38,21 @@ class Checkpoints:
         self.folder = folder
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.pending: Future[None] | None = None
-        self.next_due = 0.0  # on time.monotonic's clock: before, copies would take more than MAX_TIME_SHARE
+        self.next_due = 0.0  # on time.monotonic's clock: an earlier copy would take more than MAX_TIME_SHARE
 
     def save(
         self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any], force: bool = False
     ) -> None:
         """Write the state after `epoch` in the background.
 
-        Skipped, unless `force`, while the last one is still being written, and while its copy is more than
+        Skipped, unless `force`, while the last checkpoint is still being written, and while its copy is more than
         `MAX_TIME_SHARE` of the time since it began.
         """
         started = time.monotonic()
         if self.pending is not None:
             if not force and (not self.pending.done() or started < self.next_due):
                 return
-            self.pending.result()  # raises what the writer raised, a full disk for example
+            self.pending.result()  # raises the writer's error, such as a full disk
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
         self.pending = self.pool.submit(self._write, epoch, copies, json.dumps(state))
         ended = time.monotonic()
@@ -78,7 +78,7 @@ class Checkpoints:
         from safetensors import safe_open
 
         for path in reversed(self.files()):
-            if not _is_intact(path):  # try the one before
+            if not _is_intact(path):  # try the previous checkpoint
                 continue
             with safe_open(str(path), "pt") as file:
                 names = file.keys()
@@ -108,7 +108,7 @@ def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool
     A fleet is cut by the number of cores, and again where memory runs out: such a part starts from scratch.
 
     Raises:
-        ModelError: it is of another training.
+        ModelError: it belongs to a different training.
     """
     differing = sorted(key for key in wanted if saved.get(key) != wanted[key])
     if not differing:
@@ -116,12 +116,12 @@ def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool
     seeds, own = saved.get("seeds", []), wanted["seeds"]
     if "options" not in differing and seeds != own and not set(seeds).isdisjoint(own):
         log.warning(
-            "%s is of a fleet that was split differently (%d members, here %d), as happens with another "
+            "%s belongs to a fleet that was split differently (%d members, here %d), as happens with a different "
             "number of cores or too little memory: these members start from new weights.", folder, len(seeds), len(own),
         )  # fmt: skip
         return False
     raise ModelError(
-        f"{folder} holds a checkpoint of another training ({', '.join(differing)} differ): "
+        f"{folder} holds a checkpoint of a different training ({', '.join(differing)} differ): "
         "resume with the same data and options, or start without resume."
     )
 

@@ -30,7 +30,7 @@ def unscaled(tasks: list[Task]) -> list[Task]:
 
 
 def solve(job: Job, loop: Loop) -> EpochCost:
-    """Solve every member by itself and write it into the fleet; one epoch of history with the head's losses.
+    """Solve every member separately and write it into the fleet; one epoch of history with the head's losses.
 
     `train_loss` is taken on at most as many training windows as there are for validation, evenly spread.
     """
@@ -58,7 +58,7 @@ def solve(job: Job, loop: Loop) -> EpochCost:
 
 
 def set_initial_weights(job: Job, fleet: Fleet, bank: Bank, tasks: list[Task]) -> None:
-    """Write what the architecture fits before training into new members; warm-started ones keep their weights.
+    """Write what the architecture fits before training into new members; warm-started members keep their weights.
 
     Members of the same series (the seeds of an ensemble) share one fit.
     """

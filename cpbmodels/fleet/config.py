@@ -1,7 +1,7 @@
 """`config.json` of a model's folder: every field with its type and bounds, checked before anything is allocated.
 
-`FIELDS` and the options' own bounds (`options.RANGES`, `options.CHOICES`) are the one definition of the file. What a
-model was judged by (`metrics`) is added after training, so the file's own digest leaves it out. No torch here.
+`FIELDS` and the options' own bounds (`options.RANGES`, `options.CHOICES`) are the file's only definition.
+Evaluation results (`metrics`) are added after training, so the file's own digest leaves them out. No torch here.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FORMAT = 1
 """Version of the file; a higher one may have fields that are unknown here."""
 DIGEST, WEIGHTS_DIGEST = "config_sha256", "weights_sha256"
 PARTS, PART_FIELDS = "parts", ("architecture", "seed", "seeds")
-"""What an average is made of: for each member these fields and its options, all else being the average's own."""
+"""Fields stored per member of an average, with its options; the rest belong to the average."""
 STEPS = "step_correlation"
 """The dependence between the steps of a path (`data.paths`); optional, and no forecast depends on it."""
 JUDGED = ("metrics",)
 """Fields that judging adds to a trained model's file."""
-MAX_BYTES = 16_000_000  # the history takes most: some 120 bytes an epoch
+MAX_BYTES = 16_000_000  # mostly history, about 120 bytes per epoch
 MAX_TEXT = 1_000  # characters
 MAX_ITEMS = 100_000  # of a list; as many epochs as `options.RANGES` allows
 MAX_ROWS = 1_000  # models in an ensemble
@@ -40,7 +40,7 @@ Check = Callable[[Any], bool]
 
 @dataclass(frozen=True)
 class Field:
-    """What a field holds, in words and as a check. `required`: no model can be made without it."""
+    """What a field holds, in words and as a check. `required`: no model can be built without it."""
 
     what: str
     check: Check
@@ -201,18 +201,20 @@ def check_fields(values: Mapping[str, Any], where: object) -> None:
 
 
 def check_whole(values: Mapping[str, Any], where: object) -> Preset:
-    """The options of a file that has passed `check_fields`, if nothing is missing that a model is made of.
+    """The options of a file that has passed `check_fields`, if all required fields are present.
 
     Raises:
         ModelError: a field is missing.
-        DamagedModelError: the file is not the one that was saved: its digest is another.
+        DamagedModelError: the file is not the one that was saved: its digest differs.
     """
     required = {name for name, field in FIELDS.items() if field.required}
     missing = [name for name in (*FIELDS, *OPTIONS) if name in required | set(OPTIONS) and name not in values]
     if missing:
         raise ModelError(f"{where}: config.json lacks {', '.join(missing)}: fetch or train the model again.")
     if STEPS in values and not is_triangle(values[STEPS], values["horizon"]):
-        raise ModelError(f"{where}: {STEPS} in config.json is no correlation of {values['horizon']} steps.")
+        raise ModelError(
+            f"{where}: {STEPS} in config.json is not a correlation matrix for {values['horizon']} steps."
+        )
     if values.get(DIGEST) != digest(values):
         raise damaged(where, "config.json is not the file that was saved: its sha256 differs")
     return options_of(values)
@@ -228,7 +230,7 @@ def options_of(values: Mapping[str, Any]) -> Preset:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """sha256 of all fields but the digest itself and what judging adds, whatever their order."""
+    """sha256 of all fields but the digest itself and what judging adds, independent of their order."""
     own = {name: value for name, value in values.items() if name not in (DIGEST, *JUDGED)}
     return hashlib.sha256(json.dumps(own, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
@@ -236,7 +238,9 @@ def digest(values: Mapping[str, Any]) -> str:
 def sealed(values: Mapping[str, Any], weights_sha256: str) -> dict[str, Any]:
     """The fields with the digests by which `cpbmodels.load` checks both files, last."""
     own = {name: value for name, value in values.items() if name not in (DIGEST, WEIGHTS_DIGEST)}
-    own = json.loads(json.dumps({**own, WEIGHTS_DIGEST: weights_sha256}, default=str))  # as it is read again
+    own = json.loads(
+        json.dumps({**own, WEIGHTS_DIGEST: weights_sha256}, default=str)
+    )  # as it will be read back
     return {**own, DIGEST: digest(own)}
 
 

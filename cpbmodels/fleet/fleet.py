@@ -34,7 +34,7 @@ class Prefix:
 
     The gradient matrix has the layout of the weights: `grads` are its views by weight, `row_grads` those by member.
     `limits`: clip and weight decay, float32 [count], as the optimizer's kernel reads them.
-    `gaps`: the zeros [count, ..] behind each weight in the layout, None where there are none.
+    `gaps`: the zeros [count, ..] behind each weight in the layout, None if there are none.
     """
 
     weights: Weights
@@ -66,7 +66,7 @@ class ComputeWeights:
         )
 
     def refresh(self, count: int) -> None:
-        """Copy the first `count` rows anew; needed after every change of the master weights."""
+        """Copy the first `count` rows again; needed after every change of the master weights."""
         if self.is_master:
             return
         if self.one_copy:
@@ -112,7 +112,7 @@ class Fleet:
         self.nets: dict[int, Net] = {}
 
     def net_of(self, count: int) -> Net:
-        """The net for the first `count` rows: its preset holds their own values where members differ."""
+        """The net for the first `count` rows: its preset holds their own values if members differ."""
         if not self.differing:
             return self.net
         if count not in self.nets:
@@ -241,8 +241,8 @@ class Fleet:
     def _update(self, prefix: Prefix, lr: float | Tensor, held: Tensor | None, certain: int) -> None:
         """Adam or AdamW: one launch for the first `certain` rows, and one for each row after them.
 
-        The kernels take one `found_inf` per launch: where it is 1 they do nothing. `held` [K] says it of each row.
-        Where rows have rates or decays of their own, no fused kernel fits: `_update_by_row`.
+        The kernels take one `found_inf` per launch: if it is 1 they do nothing. `held` [K] states it per row.
+        If rows have rates or decays of their own, no fused kernel fits: `_update_by_row`.
         """
         decay = self.net_of(len(prefix.rows)).options.weight_decay
         if isinstance(decay, Tensor) or (isinstance(lr, Tensor) and lr.dim()):
@@ -355,5 +355,5 @@ class Fleet:
         self.grad.zero_()  # clipping a diverged row fills the gaps of its layout with NaN, and no step writes gaps
 
 
-# Stands in where nothing is random: tells the net that it trains, and is never asked for a draw.
+# Used when nothing is random: tells the net that it trains, and no draw is ever requested from it.
 _NO_DRAWS = Draws(torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.long))

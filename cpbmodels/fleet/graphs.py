@@ -22,8 +22,8 @@ from cpbmodels.fleet.bank import Bank
 from cpbmodels.fleet.fleet import Fleet
 
 BUCKET = 8  # rows of a graph are rounded up to a multiple of this
-WARM_UP = 3  # eager runs before the first capture: cuBLAS handles, autograd's buffers, cached constants
-# Before each further capture there is one: another number of rows may need kernels that are not loaded yet, and
+EAGER_RUNS = 3  # eager runs before the first capture: cuBLAS handles, autograd's buffers, cached constants
+# Before each further capture there is one: a different number of rows may need kernels that are not loaded yet, and
 # loading is not allowed while capturing.
 
 
@@ -38,7 +38,7 @@ class Graphs:
     def run(self, key: Hashable, work: Callable[[], None]) -> None:
         """Run `work`, which does the same at every run of this key, on tensors that do not move."""
         if key not in self.captured:
-            if self.warm.total() < WARM_UP or not self.warm[key]:
+            if self.warm.total() < EAGER_RUNS or not self.warm[key]:
                 self.eager(work)
                 self.warm[key] += 1
                 return
@@ -88,7 +88,7 @@ class StepRunner:
     def load(self, origins: Tensor, weight: Tensor, rates: Tensor, unequal: bool = False) -> None:
         """Put an epoch's windows [K, steps x B], their weights and the rates into the fixed buffers.
 
-        Rates are [steps], or [steps, K] where members have rates of their own.
+        Rates are [steps], or [steps, K] if members have rates of their own.
         unequal: some rows have fewer steps than others.
         """
         if origins.shape[0] > self.origins.shape[0] or origins.shape[1] > self.origins.shape[-1]:

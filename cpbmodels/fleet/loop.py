@@ -1,4 +1,4 @@
-"""The one training loop: epochs of a fleet, early stop and best snapshot per member, checkpoints.
+"""The only training loop: epochs of a fleet, early stop and best snapshot per member, checkpoints.
 
 `Job` describes one training, which all its fleets share; `EpochRecord` and `StepRecord` are what it reports.
 
@@ -153,7 +153,7 @@ class Progress:
         return self.stopped == "nan" and self.best_epoch == 0
 
     def record(self, epoch: int, train: float, val: float, lr: float, options: Preset) -> bool:
-        """Add an epoch's losses; True if it is the best so far. Sets `stopped` where the member must stop."""
+        """Add an epoch's losses; True if it is the best so far. Sets `stopped` if the member must stop."""
         self.history.append({"epoch": epoch + 1, "train_loss": train, "val_loss": val, "lr": lr})
         if not (np.isfinite(train) and np.isfinite(val)):
             self.stopped = "nan"
@@ -197,7 +197,7 @@ class Loop:
         self.fleet, self.bank, self.tasks, self.options = fleet, bank, tasks, options
         self.monitor = monitor or Monitor(fleet.flat.device)
         self.progress = [Progress() for _ in tasks]
-        # The micro-batches are the fleet's: they are doubled where memory runs out.
+        # The micro-batches are the fleet's: they are doubled when memory runs out.
         self.own_options = [replace(task.options, accumulate=options.accumulate) for task in tasks]
         self.steps = [steps_per_epoch(task, options) for task in tasks]
         self.order = list(range(len(tasks)))
@@ -222,7 +222,7 @@ class Loop:
 
     @property
     def stepped(self) -> int:
-        """Rows that take part in a step: the active ones, on a GPU rounded up so that few graphs are needed."""
+        """Rows that take part in a step: the active rows, on a GPU rounded up so that few graphs are needed."""
         return min(-(-self.active // self.runner.bucket) * self.runner.bucket, len(self.tasks))
 
     def compact(self) -> None:
@@ -281,13 +281,13 @@ class Loop:
             self.halted = self.on_step(self, step, steps)
 
     def halt(self) -> None:
-        """Stop all members in the middle of an epoch: their snapshots are of earlier ones, or the initial weights."""
+        """Stop all members in the middle of an epoch: their snapshots are of earlier epochs, or the initial weights."""
         for one in self.progress:
             if not one.stopped:
                 one.stopped, one.reason = "on_request", f"stopped on request within epoch {self.epoch + 1}"
 
     def rates(self, steps: int) -> np.ndarray:
-        """Learning rates of the epoch's steps: [steps], or [steps, rows] where members differ in `IN_RATE`."""
+        """Learning rates of the epoch's steps: [steps], or [steps, rows] if members differ in `IN_RATE`."""
         if not self.rates_differ:
             return step_rates(self.options, self.epoch, steps)
         own = [self.own_options[task] for task in self.order[: self.stepped]]
@@ -357,7 +357,7 @@ class Loop:
         if self.validation is None:
             own = [self.tasks[task].validation for task in self.order]
             width = max(1, *(len(rows) for rows in own))
-            # Any row of the member's own will do where it has fewer windows: their weight is 0.
+            # Any row of the member's own will do if it has fewer windows: their weight is 0.
             filler = [self.tasks[task].train[0] for task in self.order]
             rows = np.stack(
                 [np.pad(r, (0, width - len(r)), constant_values=f) for r, f in zip(own, filler, strict=True)]
@@ -409,7 +409,7 @@ class Loop:
         return {"options": options, "seeds": seeds, "windows": digest.hexdigest()}
 
     def resume(self, checkpoints: Checkpoints) -> bool:
-        """Continue from the newest checkpoint; False where there is none of these members."""
+        """Continue from the newest checkpoint; False if there is none for these members."""
         found = checkpoints.latest()
         if found is None:
             return False

@@ -17,7 +17,7 @@ from cpbmodels.arch import ENTRY_POINT_GROUP, architectures, find
 from cpbmodels.arch.average import NAME as AVERAGE
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import check_together
-from cpbmodels.data.figures import WARMUP
+from cpbmodels.data.figures import FEATURE_WARMUP
 from cpbmodels.data.paths import bare_symbol, mean_correlation
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
@@ -40,7 +40,7 @@ from cpbmodels.fleet.config import (
     sealed,
 )
 from cpbmodels.fleet.net import DTYPES, Model, Net
-from cpbmodels.fleet.plan import UNIVERSAL
+from cpbmodels.fleet.plan import ALL_SYMBOLS
 from cpbmodels.fleet.prediction import Forecast, forecast_all, predict_rows
 
 if TYPE_CHECKING:
@@ -63,9 +63,9 @@ class Report(TypedDict, total=False):
     best_val_loss: float
     train_windows: int
     validation_windows: int
-    accumulate: int  # micro-batches per step; more than asked for where memory was short
+    accumulate: int  # micro-batches per step; more than requested if memory ran out
     fleet_members: int
-    halved_to: int  # most members at once since memory ran out; 0: it did not
+    halved_to: int  # most members trained together since memory ran out; 0: it did not
     windows_per_s: float
     train_seconds: float
     device: str
@@ -75,7 +75,7 @@ class Report(TypedDict, total=False):
     rss_peak_mb: float
     gpu_mem_allocated_peak_mb: float
     gpu_mem_reserved_peak_mb: float
-    gpu_util_mean: float  # absent where the driver does not tell
+    gpu_util_mean: float  # absent if the driver does not report it
     gpu_power_mean_w: float
     accuracy: float  # classifiers: on the validation windows
     confusion: list[list[int]]  # classifiers: rows truth, columns forecast, each up, flat, down
@@ -93,10 +93,11 @@ class Member(Model):
         """The forecast after the series' last candle.
 
         Args:
-            go_back: where that cannot be, forecast after the last candle from which it can (`Forecast.issued_at`).
+            go_back: if that is impossible, forecast after the last candle from which it is possible
+                (`Forecast.issued_at`).
 
         Raises:
-            ModelError: the series is of another timeframe or, where the model learned one series, of another symbol;
+            ModelError: the series has a different timeframe or, if the model learned one series, a different symbol;
                 the forecast is not finite; or a gap or jump lies so near its end that the columns of
                 the last candle are not known yet.
         """
@@ -104,7 +105,7 @@ class Member(Model):
         found = forecast_all([self], [series])[0]
         if not go_back and found.issued_row != len(series) - 1:
             age = int((series.segments == series.segments[-1]).sum())
-            more = max(WARMUP + self.context - age, 1)
+            more = max(FEATURE_WARMUP + self.context - age, 1)
             raise ModelError(
                 f"{series.label}: no forecast after its last candle: a gap or jump {age} candles before its end leaves "
                 f"columns that are not known yet; {more} more candles without one are needed."
@@ -112,7 +113,7 @@ class Member(Model):
         return found
 
     def predict(self, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
-        """The forecasts from every origin at once, as rows of `Forecast.to_frame`; for backtests.
+        """The forecasts from every origin, as rows of `Forecast.to_frame`; for backtests.
 
         Args:
             since: the first origin's time (UTC close of the last candle used), as an aware datetime or a text;
@@ -123,7 +124,7 @@ class Member(Model):
 
     @property
     def known_until(self) -> datetime | None:
-        """The end (UTC) of all candles it learned from, was stopped by or was chosen on; None where unknown.
+        """The end (UTC) of all its spans, the test span included, which it was chosen on; None if unknown.
 
         Forecasts from earlier origins do not test the model.
         """
@@ -165,7 +166,7 @@ class Member(Model):
 
 
 def check_series(member: Member, series: Series) -> None:
-    """Raise ModelError where `series` is not a Series, or one that the model cannot forecast."""
+    """Raise ModelError if `series` is not a Series, or is one that the model cannot forecast."""
     if not isinstance(series, Series):
         raise ModelError(
             f"A {type(series).__name__} is not a Series of candles: make one with Series.from_frame."
@@ -181,14 +182,14 @@ def check_series(member: Member, series: Series) -> None:
 
 
 def other_symbol(member: Member, symbol: str) -> str:
-    """A sentence where the model learned one series, of another symbol; "" where it serves this one.
+    """A sentence if the model learned only a series with a different symbol; "" if it serves this one.
 
     A universal model serves any symbol, and a series without a name is any model's. `BTC/USDT:USDT` is `BTCUSDT`.
     """
     name, learned = member.config.get("symbol", ""), member.config.get("symbols") or []
     # Series of a market of their own, as cpb's simulated ones, have its name before the symbol's in `symbols`.
     if (
-        name in ("", UNIVERSAL)
+        name in ("", ALL_SYMBOLS)
         or len(learned) > 1
         or bare_symbol(symbol) in {"", *map(bare_symbol, [name, *learned])}
     ):
@@ -224,7 +225,7 @@ def load(folder: str | Path) -> Member:
             file.seek(0)
             weights = file.read()
         if config.pop(WEIGHTS_DIGEST) != hashlib.sha256(weights).hexdigest():
-            raise damaged(folder, "the sha256 of model.safetensors is not the one in config.json")
+            raise damaged(folder, "the sha256 of model.safetensors differs from config.json")
         tensors = from_bytes(weights)
     except FileNotFoundError as missing:
         raise ModelError(
@@ -329,7 +330,7 @@ def _of_part(tensors: Mapping[str, Tensor], place: int, of: int) -> dict[str, Te
 
 
 def _check_header(file: BinaryIO, nets: Sequence[Net], folder: Path) -> None:
-    """Raise ModelError where the header of a safetensors file holds other tensors than these nets have.
+    """Raise ModelError if the header of a safetensors file lists tensors other than those of these nets.
 
     The header is 8 bytes with its length, then JSON: dtype, shape and place of each tensor.
     """
@@ -364,11 +365,11 @@ def _check_header(file: BinaryIO, nets: Sequence[Net], folder: Path) -> None:
 
 
 def _member(config: dict[str, Any], net: Net, tensors: dict[str, Tensor], folder: Path) -> Member:
-    """The member of tensors whose names and shapes have been checked; ModelError where one is not finite."""
+    """The member of tensors whose names and shapes have been checked; ModelError if one is not finite."""
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ModelError(
-                f"{folder}: {name} holds NaN or infinity: train the model again, or fetch another."
+                f"{folder}: {name} holds NaN or infinity: train the model again, or fetch a different one."
             )
     history, report = config.pop("history", []), cast(Report, config.pop("report", {}))
     rows = tensors["head.table"].new_zeros(len(tensors["head.table"]), net.layout.size)

@@ -29,7 +29,7 @@ CALENDAR_CODES = 168
 
 @dataclass(frozen=True)
 class Window:
-    """Windows of a batch: scaled inputs, the hour's code, the origin's candle, and (if asked for) the true candles."""
+    """Windows of a batch: scaled inputs, the hour's code, the origin's candle, and (if requested) the true candles."""
 
     inputs: Tensor  # [K, B, C, F]
     codes: Tensor | None  # [K, B], 0 .. 167 as floats

@@ -18,11 +18,11 @@ from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, Task, make_task
 
 SCOPES = ("per-series", "universal", "both")
-UNIVERSAL = "ALL"  # symbol of a member that learns every series of its timeframe
+ALL_SYMBOLS = "ALL"  # symbol of a member that learns every series of its timeframe
 
 
 def pick_device(name: str) -> torch.device:
-    """The torch device for "auto", "cpu", "cuda" or "cuda:1"; ModelError where there is no such device."""
+    """The torch device for "auto", "cpu", "cuda" or "cuda:1"; ModelError if there is no such device."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -39,7 +39,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def windows_in_flight(context: int, device: torch.device) -> int:
-    """How many windows validation and forecasts take at once, over all members together.
+    """How many windows validation and forecasts process at a time, over all members together.
 
     On a CPU their activations should stay in the cache: with 16,384 windows of 30 candles a transformer validated at
     two thirds of the speed and in five times the memory. On a GPU larger products are faster.
@@ -84,7 +84,7 @@ def plan_members(series: list[Series], seeds: Sequence[int] | int | None, scope:
     if scope in ("universal", "both"):
         for timeframe in dict.fromkeys(one.timeframe for one in series):
             own = tuple(i for i, one in enumerate(series) if one.timeframe == timeframe)
-            members += [Planned(own, seed, UNIVERSAL) for seed in dict.fromkeys(given)]
+            members += [Planned(own, seed, ALL_SYMBOLS) for seed in dict.fromkeys(given)]
     return members
 
 
@@ -106,7 +106,7 @@ def plan_tasks(
 
 
 def _check_seeds(seeds: Sequence[int] | int | None) -> list[int]:
-    """The seeds as a list of whole numbers; 0 where none are given."""
+    """The seeds as a list of whole numbers; 0 if none are given."""
     given = [0] if seeds is None else [seeds] if isinstance(seeds, int) else list(seeds)
     for seed in given:
         if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
@@ -117,7 +117,7 @@ def _check_seeds(seeds: Sequence[int] | int | None) -> list[int]:
 
 
 def why_not(one: Series, architecture: str = "har", preset: str = "default", **overrides: Any) -> str:
-    """Why a series cannot be trained on with these options, or "": to leave it out of a fleet with a reason.
+    """Why a series cannot be trained on with these options, or "": the reason to leave it out of a fleet.
 
     A series with a test span must also have an origin there, else its model could not be evaluated.
     """

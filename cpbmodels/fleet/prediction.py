@@ -1,6 +1,6 @@
-"""Forecasts of many models at once: models of equal options are stacked into one fleet, windows into batches.
+"""Forecasts of many models together: models of equal options are stacked into one fleet, windows into batches.
 
-Pictures of forecasts; matplotlib is an extra of the library.
+Also plots of forecasts; they need matplotlib, an extra of the library.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Forecast:
 
     `close[q]`: [H] for q = 0.05 .. 0.95. `candle`: float64 [H, 4], the median open, high, low, close.
     `probabilities`: [3] up, flat, down for a classifier, else None. `issued_row` is the last candle used, in `series`.
-    `step_correlation`: what `paths` takes the dependence between steps from; None where the model holds none.
+    `step_correlation`: what `paths` takes the dependence between steps from; None if the model holds none.
     """
 
     series: Series
@@ -84,7 +84,7 @@ class Forecast:
 
     @property
     def issued_at(self) -> datetime:
-        """Close of the last candle used, UTC; ModelError where the series has no times."""
+        """Close of the last candle used, UTC; ModelError if the series has no times."""
         return self.series.end_of(self.issued_row)
 
     def to_frame(self) -> pl.DataFrame:
@@ -155,7 +155,7 @@ def predict(
     batch_size: int | None = None,
     device: str = "cpu",
 ) -> list[Prediction]:
-    """Forecasts of member i on series i from origins i (int64 [N_i]), all at once; of an average its parts' mean.
+    """Forecasts of member i on series i from origins i (int64 [N_i]), all together; of an average its parts' mean.
 
     `batch_size` is the number of windows in flight, over all members together; None is what suits the device.
     """
@@ -192,7 +192,7 @@ def _predict(
     batch_size: int | None,
     device: str,
 ) -> list[Prediction]:
-    """`predict` for models that are no averages."""
+    """`predict` for models that are not averages."""
     out: list[Prediction | None] = [None] * len(members)
     groups: dict[str, list[int]] = defaultdict(list)
     for index, member in enumerate(members):
@@ -360,7 +360,7 @@ def paths(
 ) -> Paths:
     """Joint paths of several coins, in prices: margins are the forecasts' quantiles, n scenarios that hold for all.
 
-    Steps depend as the errors of each model did on its validation windows; where a model holds no such correlation,
+    Steps depend as the errors of each model did on its validation windows; if a model holds no such correlation,
     as a random walk's (`Paths.steps` says which).
 
     Args:
@@ -413,7 +413,7 @@ def predict_rows(member: Model, series: Series, since: datetime | str | None = N
     """The forecasts of every origin from `since` on (UTC close of the last candle used) as rows, in prices.
 
     Raises:
-        ModelError: see `Forecast.to_frame`; also when `since` is no aware time.
+        ModelError: see `Forecast.to_frame`; also when `since` is not an aware time.
     """
     from cpbmodels.data.rows import forecast_rows
 
@@ -441,7 +441,7 @@ def check_forecasts_prices(probabilities: np.ndarray | None) -> None:
 
 
 def microseconds(time: datetime | str) -> int:
-    """Since 1970 UTC, of an aware datetime or a written one; ModelError where it is not a time or has no time zone."""
+    """Since 1970 UTC, of an aware datetime or its text; ModelError if it is not a time or has no time zone."""
     try:
         found = datetime.fromisoformat(time) if isinstance(time, str) else time
     except ValueError:

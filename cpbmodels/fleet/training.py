@@ -64,13 +64,13 @@ def train_fleet(
     seeds: one per series; for universal members, each seed gives one member per timeframe. Default 0.
     checkpoint: folder for a checkpoint per epoch; `resume` continues from its newest one.
     warm_start: trained members with equal options, one per new member, to continue from; None starts
-        that member anew.
-    on_epoch: called after every epoch of every fleet; it may return indices of members that shall stop now.
+        that member from new weights.
+    on_epoch: called after every epoch of every fleet; it may return indices of members that must stop now.
     on_step: called with a `StepRecord` before the first step of every fleet and about every 0.3 s within an epoch;
-        where it returns True, that fleet's members stop at once, each with the snapshot of its best epoch so far.
-    kernels: use the kernels of `cpbmodels.kernels` where the GPU and the options allow it; False: torch's path alone.
+        if it returns True, that fleet's members stop immediately, each with the snapshot of its best epoch so far.
+    kernels: use the kernels of `cpbmodels.kernels` if the GPU and the options allow it; False: torch's path alone.
     overrides: any field of the preset (`epochs=5`, `batch_size=32` ..), for all members or a list with one value per
-        member. Members that differ in `per_member.PER_MEMBER` train in one fleet, others in fleets of their own.
+        member. Members that differ in `per_member.PER_MEMBER` train in one fleet, others in separate fleets.
     Raises ModelError for impossible options or data. A member whose training diverged is returned like any other:
     look at `member.report["diverged"]`.
     """
@@ -134,7 +134,7 @@ def _train_average(
     names = options[0].members
     if any(one.members != names for one in options):
         raise ModelError(
-            "members must be the same in all models of a call: train the others in another call."
+            "members must be the same in all models of a call: train the others in a separate call."
         )
     trained = []
     for place, name in enumerate(names):
@@ -231,7 +231,7 @@ def _side_by_side(
     with ThreadPoolExecutor(min(workers, len(shares)), thread_name_prefix="fleet") as pool:
         futures = [pool.submit(train, share) for share in shares]
         try:
-            # In slices: an untimed wait is not ended by Ctrl-C where a library has set SA_RESTART for SIGINT.
+            # In slices: an untimed wait is not ended by Ctrl-C if a library has set SA_RESTART for SIGINT.
             while wait(futures, timeout=_WAIT_SLICE_S, return_when=FIRST_EXCEPTION).not_done and not any(
                 future.done() and future.exception() for future in futures
             ):
@@ -266,7 +266,7 @@ def _train_in_memory(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
 
 
 def _out_of_memory(error: BaseException | None) -> bool:
-    """Whether memory ran out, also where that ended a graph's capture, which then fails with an error of its own."""
+    """Whether memory ran out, also during a graph's capture, which then fails with an error of its own."""
     if error is None:
         return False
     said = str(error)  # the last as Triton says it, of a kernel that is loaded
@@ -282,7 +282,7 @@ def _shrink(job: Job, size: int) -> tuple[int, Job]:
     if job.device.type == "cuda":
         torch.cuda.empty_cache()
     if size > 1:
-        log.warning("Out of memory with %d members at once: continuing with %d.", size, size // 2)
+        log.warning("Out of memory with %d members together: continuing with %d.", size, size // 2)
         return size // 2, replace(job, halved_to=size // 2)
     parts = job.options.accumulate * 2
     if job.options.batch_size % parts:
@@ -339,7 +339,7 @@ def _solve_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
 
 @contextmanager
 def fast_matmul(job: Job) -> Iterator[None]:
-    """TF32 for float32 products on a GPU, for the time of a training."""
+    """TF32 for float32 products on a GPU, during a training."""
     before = torch.get_float32_matmul_precision()
     if job.device.type == "cuda" and job.dtype == torch.float32:
         torch.set_float32_matmul_precision("high")

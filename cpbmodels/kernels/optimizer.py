@@ -100,7 +100,7 @@ def update(
     K, P = flat.shape
     parts = triton.cdiv(P, BLOCK)
     part = torch.empty(K, parts, device=flat.device, dtype=torch.float32)
-    off = steps if held is None else held  # read by no program where held is None
+    off = steps if held is None else held  # read by no program if held is None
     some = {"HELD": held is not None, "PARTS": parts, "BLOCK": BLOCK, "num_warps": 8}
     launch(_squares, (K, parts), grad, part, steps, off, P, **some)
     launch(

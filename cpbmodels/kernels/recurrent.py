@@ -269,7 +269,7 @@ def _gru_layer(gates, b_ih, s_bi, w_hh, s_hh, b_hh, s_bh, states, acts, B, T: tl
     b_r = tl.load(bi).to(tl.float32) + tl.load(bh).to(tl.float32)
     b_z = tl.load(bi + H).to(tl.float32) + tl.load(bh + H).to(tl.float32)
     b_n, b_g = tl.load(bi + 2 * H).to(tl.float32), tl.load(bh + 2 * H).to(tl.float32)
-    h = tl.zeros([BM, H], tl.float32)  # carried in float32: what is stored is rounded, what goes on is not
+    h = tl.zeros([BM, H], tl.float32)  # carried in float32: what is stored is rounded, what is carried is not
     at = (k * T * B + rows)[:, None]  # rows of step 0 in [K, T, B]; the next step's lie B further
     for _ in range(T):
         gp = gates + at * (3 * H) + u[None, :]
@@ -335,7 +335,7 @@ def step_tiles(K: int, B: int, H: int, whole: bool = False) -> tuple[tuple[int, 
 
 
 def parts(*tensors: Tensor | None) -> list[Tensor | int | None]:
-    """Each tensor and the distance between its members; None and 0 where there is none."""
+    """Each tensor and the distance between its members; None and 0 if there is none."""
     return [value for one in tensors for value in (one, 0 if one is None else one.stride(0))]
 
 

@@ -41,7 +41,7 @@ def off_reason(
     compute: torch.dtype,
     wanted: bool = True,
 ) -> str:
-    """Why a fleet with these options, on this device, with products in `compute`, keeps torch's path; "" where not."""
+    """Why a fleet with these options on this device, products in `compute`, keeps torch's path; "" if it does not."""
     windows = options.batch_size // options.accumulate
     if not wanted:
         return "--no-kernels"
@@ -68,7 +68,7 @@ def off_reason(
 
 @cache
 def driver_fault() -> str:
-    """Why Triton cannot run kernels in this process, "" where it can.
+    """Why Triton cannot run kernels in this process, "" if it can.
 
     At its first use it builds its driver: that takes a C compiler, Python's headers and a cache that can be written.
     """
@@ -87,7 +87,7 @@ def described(reason: str) -> str:
 
 
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may ask for; without a GPU (interpreter, offline compiler) an H100's."""
+    """Shared memory that one program may request; without a GPU (interpreter, offline compiler) an H100's."""
     if device.type != "cuda":
         return 232_448
     # "optin": more than the 48 KB that a program gets unasked
@@ -121,8 +121,8 @@ def summed(part: Tensor, like: Tensor) -> Tensor:
 def product(x: Tensor, weight: Tensor) -> Tensor:
     """x [K, n, i] times weight [K, i, o]: [K, n, o].
 
-    A width that is no multiple of 8 is padded with zeros: cuBLAS loads 16 bytes at once, eight bf16, and ran products
-    of width 4 several times slower on an H100.
+    A width that is not a multiple of 8 is padded with zeros: cuBLAS loads 16 bytes at once, eight bf16, and ran
+    products of width 4 several times slower on an H100.
     """
     i, o = weight.shape[1:]
     if i % 8:

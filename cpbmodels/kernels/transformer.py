@@ -84,7 +84,7 @@ def _feed(x: Tensor, normed: Tensor, w: Weights, name: str) -> tuple[Tensor, Ten
 def _stepwise(
     model: Transformer, start: Tensor, memory: tuple[Tensor, ...], biases: tuple[Tensor, ...], w: Weights
 ) -> Tensor:
-    """A step at a time, each reading the median of the one before; queries, keys and values of all steps are kept."""
+    """A step at a time, each reading the previous step's median; queries, keys and values of all steps are kept."""
     (K, B, _), S, heads, d = start.shape, model.head.steps, model.options.n_heads, model.options.hidden_dim
     past = [start.new_empty(K, B, S, 3 * d) for _ in memory]  # [q, k, v] of the steps so far, without biases
     read, raws = start, []

@@ -14,7 +14,7 @@ from cpbmodels.arch import find
 from cpbmodels.arch.options import ALIASES, CHOICES, RANGES
 from cpbmodels.arch.presets import all_presets
 from cpbmodels.data.columns import FEATURES, definition
-from schemas.presets import PRESET_ABOUT, PRESET_ARCHITECTURES, PRESET_SEEDS
+from schemas.presets import PRESET_ABOUT, PRESET_ARCHITECTURES, PRESET_COPIES
 
 OPTIONS_FILE = Path(cpbmodels.__file__).parent / "arch" / "options.py"
 
@@ -30,7 +30,7 @@ def presets() -> str:
     return table(
         ("preset", "what for", "trains", "copies averaged", "sets"),
         (
-            (f"`{name}`", PRESET_ABOUT[name], ", ".join(trained), PRESET_SEEDS.get(name, 1), _set_by(name))
+            (f"`{name}`", PRESET_ABOUT[name], ", ".join(trained), PRESET_COPIES.get(name, 1), _set_by(name))
             for name, trained in PRESET_ARCHITECTURES.items()
         ),
     )

@@ -14,7 +14,7 @@ import typer
 
 from flows.console import emit, exit_now, log_to_console
 from schemas import __version__
-from schemas.errors import COMPLETE, FATAL, INTERRUPTED, USAGE, CpbError
+from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_INTERRUPTED, EXIT_USAGE, CpbError
 from tasks.storage.urls import without_credentials
 
 COMMANDS = {
@@ -58,7 +58,7 @@ HELP = "Train, judge and publish forecasting models for a whole universe of coin
 INTERRUPTION = "interrupted; run the same command again to continue"
 
 _MORE_MEMORY = (
-    "ask for fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
+    "choose fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
 )
 
 _REMEDIES = {
@@ -130,8 +130,8 @@ def main() -> None:
     os.environ.setdefault("DO_NOT_TRACK", "1")
     os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    # Freeing every object of MLflow, torch and polars at exit takes a second; the operating system frees them at once.
-    # Registered first, so that it is called after all other exit handlers.
+    # Freeing every object of MLflow, torch and polars at exit takes a second; the operating system frees them
+    # immediately. Registered first, so that it is called after all other exit handlers.
     atexit.register(gc.freeze)
     # Imports create half a million objects; with Python's threshold of 700, garbage collection is a fifth of the time.
     gc.set_threshold(5000)
@@ -149,15 +149,15 @@ def main() -> None:
     except OSError as error:  # a folder without write permission or a full disk, not a bug
         where = f"{error.filename}: " if error.filename else ""
         remedy = _REMEDIES.get(error.errno or 0, "check that it exists, its owner and the free space there")
-        _end(f"{where}{error.strerror or error}; {remedy}", FATAL, "system", str(error.filename or ""))
+        _end(f"{where}{error.strerror or error}; {remedy}", EXIT_FATAL, "system", str(error.filename or ""))
     except KeyboardInterrupt:
-        _end(INTERRUPTION, INTERRUPTED, "interrupted")
+        _end(INTERRUPTION, EXIT_INTERRUPTED, "interrupted")
     except Exception as error:
         _end_exhausted(error)
         raise
-    if code == INTERRUPTED:  # Typer converts Ctrl-C in a command to this code
-        _end(INTERRUPTION, INTERRUPTED, "interrupted")
-    sys.exit(code or COMPLETE)
+    if code == EXIT_INTERRUPTED:  # Typer converts Ctrl-C in a command to this code
+        _end(INTERRUPTION, EXIT_INTERRUPTED, "interrupted")
+    sys.exit(code or EXIT_COMPLETE)
 
 
 def _end_exhausted(error: Exception) -> None:
@@ -165,12 +165,12 @@ def _end_exhausted(error: Exception) -> None:
     from tasks.storage.files import is_disk_full
 
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
-        _end(f"out of memory; {_MORE_MEMORY}", FATAL, "out-of-memory")
+        _end(f"out of memory; {_MORE_MEMORY}", EXIT_FATAL, "out-of-memory")
     if is_disk_full(error):
         _end(
             "no space left on the disk of CPB_HOME, of the MLflow store or of the temporary folder; free some, then "
             "run the same command again",
-            FATAL, "disk-full",
+            EXIT_FATAL, "disk-full",
         )  # fmt: skip
 
 
@@ -182,7 +182,7 @@ def _end_usage(error: typer.TyperException) -> NoReturn:
     if context is not None and text.startswith("Missing command"):  # a command group without a command
         with redirect_stdout(sys.stderr):
             context.get_help()  # prints the help
-        sys.exit(USAGE)
+        sys.exit(EXIT_USAGE)
     help_for = context.command_path if context is not None else "cpb"
     field = getattr(getattr(error, "param", None), "name", None) or getattr(error, "option_name", "")
     _end(
@@ -200,6 +200,6 @@ def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
     print(f"cpb: {text}", file=sys.stderr)
     if "--json" in sys.argv:
         emit({"error": text, "code": code, "field": without_credentials(field), "exit": exit_code})
-    if exit_code == INTERRUPTED:
+    if exit_code == EXIT_INTERRUPTED:
         exit_now(exit_code)
     sys.exit(exit_code)

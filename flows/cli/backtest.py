@@ -4,7 +4,7 @@ from typing import Any
 
 import typer
 
-from flows.cli.options import Json, Shown, takes
+from flows.cli.options import Json, Shown, cli_options
 from flows.console import emit, quiet_libraries, say, shown_progress
 from flows.prefect_server import server_in_use
 from flows.tables import Column, finding, print_table
@@ -20,7 +20,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-@takes(
+@cli_options(
     BacktestSpec,
     without=("repo", "tail", "warm_start", "force", "prune", "wandb", "weekly_challengers"),
     shown={"expanding": Shown(names=("--expanding/--sliding",))},
@@ -69,7 +69,7 @@ def _cells(timeframe: str, name: str, row: dict[str, Any]) -> list[str]:
     ]  # fmt: skip
 
 
-@takes(
+@cli_options(
     TuneSpec,
     without=("repo", "tail", "warm_start", "prune", "wandb", "weekly_challengers", "seeds", "train_timeout_s"),
     shown={"architectures": Shown(names=("--arch",))},
@@ -78,7 +78,7 @@ def tune(
     spec: TuneSpec,
     json: Json = False,
 ) -> None:
-    """Search options with Optuna: fleets train a batch of trials at once, rolling folds before the test span choose.
+    """Search options with Optuna: a fleet trains a batch of trials, rolling folds before the test span choose one.
 
     The winner is scored on the test span once and written as a preset. The same command continues its study.
 

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import Json, takes
+from flows.cli.options import Json, cli_options
 from flows.console import emit, quiet_libraries, say
 from flows.summary import plain_reason
 from flows.tables import Column, finding, print_table
-from schemas.errors import COMPLETE, PARTIAL, CpbError, UsageError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError, count
 from schemas.identity import SIM, check_known
 from schemas.run import BoardSpec, RunSpec, ScopeSpec
 from tasks.storage.home import checked_home, stored_home
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tasks.promotion.by_hand import Served
 
 
-@takes(BoardSpec, without=("run",))
+@cli_options(BoardSpec, without=("run",))
 def champions(
     spec: BoardSpec,
     why: Annotated[
@@ -46,7 +46,7 @@ def champions(
         and (timeframes is None or entry.champion.series.timeframe in timeframes)
     ]
     if json:
-        emit({"champions": [_row(entry) for entry in found], "exit": COMPLETE})
+        emit({"champions": [_row(entry) for entry in found], "exit": EXIT_COMPLETE})
         return
     markets = {entry.champion.series.market for entry in found}
     watched = {alarm.series: alarm for market in markets for alarm in alarms(checked_home(), market)}
@@ -60,7 +60,7 @@ def champions(
     say(count(len(found), "champion"))
 
 
-@takes(ScopeSpec, only=("market",))
+@cli_options(ScopeSpec, only=("market",))
 def promote(
     spec: ScopeSpec,
     coin: Annotated[str, typer.Argument(metavar="COIN", help="BTCUSDT, or BTC")],
@@ -73,7 +73,7 @@ def promote(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Make a registered version the champion by hand, whatever its figures; the reason is kept.
+    """Make a registered version the champion by hand, regardless of its figures; the reason is kept.
 
     Example: cpb promote BTC 1h --version previous --force "version 7 learnt from a broken feed"
     """
@@ -87,17 +87,17 @@ def promote(
             'promoting by hand needs a reason: add --force REASON, as in --force "the feed was wrong in May"',
             code="reason", field="force",
         )  # fmt: skip
-    asked = ScopeSpec(coins=coin, timeframes=timeframe, market=spec.market).scope.series
-    if len(asked) != 1:
+    chosen = ScopeSpec(coins=coin, timeframes=timeframe, market=spec.market).scope.series
+    if len(chosen) != 1:
         raise UsageError(
             "promote moves one series: name one coin and one timeframe", code="one-series", field="coin"
         )
     quiet_libraries()
     from tasks.promotion.by_hand import promote_by_hand
 
-    decision = promote_by_hand(checked_home(), asked[0], version, force)
+    decision = promote_by_hand(checked_home(), chosen[0], version, force)
     if json:
-        emit({"decision": decision.model_dump(mode="json"), "exit": COMPLETE})
+        emit({"decision": decision.model_dump(mode="json"), "exit": EXIT_COMPLETE})
     else:
         say(
             f"{decision.series}: version {decision.version_number} {_MOVED[decision.moved]}: {decision.reason}"
@@ -108,7 +108,7 @@ _MOVED = {True: "is the champion now", False: "stays the champion"}
 
 
 _FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
-"""The ratio to the random walk on the test span with its 95 % interval; null where it was not judged."""
+"""The ratio to the random walk on the test span with its 95 % interval; null if it was not judged."""
 
 
 def _row(served: "Served") -> dict[str, Any]:
@@ -182,7 +182,7 @@ _TABLE = tuple(
 )  # fmt: skip
 
 
-@takes(RunSpec, only=("market", "repo"))
+@cli_options(RunSpec, only=("market", "repo"))
 def publish(
     spec: RunSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
@@ -216,7 +216,7 @@ def publish(
     result = step(checked_home(), spec.market, repo)
     for failure in result.failures:
         say(f"FAILED {failure.subject}: {plain_reason(failure)}")
-    code = PARTIAL if result.failures else COMPLETE
+    code = EXIT_PARTIAL if result.failures else EXIT_COMPLETE
     if json:
         failures = [f.as_json() for f in result.failures]
         emit(
@@ -239,7 +239,7 @@ def _publish_site(spec: RunSpec, folder: Path, json: bool) -> None:
     site = write_site(stored_home(), spec.market, folder)
     if json:
         emit({"site": str(folder), "head": site.head, "line": site.line, "rows": site.rows,
-              "written": list(site.written), "exit": COMPLETE})  # fmt: skip
+              "written": list(site.written), "exit": EXIT_COMPLETE})  # fmt: skip
         return
     changed = (
         f"{len(site.written):,} of {count(site.files, 'file')} written"
@@ -252,7 +252,7 @@ def _publish_site(spec: RunSpec, folder: Path, json: bool) -> None:
 FORMATS = ("onnx",)
 
 
-@takes(ScopeSpec, only=("coins", "timeframes", "market"))
+@cli_options(ScopeSpec, only=("coins", "timeframes", "market"))
 def export(
     spec: ScopeSpec,
     form: Annotated[str, typer.Option("--format", help="onnx")] = "onnx",

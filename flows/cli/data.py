@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import Json, Shown, takes
+from flows.cli.options import Json, Shown, cli_options
 from flows.console import emit, quiet_libraries, say, shown_progress
-from schemas.errors import COMPLETE, FATAL, UsageError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, count
 from schemas.identity import MARKETS, SPOT
 from schemas.run import IngestSpec
 from schemas.scope import home
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tasks.market.report import IngestReport
 
 
-@takes(IngestSpec, without=("offline",), shown={"coins": Shown(names=("--coins", "--symbols"))})
+@cli_options(IngestSpec, without=("offline",), shown={"coins": Shown(names=("--coins", "--symbols"))})
 def ingest(
     spec: IngestSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be fetched")] = False,
@@ -38,7 +38,7 @@ def ingest(
         from tasks.market.ingest import ingest as bring_up_to_date
         from tasks.market.report import save
 
-        scope = _with_listed_pairs(spec) if spec.every_pair else spec.scope
+        scope = _with_listed_pairs(spec) if spec.looks_up_symbols else spec.scope
         found = bring_up_to_date(scope, tail=spec.tail, plan=plan, connections=connections)
     if report and not plan:
         save(found, scope.root)
@@ -137,7 +137,7 @@ def verify(
         say(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged{done}")
     elif result.is_good:
         say(f"nothing {'' if market == _ALL else f'of market {market} '}is stored in {home}")
-    code = COMPLETE if result.is_good else FATAL
+    code = EXIT_COMPLETE if result.is_good else EXIT_FATAL
     if json:
         damaged = [damage.model_dump(mode="json") for damage in result.damaged]
         emit({

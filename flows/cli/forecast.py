@@ -7,14 +7,14 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import Json, takes
+from flows.cli.options import Json, cli_options
 from flows.console import emit, quiet_libraries, say, shown_progress
 from flows.tables import Column, check_one_form, finding, price, print_csv, print_table
 from schemas.errors import UsageError, age, count
 from schemas.run import ForecastSpec
 
 
-@takes(ForecastSpec)
+@cli_options(ForecastSpec)
 def forecast(
     spec: ForecastSpec,
     model: Annotated[
@@ -109,7 +109,7 @@ _EVERYTHING = (
 
 
 def _about(row: dict[str, Any], known: dict[str, Any], now: datetime) -> list[str]:
-    """Return what is said of a forecast: its series, the last close with its age, verdict and record."""
+    """Return the line about a forecast: its series, the last close with its age, verdict and record."""
     from schemas.forecasts import FALLBACK  # imports polars
 
     fallback = " (fallback)" if row["role"] == FALLBACK else ""

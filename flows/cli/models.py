@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.options import Json, takes
+from flows.cli.options import Json, cli_options
 from flows.console import emit, quiet_libraries, say
 from flows.tables import Column, check_one_form, print_csv, print_table
 from schemas.errors import UsageError, count
@@ -13,7 +13,7 @@ from schemas.run import BoardSpec
 from tasks.storage.home import stored_home
 
 
-@takes(BoardSpec)
+@cli_options(BoardSpec)
 def leaderboard(
     spec: BoardSpec,
     json: Json = False,
@@ -126,7 +126,7 @@ def _coins(row: dict[str, Any]) -> str:
     return f"{row['coins'] or count(row['members'], 'model')}{failed}"
 
 
-@takes(BoardSpec, only=("market", "coins", "timeframes"))
+@cli_options(BoardSpec, only=("market", "coins", "timeframes"))
 def ledger(
     spec: BoardSpec,
     history: Annotated[bool, typer.Option("--history", help="every version, not only the newest")] = False,

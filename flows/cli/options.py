@@ -1,6 +1,6 @@
 """Options of the command line, generated from the specifications that declare them (`schemas/run.py`).
 
-    @takes(ScopeSpec)
+    @cli_options(ScopeSpec)
     def forecast(spec: ScopeSpec, json: Json = False) -> None: ...
 
 gives the command `--coins`, `--timeframes` and so on, with the fields' descriptions and defaults. Typer receives all of
@@ -93,7 +93,7 @@ _POSITIONAL = {
 """The arguments of `cpb COMMAND [COIN [TIMEFRAME]]`, each with the field that it gives and its help."""
 
 
-def takes(
+def cli_options(
     spec: type[S],
     *,
     only: Collection[str] = (),
@@ -106,7 +106,7 @@ def takes(
 
     The command's other parameters are unchanged.
 
-    Where it shows the fields `coins` and `timeframes`, these can be given by position too.
+    If it shows the fields `coins` and `timeframes`, these can also be given by position.
 
     Args:
         only, without: fields to show, or to leave at their defaults.

@@ -8,11 +8,11 @@ import typer
 
 from flows.cli.options import Json
 from flows.console import emit
-from schemas.errors import COMPLETE, PARTIAL, UsageError
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError
 from schemas.presets import (
     PRESET_ABOUT,
     PRESET_ARCHITECTURES,
-    PRESET_SEEDS,
+    PRESET_COPIES,
     SUFFIX,
     is_file,
     own_presets_folder,
@@ -35,14 +35,14 @@ def presets(
     if name is not None:
         explained = explain(name)
         if json:
-            emit(explained | {"exit": COMPLETE})
+            emit(explained | {"exit": EXIT_COMPLETE})
         else:
             _print_explained(explained)
         return
     found = [_built_in(architecture) for architecture in PRESET_ARCHITECTURES] + [
         _own(path) for path in sorted(own_presets_folder().glob(f"*{SUFFIX}"))
     ]
-    code = PARTIAL if any(preset["problem"] for preset in found) else COMPLETE
+    code = EXIT_PARTIAL if any(preset["problem"] for preset in found) else EXIT_COMPLETE
     if json:
         emit({"presets": found, "folder": str(own_presets_folder()), "exit": code})
     else:
@@ -84,7 +84,7 @@ def _built_in(name: str) -> dict[str, Any]:
         "about": PRESET_ABOUT[name],
         "base": None,
         "architectures": list(PRESET_ARCHITECTURES[name]),
-        "seeds": PRESET_SEEDS.get(name, 1),
+        "seeds": PRESET_COPIES.get(name, 1),
         "options": dict(all_presets()[name]),
         "problem": None,
     }
@@ -99,7 +99,7 @@ def _own(path: Path) -> dict[str, Any]:
         spec = RunSpec(preset=str(path))
     except UsageError as error:
         return given | {"problem": str(error)}
-    seeds = own.seeds or PRESET_SEEDS.get(own.base, 1)
+    seeds = own.seeds or PRESET_COPIES.get(own.base, 1)
     return given | own.model_dump() | {"architectures": list(spec.names), "seeds": seeds}
 
 
@@ -133,7 +133,7 @@ def _print_explained(preset: dict[str, Any]) -> None:
 
 def _short(value: Any) -> str:
     return (
-        f"{len(value)} columns"
+        (", ".join(value) if len(value) <= 3 else f"{len(value)} columns")
         if isinstance(value, (list, tuple))
         else f"{value:g}"
         if isinstance(value, float)

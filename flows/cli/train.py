@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.models import print_board
-from flows.cli.options import Json, ModelOption, Shown, takes
+from flows.cli.options import Json, ModelOption, Shown, cli_options
 from flows.console import emit, quiet_libraries, say, shown_progress
 from flows.prefect_server import server_in_use
-from schemas.errors import COMPLETE, UsageError, count
+from schemas.errors import EXIT_COMPLETE, UsageError, count
 from schemas.presets import is_file
 from schemas.run import FILTERS, RunSpec, ScopeSpec, base_of
 from tasks.storage.urls import public_url
@@ -29,25 +29,25 @@ FLEET_OPTIONS = {
     "schedule": ModelOption("schedule", "of the learning rate: cosine, step or constant", "<str>"),
     "checkpoint_gradients": ModelOption(
         "checkpoint_gradients",
-        "compute activations again in the backward pass: less memory, more time",
+        "recompute activations in the backward pass: less memory, more time",
         switch=True,
     ),
-    "mixed_precision": ModelOption(
-        "mixed_precision", "train in bf16 or fp16 where the device can", switch=True
-    ),
+    "mixed_precision": ModelOption("mixed_precision", "train in bf16 or fp16 if the device can", switch=True),
 }
 """Parameter of `cpb train-all` -> field of the model preset that it overrides, in all models that read it."""
 
 MODEL_OPTIONS = {
     **FLEET_OPTIONS,
-    "n_heads": ModelOption("n_heads", "number of attention heads"),
+    "n_heads": ModelOption("n_heads", "number of attention heads of transformer, lstm and lstm-manual"),
     "patience": ModelOption("patience", "epochs without a better validation loss before it stops"),
-    "context": ModelOption("context", "candles that the model reads"),
+    "context": ModelOption(
+        "context", "candles that the model reads; har, robust-har, line and walk read only the last candle"
+    ),
     "horizon": ModelOption("horizon", "candles that it forecasts"),
     "dropout": ModelOption("dropout", "share of units that are dropped in training", "<float>"),
     "head": ModelOption("head", "student-t, quantile or point", "<str>"),
 }
-"""The same for `cpb train`, whose only architecture reads them."""
+"""The same for `cpb train`, which trains one architecture: an option that it does not read is refused."""
 
 
 def demo(json: Json = False) -> None:
@@ -66,7 +66,7 @@ def demo(json: Json = False) -> None:
     raise typer.Exit(result["exit"])
 
 
-@takes(RunSpec, model_options=FLEET_OPTIONS)
+@cli_options(RunSpec, model_options=FLEET_OPTIONS)
 def train_all(
     spec: RunSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be trained, and why")] = False,
@@ -113,7 +113,7 @@ def _default_preset(architecture: str) -> str:
         return "default"
 
 
-@takes(
+@cli_options(
     RunSpec,
     without=("repo", "tail", "force", "prune", "weekly_challengers", *FILTERS),
     shown={
@@ -163,17 +163,17 @@ def _show_plan(spec: RunSpec, json: bool) -> None:
     """Print what a run would train now, using only the registry: nothing is downloaded, trained or written."""
     quiet_libraries()
     with shown_progress("train-all"):
-        from flows.runner import with_pairs
+        from flows.runner import read_pairs
         from tasks.promotion.weekly import plan_night
 
-        series = with_pairs(spec, say).scope.series
+        series = read_pairs(spec, say).scope.series
         night = plan_night(spec, series)
     lines: list[dict[str, Any]] = []
     for timeframe, number in Counter(s.timeframe for s in series).items():
         names = [name for name in spec.names if night.trains(name, timeframe)]
         lines.append({"timeframe": timeframe, "coins": number, "architectures": names})
     if json:
-        emit({"trained": lines, "reason": night.reason, "exit": COMPLETE})
+        emit({"trained": lines, "reason": night.reason, "exit": EXIT_COMPLETE})
         return
     for line in lines:
         print(f"{line['timeframe']}: {', '.join(line['architectures'])} on {count(line['coins'], 'coin')}")

@@ -64,7 +64,7 @@ def up(port: int | None = None, workers: int | None = None) -> Started:
         workers: maximum number of concurrent flow runs; None: as in the last `up`, else 2.
 
     Raises:
-        CpbError: the port is in use, a process does not start, or a running server has another port.
+        CpbError: the port is in use, a process does not start, or a running server has a different port.
     """
     deployments_file()
     start = time.monotonic()

@@ -181,7 +181,7 @@ def end_run(client: SyncPrefectClient, run: FlowRun, why: str, cancel: bool = Fa
 
 
 def clean_up(client: SyncPrefectClient) -> None:
-    """End the task runs of killed flow runs: Prefect does so for cancelled flow runs only, and not at once."""
+    """End the task runs of killed flow runs: Prefect does so for cancelled flow runs only, and not immediately."""
     killed = FlowRunFilter.model_validate({"state": {"type": {"any_": ["CRASHED", "CANCELLED"]}}})
     still_open = TaskRunFilter.model_validate({"state": {"type": {"any_": [*_OPEN, "SCHEDULED"]}}})
     for task in client.read_task_runs(flow_run_filter=killed, task_run_filter=still_open, limit=PAGE):

@@ -19,7 +19,7 @@ from flows.deploy.liveness import end_dead_runs
 from flows.deploy.services import client_of, find_alive
 from flows.prefect_server import client_of_settings, server_in_use
 from flows.runner import run_name_of
-from schemas.errors import COMPLETE, FATAL, PARTIAL, CpbError, UsageError
+from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, CpbError, UsageError
 from schemas.presets import with_preset_file
 from schemas.run import ForecastSpec, RunSpec, ScopeSpec
 from tasks.running.progress import tell
@@ -75,7 +75,7 @@ def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> Reque
         flow_run = _requested(full, values, watch)
     state = flow_run.state
     failed = watch and not (state and state.is_completed())
-    code = FATAL if failed else PARTIAL if state and state.name == "Partial" else COMPLETE
+    code = EXIT_FATAL if failed else EXIT_PARTIAL if state and state.name == "Partial" else EXIT_COMPLETE
     said = (str(state.name), state.message or "") if state else ("", "")
     return Requested(full, str(flow_run.id), flow_run.name, *said, code)
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 ROOT = Path(__file__).resolve().parents[2]
-"""The folder with this code, in which the processes of a deployment run whatever the current folder is."""
+"""The folder with this code, in which the processes of a deployment run, regardless of the current folder."""
 
 QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
 _SQLITE = "sqlite:///"

@@ -95,7 +95,7 @@ def _cron() -> str:
     cpb = f"env {places} {shlex.quote(sys.executable)} -m flows.cli deploy"
     command = f"cd {shlex.quote(str(ROOT))} && {cpb}".replace("%", r"\%")
     return (
-        "# cron, where there is no systemd: `crontab -e`. It knows no CPB_NOTIFY: name the services in the file\n"
+        "# cron, without systemd: `crontab -e`. It knows no CPB_NOTIFY: name the services in the file\n"
         "# `notify` in CPB_HOME with mode 600; to have the check mailed by cron alone, take --notify out of it.\n"
         f"# @reboot {command} up\n"
         f'# */15 * * * * out=$({command} status --notify 2>&1) || echo "$out"\n'

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from schemas.errors import COMPLETE, PARTIAL, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.run import BacktestSpec
 from tasks.backtesting import output
@@ -55,10 +55,10 @@ def plan_backtest(
     """
     found = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds, expanding=spec.expanding))
     training = found.loaded if spec.refit else [own[0] for own in by_series(found.loaded).values()]
-    asked = [(name, spec, name) for name in spec.names]
-    asked += [(beside[0], beside[1], beside[1].names[0])] if beside else []
-    fleets = tuple(plan_folds(own, name, training, gpus=gpus) for _, own, name in asked) if training else ()
-    names = tuple(name for name, *_ in asked)
+    wanted = [(name, spec, name) for name in spec.names]
+    wanted += [(beside[0], beside[1], beside[1].names[0])] if beside else []
+    fleets = tuple(plan_folds(own, name, training, gpus=gpus) for _, own, name in wanted) if training else ()
+    names = tuple(name for name, *_ in wanted)
     return BacktestPlan(found.loaded, fleets, found.failures, found.incomplete, names)
 
 
@@ -110,7 +110,7 @@ def finish_backtest(
             "folds_incomplete": found.incomplete,
             "lookahead": lookahead,
             **decide(found),
-            "exit": PARTIAL if failed else COMPLETE,
+            "exit": EXIT_PARTIAL if failed else EXIT_COMPLETE,
         }
         notes = [*_notes(spec, found), *([lookahead] if lookahead else [])]
         output.write_results(spec, found, fleets, recorder.examples, notes, answer)
@@ -134,9 +134,10 @@ def _notes(spec: BacktestSpec, found: Backtest) -> list[str]:
     until = f" as of {as_of:%Y-%m-%d %H:%M} UTC" if as_of else ""
     training = "expanding" if spec.expanding else "sliding"
     refit = "refitted for each" if spec.refit else "fitted once"
-    asked = f"Preset {spec.preset}, {count(spec.folds, 'fold')}, {training} training, {refit}{until}; seed {spec.seed}."
+    folds = count(spec.folds, "fold")
+    heading = f"Preset {spec.preset}, {folds}, {training} training, {refit}{until}; seed {spec.seed}."
     left_out = [f"Left out: {failure.subject}: {failure.reason}" for failure in found.failures]
-    return [asked, *left_out, *found.incomplete]
+    return [heading, *left_out, *found.incomplete]
 
 
 def _report(

@@ -20,8 +20,8 @@ from schemas.run import RunSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.models import Forecaster, Forecasts
 from tasks.storage.records import read_npz
-from tasks.training.files import fleet_folder, member_folder
-from tasks.training.plan import member_seed, plan_fleet, recipe_of
+from tasks.training.files import member_folder, shard_folder
+from tasks.training.plan import member_seed, plan_fleet, preset_label
 
 log = logging.getLogger("cpb")
 
@@ -30,7 +30,7 @@ def plan_folds(
     spec: RunSpec, architecture: str, folds: Sequence[FoldSeries], *, gpus: bool = False
 ) -> FleetPlan:
     """Return the fleet that trains an architecture on every given series and fold."""
-    recipe = recipe_of(spec, architecture)
+    recipe = preset_label(spec, architecture)
     members = [
         JobMember(
             model=ModelId(
@@ -50,7 +50,7 @@ class TrainedFleet:
 
     def __init__(self, plan: FleetPlan, results: Sequence[ShardResult], root: Path, name: str = "") -> None:
         self.name = name or plan.architecture
-        self._folders = {m.name: fleet_folder(root, shard) for shard in plan.shards for m in shard.members}
+        self._folders = {m.name: shard_folder(root, shard) for shard in plan.shards for m in shard.members}
         self._planned: dict[tuple[SeriesId, int], JobMember] = {
             (m.model.series, m.fold): m for m in plan.members
         }
@@ -91,11 +91,11 @@ class TrainedFleet:
         def model() -> cpbmodels.Member:
             return cpbmodels.load(folder / "model")
 
-        def forecaster(asked: FoldSeries) -> Forecasts:
-            if asked.fold == one.fold and (stored := _stored(folder / "test.npz")):
+        def forecaster(tested: FoldSeries) -> Forecasts:
+            if tested.fold == one.fold and (stored := _stored(folder / "test.npz")):
                 return stored
-            origins = asked.series.origins("test", model().context, model().horizon)
-            found = cpbmodels.predict([model()], [asked.series], [origins])[0]
+            origins = tested.series.origins("test", model().context, model().horizon)
+            found = cpbmodels.predict([model()], [tested.series], [origins])[0]
             return Forecasts(found.origins, found.quantiles, found.candle)
 
         return forecaster
@@ -105,7 +105,7 @@ class TrainedFleet:
 
 
 def _stored(path: Path) -> Forecasts | None:
-    """Return the trainer's forecasts; None if they are missing or damaged, so that the model must make them again."""
+    """Return the trainer's forecasts; None if they are missing or damaged, so that the model must regenerate them."""
     try:
         arrays = read_npz(path)
     except FileNotFoundError:

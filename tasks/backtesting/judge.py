@@ -113,7 +113,7 @@ class _FoldForecasts:
     """Forecasts of a fold's test span by a model trained in the fold `trained`."""
 
     trained: FoldSeries
-    asked: FoldSeries
+    tested: FoldSeries
     forecasts: Forecasts
 
     def reference(self) -> Array:
@@ -125,7 +125,7 @@ class _FoldForecasts:
     def mase(self) -> float:
         """Return the median's MASE, scaled by the model's training span."""
         quantiles = self.forecasts.quantiles
-        truth = realised(self.asked.series, self.forecasts.origins, quantiles.shape[1])
+        truth = realised(self.tested.series, self.forecasts.origins, quantiles.shape[1])
         return scores.mase(quantiles[..., MEDIAN], truth, training_returns(self.trained.series))
 
 
@@ -184,7 +184,7 @@ def _judge_series(
         score = _score(model.name, folds[0].id, judged)
         if record_fold:
             for one in judged:
-                record_fold(model.name, one.asked, one.forecasts)
+                record_fold(model.name, one.tested, one.forecasts)
     except Exception as error:  # any error: the other series and models are still judged
         result.failures.append(Failure.of(model.identity(folds[0]), "evaluate", error))
         log.debug("%s could not be judged", model.identity(folds[0]), exc_info=error)
@@ -192,7 +192,7 @@ def _judge_series(
     result.members.append(score)
     result.folds += _by_fold(score, judged)
     reasons = {fold: why.reason for fold, why in missing.items()}
-    reasons |= {one.asked.fold: "no test origin" for one in forecasts if not len(one.forecasts.origins)}
+    reasons |= {one.tested.fold: "no test origin" for one in forecasts if not len(one.forecasts.origins)}
     for fold, reason in sorted(reasons.items()):
         result.incomplete.append(f"{model.name} on {folds[0].id} is judged without fold {fold}: {reason}")
 
@@ -222,7 +222,7 @@ def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> Memb
         np.concatenate([one.forecasts.quantiles for one in folds]),
     )
     known = np.concatenate([one.reference() for one in folds])
-    score = judge_member(folds[0].asked.series, joined, known, architecture=name)
+    score = judge_member(folds[0].tested.series, joined, known, architecture=name)
     # Each fold's errors are scaled by its own training span, on which its reference is fitted too.
     mase = np.average([one.mase() for one in folds], weights=[len(one.forecasts.origins) for one in folds])
     return replace(score, metrics=score.metrics | {"test_mase": float(mase)})
@@ -242,7 +242,7 @@ def _by_fold(score: MemberScore, folds: Sequence[_FoldForecasts]) -> Iterator[Fo
             score.architecture,
             score.timeframe,
             score.symbol,
-            one.asked.fold,
+            one.tested.fold,
             since,
             until,
             ratio,

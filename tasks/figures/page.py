@@ -189,7 +189,11 @@ def _cell(value: Any, form: str) -> str:
 
 def _meanings(columns: Iterable[Column]) -> str:
     """Return the meanings of the columns, for users without a mouse to hover over the titles."""
-    told = [f"<dt>{html.escape(c.title)}</dt><dd>{html.escape(c.meaning)}</dd>" for c in columns if c.meaning]
+    entries = [
+        f"<dt>{html.escape(c.title)}</dt><dd>{html.escape(c.meaning)}</dd>" for c in columns if c.meaning
+    ]
     return (
-        f"<details><summary>What the columns mean</summary><dl>{''.join(told)}</dl></details>" if told else ""
+        f"<details><summary>What the columns mean</summary><dl>{''.join(entries)}</dl></details>"
+        if entries
+        else ""
     )

@@ -6,11 +6,12 @@ of the two is enough, as a market that moves makes both models miss: the evidenc
 CRPS over all steps is at most the promised share of the reference's. Each claim has a tolerance, because real months
 differ. A gambler bets against each claim, at odds that are fair if it just holds.
 
-A drift may begin at any time, so the gambler receives new money with every forecast, 1 per year, and bets it at once.
-If the claims hold, bets gain nothing in expectation: capital minus the money received is a supermartingale. However
-often the capital is checked, it reaches `ALARM` for the first time within a year with probability 1 / `ALARM` at most,
-even if the forecasts are exactly at the limit of the tolerance; if the promise itself holds, far less often.
-This sum of e-processes over all starting times is an e-detector (Shin, Ramdas, Rinaldo, "E-detectors", arXiv
+A drift may begin at any time, so the gambler receives new money with every forecast, 1 per year, and bets it
+immediately. If the claims hold, bets gain nothing in expectation: capital minus the money received is a
+supermartingale. However often the capital is checked, it reaches `ALARM` for the first time within a year with
+probability 1 / `ALARM` at most, even if the forecasts are exactly at the limit of the tolerance; if the promise itself
+holds, far less often. This sum of e-processes over all starting times is an e-detector (Shin, Ramdas, Rinaldo,
+"E-detectors", arXiv
 2203.03532). `research/drift.py`, which chose the constants, measures it on real blocks, where claims hold on average.
 """
 
@@ -106,7 +107,7 @@ class Outcome:
 
 
 class Capital:
-    """The gambler's money for a series, or for N series at once (`shape` [N]).
+    """The gambler's money for a series, or for N series together (`shape` [N]).
 
     `bands` [*shape]: capital of the bet on misses; `excess` [*shape]: on misses relative to the reference's. `crps`
     [horizon, *shape]: capital of the bet on the CRPS after

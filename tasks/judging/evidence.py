@@ -149,7 +149,7 @@ def _root_mean_square(values: Array) -> Array:
 def alpha_share(k: int, alpha: float = 0.05) -> float:
     """Return the share of α for the k-th challenger (k = 1, 2, …): 6α / (π² k²); all shares sum to α.
 
-    So the probability of promoting any of the challengers that are no better stays under α, however many there are; the
+    So the probability of promoting any of the challengers that are not better stays under α, whatever their number; the
     k-th challenger is promoted at evidence ≥ 1 / share.
 
     Raises:

@@ -16,7 +16,7 @@ from tasks.running.progress import tell, telling
 from tasks.storage.digests import code_digest
 from tasks.storage.model_folder import PICTURES, REFERENCE, picture_damage, read_reference, write_metrics
 from tasks.storage.records import member_subject
-from tasks.training.files import fleet_folder, member_folder
+from tasks.training.files import member_folder, shard_folder
 
 log = logging.getLogger("cpb")
 
@@ -46,7 +46,7 @@ def judge_fleet(
     name, total, done = f"judge {plan.architecture}", len(plan.members), itertools.count(1)
     with telling(name, total, "members"):
         for job, result in trained:
-            shard = fleet_folder(root, job)
+            shard = shard_folder(root, job)
             places = {m.name: member_folder(shard, m.name) for m in result.members}
             folders |= places
             scores |= {member: score for member, place in places.items() if (score := known_score(place))}

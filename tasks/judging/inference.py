@@ -120,7 +120,7 @@ def verdict(metrics: Mapping[str, float]) -> str:
     p, classes = metrics.get("test_p_holm", metrics["test_p"]), "test_accuracy" in metrics
     against = "the class frequencies" if classes else "the random walk with EWMA volatility"
     found = relation(low, high, p)
-    # Only where the interval alone would say something else.
+    # Only if the interval alone would say something else.
     over = metrics.get("test_p_holm_models", 1) if found.startswith("no ") and not low <= 1 <= high else 1
     corrected = f" corrected over {over:.0f} models" if over > 1 else ""
     return (

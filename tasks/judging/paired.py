@@ -11,6 +11,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.handover import Paired
 from tasks.judging import inference
 from tasks.judging.member import MemberScore
 from tasks.judging.scores import Array
@@ -49,34 +50,17 @@ class DailyLosses:
     other: Array
 
 
-@dataclass(frozen=True)
-class Paired:
-    """Figures of a recipe against another. `p`: that it is no better, one-sided and uncorrected.
-
-    `ratio`: CRPS of the recipe / the other's, mean over coins, with its 95 % interval. `recent_p`: two-sided, of the
-    last three months being worse; 1 where they are not.
-    """
-
-    days: int
-    ratio: float
-    low: float
-    high: float
-    p: float
-    months: int
-    better: int
-    recent_p: float
-
-    def failed(self, p: float) -> str:
-        """Return the condition that is not met, given the corrected p; "" if all are."""
-        if not (p < ALPHA and self.high < 1):
-            return "it is not significantly better after the correction"
-        if self.ratio > 1 - MIN_GAIN:
-            return f"the gain is below {MIN_GAIN:.2%}"
-        if self.better < MIN_BETTER * self.months:
-            return "it is better in fewer than two thirds of the months"
-        if self.recent_p < ALPHA:
-            return f"it is significantly worse in the last {RECENT_DAYS} days (p {self.recent_p:.3g})"
-        return ""
+def failed(found: Paired, p: float) -> str:
+    """Return the condition that a recipe does not meet, given its corrected p; "" if it meets all."""
+    if not (p < ALPHA and found.high < 1):
+        return "it is not significantly better after the correction"
+    if found.ratio > 1 - MIN_GAIN:
+        return f"the gain is below {MIN_GAIN:.2%}"
+    if found.better < MIN_BETTER * found.months:
+        return "it is better in fewer than two thirds of the months"
+    if found.recent_p < ALPHA:
+        return f"it is significantly worse in the last {RECENT_DAYS} days (p {found.recent_p:.3g})"
+    return ""
 
 
 def daily_losses(own: Sequence[MemberScore], other: Sequence[MemberScore]) -> DailyLosses:
@@ -104,7 +88,7 @@ def daily_losses(own: Sequence[MemberScore], other: Sequence[MemberScore]) -> Da
 
 
 def paired(losses: DailyLosses) -> Paired:
-    """Return the figures of a comparison, with equal weight per coin; blocks of time are common to all coins."""
+    """Return the figures, p uncorrected, with equal weight per coin; blocks of time are common to all coins."""
     # Mean over days = ratio - 1.
     difference = ((losses.own - losses.other) / losses.other.sum(axis=0)).mean(axis=1) * len(losses.days)
     blocks = (losses.days - losses.days[0]) // BLOCK_DAYS
@@ -131,7 +115,7 @@ def corrected(p_values: Sequence[float], trials: Sequence[int], before: int) -> 
     A recipe that was chosen out of n search trials on the span counts n times. Recipes named later pay for those named
     before them: with a submitted before and b after, they share ALPHA (f(a) - f(b)) with f(n) = 1 / (1 + 4 n): nearly
     all of it for the first to be named, whatever their number. Over any sequence of submissions the shares add up to
-    ALPHA at most, and so does the probability of ever replacing a recipe by one that is no better.
+    ALPHA at most, and so does the probability of ever replacing a recipe by a recipe that is not better.
     """
     total = sum(trials)
     others = [1.0] * (total - len(p_values))  # the search trials that lost

@@ -28,7 +28,7 @@ from PIL.PngImagePlugin import PngInfo
 from cpbmodels.data.series import Series
 from tasks.judging.classes import NAMES as CLASSES
 from tasks.judging.member import Prediction
-from tasks.judging.scores import LEVELS, MEDIAN, Array
+from tasks.judging.scores import BANDS, LEVELS, MEDIAN, Array
 from tasks.storage.files import write_bytes
 from tasks.storage.model_folder import PICTURE_SUBJECT
 from tasks.storage.records import member_subject
@@ -38,7 +38,7 @@ BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 CANDLES_SHOWN = 48
 """Candles before the forecast in a fan chart."""
 
-_BANDS = ((0, 18, 0.18), (1, 17, 0.25), (4, 14, 0.35))
+_BANDS = ((*BANDS[90], 0.18), (*BANDS[80], 0.25), (*BANDS[50], 0.35))
 """Lower level, upper level and opacity of the bands of 90, 80 and 50 %."""
 
 _MAX_TICKS = 7

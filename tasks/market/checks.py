@@ -1,11 +1,11 @@
 """Checks of a file's candles before they enter the store.
 
 Binance has published each of the faults checked here, and a checksum detects none of them. The checks run on all files
-of a batch at once, as one frame with a column `file`: file by file they would take twenty times as long.
+of a batch together, in a single frame with a column `file`: file by file they would take twenty times as long.
 
-Order of the checks: each candle by itself (`_values`), then each file by itself (`_intervals`, `_grid`, `_foreign`,
-`_wicks`), then files against their neighbours (`_levels`). A faulty file is excluded from later checks, so that its
-data cannot make a good neighbour look faulty.
+Order of the checks: each candle by itself (`_values`), then each file by itself (`_intervals`, `_grid`,
+`_futures_data`, `_wicks`), then files against their neighbours (`_levels`). A faulty file is excluded from later
+checks, so that its data cannot make a good neighbour look faulty.
 """
 
 import itertools
@@ -40,7 +40,7 @@ _WICK_SHARE = 0.01  # share of candles with a wild wick above which a file may b
 _MIN_WICKS = 2  # a test network's file has more wild wicks than this: one or two can be a real crash
 _CALM_MOVE = 0.01  # median |ln(close / open)| below which a file's market counts as calm
 _VOLUME_RATIO = 3  # a file's median volume this many times its neighbours' (or a third) stands out
-_MAX_PAUSE = 2 * DAY  # after a longer pause, or two candles, another price level is no evidence
+_MAX_PAUSE = 2 * DAY  # after a longer pause, or two candles, a different price level is not evidence
 _TAKER_ROUNDING = 1e-7  # volumes are printed with 8 decimals: slack for sums near zero
 _NUMBERS = [name for name, kind in KLINES.items() if kind == pl.Float64]
 _VOLUMES = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
@@ -79,7 +79,7 @@ def check(
     opens = frame["open_time"].to_numpy()
     # computed once, for the two checks that need it, before other checks drop files
     frame = frame.with_columns(on_grid=pl.Series(grid_of(series.timeframe).floor(opens, anchor) == opens))
-    for find_faults in (_intervals, _grid, _foreign, _wicks):
+    for find_faults in (_intervals, _grid, _futures_data, _wicks):
         faults = find_faults(series, blocks, _without(frame, faults)) | faults  # the first reason is kept
     faults = _levels(series, blocks, _without(frame, faults), stored) | faults
     good = _without(frame, faults)
@@ -169,7 +169,7 @@ def _intervals(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> di
         wrong = [v for v in (row["gap"] if row["len"] > 2 else None, row["span"]) if v and abs(v - step) > 1]
         if wrong and (row["gap"] != step or row["len"] <= 2):
             faults[row["file"]] = BadFile(
-                f"expected {step / 1e6:.9g} s between candles, found {wrong[0] / 1e6:.9g} s: another interval"
+                f"expected {step / 1e6:.9g} s between candles, found {wrong[0] / 1e6:.9g} s: a different interval"
             )
     return faults
 
@@ -196,8 +196,8 @@ def _grid(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[in
     }
 
 
-def _foreign(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """Find futures files under a spot name. Signs: a header, milliseconds after 2024, other decimals, another volume.
+def _futures_data(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
+    """Find futures files under a spot name. Signs: a header, milliseconds after 2024, different decimals or volume.
 
     Two signs are required: each sign alone also occurs in genuine spot files, or in files rewritten by a user.
     """
@@ -205,7 +205,7 @@ def _foreign(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict
         return {}
     late_ms = frame.filter(pl.col("open_time") >= MICROSECONDS_SINCE).group_by("file").agg(pl.col("ms").all())
     in_ms = set(late_ms.filter(pl.col("ms"))["file"])
-    # decimals are -1 if they vary within a file, which is no evidence
+    # decimals are -1 if they vary within a file, which is not evidence
     usual, votes = max(Counter(b.decimals for b in blocks).items(), key=itemgetter(1), default=(0, 0))
     other_decimals = [i for i, b in enumerate(blocks) if votes > 1 and usual >= 0 <= b.decimals != usual]
     busy_files = _volume_stands_out(frame) if other_decimals else set()

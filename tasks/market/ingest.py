@@ -178,7 +178,7 @@ def _plans_ahead(run: Run) -> Iterator[Plan]:
         while len(waiting) < _LISTINGS_AHEAD and (series := next(series_left, None)):
             known = run.manifest.empty_periods(series, run.start).items()
             run.catalogue.empty_periods |= {
-                (series, run.start, until) for until, asked in known if run.now - asked < SEARCH_AGAIN
+                (series, run.start, until) for until, requested in known if run.now - requested < SEARCH_AGAIN
             }
             waiting.append(run.pool.submit(_list_files, run, series))
         if not waiting:
@@ -233,7 +233,7 @@ def _failure_reason(run: Run, series: SeriesId) -> str:
         return (
             ""
             if plan.wanted
-            else "no candle of it is stored in this time range, and no source is asked offline"
+            else "no candle of it is stored in this time range, and offline no source is read"
         )
     if plan.fault:
         return f"{run.source.name} could not be queried: {plan.fault}"

@@ -73,7 +73,7 @@ def with_listed_pairs(spec: S) -> tuple[S, str]:
         CpbError: the source has no listing, cannot be reached, or no pair is left.
         UsageError: the run is offline.
     """
-    if not spec.reads_listing:
+    if not spec.whole_exchange or spec.pairs is not None:
         return spec, ""
     if spec.offline:
         raise UsageError(
@@ -93,7 +93,7 @@ def exchange_pairs(spec: ScopeSpec, limits: Limits | None = None) -> Pairs:
             return _Choice(spec, scope, source, pool, until).pairs()
         except (SourceFault, BadFile) as fault:
             raise CpbError(
-                f"{source.name} could not list its pairs: {fault}; name the coins with --coins, or use another "
+                f"{source.name} could not list its pairs: {fault}; name the coins with --coins, or use a different "
                 "source",
                 code="listing", field="coins",
             ) from fault  # fmt: skip

@@ -31,7 +31,7 @@ from tasks.market.report import (
 )
 from tasks.market.run import SEARCH_AGAIN, Run, batches, calendars, holdings_of, store_all
 from tasks.market.store import write_parquet
-from tasks.market.writer import store_batch, trim_all, with_stored_columns
+from tasks.market.writer import store_fetched, trim_all, with_stored_columns
 
 WRONG_DAYS = ("2020-12-21", "2021-09-29")
 """The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
@@ -60,11 +60,11 @@ def repair(run: Run) -> None:
             continue  # nothing is confirmed absent
         left = _still_missing(run, series, calendar[series.timeframe], holes)
         due = sorted({day for h in left for day in opening_days(grid_of(series.timeframe), h.start, h.end)})
-        filled, asked = _from_rest(run, series, due) if left else ([], True)
+        filled, queried = _from_rest(run, series, due) if left else ([], True)
         _explain(run, series, used, "daily files")
         _explain(run, series, filled, "days of REST")
         left = _still_missing(run, series, calendar[series.timeframe], holes) if filled else left
-        confirmed = [(h.start, h.end, run.now) for h in left if h.cause != FAILED] if asked else []
+        confirmed = [(h.start, h.end, run.now) for h in left if h.cause != FAILED] if queried else []
         if confirmed:
             run.manifest.save_searched(series, confirmed)
 
@@ -109,7 +109,7 @@ def _from_rest(run: Run, series: SeriesId, wanted: list[str]) -> tuple[list[str]
     if len(wanted) > _MAX_REST_DAYS:
         return [], False
     fetched = [item for day in wanted if (item := fetch_day(run, series, day))]
-    bad = store_batch(run.home, run.manifest, series, fetched, "repaired").bad if fetched else []
+    bad = store_fetched(run.home, run.manifest, series, fetched, "repaired").bad if fetched else []
     return [item.file.period for item in fetched if item.file not in bad], was_asked(run) and not bad
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from schemas.errors import COMPLETE, PARTIAL, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.identity import SeriesId
 from tasks.market.layout import DAY, Grid, SourceFile, grid_of, text, whole_candles
 from tasks.market.manifest import Anomaly, FileRecord, Part
@@ -318,7 +318,9 @@ class IngestReport:
     def exit(self) -> int:
         """Exit code: 0 complete, 3 partial (good results kept)."""
         return (
-            COMPLETE if all(s.status in (COMPLETE_SERIES, PLANNED_SERIES) for s in self.series) else PARTIAL
+            EXIT_COMPLETE
+            if all(s.status in (COMPLETE_SERIES, PLANNED_SERIES) for s in self.series)
+            else EXIT_PARTIAL
         )
 
     def to_dict(self) -> dict:

@@ -36,7 +36,7 @@ from tasks.market.layout import (
     to_us,
 )
 
-# polars imports numpy at its first use, which fails in two threads at once
+# polars imports numpy at its first use, which fails in two threads simultaneously
 pl.DataFrame({"any": np.empty(0)})
 
 STEP = 900 * US

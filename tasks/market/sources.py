@@ -101,7 +101,7 @@ def check_source(scope: Scope) -> None:
     source = scope.source
     if scope.market == OWN and not is_table(source):
         raise UsageError(
-            f"market own is read from a table: give the one it came from, as in --source candles.csv "
+            f"market own is read from a table: give the table it came from, as in --source candles.csv "
             f"(now {public_url(source) if source else 'none'})",
             code="source", field="source",
         )  # fmt: skip
@@ -119,7 +119,7 @@ def open_source(
 ) -> Iterator[Source]:
     """Open Binance Vision, a mirror, a user's tables, or the simulator, as in `scope`; errors as in `check_source`.
 
-    Offline, the store itself.
+    Offline, opens the store itself.
     """
     check_source(scope)
     limits = limits or Limits()
@@ -158,13 +158,13 @@ def _is_url(source: str) -> bool:
 _FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's; only used for requests by name
 
 
-Stretch = tuple[SeriesId, int, int]
+TimeRange = tuple[SeriesId, int, int]
 """A series and a time range `[from, until)`."""
 
 
 @dataclass
 class Catalogue:
-    """Queries a source's files; remembers if the source has no listing.
+    """Queries a source's files; remembers whether the source has a listing.
 
     `empty_periods` are the time ranges known to have no file, `new_empty_periods` those found by this run.
     """
@@ -172,8 +172,8 @@ class Catalogue:
     source: Source
     probe_with: Executor | None = None
     lists: bool | None = field(default=None)
-    empty_periods: set[Stretch] = field(default_factory=set)
-    new_empty_periods: list[Stretch] = field(default_factory=list)
+    empty_periods: set[TimeRange] = field(default_factory=set)
+    new_empty_periods: list[TimeRange] = field(default_factory=list)
 
     def files(self, series: SeriesId, kind: str, start: int, end: int) -> list[SourceFile]:
         """Return the published files of a series that overlap `[start, end)`, oldest first."""
@@ -301,7 +301,7 @@ def _pages(source: HttpSource, prefix: str, marker: str, last: str) -> Iterator[
         if page is None and not begun:
             return
         if page is None or "" < page.following <= marker:
-            raise SourceFault(f"the listing breaks off after {marker or prefix}")
+            raise SourceFault(f"the listing is truncated after {marker or prefix}")
         yield page
         if not page.following or (last and page.following > last):
             return

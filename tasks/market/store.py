@@ -201,7 +201,7 @@ def _check_digests(series: SeriesId, parts: list[Path], whole: pl.DataFrame) -> 
     for path in parts:
         expected = pl.read_parquet_metadata(path).get(DIGEST)  # parts written by another program have none
         if expected and digest_of(rows.get(path.stem, whole.clear())) != expected:
-            # A wrong time shifts the cuts of the adjacent months: another part may be the damaged part.
+            # A wrong time shifts the cuts of the adjacent months: a different part may be the damaged part.
             raise _first_damaged(series, parts, (path, "its candles are not those that were written"))
 
 

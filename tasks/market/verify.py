@@ -74,7 +74,7 @@ def candles(asked: Asked) -> Iterator[Stored]:
         found = list(group)
         if asked.repair:
             _fetch_again(asked.home, series, [month.stem for _, month, _ in found], asked.source)
-        # Without a repair an ingest does not help: it compares only a file's size.
+        # Without repair, ingesting does not help: it compares only a file's size.
         command = ingest_command(series) if asked.repair else VERIFY
         for _, month, reason in found:
             yield checked(month, reason, command, "" if damage_of(month) else REPAIRED)

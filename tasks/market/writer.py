@@ -91,7 +91,7 @@ class Writing:
         return records
 
 
-def store_batch(
+def store_fetched(
     home: Path, manifest: Manifest, series: SeriesId, batch: list[Fetched], status: str = "ok"
 ) -> Outcome:
     """Store the good candles of a batch and record everything else.

@@ -108,8 +108,8 @@ def claim(home: Path, events: Sequence[Event], now: datetime | None = None) -> l
     """Return the unsent events and record them as sent, so that two runs never send the same event."""
     with locked(home / _LOCK):
         known = _known(home, now)
-        told = {*known.events, *known.once}
-        new = {event.key: event for event in events if event.key not in told}
+        sent = {*known.events, *known.once}
+        new = {event.key: event for event in events if event.key not in sent}
         if new:
             today, once = (
                 [k for e in new.values() if e.once == one for k in e.keys] for one in (False, True)
@@ -122,7 +122,7 @@ def release(home: Path, events: Sequence[Event], now: datetime | None = None) ->
     """Record events as unsent: no service has accepted them, and the next run tries again."""
     with locked(home / _LOCK):
         keys, known = {key for event in events for key in event.keys}, _known(home, now)
-        _write(home, known, *([k for k in told if k not in keys] for told in (known.events, known.once)))
+        _write(home, known, *([k for k in sent if k not in keys] for sent in (known.events, known.once)))
 
 
 def _known(home: Path, now: datetime | None) -> Told:

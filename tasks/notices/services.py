@@ -93,7 +93,7 @@ def _file_text(home: Path) -> list[tuple[str, str]]:
             raise _refused(path, "it does not exist", f"create it, or unset {FILE_VARIABLE}") from error
         return []  # a home that is not a folder is reported elsewhere
     except OSError as error:
-        remedy = f"make it a plain file of your own that others cannot read, with `chmod 600 {path}`"
+        remedy = f"make it a plain file, owned by you, that others cannot read, with `chmod 600 {path}`"
         raise _refused(path, error.strerror or "it cannot be opened", remedy) from error
     return [(str(path), "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#")))]
 
@@ -106,7 +106,7 @@ def _refused(path: Path, why: str, remedy: str) -> CpbError:
 
 
 def senders(services: Sequence[Service], message: Message) -> dict[str, Callable[[], str]]:
-    """Return a call per service name that sends the message, for `within`."""
+    """Return one sending function per service, by name, for `within`."""
     return {one.name: partial(_send, one, message) for one in services}
 
 
@@ -195,7 +195,7 @@ def tell_outcome(flow: str, scope: Scope) -> Iterator[Outcome]:
     """Send notifications about the events in the block, and call the heartbeat if it was complete.
 
     Does nothing without `CPB_NOTIFY` (or its file) and `CPB_HEARTBEAT_URL`. Never fails a run, and delays it by at most
-    10 s. Sends nothing for an interrupted run, which a person has stopped.
+    10 s. Sends nothing for an interrupted run, which the user stopped.
     """
     outcome = Outcome(scope, serving=_serving(scope))
     try:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import CpbError, UsageError
-from schemas.handover import BacktestEvidence, Record, SplitBounds
+from schemas.handover import BacktestEvidence, Paired, Record, SplitBounds
 from schemas.identity import INTERVAL_SECONDS, Market, Recipe, SeriesId, tree_of
 from schemas.run import BacktestSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.gate import MIN_COVER
 from tasks.judging.member import MemberScore
-from tasks.judging.paired import Paired, corrected, daily_losses, min_days, paired
+from tasks.judging.paired import corrected, daily_losses, failed, min_days, paired
 from tasks.promotion import recipe_pairs
 from tasks.promotion.contenders import standing
 from tasks.promotion.moves import promotion_lock
@@ -70,7 +70,7 @@ class Contest:
     """A backtest that may replace the champions' recipe of a timeframe.
 
     `recipes`: the submitted recipes by their name in the backtest; `name`: the incumbent's. `served`: its coins.
-    `beside`: options that train the incumbent, where the backtest's own options do not.
+    `beside`: options that train the incumbent, if the backtest's own options do not.
     """
 
     recipes: dict[str, Recipe]
@@ -180,13 +180,13 @@ def decide(
         [found[name].p if name in found else 1.0 for name in contest.recipes],
         [submission.trials] * len(contest.recipes), before,
     )  # fmt: skip
-    figures, failed = [], []
+    figures, unmet = [], []
     for (name, recipe), p in zip(contest.recipes.items(), values, strict=True):
         if name in found:
             figures.append(_evidence(recipe, submission, before, found[name], p))
             short = found[name].days < MIN_COVER * min_days(INTERVAL_SECONDS[timeframe])
-            failed.append("too few days have rows" if short else found[name].failed(p))
-    passed = [one for one, why in zip(figures, failed, strict=True) if not why]
+            unmet.append("too few days have rows" if short else failed(found[name], p))
+    passed = [one for one, why in zip(figures, unmet, strict=True) if not why]
     winner = min(passed, key=lambda one: one.ratio, default=None)
     if winner:
         pair = recipe_pairs.Pair(
@@ -195,7 +195,7 @@ def decide(
         )  # fmt: skip
         with promotion_lock(open_store(), home, market):
             recipe_pairs.save(home, recipe_pairs.end(pair, "switched", datetime.now(UTC), contest.served))
-    for one, why in zip(figures, failed, strict=True):
+    for one, why in zip(figures, unmet, strict=True):
         if one == winner:
             say(f"passed the gate: {one}; it replaces {one.incumbent} in the next night that trains it")
         else:
@@ -205,7 +205,7 @@ def decide(
         say(
             f"{lacking} replaces nothing: it was judged on too few of the coins that the champions' recipe serves"
         )
-    rows = [one.model_dump(mode="json") | {"failed": why} for one, why in zip(figures, failed, strict=True)]
+    rows = [one.model_dump(mode="json") | {"failed": why} for one, why in zip(figures, unmet, strict=True)]
     return {
         "named": submission.digest, "passed": winner.challenger if winner else None, "recipes": rows,
         "unjudged": unjudged,
@@ -260,8 +260,7 @@ def _evidence(
 ) -> BacktestEvidence:
     return BacktestEvidence(
         challenger=str(recipe), incumbent=submission.incumbent, first=submission.first, last=submission.last,
-        days=found.days, submitted=before + submission.count, named=submission.digest, ratio=found.ratio,
-        low=found.low, high=found.high, p=p, months=found.months, better=found.better, recent_p=found.recent_p,
+        submitted=before + submission.count, named=submission.digest, **found.model_dump() | {"p": p},
     )  # fmt: skip
 
 

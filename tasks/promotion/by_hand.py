@@ -40,7 +40,7 @@ def served(market: str | None = None) -> list[Served]:
 
 
 def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> Decision:
-    """Make a registered version of a series its champion, whatever its figures, and store the reason.
+    """Make a registered version of a series its champion, regardless of its figures, and store the reason.
 
     Args:
         version: a number, or `previous`: the champion before the current champion.
@@ -76,7 +76,7 @@ def _registered(store: Store, series: SeriesId, version: str, aliases: dict[str,
     number = aliases.get(PREVIOUS) if version == PREVIOUS else version
     if number is None:
         raise UsageError(
-            f"{series.registered} has no version under the alias {PREVIOUS}: its champion never had another before "
+            f"{series.registered} has no version under the alias {PREVIOUS}: its champion never had a predecessor "
             "it; name a number",
             code="no-version", field="version",
         )  # fmt: skip
@@ -89,7 +89,7 @@ def _registered(store: Store, series: SeriesId, version: str, aliases: dict[str,
         )  # fmt: skip
     if found.damage:
         raise DamagedError(
-            f"{found.model_version} is damaged and cannot be promoted: {found.damage}; choose another version, or "
+            f"{found.model_version} is damaged and cannot be promoted: {found.damage}; choose a different version, or "
             "repair it with `cpb verify --repair`",
             field=str(found.folder),
         )
@@ -98,6 +98,6 @@ def _registered(store: Store, series: SeriesId, version: str, aliases: dict[str,
 
 def _decision(wanted: Champion, before: Champion | None, reason: str) -> Decision:
     same = before is not None and before.version == wanted.version
-    told = f"it was the champion already ({reason})" if same else reason
-    ruling = Ruling("unchanged" if same else "forced", "by-hand", told)
+    text = f"it was the champion already ({reason})" if same else reason
+    ruling = Ruling("unchanged" if same else "forced", "by-hand", text)
     return decided(wanted.series, ruling, standing(before) if before else None, standing(wanted).ref)

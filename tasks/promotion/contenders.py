@@ -61,6 +61,8 @@ def standing(champion: Champion) -> Contender:
             series=champion.series, recipe=Recipe(champion.architecture, champion.preset, ""),
             folder=champion.folder, market=champion.series.market, damage=champion.damage or str(error), **known,
         )  # fmt: skip
-    told = champion.tags.get(RECIPE, "")
+    recorded = champion.tags.get(RECIPE, "")
     # If the folder is damaged, the registry's recipe is used; its candles, span and horizon still exclude older models.
-    return replace(found, recipe=Recipe.parse(told)) if found.damage and told.count("/") == 2 else found
+    return (
+        replace(found, recipe=Recipe.parse(recorded)) if found.damage and recorded.count("/") == 2 else found
+    )

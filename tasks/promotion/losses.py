@@ -27,7 +27,7 @@ from tasks.promotion.contenders import Candidate
 from tasks.signals.store import market_key, markets, read_features
 
 _AT_ONCE = 8
-"""Number of models whose forecasts are in memory at once: 2,880 origins x 10 steps x 19 quantiles take 4.4 MB each."""
+"""Number of models with forecasts in memory: 2,880 origins x 10 steps x 19 quantiles take 4.4 MB each."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Comparisons:
         self._losses: dict[str, Losses | DamagedError] = {}
 
     def predict(self, wanted: Iterable[tuple[Candidate, Contender]]) -> None:
-        """Compute the missing losses of registered models on tonight's test spans, all at once."""
+        """Compute the missing losses of registered models on tonight's test spans, all together."""
         todo = {key: (c, one) for c, one in wanted if (key := self._key(one)) not in self._losses}
         if not todo:
             return

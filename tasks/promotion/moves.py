@@ -69,7 +69,7 @@ def promote_version(store: Store, winner: Champion, decision: Decision) -> Decis
     version = find_version(store, winner.series, winner.version)
     if version is None:
         raise CpbError(
-            f"{winner.model_version} was deleted meanwhile; choose another version", code="no-version"
+            f"{winner.model_version} was deleted meanwhile; choose a different version", code="no-version"
         )
     store.client.set_model_version_tag(winner.name, winner.version, REASON, decision.reason)
     return _promote(store, version, decision)

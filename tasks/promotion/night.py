@@ -101,14 +101,14 @@ class _Night:
         mine = self._tonight.order[recipe]
         figures = f"pooled validation CRPS ratio {mine:.4f} against {theirs:.4f}"
         if not mine < theirs:
-            return f"{recipe} is no challenger: {figures}"
+            return f"{recipe} is not a challenger: {figures}"
         if serving.provisional and recipe.preset != gate.PROVISIONAL:
             return f"{recipe} can replace a provisional champion by that comparison alone ({figures})"
         if (recipe, serving.recipe) in self._tonight.tried():
             return f"{recipe} has had its trial and is not tried again ({figures})"
         if not self._tonight.covers(recipe, serving.recipe):
-            return f"{recipe} is no challenger: this run trained it on too few of the timeframe's coins ({figures})"
-        return f"{recipe} is no challenger while another is on trial ({figures})"
+            return f"{recipe} is not a challenger: this run trained it on too few of the timeframe's coins ({figures})"
+        return f"{recipe} is not a challenger while another is on trial ({figures})"
 
     def _move(self, place: Place) -> Decision:
         """Move a series' aliases as ruled, and return the decision."""

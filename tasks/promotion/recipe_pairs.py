@@ -35,9 +35,9 @@ class Pair(Record):
     """A challenger's recipe on trial against the recipe of a timeframe's champions.
 
     A row's difference is the mean over coins of (challenger's - champion's CRPS) / the reference's width at the origin.
-    `share`: of alpha, as the `k`-th pair of its market and timeframe; `k` is 0 and `backtest` is set where a backtest
+    `share`: of alpha, as the `k`-th pair of its market and timeframe; `k` is 0 and `backtest` is set if a backtest
     decided, which spends nothing of it. `horizon`: candles until an origin's losses are known. `appointed_at`:
-    wall-clock time, whatever `--as-of` was; only forecasts after it are evidence.
+    wall-clock time, regardless of `--as-of`; only forecasts after it are evidence.
     `behind`: the symbols that kept their champion at the switch, and follow as soon as possible.
     """
 
@@ -76,7 +76,7 @@ class Pair(Record):
     def e_value(self) -> float:
         """The current evidence, 1 without rows; after it has crossed the threshold, its maximum.
 
-        After an outage many origins are added at once; hourly checks would have seen a crossing in their middle.
+        After an outage many origins are added together; hourly checks would have seen a crossing in their middle.
         """
         if not self.rows:
             return 1.0

@@ -1,4 +1,4 @@
-"""First champions, and refreshes of existing champions: all series with a champion are compared at once."""
+"""First champions, and refreshes of existing champions: all series with a champion are compared together."""
 
 from collections.abc import Iterable
 from functools import cached_property
@@ -46,7 +46,7 @@ class Refresh:
         order = self._tonight.order
         figures = f"pooled validation CRPS ratio {order[best.recipe]:.4f}, of {len(order)} recipes"
         provisional = (
-            "; it is provisional: a model of another preset replaces it unless worse"
+            "; it is provisional: a model of a different preset replaces it unless worse"
             if best.provisional
             else ""
         )
@@ -54,7 +54,7 @@ class Refresh:
         place.ruling = Ruling("first", rule, f"{why}: {best.recipe} ({figures}){provisional}")
 
     def _refresh(self, places: Iterable[Place]) -> None:
-        """Rule on the series with a champion; all are compared at once."""
+        """Rule on the series with a champion; all are compared together."""
         waiting: list[tuple[Place, Candidate, Contender]] = []
         for place in places:
             assert place.incumbent is not None

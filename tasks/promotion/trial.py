@@ -1,7 +1,8 @@
 """The challengers' trial: live forecasts made after the appointment are added to the evidence as they are scored.
 
 Crossing the threshold switches the timeframe immediately; a trial without a result ends after `MAX_TRIAL`. Older rows
-are no evidence: they were public when the challenger was chosen, and the best of many equal recipes looks better there.
+are not evidence: they were public when the challenger was chosen, and the best of many equal recipes looks better
+there.
 """
 
 from collections import defaultdict

@@ -20,7 +20,7 @@ from tasks.tracking.run_list import finished_flows
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import LEFT_OUT, age_of
 from tasks.tracking.versions import ALIAS, CHALLENGER, versions_with_alias
-from tasks.training.plan import recipe_of
+from tasks.training.plan import preset_label
 
 EVERY = timedelta(days=7)
 """Interval between full nights."""
@@ -91,7 +91,7 @@ def decide(
 def _serving(
     spec: RunSpec, store: Store, series: Collection[SeriesId], timeframes: Iterable[str]
 ) -> dict[str, set[str]]:
-    recipes = {(name, recipe_of(spec, name)) for name in spec.names}
+    recipes = {(name, preset_label(spec, name)) for name in spec.names}
     found: dict[str, set[str]] = {timeframe: set() for timeframe in timeframes}
     for alias in (ALIAS, CHALLENGER):
         for one, version in versions_with_alias(store, alias).items():
@@ -103,11 +103,11 @@ def _serving(
 
 def _last_full(spec: RunSpec, store: Store, today: date) -> date | None:
     """Return the day of the newest finished full night of this scope before `today`."""
-    asked = param_texts({**spec.model_dump(mode="json"), "architectures": list(spec.names)})
+    params = param_texts({**spec.model_dump(mode="json"), "architectures": list(spec.names)})
     days = [
         date.fromisoformat(age_of(run)[0][:10])
         for run in finished_flows(store, "params.weekly_challengers = 'true'")
         if LEFT_OUT not in run.data.tags
-        and all(run.data.params.get(name) == asked[name] for name in _SAME_SCOPE)
+        and all(run.data.params.get(name) == params[name] for name in _SAME_SCOPE)
     ]
     return max((day for day in days if day < today), default=None)

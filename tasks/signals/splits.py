@@ -1,6 +1,6 @@
 """Train, validation and test spans, shared by every series of a timeframe.
 
-Shared, because a universal model learns all coins at once: with separate spans per coin, it could train on the test
+Shared, because a universal model learns all coins together: with separate spans per coin, it could train on the test
 days of the market through another coin. Spans are separated by an embargo.
 """
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from cpbmodels.data.figures import EMBARGO, HORIZON, WARMUP
+from cpbmodels.data.figures import EMBARGO, FEATURE_WARMUP, HORIZON
 from cpbmodels.data.series import Series
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord, SplitBounds
@@ -68,7 +68,7 @@ def folds(
             return found
     found = _folds(records, count, kind, policy, usual)
     first, step = found[0].train, _grid(records)[1]
-    if count > 1 and (first[1] - first[0]) // step < WARMUP + policy.min_rows:
+    if count > 1 and (first[1] - first[0]) // step < FEATURE_WARMUP + policy.min_rows:
         raise UsageError(
             f"folds {count}: the {found[0].timeframe} history is too short; use fewer folds or an earlier since",
             code="history",
@@ -129,8 +129,12 @@ def check_enough(
     """Raise `MemberError` unless each span (`rows`: span name -> candles) has enough candles."""
     policy = SplitPolicy()
     step = timedelta(seconds=INTERVAL_SECONDS[bounds.timeframe])
-    needed = (bounds.test[1] - bounds.train[1]) // step + WARMUP + policy.min_rows
-    least = {"train": WARMUP + policy.min_rows, "validation": policy.min_rows, "test": policy.min_rows}
+    needed = (bounds.test[1] - bounds.train[1]) // step + FEATURE_WARMUP + policy.min_rows
+    least = {
+        "train": FEATURE_WARMUP + policy.min_rows,
+        "validation": policy.min_rows,
+        "test": policy.min_rows,
+    }
     short = [name for name, n in least.items() if rows[name] < n]
     if not short:
         return
@@ -148,12 +152,12 @@ def check_enough(
 
 def _min_rows(policy: SplitPolicy) -> int:
     """Return the shortest history with long enough spans: they grow with it, so there is no closed form."""
-    rows = WARMUP
+    rows = FEATURE_WARMUP
     while True:
         test = _usual_test(rows, policy)
         validation = max(1, int(test * policy.validation_share))
         train = rows - test - validation - 2 * policy.embargo
-        if train >= WARMUP + policy.min_rows and min(test, validation) >= policy.min_rows:
+        if train >= FEATURE_WARMUP + policy.min_rows and min(test, validation) >= policy.min_rows:
             return rows
         rows += 1
 
@@ -165,8 +169,8 @@ def check_windows(series: Series, bounds: SplitBounds) -> None:
         span = dict(bounds.items())[empty[0]]
         raise MemberError(
             f"{series.symbol} {bounds.timeframe}: no origin in the {empty[0]} span {span[0]:%Y-%m-%d} to "
-            f"{span[1]:%Y-%m-%d}; features are complete {WARMUP} candles after a listing or hole and a target needs "
-            f"{HORIZON} more: choose an earlier since or leave the coin out"
+            f"{span[1]:%Y-%m-%d}; features are complete {FEATURE_WARMUP} candles after a listing or hole and a "
+            f"target needs {HORIZON} more: choose an earlier since or leave the coin out"
         )
 
 

@@ -38,7 +38,7 @@ MARKET_ROWS = 64
 """Rows from which the newest values of the market follow: 24 candles are its longest own window."""
 
 KEPT_FILES = 4
-"""Feature files kept per series: a run with another `as_of` may still be reading an older file."""
+"""Feature files kept per series: a run with a different `as_of` may still be reading an older file."""
 
 
 def write_features(
@@ -152,7 +152,7 @@ def newest_series(
 ) -> Series:
     """Return the newest rows of a series for a forecast: no spans, nothing to train on.
 
-    `provisional` includes the newest candles, which no archive has confirmed yet. Their features are not stored: a new
+    `provisional` includes the newest candles, not yet confirmed by an archive. Their features are not stored: a new
     file every hour would evict files that a training is still reading.
 
     Raises:
@@ -168,12 +168,12 @@ def newest_series(
 
 
 def market_key(series: SeriesId) -> tuple[str, str]:
-    """Return what decides a series' market: whose coins it is compared with."""
+    """Return a series' exchange market and timeframe: the coins that share both have a common `wide.Market`."""
     return series.market, series.timeframe
 
 
 def markets(coins: Mapping[SeriesId, Series]) -> dict[tuple[str, str], Market]:
-    """Return what these coins share, by `market_key`."""
+    """Return the columns common to these coins (`wide.Market`, not the exchange's market), by `market_key`."""
     parts: dict[tuple[str, str], list[Series]] = {}
     for name, series in coins.items():
         parts.setdefault(market_key(name), []).append(series)
@@ -185,7 +185,7 @@ def newest_markets(
 ) -> dict[tuple[str, str], Market]:
     """Return what all stored coins of the wanted markets and timeframes (`market_key`) share at their newest candles.
 
-    So a forecast does not depend on the coins that it was asked for with. `how`: as in `newest_series`. A coin without
+    So a forecast does not depend on the coins requested with it. `how`: as in `newest_series`. A coin without
     candles in the scope is left out, and so is a damaged one, which its own forecast reports.
     """
     keys = set(wanted)
@@ -198,7 +198,10 @@ def newest_markets(
 
 
 def klines_digest(klines: pl.DataFrame) -> str:
-    """Return a blake2b digest (hex) of the candles' times, prices and volumes: the data's fingerprint."""
+    """Return a blake2b digest (hex) of the candles' times, prices and volumes: the fingerprint of a model's data.
+
+    `tasks.market.store.digest_of` differs: it covers every stored column, to detect a damaged month.
+    """
     state = hashlib.blake2b(digest_size=20)
     state.update(klines["open_time"].cast(pl.Int64).to_numpy().tobytes())
     for name in (*PRICES, "volume"):
@@ -216,7 +219,7 @@ def _klines(home: Path, series: SeriesId, **scope: Any) -> pl.DataFrame:
     klines = read_klines(home, series, **scope)
     if klines.is_empty():
         raise MemberError(
-            f"{series}: no candles in the asked time range; check since and as_of", code="no-candles"
+            f"{series}: no candles in the requested time range; check since and as_of", code="no-candles"
         )
     return klines
 

@@ -22,7 +22,7 @@ from cpbmodels.fleet.config import JUDGED, PARTS, parse, sealed
 from schemas.errors import DamagedError
 from schemas.identity import Recipe
 from schemas.reference import Reference
-from schemas.run import UNIVERSAL
+from schemas.run import UNIVERSAL_SUFFIX
 from tasks.storage.digests import file_digest, value_digest
 from tasks.storage.files import write_json
 from tasks.storage.records import member_subject, parse_record, write_record
@@ -74,7 +74,10 @@ class ModelConfig(BaseModel):
 
     @property
     def learnt_until(self) -> datetime | None:
-        """The end (UTC) of the candles used for fitting, early stopping or selection; None if not recorded."""
+        """The end (UTC) of the candles used to fit and stop the model: of its validation span; None if not recorded.
+
+        The library's `Member.known_until` is later: it includes the test span.
+        """
         return self.span("validation")[1]
 
 
@@ -287,7 +290,7 @@ def recipe_of(config: ModelConfig) -> Recipe:
     changed |= {"copies": copies} if copies > 1 else {}
     changed |= {"dtype": values["dtype"]} if values.get("dtype", "float32") != "float32" else {}
     digest = value_digest(changed)[:_DIGITS]
-    scope = UNIVERSAL if values.get("scope") == "universal" else ""
+    scope = UNIVERSAL_SUFFIX if values.get("scope") == "universal" else ""
     return Recipe(f"{config.architecture}{scope}", config.preset, digest)
 
 

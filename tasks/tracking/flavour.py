@@ -172,9 +172,9 @@ def _example(timeframe: str, context: int) -> dict[str, Any]:
     """Return synthetic candles, enough to compute every column over a whole context, as pandas' `split` table."""
     import numpy as np
 
-    from cpbmodels.data.figures import INTERVAL_SECONDS, WARMUP
+    from cpbmodels.data.figures import FEATURE_WARMUP, INTERVAL_SECONDS
 
-    step, rows = timedelta(seconds=INTERVAL_SECONDS[timeframe]), context + 2 * WARMUP
+    step, rows = timedelta(seconds=INTERVAL_SECONDS[timeframe]), context + 2 * FEATURE_WARMUP
     draw = np.random.default_rng(1)
     close = 100 * np.exp(np.cumsum(draw.normal(0, 0.005, rows)))
     opened = np.r_[100, close[:-1]]

@@ -36,7 +36,7 @@ from tasks.tracking.records import REPORT
 from tasks.tracking.store import open_store, reconcile
 from tasks.tracking.tags import PRUNED
 from tasks.tracking.versions import all_versions, full_name
-from tasks.training.files import no_fleets_in_use, old_fleets, remove_old_fleets
+from tasks.training.files import no_shards_in_use, old_shards, remove_old_shards
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -110,7 +110,7 @@ def _alone(store: Store, home: Path) -> Iterator[None]:
         held.enter_context(alone(store))
         for root in _roots(home):
             try:
-                held.enter_context(no_fleets_in_use(root))
+                held.enter_context(no_shards_in_use(root))
             except BusyError as error:
                 raise BusyError(
                     f"a training or a backtest is running in {root}; prune again when it has ended"
@@ -130,7 +130,7 @@ def _prune(store: Store, home: Path, nights: int, now: datetime, report: PruneRe
         report.artifact_bytes += sum(files_size(run.uri) for run in flow.runs)
         if not report.dry_run:
             _delete_flow(store, flow, now)
-    fleets_of = old_fleets if report.dry_run else remove_old_fleets
+    fleets_of = old_shards if report.dry_run else remove_old_shards
     report.fleets += [str(folder) for root in _fleet_roots(home) for folder in fleets_of(root, now)]
     set_aside, copies = _old_set_aside(home, now), _stale_copies(store, home, versions)
     report.files += map(str, (*set_aside, *copies))

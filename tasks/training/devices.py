@@ -114,7 +114,7 @@ def gpu_held(gpus: tuple[str, ...], poll_s: float = 0.5) -> Iterator[None]:
     """Lock one of these GPUs during the block, waiting for it (interruptible); with no GPUs, do nothing."""
     paths = [machine_lock(f"cpb-{gpu}.lock") for gpu in gpus]
     with ExitStack() as stack:
-        told = False
+        reported = False
         while paths:
             for path in paths:
                 with suppress(BusyError):
@@ -122,9 +122,9 @@ def gpu_held(gpus: tuple[str, ...], poll_s: float = 0.5) -> Iterator[None]:
                     paths = []
                     break
             else:
-                if not told:
+                if not reported:
                     log.info("waiting for a GPU: other trainings hold %s", ", ".join(map(str, paths)))
-                    told = True
+                    reported = True
                 pause(poll_s)
         yield
 

@@ -4,9 +4,9 @@ ROOT is `HOME`, or `HOME/sim`, `HOME/own` for markets other than Binance's (`Sco
 
 Also resuming from a given checkpoint: another machine's, a backup's, or an earlier epoch's.
 
-Also which fleets stay on disk: otherwise about 10 MB per architecture and run would accumulate every night. Champions'
-files are in MLflow's artifacts. A fleet's folder is used by its own run, by the same command repeated (as after
-a kill), and by users who were given its model folder: so the last few fleets of each kind are kept.
+Also which shards stay on disk: otherwise about 10 MB per architecture and run would accumulate every night. Champions'
+files are in MLflow's artifacts. A shard's folder is used by its own run, by the same command repeated (as after
+a kill), and by users who were given its model folder: so the last few shards of each kind are kept.
 """
 
 import logging
@@ -32,9 +32,9 @@ from tasks.training.plan import job_key
 
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
 EPOCHS = "epochs.jsonl"
-"""Of a fleet in training: the cost of each epoch, a line per report (`progress.py`)."""
+"""Of a shard in training: the cost of each epoch, a line per report (`progress.py`)."""
 KERNELS = "CPB_KERNELS"
-"""Environment of a trainer: the fleets whose kernels it compiles before its first order, as JSON."""
+"""Environment of a trainer: the architectures whose kernels it compiles before its first order, as JSON."""
 _KEY = re.compile(r"[0-9a-f]{16}")
 
 
@@ -46,37 +46,37 @@ def kernel_cache(folder: Path) -> dict[str, str]:
     return {"TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR") or str(folder.absolute() / "triton")}
 
 
-def fleet_folder(root: Path, job: ShardJob) -> Path:
-    """Return the folder of a job's fleet."""
+def shard_folder(root: Path, job: ShardJob) -> Path:
+    """Return the folder of a job's shard."""
     return root / "fleets" / job_key(job)
 
 
-def fleet_folders(root: Path) -> list[Path]:
-    """Return the fleet folders below a market's home, sorted by name; links are left out."""
-    fleets = root / "fleets"
-    found = fleets.iterdir() if fleets.is_dir() else ()
+def shard_folders(root: Path) -> list[Path]:
+    """Return the shards' folders below a market's home, sorted by name; links are left out."""
+    shards = root / "fleets"
+    found = shards.iterdir() if shards.is_dir() else ()
     return sorted(p for p in found if _KEY.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
 
 
 def prepare(root: Path, job: ShardJob) -> Path:
-    """Create the fleet's folder and write its job; if a file is damaged, the result of an earlier run is set aside.
+    """Create the shard's folder and write its job; if a file is damaged, the result of an earlier run is set aside.
 
-    Without a result the fleet is trained again and all its members are replaced.
+    Without a result the shard is trained again and all its members are replaced.
     """
-    folder = fleet_folder(root, job)
+    folder = shard_folder(root, job)
     folder.mkdir(parents=True, exist_ok=True)
     if find_record(folder / JOB, ShardJob, of=folder.name) != job:
         write_record(folder / JOB, job, of=folder.name)
     else:
-        os.utime(folder / JOB)  # pruning keeps the most recently used fleets
+        os.utime(folder / JOB)  # pruning keeps the most recently used shards
     result = find_record(folder / RESULT, ShardResult, of=folder.name)
     if result and (path := next((path for path, _ in damaged_files(folder, result)), None)):
-        set_aside(folder / RESULT, f"{path} is damaged, so this fleet is trained again")
+        set_aside(folder / RESULT, f"{path} is damaged, so this shard is trained again")
     return folder
 
 
 def damaged_files(folder: Path, result: ShardResult) -> Iterator[tuple[Path, str]]:
-    """Yield each damaged file of the fleet's models, and the reason."""
+    """Yield each damaged file of the shard's models, and the reason."""
     for member in result.members:
         for name, digest in member.files.items():
             path = folder / "members" / member.name / "model" / name
@@ -85,12 +85,12 @@ def damaged_files(folder: Path, result: ShardResult) -> Iterator[tuple[Path, str
 
 
 def read_job(folder: Path) -> ShardJob:
-    """Return the job in a fleet's folder; raises `DamagedError` or `FileNotFoundError`."""
+    """Return the job in a shard's folder; raises `DamagedError` or `FileNotFoundError`."""
     return read_record(folder / JOB, ShardJob, of=folder.name)
 
 
 def read_result(folder: Path) -> ShardResult:
-    """Return the result of a finished fleet; raises `DamagedError` or `FileNotFoundError`."""
+    """Return the result of a finished shard; raises `DamagedError` or `FileNotFoundError`."""
     return read_record(folder / RESULT, ShardResult, of=folder.name)
 
 
@@ -103,12 +103,12 @@ def progress_so_far(folder: Path) -> str:
 
 
 def is_training(folder: Path) -> bool:
-    """Whether a trainer is active in this fleet's folder."""
+    """Whether a trainer is active in this shard's folder."""
     return is_locked(folder / "lock")
 
 
 def home_of(folder: Path, job: ShardJob) -> Path:
-    """Return `CPB_HOME`, derived from a fleet's folder: paths in records are relative to it."""
+    """Return `CPB_HOME`, derived from a shard's folder: paths in records are relative to it."""
     root = folder.absolute().parents[1]  # not resolved: `fleets` may be a link to another disk
     return root.parent if job.members[0].model.series.market in APART else root
 
@@ -125,7 +125,7 @@ def earlier_model(home: Path, continues: str) -> Path:
 
 
 def member_folder(folder: Path, name: str) -> Path:
-    """Return the folder of one member of the fleet in `folder`."""
+    """Return the folder of one member of the shard in `folder`."""
     found = folder / "members" / name
     if not found.is_dir():
         raise DamagedError(
@@ -147,7 +147,7 @@ _FLEET = re.compile(r"fleet-[0-9]{4}")
 class Checkpoint:
     """The newest state of each part of a training, in memory: its folder may be the folder to train in again.
 
-    `files`: by name below a fleet's `checkpoints`. The trainer checks whether they match the training: options, seeds
+    `files`: by name below a shard's `checkpoints`. The trainer checks whether they match the training: options, seeds
     and windows must agree.
     """
 
@@ -165,7 +165,7 @@ class Checkpoint:
         if not newest:
             raise UsageError(
                 f"resume {str(path)!r} is not a checkpoint and holds none: give latest, a file "
-                "fleets/KEY/checkpoints/…/epoch-….safetensors, or its fleet's folder",
+                "fleets/KEY/checkpoints/…/epoch-….safetensors, or its shard's folder",
                 code="resume", field="resume",
             )  # fmt: skip
         try:
@@ -176,17 +176,17 @@ class Checkpoint:
                 code="resume", field="resume",
             ) from error  # fmt: skip
 
-    def put_into(self, fleet: Path) -> None:
-        """Write it to the fleet's folder of checkpoints."""
+    def put_into(self, shard: Path) -> None:
+        """Write it to the folder of checkpoints of the shard in a folder."""
         for name, content in self.files.items():
-            path = fleet / "checkpoints" / name
+            path = shard / "checkpoints" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, content)
 
-    def take_out_of(self, fleet: Path) -> None:
+    def take_out_of(self, shard: Path) -> None:
         """Remove the files of `put_into` after a training failed to resume from them: no later run must use them."""
         for name in self.files:
-            (fleet / "checkpoints" / name).unlink(missing_ok=True)
+            (shard / "checkpoints" / name).unlink(missing_ok=True)
 
 
 def _part(file: Path) -> str:
@@ -194,11 +194,11 @@ def _part(file: Path) -> str:
     return file.parent.name if _FLEET.fullmatch(file.parent.name) else "fleet-0000"
 
 
-MAX_FLEETS_PER_KIND = 3
-"""Fleets kept per kind (architecture, preset and members): the most recently used."""
+MAX_SHARDS_PER_KIND = 3
+"""Shards kept per kind (architecture, preset and members): the most recently used."""
 
 MAX_UNUSED_DAYS = 90
-"""Days without use after which all fleets of a kind are removed: the kinds change with every newly listed coin."""
+"""Days without use after which all shards of a kind are removed: the kinds change with every newly listed coin."""
 
 _RECORDS = "|".join(map(re.escape, (JOB, RESULT, EPOCHS, "progress.json")))
 _TOP = re.compile(rf"{_RECORDS}|worker\.log(\.\d+)?|lock")
@@ -207,27 +207,27 @@ _MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
 log = logging.getLogger("cpb")
 
 
-class FleetsInUse:
+class ShardsInUse:
     """A run's shared lock on `ROOT/fleets`: while any run holds it, nothing there is removed. Ends with the process."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / "fleets"
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._lock = open_lock(root / "fleets.lock")  # beside the folder, which contains fleets only
+        self._lock = open_lock(root / "fleets.lock")  # beside the folder, which contains shards only
         acquire(self._lock, shared=True)
 
     def release(self) -> list[Path]:
-        """Release the lock; the last run to release it removes old fleets. Returns the removed folders."""
+        """Release the lock; the last run to release it removes old shards. Returns the removed folders."""
         with self._lock as lock:
             try:
                 acquire(lock, wait=False)
             except BusyError:  # another run is active; it will remove them at its end
                 return []
-            return remove_old_fleets(self._folder)
+            return remove_old_shards(self._folder)
 
 
 @contextmanager
-def no_fleets_in_use(root: Path) -> Iterator[None]:
+def no_shards_in_use(root: Path) -> Iterator[None]:
     """Prevent trainings below `root` during the block; raises `BusyError` if a training is active."""
     if not (root / "fleets").is_dir():
         yield
@@ -236,30 +236,30 @@ def no_fleets_in_use(root: Path) -> Iterator[None]:
         yield
 
 
-def remove_old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
-    """Remove old fleets and return the removed folders; see `old_fleets`."""
-    return [folder for folder in old_fleets(fleets, now) if _remove(folder)]
+def remove_old_shards(shards: Path, now: datetime | None = None) -> list[Path]:
+    """Remove old shards and return the removed folders; see `old_shards`."""
+    return [folder for folder in old_shards(shards, now) if _remove(folder)]
 
 
-def old_fleets(fleets: Path, now: datetime | None = None) -> list[Path]:
-    """Return all but the newest `MAX_FLEETS_PER_KIND` fleets of each kind, and those unused for `MAX_UNUSED_DAYS`.
+def old_shards(shards: Path, now: datetime | None = None) -> list[Path]:
+    """Return the shards beyond the newest `MAX_SHARDS_PER_KIND` of each kind, and those unused for `MAX_UNUSED_DAYS`.
 
-    A folder that may not be a fleet of cpb is left out: its job must be cpb's, and it must contain only files written
+    A folder that may not be a shard of cpb is left out: its job must be cpb's, and it must contain only files written
     by cpb.
     """
     kinds: dict[tuple[str, ...], list[tuple[float, Path, set[str]]]] = defaultdict(list)
     unused_since = (now or datetime.now(UTC)).timestamp() - MAX_UNUSED_DAYS * 86400
     old: list[tuple[Path, set[str]]] = []
-    for folder in fleet_folders(fleets.parent):
+    for folder in shard_folders(shards.parent):
         try:
             job = read_job(folder)
             members = {member.name for member in job.members}
             kinds[_kind(job)].append(((folder / JOB).stat().st_mtime, folder, members))
         except (OSError, DamagedError) as error:
-            log.debug("%s is left as it is: its job cannot be read (%s)", folder, error)
+            log.debug("%s is not removed: its job cannot be read (%s)", folder, error)
     for found in kinds.values():
         for place, (used, folder, members) in enumerate(sorted(found, key=lambda one: one[0], reverse=True)):
-            if place >= MAX_FLEETS_PER_KIND or used < unused_since:
+            if place >= MAX_SHARDS_PER_KIND or used < unused_since:
                 old.append((folder, members))
     return [folder for folder, members in old if not _is_foreign(folder, members)]
 
@@ -269,14 +269,14 @@ def _kind(job: ShardJob) -> tuple[str, ...]:
 
 
 def _is_foreign(folder: Path, members: set[str]) -> bool:
-    """Whether a fleet's folder contains a file not written by cpb, which is logged."""
+    """Whether a shard's folder contains a file not written by cpb, which is logged."""
     if foreign := _foreign_file(folder, members):
         log.info("%s is kept: it holds %s, which is not a file of cpb", folder, foreign.relative_to(folder))
     return foreign is not None
 
 
 def _remove(folder: Path) -> bool:
-    """Remove one fleet, unless a trainer is active in it."""
+    """Remove one shard, unless a trainer is active in it."""
     try:
         with locked(folder / "lock", wait=False):
             shutil.rmtree(folder)
@@ -287,16 +287,16 @@ def _remove(folder: Path) -> bool:
 
 
 def _foreign_file(folder: Path, members: set[str]) -> Path | None:
-    """Return the first file of a fleet's folder that is not a file of cpb, or None."""
+    """Return the first file of a shard's folder that is not a file of cpb, or None."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (
-            path.is_dir() or _is_fleet_file(path.relative_to(folder).parts, members)
+            path.is_dir() or _is_shard_file(path.relative_to(folder).parts, members)
         ):
             return path
     return None
 
 
-def _is_fleet_file(parts: tuple[str, ...], members: set[str]) -> bool:
+def _is_shard_file(parts: tuple[str, ...], members: set[str]) -> bool:
     top, *rest = map(final_name, parts)
     if not rest:
         return _TOP.fullmatch(top) is not None

@@ -1,10 +1,10 @@
 """The shards of a fleet, specified so completely that a shard's digest identifies its result.
 
-A fleet is cut into shards, each trained and judged in separate processes.
+A fleet is all models of an architecture. It is cut into shards, each trained and judged in separate processes.
 
 A shard should take long compared with starting its process (2 to 3 s: Python, torch, the columns), and short compared
 with the whole night, so that many devices share the work and losing a device loses little. Its size depends only on the
-models, never on the remaining work or the number of devices: matrix products over another number of members round
+models, never on the remaining work or the number of devices: matrix products over a different number of members round
 differently, and the same plan must give the same bits on one device and on eight.
 
 On CPUs a shard should take at most `CPU_SHARD_S` on one core, by this cost model of a member:
@@ -13,9 +13,9 @@ On CPUs a shard should take at most `CPU_SHARD_S` on one core, by this cost mode
 
 with the number of columns as width for architectures without hidden layers. It is accurate within a factor of three.
 Measured seconds per member, with early stopping (cost model in brackets): 6.7 (7.6) for `har` and 0.14 (0.15) for
-`robust-har` of preset default; 105 (260) for gru, 175 (130) for transformer and 1,400 (2,900) for lstm of the seeds'
-presets. On a GPU a step takes about as long for one member as for all members trained at once (`fleet_size` of the
-profile), so a shard has at least that many.
+`robust-har` of preset default; 105 (260) for gru, 175 (130) for transformer and 1,400 (2,900) for lstm of the
+presets `seed-…`. On a GPU a step takes about as long for one member as for all members trained together (`fleet_size`
+of the profile), so a shard has at least that many.
 
 | preset | architectures | CPU | GPU |
 | --- | --- | --- | --- |
@@ -36,10 +36,9 @@ from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
 from schemas.handover import FleetPlan, JobMember, ShardJob
 from schemas.identity import Recipe, SeriesId
-from schemas.run import UNIVERSAL, RunSpec, base_of
+from schemas.run import UNIVERSAL_SUFFIX, RunSpec, base_of
 from tasks.storage.digests import code_digest, value_digest
-from tasks.storage.model_folder import ModelConfig
-from tasks.storage.model_folder import recipe_of as recipe_of_folder
+from tasks.storage.model_folder import ModelConfig, recipe_of
 
 _NOT_DECISIVE = {"members": {"__all__": {"features": {"path", "file_digest"}}}}
 """Fields of a job that are locations of its data, not its contents."""
@@ -69,7 +68,7 @@ def training_code() -> str:
 
 
 def job_key(job: ShardJob) -> str:
-    """Return the digest (16 hex digits) of everything that determines the result: the name of the fleet's folder."""
+    """Return the digest (16 hex digits) of everything that determines the result: the name of the shard's folder."""
     return value_digest(job.model_dump(mode="json", exclude=_NOT_DECISIVE))[:16]
 
 
@@ -82,8 +81,8 @@ def member_seed(seed: int, architecture: str, series: SeriesId, fold: int = 0) -
     return zlib.crc32(text.encode())
 
 
-def recipe_of(spec: RunSpec, architecture: str) -> str:
-    """Return the recipe of a model as one word: the preset, with a digest of the changed options."""
+def preset_label(spec: RunSpec, architecture: str) -> str:
+    """Return the preset's name, followed by a digest of the changed options if there are any: `smoke+1f0c2a3b`."""
     changed = {"overrides": spec.overrides, "seeds": spec.copies(architecture), "dtype": spec.dtype}
     plain = RunSpec(preset=spec.preset)
     standard = {"overrides": {}, "seeds": plain.copies(architecture), "dtype": plain.dtype}
@@ -92,7 +91,7 @@ def recipe_of(spec: RunSpec, architecture: str) -> str:
 
 def is_universal(job: ShardJob) -> bool:
     """Whether a single model is trained on all series of a timeframe."""
-    return job.architecture.endswith(UNIVERSAL)
+    return job.architecture.endswith(UNIVERSAL_SUFFIX)
 
 
 def plan_fleet(
@@ -102,7 +101,7 @@ def plan_fleet(
 
     `gpu`: the plan is for GPUs, on this machine or in a cluster.
     """
-    if architecture.endswith(UNIVERSAL):
+    if architecture.endswith(UNIVERSAL_SUFFIX):
         parts = cut_universal(members)
     else:
         options = resolved(spec.preset, architecture, spec.profile, spec.overrides)
@@ -183,9 +182,9 @@ def resolved(preset: str, architecture: str, profile: str, overrides: dict[str, 
 def planned_recipe(spec: RunSpec, architecture: str) -> Recipe:
     """Return the recipe of the models that a run trains, as it is read from their folders afterwards."""
     options = resolved(spec.preset, architecture, spec.profile, spec.overrides).as_dict()
-    scope = "universal" if architecture.endswith(UNIVERSAL) else "per-series"
+    scope = "universal" if architecture.endswith(UNIVERSAL_SUFFIX) else "per-series"
     own = {"architecture": base_of(architecture), "preset": spec.preset, "scope": scope, "dtype": spec.dtype}
-    return recipe_of_folder(ModelConfig(**options | own | {"seeds": [0] * spec.copies(architecture)}))
+    return recipe_of(ModelConfig(**options | own | {"seeds": [0] * spec.copies(architecture)}))
 
 
 def member_seconds(options: Preset, architecture: str, copies: int) -> float:

@@ -21,7 +21,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cpbmodels
 from schemas.handover import DeviceWork, FleetPlan, ShardJob
@@ -30,10 +30,6 @@ from tasks.running.progress import Pace, tell, tell_line
 from tasks.storage.files import write_bytes
 from tasks.training.files import PROGRESS
 from tasks.training.plan import job_key
-
-if TYPE_CHECKING:
-    import cpbmodels
-
 
 _LOSSES = ("train_loss", "val_loss")
 _SUMMED = ("epoch", "members_training", "lr", "epoch_seconds", "epoch_windows_per_s")
@@ -183,7 +179,7 @@ _EVERY_S = 0.25
 
 
 class ProgressFile:
-    """Writes a fleet's `progress.json`: `on_step` and `on_epoch` are callbacks of `cpbmodels.train_fleet`."""
+    """Writes a shard's `progress.json`: `on_step` and `on_epoch` are callbacks of `cpbmodels.train_fleet`."""
 
     def __init__(self, folder: Path, architecture: str) -> None:
         self._path, self._written = folder / PROGRESS, 0.0
@@ -248,7 +244,7 @@ class ProgressFile:
         self._done |= done
         members = members or self._state["members"]
         share = sum(self._done.values()) / max(members, len(self._done), 1)
-        self._pace.take(share, 1, now)  # a universal model of the next fold starts again
+        self._pace.take(share, 1, now)  # the next fold's universal model restarts at 0 %
         self._state |= {"members": members, "share": share, "eta_s": self._pace.left(now)}
 
     def _write(self, *, now: bool) -> None:

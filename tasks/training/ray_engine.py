@@ -37,7 +37,7 @@ GPU, CPU, MEMORY = "GPU", "CPU", "memory"
 
 
 MIN_CALLS, MAX_CALLS = 64, 1024
-"""Shards submitted to Ray at once: twice as many as its nodes can train, within these bounds. Each has a thread here,
+"""Maximum shards submitted to Ray: twice as many as its nodes can train, within these bounds. Each has a thread here,
 and its features in Ray's object store."""
 
 
@@ -159,7 +159,7 @@ def _init(ray: Any) -> None:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         reason = lines[0].rstrip(".:") if lines else type(error).__name__
         # Something listens there (`check_cluster`), and without a valid token Ray gives no more details.
-        hint = "" if here else "; is its token the one of that cluster?"
+        hint = "" if here else "; is its token that cluster's?"
         raise unreachable(address or "of this machine", f"{reason}{hint}") from error
 
 
@@ -169,7 +169,7 @@ def _checked_nodes(ray: Any) -> list[dict[str, Any]]:
 
     own, ask = ray_node.versions(), ray.remote(num_cpus=0, max_retries=1)(ray_node.node_facts)
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    asked = [
+    replies = [
         ask.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
         ).remote()
@@ -177,7 +177,7 @@ def _checked_nodes(ray: Any) -> list[dict[str, Any]]:
     ]
     return [
         node
-        for node, answer in zip(nodes, asked, strict=True)
+        for node, answer in zip(nodes, replies, strict=True)
         if _is_usable(ray, node["NodeManagerAddress"], answer, own)
     ]
 
@@ -187,7 +187,7 @@ def _is_usable(ray: Any, address: str, answer: Any, own: dict[str, str]) -> bool
     try:
         facts = ray.get(answer, timeout=PROBE_S)
     except (ray.exceptions.NodeDiedError, ray.exceptions.TaskUnschedulableError):
-        log.warning("node %s of the Ray cluster was lost while it was asked for its versions", address)
+        log.warning("node %s of the Ray cluster was lost while its versions were requested", address)
         return False
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[-1]

@@ -62,7 +62,7 @@ class RayExecutor:
         largest: the maximum of each Ray resource on any single node.
         threads: CPU threads per shard.
         gpu: whether a shard uses a GPU.
-        calls: shards submitted to Ray at once, with their features; each has a thread here.
+        calls: shards submitted to Ray simultaneously, with their features; each has a thread here.
     """
 
     retries = 0
@@ -219,7 +219,7 @@ def _lost(reason: str) -> EngineLost:
 
 
 class BoardReader:
-    """The driver's side of a `Board`: fetches all reports at once and gives each thread those of its own shard."""
+    """The driver's side of a `Board`: fetches all reports together and gives each thread those of its own shard."""
 
     def __init__(self, ray: Any, home: Path) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

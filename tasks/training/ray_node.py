@@ -260,7 +260,7 @@ def _checkpoints(folder: Path) -> list[list[str]]:
     return list(parts.values())
 
 
-def _answer(asked: Any, timeout_s: float | None = None) -> Any:
+def _answer(reference: Any, timeout_s: float | None = None) -> Any:
     """Return an actor's result; raises Ray's errors.
 
     In a separate thread: while a task waits for Ray in its main thread, Ray assigns its cores to another task (seen
@@ -269,7 +269,7 @@ def _answer(asked: Any, timeout_s: float | None = None) -> Any:
     import ray
 
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(ray.get, asked, timeout=timeout_s).result()
+        return pool.submit(ray.get, reference, timeout=timeout_s).result()
 
 
 class _Reports(logging.Handler):

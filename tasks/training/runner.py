@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol
 
 from schemas.errors import BusyError, CpbError
 from schemas.handover import ShardJob, ShardResult
-from schemas.run import UNIVERSAL, RunSpec, base_of
+from schemas.run import UNIVERSAL_SUFFIX, RunSpec, base_of
 from schemas.scope import home
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, Resident
@@ -111,7 +111,7 @@ class Trainers:
         on_progress: Report | None = None,
         on_start: Callable[[], None] | None = None,
     ) -> None:
-        """Train the job in `folder` to its `result.json`; return at once if it exists already.
+        """Train the job in `folder` to its `result.json`; return immediately if it exists already.
 
         Waits for a free trainer first; `timeout_s` counts from then. An interrupt ends the trainer.
 
@@ -222,7 +222,7 @@ def _death(folder: Path, end: Died, kills: int) -> TrainerDied:
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with code {returncode}"
         return TrainerDied(f"training process {how}: {last} {log}")
     return TrainerDied(
-        f"training process ran out of memory: {last}; lower batch_size, train fewer series at once, or add memory, "
+        f"training process ran out of memory: {last}; lower batch_size, train fewer series together, or add memory, "
         f"then run the same command again to resume it {log}",
         code=OUT_OF_MEMORY,
     )
@@ -291,7 +291,7 @@ class Engine(Protocol):
 def kernel_environment(spec: RunSpec) -> dict[str, str]:
     """Return where a trainer's compiled kernels are kept, and what it compiles before its first shard."""
     used = spec.kernels and spec.dtype == "float32"
-    names = [base_of(name) for name in spec.names if not name.endswith(UNIVERSAL)] if used else []
+    names = [base_of(name) for name in spec.names if not name.endswith(UNIVERSAL_SUFFIX)] if used else []
     wanted = {"names": names, "preset": spec.preset, "profile": spec.profile, "overrides": spec.overrides}
     return kernel_cache(home()) | {KERNELS: json.dumps(wanted)}
 
@@ -299,8 +299,8 @@ def kernel_environment(spec: RunSpec) -> dict[str, str]:
 class LocalEngine:
     """This machine, also the executor of its shards. Further shards wait in the order of submission.
 
-    With GPUs, the trainers start at once, concurrently with ingestion. On a CPU they would only occupy its cores, and
-    their thread count depends on the plan: they start with the first shard that is not trained yet.
+    With GPUs, the trainers start immediately, concurrently with ingestion. On a CPU they would only occupy its cores,
+    and their thread count depends on the plan: they start with the first shard that is not trained yet.
     """
 
     retries = 1

@@ -4,8 +4,8 @@ An order contains a shard's folder: the trainer reads `job.json`, writes a folde
 result; a checkpoint per epoch lets a killed process be continued with bit-identical results. An error ends the process:
 a device is not reliable after an error, and the last output line states the cause. Does not import Prefect or MLflow.
 
-A job of E seeds trains every member E times in the same fleet; the copies' quantiles are averaged, and the average is
-the registered model. A universal architecture learns all series of a timeframe (and fold) in one model.
+A job with `seeds` = E trains every member E times, together; the copies' quantiles are averaged, and the average is the
+registered model. A universal architecture learns all series of a timeframe (and fold) in one model.
 """
 
 import ctypes
@@ -148,16 +148,19 @@ def _rows(job: ShardJob, folder: Path | None) -> list[Member | None]:
     if folder is None:
         return [None] * job.seeds
     old = cpbmodels.load(folder)
-    if old.parts:  # trained anew: most of an average is solved in seconds
+    if old.parts:  # trained from new weights: most of an average has a closed form, solved in seconds
         return [None] * job.seeds
+    # Without the profile, which does not change the shape.
     wanted = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
     shape = ("context", "horizon", "features", "calendar", "calendar_dim", "hidden_dim", "n_layers", "head")
     differing = [k for k in shape if getattr(old.options, k) != getattr(wanted, k)]
     if len(old.rows) != job.seeds:
-        differing.append("number of seeds")
+        differing.append("number of copies")
     if differing:
         log.warning(
-            "warm start: %s has another %s; this member starts from new weights", folder, ", ".join(differing)
+            "warm start: %s has a different %s; this member starts from new weights",
+            folder,
+            ", ".join(differing),
         )
         return [None] * job.seeds
     return [_row(old, i) for i in range(job.seeds)]
@@ -192,10 +195,10 @@ def serve(orders: Orders) -> None:
 
 
 def compile_kernels(wanted: dict[str, Any]) -> None:
-    """Compile what the run's fleets launch, in threads, before the first order: the candles are still being read.
+    """Compile the kernels that the run will launch, in threads, before the first order: candles are still being read.
 
-    wanted: names of architectures, and preset, profile and overrides of them all. What goes wrong is said; the first
-    step then meets it again, or compiles by itself.
+    wanted: names of architectures, and preset, profile and overrides of them all. A failure is only logged: the first
+    step then raises it, or compiles the kernels itself.
     """
     for name in wanted.get("names", []):
         begun = time.perf_counter()
@@ -237,7 +240,7 @@ def train_job(folder: Path) -> ShardResult:
     loaded, failures = _load(job, home)
     if not loaded:
         raise CpbError(
-            f"no series of this fleet can be trained; the first: {failures[0].reason}", code="empty-fleet"
+            f"no series of this shard can be trained; the first: {failures[0].reason}", code="empty-fleet"
         )
     started, watch, epochs = time.perf_counter(), Stopwatch(), EpochReports(folder / EPOCHS)
 
@@ -295,10 +298,10 @@ class Stopwatch:
         )  # fmt: skip
 
 
-def _profile(asked: str, device: str) -> str | None:
+def _profile(requested: str, device: str) -> str | None:
     """Return the hardware profile: as requested, or by the GPU's memory; None on a CPU."""
-    if asked != "auto":
-        return asked
+    if requested != "auto":
+        return requested
     if device == "cpu" or not torch.cuda.is_available():
         return None
     return profile_for(torch.cuda.get_device_properties(0).total_memory)
@@ -308,6 +311,7 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
     loaded, failures = [], []
     read = cache(lambda path: read_features(home, records[path]))  # folds of a series share its arrays
     records = {m.features.path: m.features for m in job.members}
+    # Without the profile, which changes neither the columns nor the context: only fleet size, precision and graphs.
     options = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
     of_market = _markets(read, records.values()) if NO_MARKET in options.features else {}
     for member in job.members:
@@ -326,7 +330,7 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
 
 
 def _markets(read: Callable[[str], Series], records: Iterable[SeriesRecord]) -> dict[tuple[str, str], Market]:
-    """What the fleet's coins share; a coin whose features cannot be read is left out, and reported as a failure."""
+    """Return what the shard's coins share. Coins whose features cannot be read are left out and become failures."""
     coins = {}
     for record in records:
         with suppress(DamagedError, OSError):
@@ -397,7 +401,9 @@ class _Predictor:
         except torch.OutOfMemoryError:
             if self._device == "cpu":
                 raise
-            log.warning("too little GPU memory for the forecasts of the test span: they are made on the CPU")
+            log.warning(
+                "too little GPU memory for the forecasts of the test span: they are computed on the CPU"
+            )
         self._device = "cpu"
         torch.cuda.empty_cache()
         return self(members, series, origins)

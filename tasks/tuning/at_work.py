@@ -1,4 +1,4 @@
-"""The running searches of a market, found by their folders `tuning/STUDY`: for the page, without importing Optuna."""
+"""The running searches of a market, found through their folders `tuning/STUDY`, so the page need not import Optuna."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,13 +11,13 @@ from tasks.storage.locks import is_locked
 from tasks.storage.records import read_record
 
 SEARCH = "search.json"
-"""File name of a search's record; the trainings of its batches write progress beside it, like a fleet's."""
+"""File name of a search's record; the trainings of its batches write progress beside it, like a shard's."""
 
 LOCK = "lock"
 
 
 class Search(Record):
-    """The subject of one call of `cpb tune`."""
+    """What one `cpb tune` call searches."""
 
     market: Market
     architecture: str

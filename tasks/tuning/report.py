@@ -33,7 +33,7 @@ Preset: `{answer["preset"]}`
 
 {answer["completed"]} completed, {answer["pruned"]} pruned, {answer["failed"]} diverged. The ratio of a trial is the
 mean over coins and folds of its CRPS to that of the random walk with EWMA volatility. Luck: the lowest ratio among as
-many trials that are no better than that walk, median over resamples of {answer["blocks"]} blocks of time (White's
+many trials that are not better than that walk, median over resamples of {answer["blocks"]} blocks of time (White's
 reality check).
 
 {pictures}

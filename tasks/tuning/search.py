@@ -62,7 +62,7 @@ def run_trials(
             seed=spec.seed,
             prune=_pruner(study, trials),
             deadline=deadline,
-            progress=ProgressFile(folder, name),  # a new file: the previous batch had another pace
+            progress=ProgressFile(folder, name),  # a new file: the previous batch had a different pace
             **how,
         )
         finished = [one for one in results if one is not None]

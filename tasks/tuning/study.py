@@ -20,7 +20,7 @@ from schemas.tuning import Choice, Range, TuneSpec
 BLOCKS = "losses_by_block"
 """Attribute of a trial: sums of its losses per block of time, in units of the reference's mean loss."""
 
-_ASKED = "asked"
+_PROPOSED = "asked"
 """Attribute of a study: number of proposed trials, including trials ended by the budget without a result."""
 
 _RUNGS = 2  # epochs before the first comparison of trials
@@ -41,10 +41,10 @@ class Study:
             direction="minimize", sampler=sampler(spec, len(earlier)), pruner=_pruner(spec)
         )
         self.space = {name: distribution(values) for name, values in spec.space.items()}
-        self.asked = int(self.stored.user_attrs.get(_ASKED, 0))
+        self.proposed = int(self.stored.user_attrs.get(_PROPOSED, 0))
         self._skip_points()
         self.live.add_trials(earlier)
-        self.trials = len(earlier)  # finished trials, whatever their outcome
+        self.trials = len(earlier)  # finished trials with any outcome
 
     def _skip_points(self) -> None:
         """Continue the sequence of the sampler `qmc`: its position is known only to the study in memory.
@@ -53,12 +53,12 @@ class Study:
         """
         if isinstance(self.live.sampler, optuna.samplers.QMCSampler):
             place = optuna.trial.create_trial(state=TrialState.RUNNING)
-            for _ in range(self.asked - 1):
+            for _ in range(self.proposed - 1):
                 self.live.sampler.sample_relative(self.live, place, self.space)
 
     def ask(self, count: int) -> list[Trial]:
         """Return new trials with proposed parameters."""
-        self.asked += count
+        self.proposed += count
         return [self.live.ask(self.space) for _ in range(count)]
 
     def should_prune(self, trial: Trial, epoch: int, loss: float) -> bool:
@@ -84,7 +84,7 @@ class Study:
         Trials that are still running are left out: no further batch may follow them.
         """
         self.stored.set_user_attr(
-            _ASKED, self.asked
+            _PROPOSED, self.proposed
         )  # first: after a kill in between, points are skipped but never repeated
         done = [one for one in self.live.get_trials(deepcopy=False)[self.trials :] if one.state.is_finished()]
         self.stored.add_trials(done)

@@ -112,7 +112,7 @@ def train_batch(
     progress: ProgressFile,
     **how: Any,
 ) -> list[TrialResult | None]:
-    """Train all trials on all folds at once and score them; None for a trial without a complete epoch at the deadline.
+    """Train all trials on all folds together and score them; None for a trial without a complete epoch at the deadline.
 
     All trials have the same seeds: they start from the same weights and see the same windows.
 
@@ -120,7 +120,7 @@ def train_batch(
         trials: the options of each trial, with the same names in all trials.
         prune: called after epochs 1, 2, 4, 8 … once all members of a trial have reported.
         progress: progress file of this batch, read by the page.
-        deadline: in `time.monotonic`'s clock: members still training then stop at once, keeping their best epoch.
+        deadline: in `time.monotonic`'s clock: members still training then stop immediately, keeping their best epoch.
     """
     width = len(scored)
     series = [one.fold.series for _ in trials for one in scored]
@@ -173,7 +173,7 @@ class _Watch:
         self.epochs = np.zeros((trials, width), np.int64)
         self.done = np.zeros((trials, width), bool)
         self.best = np.full((trials, width), np.inf)
-        self.asked = np.zeros(trials, np.int64)
+        self.checked = np.zeros(trials, np.int64)
         self.pruned: set[int] = set()
         self.context = copy_context()  # concurrent fleets report from threads without a listener
 
@@ -203,8 +203,8 @@ class _Watch:
         for trial in touched - self.pruned:
             still = ~self.done[trial]
             reached = int(self.epochs[trial][still].min()) if still.any() else 0
-            while (following := max(2 * int(self.asked[trial]), 1)) <= reached:
-                self.asked[trial] = following
+            while (following := max(2 * int(self.checked[trial]), 1)) <= reached:
+                self.checked[trial] = following
                 if self.prune(trial, following, float(self.best[trial].mean())):
                     self.pruned.add(trial)
                     break

@@ -14,7 +14,7 @@ from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import plan_backtest
 from tasks.backtesting.fleets import TrainedFleet, plan_folds
 from tasks.storage.records import write_npz
-from tasks.training.files import fleet_folder
+from tasks.training.files import shard_folder
 from tasks.training.plan import job_key
 
 
@@ -66,7 +66,7 @@ def fleet(spec, folds, model, tmp_path):
     plan = plan_folds(spec, "har", folds.loaded[:2])
     (job,) = plan.shards
     trained, failed = job.members
-    folder = fleet_folder(tmp_path, job) / "members" / trained.name
+    folder = shard_folder(tmp_path, job) / "members" / trained.name
     files = model.save(folder / "model")
     series = folds.loaded[0].series
     origins = series.origins("test", model.context, model.horizon)

@@ -130,7 +130,7 @@ def test_resume_from_a_path_ends_as_an_undisturbed_training(cpb, tmp_path, termi
     (file,) = (tmp_path / "copy").rglob(f"epoch-{epoch:06d}-*.safetensors")
     other = cpb(*short, "--lr", "0.5", "--resume", file)
     assert other.returncode == 1
-    assert "holds a checkpoint of another training" in other.stderr
+    assert "holds a checkpoint of a different training" in other.stderr
     assert not checkpoints()
 
 

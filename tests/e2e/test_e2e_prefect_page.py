@@ -16,7 +16,7 @@ from prefect.states import Completed
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.console import say
-from flows.runner import Runner, plain_failures, takes
+from flows.runner import Runner, flow_parameters, plain_failures
 from schemas.handover import Failure, ShardResult
 from schemas.identity import SeriesId
 from schemas.run import ScopeSpec
@@ -106,7 +106,7 @@ def fleet(name):
 
 @flow(name="small", validate_parameters=False)
 @plain_failures
-@takes(ScopeSpec)
+@flow_parameters(ScopeSpec)
 def small(spec):
     """Call steps as the main job does."""
     steps = Runner(prefect=True)

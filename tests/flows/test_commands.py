@@ -151,7 +151,7 @@ def test_with_a_server_train_all_is_a_flow_run_of_the_same_spec(cpb, monkeypatch
 
 def test_all_usdt_is_for_ingest_alone_and_names_no_symbol_before_the_source_is_asked():
     spec = IngestSpec(coins="all-usdt", timeframes="1mo")
-    assert spec.every_pair
+    assert spec.looks_up_symbols
     assert spec.scope.symbols == ()
-    assert not IngestSpec(coins="all").every_pair
+    assert not IngestSpec(coins="all").looks_up_symbols
     assert len(IngestSpec(coins="all").scope.symbols) == 20

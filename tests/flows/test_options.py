@@ -6,7 +6,7 @@ from test_parameters import BACKTEST, CASES
 from typer.testing import CliRunner
 
 from flows.cli import _app
-from flows.cli.options import ModelOption, Shown, parse_value, takes
+from flows.cli.options import ModelOption, Shown, cli_options, parse_value
 from flows.cli.train import MODEL_OPTIONS
 from schemas.errors import UsageError
 from schemas.run import FILTERS, BacktestSpec, BoardSpec, ForecastSpec, RunSpec, ScopeSpec
@@ -16,7 +16,7 @@ def command_of(spec, **options):
     """Return what calls a command of `spec` with words, and gives the spec that arrives."""
     seen = []
     app = typer.Typer()
-    app.command()(takes(spec, **options)(lambda spec: seen.append(spec)))
+    app.command()(cli_options(spec, **options)(lambda spec: seen.append(spec)))
 
     def call(*words):
         done = CliRunner().invoke(app, list(words))
@@ -85,7 +85,7 @@ def test_every_command_with_a_scope_takes_both_by_position():
 
 def test_help_says_what_the_specification_says():
     app = typer.Typer(rich_markup_mode="rich")
-    app.command()(takes(BacktestSpec)(lambda spec: None))
+    app.command()(cli_options(BacktestSpec)(lambda spec: None))
     shown = "".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400"}).stdout.split())
     for name, field in BacktestSpec.model_fields.items():
         if name != "overrides":

@@ -11,7 +11,7 @@ from prefect import flow
 from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
-from flows.runner import takes
+from flows.runner import flow_parameters
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 
@@ -53,13 +53,13 @@ def test_every_field_survives_the_way_through_a_flow(spec, values, cannot):
     defaults = {n: f.get_default(call_default_factory=True) for n, f in spec.model_fields.items()}
     same = {n for n, default in defaults.items() if getattr(given, n) == default}
     assert same == cannot, "each field needs another value than its default, or its loss would not be seen"
-    assert takes(spec)(lambda spec: spec)(**given.model_dump()) == given
-    assert takes(spec)(lambda spec: spec)(**json.loads(given.model_dump_json())) == given
-    assert takes(spec)(lambda spec: spec)() == spec()
+    assert flow_parameters(spec)(lambda spec: spec)(**given.model_dump()) == given
+    assert flow_parameters(spec)(lambda spec: spec)(**json.loads(given.model_dump_json())) == given
+    assert flow_parameters(spec)(lambda spec: spec)() == spec()
 
 
 def test_two_calls_share_no_default():
-    made = takes(RunSpec)(lambda spec: spec)
+    made = flow_parameters(RunSpec)(lambda spec: spec)
     made().overrides["epochs"] = 5
     assert made().overrides == {}
 
@@ -67,7 +67,7 @@ def test_two_calls_share_no_default():
 @pytest.mark.parametrize(("spec", "values", "cannot"), CASES)
 def test_prefects_form_has_types_choices_ranges_and_descriptions(spec, values, cannot):
     @flow(name="described", validate_parameters=False)
-    @takes(spec)
+    @flow_parameters(spec)
     def described(spec):
         """Do it.
 
@@ -102,13 +102,13 @@ from pathlib import Path
 from prefect import flow
 from prefect.states import Completed, State
 
-from flows.runner import named_run, plain_failures, takes
+from flows.runner import named_run, plain_failures, flow_parameters
 from schemas.run import RunSpec
 
 
 @flow(name="echo", validate_parameters=False, flow_run_name=named_run)
 @plain_failures
-@takes(RunSpec)
+@flow_parameters(RunSpec)
 def echo(spec: RunSpec) -> State:
     """Write down what arrived."""
     (Path(__file__).parent / "seen.json").write_text(spec.model_dump_json())

@@ -6,7 +6,7 @@ import pytest
 from prefect import flow
 from prefect.states import Completed
 
-from flows.runner import Runner, plain_failures, takes
+from flows.runner import Runner, flow_parameters, plain_failures
 from schemas.errors import UsageError
 from schemas.run import ScopeSpec
 from tasks.running.step import step
@@ -44,7 +44,7 @@ def test_as_many_calls_run_at_once_as_are_asked_for(unit):
 def test_a_wrong_parameter_ends_a_flow_as_failed_with_the_sentence_alone():
     @flow(name="scoped", validate_parameters=False)
     @plain_failures
-    @takes(ScopeSpec)
+    @flow_parameters(ScopeSpec)
     def scoped(spec):
         """Do nothing."""
         return Completed()

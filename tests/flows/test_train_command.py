@@ -98,7 +98,7 @@ def trained(tmp_path, monkeypatch):
         summary=SimpleNamespace(run_id="parent", failures=[]),
         results=[[ShardResult(key="0f", architecture="gru", members=(member,))]],
         judged=[FleetJudgement(key="0f", architecture="gru", run_id="f", judgements=(judgement,))],
-        fleets=SimpleNamespace(release=lambda: None),
+        in_use=SimpleNamespace(release=lambda: None),
     )
     asked = {}
 

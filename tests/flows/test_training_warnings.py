@@ -25,8 +25,8 @@ def test_what_went_otherwise_is_said():
     report |= {"device_warning": "busy only 3 %"}
     assert member_warnings(report) == [
         "stopped early: epoch 3",
-        "memory was short: the fleet was halved, to 1 model at once",
-        "memory was short: each batch was split into 4 parts",
+        "memory ran out: the fleet was halved, to 1 model at once",
+        "memory ran out: each batch was split into 4 parts",
         "busy only 3 %",
     ]
 
@@ -38,6 +38,6 @@ def test_a_fleet_says_each_thing_once_and_of_how_many():
         ShardResult(key=key, architecture="gru", members=(one,)) for key, one in (("a", first), ("b", second))
     ]
     assert fleet_warnings(shards) == [
-        "memory was short: each batch was split into 2 parts (1 of 2 members)",
+        "memory ran out: each batch was split into 2 parts (1 of 2 members)",
         "busy only 3 %",
     ]

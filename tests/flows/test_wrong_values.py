@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flows import cli
-from flows.runner import takes
+from flows.runner import flow_parameters
 from schemas import run
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
@@ -91,7 +91,7 @@ def test_the_same_wrong_value_is_the_same_sentence_three_ways(command, values, f
     now = datetime.now(UTC)  # sentences name the minute
     monkeypatch.setattr(run, "datetime", type("Clock", (datetime,), {"now": staticmethod(lambda _zone: now)}))
     from_python = sentence_of(lambda: spec(**values))
-    assert from_python == sentence_of(lambda: takes(spec)(lambda spec: spec)(**values))
+    assert from_python == sentence_of(lambda: flow_parameters(spec)(lambda spec: spec)(**values))
     assert from_python[2] == field
 
     monkeypatch.setattr(sys, "argv", ["cpb", command, *words(values), "--json"])

@@ -13,6 +13,7 @@ from live_record import read
 
 import cpbmodels
 from cpbmodels.data.prices import LAMBDA
+from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import DamagedError, MemberError
 from schemas.forecasts import REFERENCE_COLUMNS
 from schemas.reference import Reference
@@ -46,6 +47,8 @@ class Model:
     damage: str = ""
     bounds: dict = field(default_factory=dict)
     has_reference: bool = True
+    features: tuple = ("log_sigma",)
+    read: list = field(default_factory=list)
 
     @property
     def folder(self):
@@ -53,6 +56,7 @@ class Model:
         place = ROOT[0] / self.series.name
         place.mkdir(exist_ok=True)
         config = {"architecture": "har", "preset": "smoke", "horizon": 10, "bounds": self.bounds}
+        config["features"] = list(self.features)
         (place / "config.json").write_text(json.dumps(config))
         if self.has_reference:
             write_reference(place, reference_of(self.series))
@@ -70,11 +74,24 @@ class Model:
     def forecast(self, series, **_):
         if self.error:
             raise self.error
+        self.read.append(series.market)
         spread = np.linspace(-0.1, 0.1, 19)[:, None] * np.ones(10)
         close = 100 * self.scale * np.exp(spread)
         candle = np.repeat(close[9][:, None], 4, axis=1)
         quantiles = dict(zip(cpbmodels.QUANTILES, close, strict=True))
         return SimpleNamespace(close=quantiles, candle=candle, last_close=100.0, issued_row=0)
+
+
+@dataclass
+class Newest:
+    """The newest rows of a series."""
+
+    market: object = None
+    prices: np.ndarray = field(default_factory=lambda: np.full((1, 4), 100.0))
+    volatility: np.ndarray = field(default_factory=lambda: np.array([SIGMA]))
+
+    def end_of(self, row):
+        return START
 
 
 class Challenger(Model):
@@ -87,14 +104,7 @@ class Challenger(Model):
 
 @pytest.fixture
 def scope(tmp_path, monkeypatch):
-    def newest(home, series, *, since, as_of, provisional):
-        return SimpleNamespace(
-            end_of=lambda row: START,
-            prices=np.full((1, 4), 100.0),
-            volatility=np.array([SIGMA]),
-        )
-
-    monkeypatch.setattr(issue, "newest_series", newest)
+    monkeypatch.setattr(issue, "newest_series", lambda *_, **__: Newest())
     monkeypatch.setattr(cpbmodels, "load", MODELS.__getitem__)
     ROOT[0] = tmp_path / "models"
     ROOT[0].mkdir()
@@ -109,6 +119,26 @@ def test_champions_are_forecast_and_a_second_time_changes_nothing(scope):
     assert (first.rows, first.standing, first.series, first.failures) == (20, 20, (BTC, PEPE), ())
     assert (again.rows, again.standing) == (0, 20)
     assert latest(scope.home, BTC)["issued_at"][0] == START
+
+
+def test_a_model_that_reads_the_market_gets_what_the_stored_coins_share(scope, monkeypatch):
+    asked = []
+
+    def markets(home, keys, *, since, as_of, provisional):
+        asked.append((home, list(keys), as_of, provisional))
+        return {("spot", "1h"): "the market of spot at 1h"}
+
+    monkeypatch.setattr(issue, "newest_markets", markets)
+    average = Model(BTC, features=("log_sigma", NO_MARKET))
+
+    batch = issue.issue_forecasts(scope, [average, Model(PEPE)], provisional=True)
+    issue.issue_forecasts(scope, [Model(PEPE)])
+
+    assert not batch.failures
+    assert average.read == ["the market of spot at 1h"]
+    wanted = [keys for _, keys, *_ in asked if keys]
+    assert wanted == [[("spot", "1h")]]  # nothing is read for models that need no market
+    assert asked[0] == (scope.home, [("spot", "1h")], scope.as_of, True)
 
 
 FAULTS = {

@@ -8,6 +8,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels import Series, train_fleet
+from cpbmodels.data.wide import with_market
 from schemas.identity import SeriesId
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
@@ -39,17 +40,20 @@ def series(symbol="BTCUSDT", timeframe="1h", seed=0):
     return Series.from_frame(candles(seconds=seconds, seed=seed), symbol, timeframe)
 
 
-def trained(folder, symbol="BTCUSDT", timeframe="1h", market="spot", seed=0):
-    """A champion that was trained on a random walk of its own."""
-    _member(symbol, timeframe, market, seed).save(folder, extra={"market": market, "symbol": symbol})
-    tags = {"architecture": "har", "files": json.dumps(file_digests(folder))}
+def trained(folder, symbol="BTCUSDT", timeframe="1h", market="spot", seed=0, architecture="har"):
+    """A champion that was trained on a random walk of its own; an average also on those of two other coins."""
+    member = _member(symbol, timeframe, market, seed, architecture)
+    member.save(folder, extra={"market": market, "symbol": symbol})
+    tags = {"architecture": architecture, "files": json.dumps(file_digests(folder))}
     return Champion(SeriesId(market, symbol, timeframe), "1", "run", folder, {"test_crps_ratio": 0.9}, tags)
 
 
 @cache
-def _member(symbol, timeframe, market, seed):
-    known = replace(series(symbol, timeframe, seed), symbol=SeriesId(market, symbol, timeframe).label)
-    (member,) = train_fleet([known], "har", "smoke", seeds=[seed], epochs=1, steps_per_epoch=2, device="cpu")
+def _member(symbol, timeframe, market, seed, architecture):
+    own = replace(series(symbol, timeframe, seed), symbol=SeriesId(market, symbol, timeframe).label)
+    known, *_ = with_market([own, *(series(f"OTHER{n}USDT", timeframe, seed + n) for n in (1, 2))])
+    options = {"epochs": 1, "steps_per_epoch": 2, "device": "cpu"}
+    (member,) = train_fleet([known], architecture, "smoke", seeds=[seed], **options)
     return member
 
 

@@ -9,13 +9,19 @@ import pytest
 from fake_hub import TOKEN, fake_hub
 from hub_models import REPO, publish_models, trained
 
+from cpbmodels import Series, from_hub
+from cpbmodels.data.wide import with_market
 from flows import cli
 from flows.forecast_published import CANDLES, run_forecast_published
 from flows.runner import Runner
 from schemas.errors import CpbError, UsageError
 from schemas.forecasts import check_forecasts
 from schemas.handover import IngestResult
+from schemas.identity import SeriesId
 from schemas.run import ScopeSpec
+from tasks.hub import published as published_module
+from tasks.market.store import read_klines
+from tasks.signals.store import newest_series
 
 
 @pytest.fixture
@@ -83,6 +89,33 @@ def test_one_damaged_model_is_its_failure_alone(hub, published):
     assert {one["symbol"] for one in told["rows"]} == {"ETHUSDT"}
     (failed,) = told["failed"]
     assert failed.startswith("sim BTCUSDT 1h")
+
+
+def test_a_published_average_reads_the_market_of_the_homes_coins_and_works_from_one_coins_candles(
+    hub, tmp_path, monkeypatch
+):
+    coins = [f"{coin}USDT" for coin in ("BTC", "ETH", "SOL")]
+    models = [trained(tmp_path / coin, coin, market="sim", architecture="average") for coin in coins]
+    commit = publish_models(tmp_path, *models, trained(tmp_path / "other", seed=1))
+    told, _ = forecast()
+    scope, names = SIM.scope, [SeriesId("sim", coin, "1h") for coin in coins]
+    held = [newest_series(scope.home, one, since=scope.since) for one in names]
+    model = from_hub(REPO, "BTCUSDT", "1h", commit, "sim")
+
+    assert [row["q05"] for row in told["rows"][:10]] == pytest.approx(
+        model.forecast(with_market(held)[0]).close[0.05].tolist(), rel=1e-6
+    )
+    monkeypatch.setattr(published_module, "newest_markets", lambda *_, **__: {})
+    alone, _ = forecast(ScopeSpec(source="sim", since="2025-04", coins="BTC"))
+    candles = read_klines(scope.home, names[0], since=scope.since)
+    # What a stranger gets from a table of one coin's candles.
+    series = Series.from_frame(candles, "BTCUSDT", "1h")
+    assert [row["q05"] for row in alone["rows"]] == pytest.approx(
+        model.forecast(series).close[0.05].tolist(), rel=1e-5
+    )
+    assert told["rows"][0]["q05"] != pytest.approx(alone["rows"][0]["q05"], rel=1e-5)
+    card = (tmp_path / "tree/README.md").read_text()
+    assert "3 of these models also read what all coins of their timeframe share" in card
 
 
 def test_without_one_forecast_it_is_an_error(hub, published):

@@ -1,13 +1,13 @@
 """The gate by a backtest on daily losses: its figures, its conditions, and the correction for many recipes."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from schemas.handover import Paired
 from tasks.judging import paired as module
-from tasks.judging.paired import DailyLosses, Paired, corrected, daily_losses, min_days, paired
+from tasks.judging.paired import DailyLosses, corrected, daily_losses, failed, min_days, paired
 
 FIRST = 19_144  # 2022-06-01
 GOOD = Paired(
@@ -35,10 +35,10 @@ def test_the_ratio_weighs_each_coin_alike_and_the_months_are_those_of_the_calend
 
 def test_a_true_gain_passes_and_none_does_not():
     found = paired(losses(0.002))
-    assert found.failed(found.p) == ""
+    assert failed(found, found.p) == ""
     assert found.low < found.ratio < found.high < 1
     equal = paired(losses(0.0))
-    assert "not significantly better" in equal.failed(equal.p)
+    assert "not significantly better" in failed(equal, equal.p)
     worse = paired(losses(-0.002))
     assert worse.p > 0.99
     assert (worse.better < 12, worse.recent_p < 0.05) == (True, True)
@@ -57,7 +57,7 @@ def test_a_true_gain_passes_and_none_does_not():
     ],
 )
 def test_each_condition_is_needed(changed, p, reason):
-    found = replace(GOOD, **changed).failed(p)
+    found = failed(GOOD.model_copy(update=changed), p)
     assert (reason in found) if reason else found == ""
 
 

@@ -140,13 +140,13 @@ def test_the_newest_month_comes_from_rest_once_it_has_ended(market, tmp_path):
 
 HOUR, DAYS = 3_600_000, 24 * 3_600_000  # in milliseconds, as the file of February 2024 is
 FAULTS = {
-    "a candle of a week": (lambda a, b: [(a, b - 22 * DAYS)], "found 604800 s: another interval"),
-    "a month too short by a day": (lambda a, b: [(a, b - DAYS)], "found 2419200 s: another interval"),
+    "a candle of a week": (lambda a, b: [(a, b - 22 * DAYS)], "found 604800 s: a different interval"),
+    "a month too short by a day": (lambda a, b: [(a, b - DAYS)], "found 2419200 s: a different interval"),
     "a day late": (lambda a, b: [(a + DAYS, b + DAYS)], "off the grid"),
     "the month after": (lambda a, b: [(a + 29 * DAYS, b + 31 * DAYS)], "outside the file's period"),
     "hours": (
         lambda a, b: [(t, t + HOUR - 1) for t in range(a, b, HOUR)],
-        "expected 2505600 s between candles, found 3600 s: another interval",
+        "expected 2505600 s between candles, found 3600 s: a different interval",
     ),
 }
 

@@ -50,7 +50,7 @@ def test_offline_gives_the_stored_series_and_asks_nobody(filled, no_network):
 def test_a_series_without_candles_fails_alone_offline(filled):
     found = ingest(scope(filled, AWAY, "BTC,ETH").model_copy(update={"offline": True}))
     assert [s.status == "failed" for s in found.series] == [False, True]
-    assert "no source is asked offline" in found.series[1].reason
+    assert "offline no source is read" in found.series[1].reason
 
 
 def test_where_the_source_is_away_the_step_uses_what_is_stored_and_says_its_age(filled, no_network, caplog):

@@ -311,7 +311,7 @@ def test_what_is_asked_for_must_be_there(tmp_path):
     ):
         with pytest.raises(UsageError, match=words):
             ScopeSpec(**({"source": source} | wrong))
-    with pytest.raises(UsageError, match="give the one it came from"):
+    with pytest.raises(UsageError, match="give the table it came from"):
         ingest(ScopeSpec(market="own", coins="BTCUSDT", timeframes="1h").scope)
 
 

@@ -217,6 +217,10 @@ def test_impossible_members_are_refused(members, why):
         preset("default", "average", members=members)
 
 
+def test_members_may_be_given_as_text():
+    assert preset("default", "average", members="har,line").members == ("har", "line")
+
+
 def test_other_architectures_have_no_members():
     with pytest.raises(ModelError, match="no meaning"):
         preset("default", "har", members=("har", "line"))

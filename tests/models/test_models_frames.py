@@ -103,7 +103,7 @@ WRONG = {
     "missing time": (change(3, open_time=None), "open_time is missing in 1 rows"),
     "no close": (lambda f: f.drop("close"), "the column close is missing"),
     "words": (lambda f: f.with_columns(close=pl.lit("much")), "close is of the type"),
-    "not sorted": (lambda f: f.reverse(), "is earlier than the one before"),
+    "not sorted": (lambda f: f.reverse(), "is earlier than the candle before"),
     "twice": (lambda f: pl.concat([f[:5], f[4:]]), "in row 5 appears twice"),
     "negative": (change(7, low=-1.0), "row 7 is not a valid candle"),
     "missing price": (change(7, close=None), "row 7 is not a valid candle"),

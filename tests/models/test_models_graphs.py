@@ -14,7 +14,7 @@ from candles import series_for, walk
 from cpbmodels import train_fleet
 from cpbmodels.fleet import graphs, loop
 from cpbmodels.fleet.fleet import Fleet
-from cpbmodels.fleet.graphs import WARM_UP, Graphs, StepRunner, ValidationRunner, side_stream
+from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs, StepRunner, ValidationRunner, side_stream
 from cpbmodels.fleet.loop import Loop
 
 OPTIONS = {
@@ -128,7 +128,7 @@ def test_a_gpus_way_gives_the_same_models_and_few_graphs(architecture, own, requ
     assert len(steps) <= 4  # masked, and once the rows that are left are equal without a mask
     assert 1 <= len(checks) <= 3
     eager = sum(n for (what, _), n in recorder.done.items() if what == "eager")
-    assert eager <= WARM_UP + len({key for _, key in recorder.done})
+    assert eager <= EAGER_RUNS + len({key for _, key in recorder.done})
     assert sum(n for (what, key), n in recorder.done.items() if what == "replayed" and key[0] == "step") > 20
     assert any(what == "replayed" and key[0] == "validation" for what, key in recorder.done)
 

@@ -146,7 +146,7 @@ def test_impossible_questions_are_one_sentence(two, tmp_path):
         (lambda: paths([forecast], coins=tmp_path / "x.json"), "cannot be read"),
         (
             lambda: paths([forecast], coins={"1h": {"symbols": ["A", "B"], "correlation": []}}),
-            "no correlation of 2",
+            "do not form a correlation matrix of 2",
         ),
         (lambda: paths([forecast, replace(earlier, issued_row=700)]), "these differ"),
     ):

@@ -127,7 +127,7 @@ def test_interrupted_and_resumed_gives_the_same_bits(tmp_path):
     assert seen[0] > 1
     for a, b in zip(whole, resumed, strict=True):
         same(a, b)
-    with pytest.raises(ModelError, match="another training"):
+    with pytest.raises(ModelError, match="a different training"):
         train_fleet(series, "gru", checkpoint=tmp_path, resume=True, **(options | {"seeds": [3, 4]}))
 
 

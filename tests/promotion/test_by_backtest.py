@@ -10,7 +10,6 @@ from schemas.errors import UsageError
 from schemas.run import BacktestSpec
 from schemas.scope import home
 from tasks.judging import paired
-from tasks.judging.paired import Paired
 from tasks.promotion import by_backtest, recipe_pairs
 from tasks.promotion.by_backtest import submissions
 from tasks.promotion.contenders import standing
@@ -45,7 +44,9 @@ def test_the_recipe_planned_is_the_recipe_trained(trainer):
 
 
 def test_a_recipe_that_loses_stays_on_the_register_and_moves_nothing(trainer, short, monkeypatch):
-    monkeypatch.setattr(Paired, "failed", lambda *_: "it is not significantly better after the correction")
+    monkeypatch.setattr(
+        by_backtest, "failed", lambda *_: "it is not significantly better after the correction"
+    )
     found, said = backtest()
     (one,) = submissions(home(), "sim", "1h")
     assert (one.count, one.folds, len(one.recipes)) == (1, 2, 1)
@@ -84,7 +85,7 @@ def test_recipes_are_named_before_anything_is_trained(trainer, short, monkeypatc
 
 
 def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, short, monkeypatch):
-    monkeypatch.setattr(Paired, "failed", lambda *_: "")
+    monkeypatch.setattr(by_backtest, "failed", lambda *_: "")
     found, said = backtest()
     assert found["gate"]["passed"].startswith("har/smoke/")
     assert any(line.startswith("passed the gate: backtest of har/smoke/") for line in said)

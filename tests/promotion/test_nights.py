@@ -28,7 +28,7 @@ from tasks.tracking.store import open_store
 def test_the_first_night_makes_provisional_champions_and_says_so(trainer):
     assert aliases() == {"champion": "1"}
     assert decided() == ("first", "first")
-    assert "provisional: a model of another preset replaces it" in newest().reason
+    assert "provisional: a model of a different preset replaces it" in newest().reason
     (btc, eth) = champions(market="sim")
     assert btc.tags["cpb.recipe"].startswith("linear/smoke/")
     assert newest(ETH).candidate.run_id == eth.run_id
@@ -189,7 +189,7 @@ def test_a_worse_recipe_is_no_challenger_and_the_decision_says_so(trainer):
     night(SECOND, architectures="linear,har")
     assert "challenger" not in aliases()
     assert "har/smoke/" in newest().reason
-    assert "is no challenger" in newest().reason
+    assert "is not a challenger" in newest().reason
 
 
 def test_test_rows_switch_nothing(trainer, monkeypatch):

@@ -17,7 +17,7 @@ from tasks.tracking.registry import register
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import LEFT_OUT
 from tasks.tracking.versions import CHALLENGER
-from tasks.training.plan import recipe_of
+from tasks.training.plan import preset_label
 
 TODAY = date(2025, 6, 8)
 NAMES = ("robust-har", "har", "har-universal")
@@ -116,7 +116,7 @@ def test_a_night_trains_what_serves_and_once_a_week_the_rest(trainer, monkeypatc
     assert json.loads(shown) == {"trained": lines, "reason": "", "exit": 0}
 
     made = search(open_store(), f"tags.architecture = 'har' and tags.symbol = '{BTC.symbol}'")[0]
-    tags = {"architecture": "har", "recipe": recipe_of(spec(SECOND), "har")}
+    tags = {"architecture": "har", "recipe": preset_label(spec(SECOND), "har")}
     version = register(BTC, made.info.run_id, tags=tags)
     open_store().client.set_registered_model_alias(BTC.registered, CHALLENGER, version.version)
     assert idle("2025-01-05") == {}, "what is on trial is trained every night"

@@ -74,6 +74,6 @@ def test_the_study_runs_from_candles_to_figures(monkeypatch):
     narrower = [blocks[0].missed[i].mean(axis=1) for i in range(len(FACTORS))]
     assert (np.diff(narrower, axis=0) >= 0).all()
     found = simulation.measure(blocks, series=4)
-    assert found["confirmation"]["changes"]["narrow_0.8"]["n"] > 0
+    assert found["odd spans"]["changes"]["narrow_0.8"]["n"] > 0
     assert set(found["stability"]) == set(blocks[0].psi)
     simulation.show(found)

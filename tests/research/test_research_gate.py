@@ -1,13 +1,13 @@
-"""The study of the gate by a backtest: rows are added up by day, and every figure is there."""
+"""The study of the gate by a backtest: an average's rows are added up by day, and every figure is there."""
 
 import json
 
 import numpy as np
 import pytest
-from test_research_promotion import write_rows
 
 from research import gate
 from tasks.judging.paired import DailyLosses
+from tasks.storage.records import write_npz
 
 DAYS = (
     3000  # blocks of four weeks of a shorter past have sums that vary more or less than those of other pasts
@@ -25,29 +25,43 @@ def made(seed=0):
 def test_equal_recipes_hardly_ever_pass_and_a_large_gain_always_does(monkeypatch):
     monkeypatch.setattr(gate, "COUNTS", (1, 4))
     monkeypatch.setattr(gate, "GAINS", (0.01,))
-    found = gate.study(made(), "1h", 200, 18)
+    found = gate.study(made(), 200, 18)
     assert found["days"] == 548
     noise = found["of the pair"]
     assert max(noise["null"].values()) <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / 200)
     assert set(noise["null"]) == {"1 together", "1 one by one", "4 together", "4 one by one"}
     assert min(row["passes"] for row in noise["power"].values()) == 1
-    assert set(found) == {"pair", "days", "of the pair", "Gaussian", next(n for n in found if " x " in n)}
+    assert set(found) == {"pair", "days", "of the pair", "Gaussian"}
 
 
-def test_rows_of_a_backtest_are_added_up_by_day(tmp_path, monkeypatch, capsys):
-    for coin, seed in (("AUSDT", 0), ("BUSDT", 1)):
-        for model, width in (("har", 1.0), ("linear", 1.4)):
-            write_rows(tmp_path, model, coin, width, np.random.default_rng(seed))
-    losses = gate.read_pair(tmp_path, "har", "linear", "1h")
-    assert losses.own.shape == (len(losses.days), 2)
-    assert losses.days.tolist() == sorted(set(losses.days.tolist()))
+def test_stored_rows_are_added_up_by_day_and_coin(tmp_path, monkeypatch, capsys):
+    hour = 3_600_000_000
+    coin, time = np.repeat([0, 2], 480), np.tile(np.arange(480) * hour + 19_000 * gate.DAY_US, 2)
+    har = np.random.default_rng(0).lognormal(0, 0.3, 960)
+    rows = {"coin": coin, "time": time, "har": har, "har + walk": 0.99 * har, "B1": har}
+    names = np.array(["AUSDT", "BUSDT", "CUSDT"])
+    later = {name: values[time >= time.max() - 5 * hour] for name, values in rows.items()}
+    for month, part in (
+        ("2022-01", rows),
+        ("2022-02", {}),
+        ("2022-03", later),
+    ):  # February: every coin has a hole
+        write_npz(tmp_path / "skill" / f"1h-{month}.npz", {"coins": names, **part})
+
+    losses = gate.read_pair(tmp_path, "1h", "har + walk")
+
+    assert losses.days.tolist() == list(range(19_000, 19_020))
+    assert losses.other.shape == (20, 2)  # coin 1 has no rows
+    assert losses.other[0, 1] == pytest.approx(har[480:504].sum())
+    assert losses.own.sum() == pytest.approx(0.99 * losses.other.sum())
     difference, level = gate.pooled(losses)
     assert level.mean() == pytest.approx(1)
-    # Bands a fifth too wide cost, against the right ones.
-    assert 0 < difference.mean() < 0.05
+    assert difference.mean() == pytest.approx(-0.01)
     monkeypatch.setattr(gate, "COUNTS", (1, 2))
-    given = ["--rows", str(tmp_path), "--of", "har", "--with", "linear", "--runs", "3", "--months", "3"]
+    given = ["--home", str(tmp_path), "--runs", "3", "--months", "3"]
     gate.main([*given, "--json"])
-    assert json.loads(capsys.readouterr().out)["pair"]["days"] == len(losses.days)
+    assert json.loads(capsys.readouterr().out)["pair"]["days"] == 20
     gate.main(given)
     assert "| true gain | passes |" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="no month at 15m"):
+        gate.main([*given, "--timeframe", "15m"])

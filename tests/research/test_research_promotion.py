@@ -102,3 +102,14 @@ def test_hours_that_the_challenger_lacks_count_as_the_worst_before(rows, monkeyp
 def test_rows_of_one_model_are_refused(tmp_path):
     with pytest.raises(SystemExit, match="two models"):
         promotion.read_losses(tmp_path)
+
+
+def test_the_best_of_many_equal_recipes_is_judged_by_what_comes_after(monkeypatch):
+    monkeypatch.setattr(promotion, "alpha_share", lambda *_: 0.2)  # promoted at e = 5, as fewer are drawn
+    random = np.random.default_rng(0)
+    levels = 1 + 0.03 * random.standard_normal((2, 1, 4 * 900))
+    losses = promotion.Losses(["har", "linear"], levels, np.ones((1, 4 * 900)), np.repeat([1, 2, 3, 4], 900))
+    found = promotion.chosen(losses, 100)
+    after, as_well = found["those after the appointment"][1], found["the test span's as well"][1]
+    assert after <= 0.2
+    assert as_well > after + 0.1

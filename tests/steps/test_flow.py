@@ -119,7 +119,7 @@ def test_a_fleet_that_memory_halved_is_a_warning_of_the_summary_and_of_the_run(t
         summary, said = run(architectures="linear")
         (warning,) = summary.warnings
         assert warning in said
-        assert warning.startswith("linear: memory was short")
+        assert warning.startswith("linear: memory ran out")
         assert summary.as_json()["warnings"] == [warning]
         assert (summary.exit_code, summary.members) == (0, 2)
         assert open_store().client.get_run(summary.run_id).data.tags["warnings"] == warning

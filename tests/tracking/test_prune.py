@@ -31,7 +31,7 @@ from tasks.tracking.registry import champions
 from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import KEEP, PRUNED
-from tasks.training.files import FleetsInUse
+from tasks.training.files import ShardsInUse
 from webapp import registry
 
 prune_module = import_module("tasks.tracking.prune")
@@ -316,7 +316,7 @@ def test_nothing_goes_while_a_run_is_written(nights):
 
 @pytest.mark.parametrize("root", ["data", "data/sim"])
 def test_nothing_goes_while_a_fleet_is_trained(nights, root):
-    training = FleetsInUse(nights.place / root)
+    training = ShardsInUse(nights.place / root)
     with pytest.raises(BusyError):
         nights.prune()
     assert nights.there(*nights.tree(1)) == nights.tree(1)

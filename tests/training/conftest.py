@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def worker(tmp_path, monkeypatch):
-    """Let this code do each order of the trainer, in a real process of its own; `folder` is the fleet's folder."""
+    """Let this code do each order of the trainer, in a real process of its own; `folder` is the shard's folder."""
     modules = tmp_path / "modules"
     modules.mkdir()
     monkeypatch.setenv("PYTHONPATH", f"{modules}{os.pathsep}{ROOT}")
@@ -27,7 +27,7 @@ def worker(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path):
-    """The fleet's folder."""
+    """the shard's folder."""
     made = tmp_path / "fleet"
     made.mkdir()
     return made

@@ -12,7 +12,7 @@ from tasks.judging.fleet import score_file
 from tasks.judging.judge import judge_members
 from tasks.plan import plan
 from tasks.training import plan as shards
-from tasks.training.files import fleet_folder, member_folder, read_result
+from tasks.training.files import member_folder, read_result, shard_folder
 
 SPEC = {
     "coins": "BTC,ETH", "timeframes": "1h", "architectures": "gru", "preset": "smoke", "source": "sim",
@@ -44,7 +44,7 @@ def models(root, fleet):
     """Every trained model's weights and score, judged here where it is not yet: bytes and figures."""
     found = {}
     for shard in fleet.shards:
-        folder = fleet_folder(root, shard)
+        folder = shard_folder(root, shard)
         members = read_result(folder).members
         unjudged = [m.name for m in members if not score_file(member_folder(folder, m.name)).exists()]
         assert judge_members(folder, unjudged) == []

@@ -113,7 +113,7 @@ def test_what_is_continued_is_the_model_in_the_folder(tmp_path):
 
 @pytest.mark.parametrize(
     ("changes", "differing"),
-    [({"seeds": 2}, "number of seeds"), ({"overrides": TINY | {"hidden_dim": 24}}, "hidden_dim")],
+    [({"seeds": 2}, "number of copies"), ({"overrides": TINY | {"hidden_dim": 24}}, "hidden_dim")],
 )
 def test_a_model_of_another_shape_is_not_continued_and_named(tmp_path, caplog, changes, differing):
     new = [loaded("AAAUSDT")]

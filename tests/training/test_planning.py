@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
-from tasks.training.files import fleet_folder, home_of, prepare, progress_so_far, read_job
-from tasks.training.plan import is_universal, job_key, member_seed, plan_job, recipe_of
+from tasks.training.files import home_of, prepare, progress_so_far, read_job, shard_folder
+from tasks.training.plan import is_universal, job_key, member_seed, plan_job, preset_label
 
 
 def day(n):
@@ -49,7 +49,7 @@ def test_a_job_is_read_back_from_the_fleets_folder(tmp_path):
     for market, root in (("spot", tmp_path), ("sim", tmp_path / "sim")):
         planned = job(member(market=market), architecture="har-universal", overrides={"batch_size": 8})
         folder = prepare(root, planned)
-        assert folder == fleet_folder(root, planned)
+        assert folder == shard_folder(root, planned)
         assert read_job(folder) == planned
         assert home_of(folder, planned) == tmp_path.resolve()
         assert is_universal(planned)
@@ -69,8 +69,8 @@ def test_a_members_seed_depends_on_nobody_else_and_spot_keeps_its_own():
 
 
 def test_a_recipe_is_the_preset_and_what_was_changed_in_it():
-    assert recipe_of(RunSpec(preset="smoke", coins="BTC", device="cpu"), "gru") == "smoke"
-    changed = {recipe_of(RunSpec(preset="smoke", **options), "gru") for options in
+    assert preset_label(RunSpec(preset="smoke", coins="BTC", device="cpu"), "gru") == "smoke"
+    changed = {preset_label(RunSpec(preset="smoke", **options), "gru") for options in
                ({"overrides": {"epochs": 2}}, {"seeds": 3}, {"dtype": "float64"})}  # fmt: skip
     assert len(changed) == 3
     assert all(name.startswith("smoke+") for name in changed)

@@ -24,7 +24,7 @@ from schemas.handover import ShardResult
 from schemas.run import RunSpec
 from tasks.train import opened_engine
 from tasks.training import ray_executor, ray_node
-from tasks.training.files import fleet_folder
+from tasks.training.files import shard_folder
 
 pytestmark = [
     pytest.mark.slow,
@@ -96,7 +96,7 @@ def shards_on(node):
 
 
 def keys_of(fleet, home):
-    return [fleet_folder(home, shard).name for shard in fleet.shards]
+    return [shard_folder(home, shard).name for shard in fleet.shards]
 
 
 def test_two_nodes_train_what_this_machine_would_and_keep_nothing(cluster, planned, tmp_path, starts):

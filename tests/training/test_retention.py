@@ -13,7 +13,7 @@ from schemas.identity import ModelId, SeriesId
 from tasks.storage.digests import value_digest
 from tasks.storage.locks import locked
 from tasks.storage.records import write_record
-from tasks.training.files import MAX_FLEETS_PER_KIND, MAX_UNUSED_DAYS, FleetsInUse, remove_old_fleets
+from tasks.training.files import MAX_SHARDS_PER_KIND, MAX_UNUSED_DAYS, ShardsInUse, remove_old_shards
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -66,7 +66,7 @@ def fleet(root, name, used=0.0, **changes):
 @pytest.fixture
 def nights(tmp_path):
     """Fleets of one kind, oldest first, among fleets of other kinds."""
-    made = [fleet(tmp_path, f"night {n}", used=1000.0 + n) for n in range(MAX_FLEETS_PER_KIND + 2)]
+    made = [fleet(tmp_path, f"night {n}", used=1000.0 + n) for n in range(MAX_SHARDS_PER_KIND + 2)]
     fleet(tmp_path, "other coins", coins=("BTCUSDT", "ETHUSDT"), used=1.0)
     fleet(tmp_path, "other architecture", architecture="gru", used=1.0)
     fleet(tmp_path, "other preset", preset="default", used=1.0)
@@ -81,10 +81,10 @@ def removed(nights):
 def test_the_last_few_of_each_kind_are_kept(tmp_path, nights):
     everything = set((tmp_path / "fleets").iterdir())
 
-    assert FleetsInUse(tmp_path).release() == sorted(nights[:2])
+    assert ShardsInUse(tmp_path).release() == sorted(nights[:2])
 
     assert everything - set((tmp_path / "fleets").iterdir()) == set(nights[:2])
-    assert FleetsInUse(tmp_path).release() == []
+    assert ShardsInUse(tmp_path).release() == []
 
 
 def test_fleets_that_no_run_uses_any_more_go_whatever_their_kind(tmp_path, nights):
@@ -93,24 +93,24 @@ def test_fleets_that_no_run_uses_any_more_go_whatever_their_kind(tmp_path, night
     gone = sorted(others)[0]
     os.utime(gone / "job.json", (old, old))
 
-    assert set(remove_old_fleets(tmp_path / "fleets")) == {gone, *nights[:2]}
+    assert set(remove_old_shards(tmp_path / "fleets")) == {gone, *nights[:2]}
 
 
 def test_an_older_fleet_that_was_used_again_is_kept(tmp_path, nights):
     os.utime(nights[0] / "job.json")
-    FleetsInUse(tmp_path).release()
+    ShardsInUse(tmp_path).release()
     assert removed(nights) == [1, 2]
 
 
 def test_nothing_goes_while_another_run_is_at_work(tmp_path, nights):
-    other = FleetsInUse(tmp_path)
-    assert FleetsInUse(tmp_path).release() == []
+    other = ShardsInUse(tmp_path)
+    assert ShardsInUse(tmp_path).release() == []
     assert len(other.release()) == 2
 
 
 def test_a_run_that_was_killed_holds_nothing(tmp_path, nights):
-    code = "import sys, time; from pathlib import Path; from tasks.training.files import FleetsInUse; "
-    code += "hold = FleetsInUse(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
+    code = "import sys, time; from pathlib import Path; from tasks.training.files import ShardsInUse; "
+    code += "hold = ShardsInUse(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     root = Path(__file__).resolve().parents[2]
     other = subprocess.Popen(
         [sys.executable, "-c", code, str(tmp_path)],
@@ -118,15 +118,15 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path, nights):
         stdout=subprocess.PIPE,
     )
     other.stdout.readline()
-    assert FleetsInUse(tmp_path).release() == []
+    assert ShardsInUse(tmp_path).release() == []
     other.kill()
     other.wait(30)
-    assert len(FleetsInUse(tmp_path).release()) == 2
+    assert len(ShardsInUse(tmp_path).release()) == 2
 
 
 def test_a_fleet_with_a_trainer_at_work_is_kept(tmp_path, nights):
     with locked(nights[0] / "lock"):
-        remove_old_fleets(tmp_path / "fleets")
+        remove_old_shards(tmp_path / "fleets")
     assert removed(nights) == [1]
 
 
@@ -140,7 +140,7 @@ def test_a_folder_with_a_file_of_the_users_is_kept(tmp_path, nights, place):
     mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_text("mine")
 
-    remove_old_fleets(tmp_path / "fleets")
+    remove_old_shards(tmp_path / "fleets")
 
     assert removed(nights) == [1]
     assert mine.read_text() == "mine"
@@ -154,7 +154,7 @@ def test_a_link_is_never_followed(tmp_path, nights):
     elsewhere = fleet(tmp_path / "elsewhere", "linked", used=2.0)
     (tmp_path / "fleets" / elsewhere.name).symlink_to(elsewhere)
 
-    remove_old_fleets(tmp_path / "fleets")
+    remove_old_shards(tmp_path / "fleets")
 
     assert (treasure / "test.npz").exists()
     assert elsewhere.exists()
@@ -171,7 +171,7 @@ def test_a_folder_whose_job_cannot_be_read_is_left_alone(tmp_path, nights, conte
         content = json.dumps(record)
     path.write_text(content)
 
-    remove_old_fleets(tmp_path / "fleets")
+    remove_old_shards(tmp_path / "fleets")
 
     assert removed(nights) == [1]
     assert path.read_text() == content
@@ -179,5 +179,5 @@ def test_a_folder_whose_job_cannot_be_read_is_left_alone(tmp_path, nights, conte
 
 def test_folders_with_other_names_are_left_alone(tmp_path, nights):
     mine = nights[0].rename(nights[0].with_name("my-copy"))
-    remove_old_fleets(tmp_path / "fleets")
+    remove_old_shards(tmp_path / "fleets")
     assert mine.exists()

@@ -18,7 +18,7 @@ from tasks.storage import locks
 from tasks.train import opened_engine
 from tasks.training import runner
 from tasks.training.devices import Slots
-from tasks.training.files import fleet_folder, read_result
+from tasks.training.files import read_result, shard_folder
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +75,7 @@ def test_one_slot_two_slots_two_devices_and_a_killed_trainer_give_the_same_model
         resident._process.kill()
 
     monkeypatch.setattr(Resident, "call", count)
-    keys = [fleet_folder(planned[0], shard).name for shard in fleet.shards]
+    keys = [shard_folder(planned[0], shard).name for shard in fleet.shards]
 
     killed = 0
     expected = models(train(Slots((), 1, 1), "one"), fleet)
@@ -100,7 +100,7 @@ def test_one_slot_two_slots_two_devices_and_a_killed_trainer_give_the_same_model
     assert not judged
 
     # Killed before a score is there: what is trained stays, the score is made.
-    folder = fleet_folder(lost, fleet.shards[0])
+    folder = shard_folder(lost, fleet.shards[0])
     weights = next(folder.rglob("model.safetensors"))
     before = weights.stat().st_mtime_ns
     next(folder.rglob("score-*.npz")).unlink()
@@ -109,4 +109,4 @@ def test_one_slot_two_slots_two_devices_and_a_killed_trainer_give_the_same_model
     assert judged == [folder.name]
     assert weights.stat().st_mtime_ns == before
     assert models(lost, fleet) == expected
-    assert len(read_scores(lost, [read_result(fleet_folder(lost, s)) for s in fleet.shards])) == 2
+    assert len(read_scores(lost, [read_result(shard_folder(lost, s)) for s in fleet.shards])) == 2

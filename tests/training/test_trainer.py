@@ -11,7 +11,7 @@ from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.storage.records import write_record
 from tasks.training.devices import Slots
-from tasks.training.files import RESULT, fleet_folder, prepare, read_result
+from tasks.training.files import RESULT, prepare, read_result, shard_folder
 from tasks.training.plan import job_key, plan_job
 from tasks.training.runner import Trainers
 from tasks.training.trainer import train_once
@@ -74,7 +74,7 @@ def test_a_shard_has_the_same_bits_and_figures_whatever_was_trained_before_it(tm
                 home = tmp_path / "-".join((*names, name))
                 job = home_with_job(home, architecture, hours=hours, epochs=2)
                 trainers.train(prepare(home, job), 300)
-                found[names[0], name] = read_result(fleet_folder(home, job))
+                found[names[0], name] = read_result(shard_folder(home, job))
         finally:
             trainers.stop()
     for name in kinds:

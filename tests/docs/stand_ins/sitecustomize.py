@@ -51,7 +51,7 @@ def two_steps(module):
 
 
 def one_seed(module):
-    module.PRESET_SEEDS = {}
+    module.PRESET_COPIES = {}
 
 
 def no_server(module):
