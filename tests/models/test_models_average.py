@@ -222,7 +222,7 @@ def test_members_may_be_given_as_text():
 
 
 def test_other_architectures_have_no_members():
-    with pytest.raises(ModelError, match="no meaning"):
+    with pytest.raises(ModelError, match="applies only to average"):
         preset("default", "har", members=("har", "line"))
 
 
