@@ -239,10 +239,14 @@ def test_what_pages_say_of_the_simulator_and_the_library_is_so():
     *first, last_name = [re.match(r"[\w-]+", one)[0] for one in needed]
     wanted = f"imports only {', '.join(first)} and {last_name};"
     assert wanted in " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
-    members = (ROOT / "docs/mlflow.md").read_text().partition("**Data sets**")[2]
-    assert members.startswith(
-        " stand on the flow and the fleet,"
-    )  # as `tasks.evaluate` and `flows.training` log them
+
+
+def test_the_files_of_the_trip_are_those_there_are():
+    table = (ROOT / "CONTRIBUTING.md").read_text().partition("| package | files |")[2]
+    rows = re.findall(r"^\| `([^`]+)` \| (.+) \|$", table, re.MULTILINE)
+    named = [ROOT / package / name for package, files in rows for name in re.findall(r"`([^`]+)`", files)]
+    assert len(named) > 50
+    assert [path for path in named if not path.is_file()] == []
 
 
 def test_every_block_says_whether_it_is_run_or_shown():
