@@ -26,7 +26,7 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from tasks.storage.files import replacing
 from tasks.storage.urls import local_path
 from tasks.tracking.database import PROXIED, quiet
-from tasks.tracking.mlflow_private import guard_server, server_app
+from tasks.tracking.mlflow_private import configure_server, guard_server, server_app
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -51,8 +51,9 @@ def served_app(database: str, artifacts: str, *, proxied: bool = True) -> "ASGIA
     """
     quiet()
     places = {"artifacts": artifacts, "root": f"{PROXIED}/"} if proxied else {"root": artifacts}
+    configure_server({"database": database, "registry": database, "serve": str(proxied).lower()} | places)
     install(artifacts)
-    return server_app({"database": database, "registry": database, "serve": str(proxied).lower()} | places)
+    return server_app()
 
 
 def install(root: str) -> None:

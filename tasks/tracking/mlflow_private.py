@@ -163,18 +163,25 @@ WEBHOOKS = ("_create_webhook", "_update_webhook", "_test_webhook")
 """Endpoints by which a client makes the server send requests to an address of its choice."""
 
 
-def server_app(options: "Mapping[str, str]") -> "ASGIApp":
-    """Return the app that `mlflow server` runs, without job runner and without its check of Host and Origin.
+def configure_server(options: "Mapping[str, str]") -> None:
+    """Set the options of MLflow's server app in this process, without job runner and its check of Host and Origin.
 
     Args:
         options: a value for each name of `SERVED`, of which `artifacts` may be left out.
 
-    3.17.2: `mlflow.server.fastapi_app.app`, `mlflow.server._run_server`.
+    3.17.2: `mlflow.server._run_server`. Some of them are read when `mlflow.server` is imported.
     """
     os.environ |= {SERVED[name]: value for name, value in options.items()} | {
         "_MLFLOW_SGI_NAME": "uvicorn", "_MLFLOW_IN_JOB_EXECUTOR": "false",
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "true",
     }  # fmt: skip
+
+
+def server_app() -> "ASGIApp":
+    """Return the app that `mlflow server` runs, after `configure_server` and `guard_server`.
+
+    3.17.2: `mlflow.server.fastapi_app.app`, which takes over the assistant's routes when it is imported.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # Starlette's WSGI adapter is deprecated
         from mlflow.server.fastapi_app import app

@@ -39,7 +39,7 @@ from cpbmodels import Series; series = Series.from_frame(candles, "BTCUSDT", "1h
 from schemas.forecasts import LEDGER_SCHEMA
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
-from tasks.forecasting.store import read
+from live_record import read
 coin = SeriesId("spot", "BTCUSDT", "1h")  # its forecasts come due hours later: here they do at once
 due = read(Path("data"), coin).with_columns(realised_close="last_close", scored_at="target_time")
 append(Path("data"), "spot", "scores", {coin: due.select(*LEDGER_SCHEMA)})

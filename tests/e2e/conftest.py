@@ -1,6 +1,5 @@
 import json
 import os
-import signal
 import subprocess
 import sys
 
@@ -43,7 +42,7 @@ class Cpb:
 
     @staticmethod
     def kill(process):
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()  # nothing if it has ended
         process.wait()
 
 

@@ -95,10 +95,8 @@ def test_a_stranger_checks_the_record_without_cpb(site, home):
     assert b"ModuleNotFoundError" in subprocess.run(bare, capture_output=True, check=False, cwd="/").stderr
     code, told, errors = verify(site.folder)
     assert (code, errors) == (0, "")
-    assert (
-        told
-        == f"{site.line} lines and {site.rows} rows fit; the chain ends with {site.head}, as on the page\n"
-    )
+    found = f"{site.line} lines and {site.rows} rows fit, 0 files lost"
+    assert told == f"{found}; the chain ends as on the page: {site.head}\n"
     assert (site.line, site.rows) == (5, 2 * 2 * 10 * (2 + 74 + 64))
     assert json.loads(last_line(chain_path(home, "spot")))["hash"] == site.head
     assert (site.folder / "chain.jsonl").read_bytes() == chain_path(home, "spot").read_bytes()
@@ -135,6 +133,15 @@ def swap_names(lines):
     return [lines[0].replace('"q05"', '"x"').replace('"q95"', '"q05"').replace('"x"', '"q95"'), *lines[1:]]
 
 
+def move_text(lines):
+    """The role in the place of q05, and every figure one column later: the same texts and figures in order."""
+    row = json.loads(lines[0])
+    names, values = list(row), list(row.values())
+    first, role = names.index("q05"), names.index("role")
+    values.insert(first, values.pop(role))
+    return [json.dumps(dict(zip(names, values, strict=True))) + "\n", *lines[1:]]
+
+
 def change_last_digit(lines):
     number = re.search(r'"q50":(\d+\.\d+)', lines[25])[1]
     other = repr(math.nextafter(float(number), math.inf))
@@ -149,6 +156,8 @@ def change_last_digit(lines):
         (BTC_ROWS, lambda lines: [*lines[:12], lines[11], *lines[12:]], "11 to 20", 2),
         (BTC_ROWS, lambda lines: [lines[1], lines[0], *lines[2:]], "1 to 10", 1),
         (BTC_ROWS, swap_names, "1 to 10", 1),
+        (BTC_ROWS, move_text, "1 to 10", 1),
+        (BTC_ROWS, lambda lines: [lines[0].replace('"step":1,', '"step":true,'), *lines[1:]], "1 to 10", 1),
         (
             BTC_ROWS,
             lambda lines: [lines[0].replace('"step":1,', '"step":1,"step":1,'), *lines[1:]],

@@ -3,6 +3,8 @@
 import inspect
 import os
 import shutil
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +16,7 @@ import pytest
 from tasks.storage.urls import local_path
 from tasks.tracking.artifact_guard import served_app
 
+ROOT = Path(__file__).parents[2]
 SECRET = "the owner's alone"
 API, AJAX = "/api/2.0/mlflow", "/ajax-api/2.0/mlflow"
 PROXY = "/api/2.0/mlflow-artifacts/artifacts"
@@ -48,6 +51,25 @@ def server(schema, tmp_path, monkeypatch):
         client = TestClient(app, base_url="http://127.0.0.1:5000", raise_server_exceptions=False,
                             client=("127.0.0.1", 50000))  # fmt: skip
         yield SimpleNamespace(app=app, ask=client.request, root=root, outside=outside)
+
+
+NEW_PROCESS = """
+import sys
+from starlette.testclient import TestClient
+from tasks.tracking.artifact_guard import served_app
+client = TestClient(served_app(f"sqlite:///{sys.argv[1]}", sys.argv[2]), base_url="http://head.example:5000")
+print(client.post("/api/2.0/mlflow/experiments/search", json={"max_results": 1}).status_code)
+"""
+
+
+def test_mlflows_own_check_of_hosts_is_off(schema, tmp_path):
+    """It is decided when `mlflow.server` is imported, hence a process that has not imported it."""
+    shutil.copyfile(schema, tmp_path / "mlflow.db")
+    done = subprocess.run(
+        [sys.executable, "-c", NEW_PROCESS, tmp_path / "mlflow.db", tmp_path / "root"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1:] == ["200"], done.stderr
 
 
 def post(server, path, /, **body):

@@ -435,12 +435,15 @@ def child(nights, code, *arguments, wait=True, program=(sys.executable, "-c")):
     )  # fmt: skip
 
 
+def untagged(rows):
+    """The rows of each table but an experiment's tags, which one that a person made does not have."""
+    return {table: count for table, count in rows.items() if table != "experiment_tags"}
+
+
 def ended_like(nights):
     """What any sequence of prunings must end in: rows of each table, files, versions."""
     files = {p.relative_to(nights.place) for p in (nights.place / "mlruns" / "artifacts").rglob("*")}
-    found = counts(nights.store)
-    found.pop("experiment_tags")
-    return found, files, nights.versions(), nights.versions(ETH)
+    return untagged(counts(nights.store)), files, nights.versions(), nights.versions(ETH)
 
 
 @pytest.mark.parametrize(
@@ -449,7 +452,7 @@ def ended_like(nights):
         1,
         32,
         104,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 7, 8, 9, 10, 50, 51, 136, 179, 180)),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 7, 8, 9, 10, 50, 51, 136, 169, 170)),
     ],
 )
 def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, moment):
@@ -565,8 +568,8 @@ def test_postgres_keeps_and_loses_what_sqlite_does(nights, postgres, monkeypatch
     store = open_store(uri(port))
     made = {number: add_night(store, place / "data", number) for number in range(1, NIGHTS + 1)}
     board = leaderboard(made[7][0], store)
-    whole = rows_by_table(store.uri)
-    assert whole == counts(nights.store)
+    whole = untagged(rows_by_table(store.uri))
+    assert whole == untagged(counts(nights.store))
 
     def there(dry_run):
         return prune(
@@ -574,14 +577,14 @@ def test_postgres_keeps_and_loses_what_sqlite_does(nights, postgres, monkeypatch
         )
 
     told = there(dry_run=True)
-    assert rows_by_table(store.uri) == whole
+    assert untagged(rows_by_table(store.uri)) == whole
     done, expected = there(dry_run=False), nights.prune()
 
     for report in (told, done):
         assert (report.runs, sorted(report.versions), report.artifact_bytes, report.kept) == (
             expected.runs, sorted(expected.versions), expected.artifact_bytes, [],
         )  # fmt: skip
-    assert rows_by_table(store.uri) == counts(nights.store)
+    assert untagged(rows_by_table(store.uri)) == untagged(counts(nights.store))
     trees = {night: {flow, *fleets, *members} for night, (flow, fleets, members) in made.items()}
     left = {run for tree in trees.values() for run in tree if find_run(store, run)}
     assert left == trees[5] | trees[6] | trees[7]

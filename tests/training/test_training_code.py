@@ -55,6 +55,7 @@ EXECUTED_BESIDE = {
     "tasks/running/progress.py": "how long the training still takes",
     "tasks/storage/digests.py": "digests",
     "tasks/storage/files.py": "reads and writes files",
+    "tasks/storage/locks.py": "replaces a folder while no other process does",
     "tasks/storage/records.py": "reads and writes records",
     "tasks/training/files.py": "where a fleet's files lie",
     "tasks/training/plan.py": "tells universal models from others",

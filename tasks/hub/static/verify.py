@@ -1,6 +1,5 @@
 """Checks the record in this folder: `python verify.py [HASH ...]`; a HASH noted earlier must be in its chain."""
-import gzip, json, re, struct, sys  # noqa: E401, I001 - so short that a stranger reads all of it before running it
-from hashlib import sha256
+import gzip, hashlib, json, re, struct, sys  # noqa: E401, I001 - short, so that a stranger reads all of it first
 from itertools import islice
 from pathlib import Path
 
@@ -9,8 +8,8 @@ KEY, CANDLE = ["symbol", "timeframe", "model_version", "issued_at", "step"], ["q
 FORECAST = [*KEY, "target_time", *LEVELS, *CANDLE, "last_close", "role", "made_at", *("ref_" + q for q in LEVELS)]
 chain = ["0" * 64]
 files: "dict[str, list[tuple[int, dict]]]" = {}
-for number, line in enumerate((HERE / "chain.jsonl").read_bytes().splitlines(keepends=True), 1):
-    chain.append(sha256(line[:-76] + b"}").hexdigest())  # the last 76 bytes hold the hash of the others
+for number, line in enumerate((data := (HERE / "chain.jsonl").read_bytes()).splitlines(keepends=True), 1):
+    chain.append(hashlib.sha256(line[:-76] + b"}").hexdigest())  # the last 76 bytes hold the hash of the others
     if line[-76:] != f',"hash":"{chain[-1]}"}}\n'.encode() or (batch := json.loads(line))["previous"] != chain[-2]:
         sys.exit(f"line {number} of chain.jsonl does not fit")
     for entry in batch["entries"]:
@@ -28,13 +27,14 @@ for file in sorted({p.relative_to(HERE).as_posix() for p in HERE.rglob("*.jsonl.
                 # Hashed as they were stored: the texts of each row, then every other value as little-endian float64.
                 texts = "".join(",".join(v for _, v in row if isinstance(v, str)) + "\n" for row in rows)
                 values = [float("nan") if v is None else v for row in rows for _, v in row if not isinstance(v, str)]
-                hashed = sha256(texts.encode() + struct.pack(f"<{len(values)}d", *values)).hexdigest()
-                if hashed != entry["rows_sha256"] or any([name for name, _ in row] != columns for row in rows):
+                sha = hashlib.sha256(texts.encode() + struct.pack(f"<{len(values)}d", *values)).hexdigest()
+                fit = [(name, name in (*KEY[:3], "role")) for name in columns]  # and which of them hold texts
+                if sha != entry["rows_sha256"] or any(fit != [(c, type(v) in (str, bool)) for c, v in r] for r in rows):
                     sys.exit(f"{file}, rows {done + 1} to {done + entry['rows']}: not those of line {number}")
                 done += entry["rows"]
             if lines.readline():
                 sys.exit(f"{file}, row {done + 1}: no line of the chain describes it")
     except Exception as error:  # noqa: BLE001 - whatever gzip and json say of it
         sys.exit(f"{file}, row {done + 1}: {error}")
-total = sum(entry["rows"] for parts in files.values() for _, entry in parts)
-print(f"{len(chain) - 1} lines and {total} rows fit; the chain ends with {chain[-1]}, as on the page")
+total, lost = sum(entry["rows"] for parts in files.values() for _, entry in parts), data.count(b'"kind":"lost"')
+print(f"{len(chain) - 1} lines and {total} rows fit, {lost} files lost; the chain ends as on the page: {chain[-1]}")

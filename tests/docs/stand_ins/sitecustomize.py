@@ -66,7 +66,7 @@ def no_server(module):
         started=["server", "worker"],
         ended=[],
         dropped=0,
-        seconds={"server": 1.0},
+        seconds=1.0,
     )
     module.down = lambda: ["worker", "server"]
 
