@@ -25,6 +25,7 @@ from tasks.forecasting.months import (
     read_bytes,
 )
 from tasks.forecasting.read_isolated import Finding, compare, compare_isolated
+from tasks.forecasting.summary import write_summary
 from tasks.storage.verify import REPAIRED, VERIFY, Asked, Stored, allow_reading, checked
 
 _THREADS = 2  # Python threads; polars and hashing use further threads
@@ -151,6 +152,7 @@ def _repair(asked: Asked, chain_fault: str, faults: list[_Fault]) -> None:
     lost = [(f.month.series, f.month.tree, f.month.path.stem) for f in faults if f.remedy == "quarantine"]
     if lost:
         quarantine(home, market, lost, "`cpb verify` found it damaged")
+        write_summary(home, market)  # the record no longer counts their rows
     whole = [f.month for f in faults if f.remedy in ("register", "rewritten")]
     register_rows(home, market, [(m.series, m.tree, parse_rows(m.tree, m.path.read_bytes())) for m in whole])
 

@@ -27,6 +27,7 @@ from tasks.forecasting import months
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.months import FORECASTS
 from tasks.forecasting.store import latest
+from tasks.forecasting.summary import read_summary
 from tasks.storage.verify import REPAIRED
 
 
@@ -202,7 +203,13 @@ def test_verify_finds_nothing_in_a_sound_store_and_changes_nothing(home):
     assert {p: p.stat().st_mtime_ns for p in home.rglob("*")} == before
 
 
+def rows_of_the_record(home):
+    entries = read_summary(home, "spot").entries
+    return {entry.symbol: entry.rows for entry in entries if entry.kind == "series"}
+
+
 def test_verify_names_damage_and_repairs_it(home):
+    assert rows_of_the_record(home) == {"PEPEUSDT": 20, "BTCUSDT": 10}
     folder = PEPE.folder(home, "forecasts")
     flip(folder / "2025-05.parquet")
     flip_value(BTC.folder(home, "ledger") / "2025-05.parquet")
@@ -221,6 +228,7 @@ def test_verify_names_damage_and_repairs_it(home):
     assert repaired == dict.fromkeys(found, True)
     assert list(verify(home, "spot")) == []
     assert read(home, PEPE).equals(rows_at(8))
+    assert rows_of_the_record(home) == {"PEPEUSDT": 10}  # what is lost, or not scored yet, is not in the record
     assert score_due(home, [PEPE, BTC], START + 20 * HOUR).rows == 10
 
 
