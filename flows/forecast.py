@@ -13,7 +13,7 @@ from flows.runner import Runner, flow_parameters, named_run, plain_failures, rea
 from flows.summary import NOT_YET, Say, decision_lines, plain_reason
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Failure
-from schemas.identity import SeriesId
+from schemas.identity import SeriesId, check_known, coins_label
 from schemas.run import ForecastSpec
 from schemas.scope import Scope
 from tasks.forecast import forecast
@@ -51,9 +51,13 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     requested = read_pairs(spec, say).scope
     found = _serving(spec, requested)
     if not found:  # checked before anything is downloaded
+        known = {one.series.symbol for one in serving(market=requested.market).champions}
+        symbols = {one.symbol for one in requested.series}
+        check_known(symbols, known, "the registry of champions")
         raise CpbError(
-            f"no forecast could be made: {_NONE}; train first, as in `cpb train-all`", code="no-champion"
-        )
+            f"no forecast could be made: there is no champion of {coins_label(symbols)} at "
+            f"{', '.join(requested.timeframes)} yet; train first, as in `cpb train-all`", code="no-champion",
+        )  # fmt: skip
     scope = outcome.scope = requested.narrowed([one.series for one in found])
     fetched = steps.one(ingest, scope, spec.tail)
     issued = steps.one(forecast, scope, spec.tail, spec.fallback == "on")

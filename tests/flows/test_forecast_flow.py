@@ -11,7 +11,7 @@ from flows.deploy.status import Deployment, LastRun, _bad_endings
 from flows.forecast import forecast_flow, run_forecast
 from flows.runner import Runner
 from flows.summary import NOT_YET
-from schemas.errors import CpbError
+from schemas.errors import CpbError, UsageError
 from schemas.identity import SeriesId
 from schemas.run import ForecastSpec
 from tasks.tracking.store import open_store
@@ -42,6 +42,13 @@ def test_a_person_who_asks_for_it_meets_an_error():
     with pytest.raises(CpbError) as caught:
         run_forecast(ForecastSpec(**SCOPE), Runner(), say=lambda text: None)
     assert (caught.value.code, caught.value.exit_code) == ("no-champion", 1)
+    assert "there is no champion of BTC at 1h yet" in str(caught.value)
+
+
+def test_a_misspelt_coin_is_called_unknown():
+    open_store()
+    with pytest.raises(UsageError, match="has nothing of BTCCUSDT; check the name"):
+        run_forecast(ForecastSpec(**SCOPE | {"coins": "BTCC"}), Runner(), say=lambda text: None)
 
 
 class Stopped(Exception):

@@ -228,7 +228,9 @@ def test_verify_names_damage_and_repairs_it(home):
     assert repaired == dict.fromkeys(found, True)
     assert list(verify(home, "spot")) == []
     assert read(home, PEPE).equals(rows_at(8))
-    assert rows_of_the_record(home) == {"PEPEUSDT": 10}  # what is lost, or not scored yet, is not in the record
+    assert rows_of_the_record(home) == {
+        "PEPEUSDT": 10
+    }  # what is lost, or not scored yet, is not in the record
     assert score_due(home, [PEPE, BTC], START + 20 * HOUR).rows == 10
 
 
