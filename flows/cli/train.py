@@ -1,7 +1,9 @@
 """`cpb demo`, `cpb train-all` and `cpb train`."""
 
-import os
+import shutil
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -200,7 +202,8 @@ def _show_board(run_id: str) -> None:
 def _next_steps() -> None:
     from tasks.tracking.store import tracking_uri
 
-    cpb = "cpb" if os.environ.get("VIRTUAL_ENV") else ".venv/bin/cpb"
+    called = sys.argv[0] if Path(sys.argv[0]).name == "cpb" else f"{sys.executable} -m flows.cli"
+    cpb = "cpb" if shutil.which("cpb") == called else called
     say(f"\nMLflow store: {public_url(tracking_uri())}\nNext:")
     say(f"  {cpb} ui                                       compare the runs in the MLflow UI")
     say(f"  {cpb} serve                                    forecasts on a page")

@@ -18,9 +18,10 @@ from schemas.identity import SeriesId, check_known, coins_label
 from schemas.scope import Scope
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import SourceFault, Unreachable
+from tasks.market.holes import OutageCalendar
 from tasks.market.layout import source_file, text, to_us
 from tasks.market.repair import refresh_tail, repair
-from tasks.market.report import PLANNED_SERIES, IngestReport, OutageCalendar, SeriesReport, describe
+from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
 from tasks.market.run import (
     SEARCH_AGAIN,
     Plan,

@@ -16,9 +16,7 @@ from schemas.identity import MONTH, SeriesId
 from tasks.market.checks import check
 from tasks.market.client import HttpSource
 from tasks.market.faults import NotFound, Rejected, SourceFault
-from tasks.market.layout import DAY, SourceFile, day_of, grid_of, opening_days, period_bounds, text
-from tasks.market.parser import Fetched, read
-from tasks.market.report import (
+from tasks.market.holes import (
     ABSENT,
     CONFLICT,
     ENDED,
@@ -29,6 +27,8 @@ from tasks.market.report import (
     OutageCalendar,
     find_holes,
 )
+from tasks.market.layout import DAY, SourceFile, day_of, grid_of, opening_days, period_bounds, text
+from tasks.market.parser import Fetched, read
 from tasks.market.run import SEARCH_AGAIN, Run, batches, calendars, holdings_of, store_all
 from tasks.market.store import write_parquet
 from tasks.market.writer import store_fetched, trim_all, with_stored_columns

@@ -19,6 +19,7 @@ from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.market.faults import SourceFault
+from tasks.market.holes import Holdings, OutageCalendar
 from tasks.market.layout import (
     DAY,
     SourceFile,
@@ -40,7 +41,6 @@ from tasks.market.manifest import (
     set_manifest_aside,
 )
 from tasks.market.parser import Fetched, fetch_one
-from tasks.market.report import Holdings, OutageCalendar
 from tasks.market.sources import Catalogue, Source
 from tasks.market.store import part_path
 from tasks.market.writer import WRITERS, Writing, start_batch

@@ -1,0 +1,260 @@
+"""Missing candles and their causes: the expected grid minus the stored candles, each missing candle with a cause.
+
+The exchange's outages are derived from the data: a candle that is missing in every symbol that traded. If no second
+symbol traded at that time, a gap of at most two days strictly inside a file also counts as an outage.
+"""
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from math import log
+
+import numpy as np
+
+from schemas.identity import SeriesId
+from tasks.market.layout import DAY, Grid, SourceFile, grid_of, whole_candles
+from tasks.market.manifest import Anomaly, FileRecord, Part
+
+Runs = list[tuple[int, int]]
+
+OUTAGE, OFF_GRID, RELISTING = "exchange outage", "off-grid", "relisting"
+UNPUBLISHED, ABSENT, CONFIRMED = "not published", "absent at source", "confirmed absent"
+QUARANTINED, FAILED, CONFLICT, ENDED = (
+    "quarantined",
+    "download failed",
+    "conflicting candles",
+    "trading ended",
+)
+LACKING = (ABSENT, CONFIRMED, QUARANTINED, FAILED, CONFLICT)
+"""Causes that make a series partial: the source should have had these candles."""
+
+_CAUSES = (ABSENT, OUTAGE, UNPUBLISHED, OFF_GRID, CONFLICT, QUARANTINED, FAILED, RELISTING, CONFIRMED, ENDED)
+_CODE = {cause: code for code, cause in enumerate(_CAUSES)}
+RELISTING_JUMP = log(5)
+"""|ln(open / previous close)| across a pause of a day or more above which it is another coin under the old name.
+
+Higher than `cpbmodels.data.figures.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains
+a hole in a report; features restart after every hole, whatever the price did.
+"""
+
+_MAX_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
+_MIN_RELISTING_PAUSE = DAY
+# data ending this long before the requested end: files are published within a day or two
+_DELISTED_AFTER = 3 * DAY
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Missing candles `[start, end)` in microseconds, with a single cause."""
+
+    start: int
+    end: int
+    bars: int
+    cause: str
+
+
+@dataclass
+class Holdings:
+    """All known data of one series, cut to a time range."""
+
+    series: SeriesId
+    wanted: list[SourceFile]
+    files: dict[str, FileRecord]
+    parts: list[Part]
+    anomalies: list[Anomaly]
+    searched: list[tuple[int, int, int]] = field(default_factory=list)
+    first: int = 0
+    last: int = 1 << 62
+
+    @property
+    def runs(self) -> Runs:
+        """Contiguous runs `[from, until)` inside the time range."""
+        return clip(join_runs(run for part in self.parts for run in part.runs), self.first, self.last)
+
+    def spans(self, *statuses: str) -> Runs:
+        """Return the time covered by wanted files of these statuses."""
+        return join_runs(
+            f.bounds
+            for f in self.wanted
+            if f.period in self.files and self.files[f.period].status in statuses
+        )
+
+    @property
+    def covered(self) -> Runs:
+        """Time covered by intact files, and by candles from other sources."""
+        return join_runs(sorted([*self.spans("ok", "repaired"), *self.runs]))
+
+
+def join_runs(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Join adjacent runs of a sorted sequence."""
+    joined: list[list[int]] = []
+    for start, end in runs:
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([start, end])
+    return [(a, b) for a, b in joined]
+
+
+def clip(runs: Runs, first: int, last: int) -> Runs:
+    """Cut runs to `[first, last)`."""
+    return [(max(a, first), min(b, last)) for a, b in runs if b > first and a < last]
+
+
+def inside(times: np.ndarray, runs: Runs) -> np.ndarray:
+    """Return for each time whether it is in any of the sorted runs."""
+    if not runs:
+        return np.zeros(len(times), dtype=bool)
+    starts, ends = np.array(runs).T
+    at = np.searchsorted(starts, times, side="right") - 1
+    return (at >= 0) & (times < ends[np.maximum(at, 0)])
+
+
+def missing(holdings: Holdings) -> Runs:
+    """Return the time ranges without candles between the first and the last expected candle."""
+    runs, grid = holdings.runs, grid_of(holdings.series.timeframe)
+    anchor = runs[0][0] if runs else grid.phase
+    bad = clip(holdings.spans("quarantined", "failed"), holdings.first, holdings.last)
+    if not runs:
+        return [whole_candles(grid, a, b, anchor) for a, b in bad]
+    begin = min([runs[0][0], *(a for a, _ in bad)])
+    files = clip(
+        [f.covered for f in holdings.wanted if f.period in holdings.files], holdings.first, holdings.last
+    )
+    end = max([runs[-1][1], *(b for _, b in files)])
+    edges = [begin, *(t for run in runs for t in run), end]
+    gaps = [whole_candles(grid, a, b, anchor) for a, b in zip(edges[::2], edges[1::2], strict=True)]
+    return [(a, b) for a, b in gaps if b > a]
+
+
+class OutageCalendar:
+    """The outages of the whole exchange, derived from the gaps of all series of one market and interval.
+
+    For each time missing in any series: how many series should have a candle then, and how many have it.
+    """
+
+    def __init__(self, all_series: list[Holdings]) -> None:
+        gaps = [grid_of(h.series.timeframe).opens(a, b) for h in all_series for a, b in _gaps_in_files(h)]
+        self.times = np.unique(np.concatenate(gaps)) if gaps else np.array([], dtype=np.int64)
+        self.expected = np.zeros(len(self.times), dtype=np.int32)
+        self.present = np.zeros(len(self.times), dtype=np.int32)
+        for holdings in all_series:
+            runs = holdings.runs
+            if not runs:
+                continue
+            traded = [(runs[0][0], runs[-1][1])]
+            self.expected += inside(self.times, _overlap(holdings.spans("ok", "repaired"), traded))
+            self.present += inside(self.times, runs) | np.isin(self.times, off_grid_bars(holdings))
+
+    def outages(self, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return for each time whether several symbols were out and none traded, and whether it was a single symbol."""
+        if not len(self.times):
+            return np.zeros(len(times), dtype=bool), np.ones(len(times), dtype=bool)
+        at = np.minimum(np.searchsorted(self.times, times), len(self.times) - 1)
+        known = self.times[at] == times
+        silent = known & (self.present[at] == 0)
+        return silent & (self.expected[at] > 1), silent & (self.expected[at] <= 1)
+
+    def is_only_witness(self, time: int) -> bool:
+        """Whether no second symbol can confirm an outage at a time."""
+        return bool(self.outages(np.array([time]))[1][0])
+
+
+def _gaps_in_files(holdings: Holdings) -> Runs:
+    """Return the gaps inside published files; months without a file are not outages."""
+    return _overlap(missing(holdings), holdings.spans("ok", "repaired"))
+
+
+def _overlap(one: Runs, other: Runs) -> Runs:
+    return [r for a, b in one for r in clip(other, a, b)]
+
+
+def find_holes(holdings: Holdings, calendar: OutageCalendar) -> list[Hole]:
+    """Return every hole of a series with its cause, oldest first."""
+    found: list[Hole] = []
+    grid = grid_of(holdings.series.timeframe)
+    for start, end in _cut_at_off_grid(missing(holdings), off_grid_bars(holdings), grid):
+        times = grid.opens(start, end)
+        found += _split(_absorb_edges(_label(holdings, calendar, times, start, end)), times, grid)
+    return found
+
+
+def off_grid_bars(holdings: Holdings) -> list[int]:
+    """Return the grid candles in which an off-grid candle opened: the market traded, though not on the grid."""
+    grid = grid_of(holdings.series.timeframe)
+    return [grid.floor(o.open_time) for o in holdings.anomalies if o.kind == "off-grid"]
+
+
+def _cut_at_off_grid(gaps: Runs, bars: list[int], grid: Grid) -> Runs:
+    """Cut gaps at the start and end of off-grid candles, so that an adjacent halt gets its own cause."""
+    strays = join_runs((t, grid.end(t)) for t in bars)
+    cuts = [t for run in strays for t in run]
+    pieces = []
+    for start, end in gaps:
+        edges = [start, *(t for t in cuts if start < t < end), end]
+        pieces += list(itertools.pairwise(edges))
+    return pieces
+
+
+def _label(
+    holdings: Holdings, calendar: OutageCalendar, times: np.ndarray, start: int, end: int
+) -> np.ndarray:
+    """Assign each missing candle the code of its cause. Later assignments override earlier assignments."""
+    codes = np.full(len(times), _CODE[ABSENT], dtype=np.int8)
+    several, only_one = calendar.outages(times)
+    within = _strictly_within(holdings, start, end) and end - start <= _MAX_OUTAGE
+    codes[several | (only_one & within)] = _CODE[OUTAGE]
+    codes[inside(times, [(a, b) for a, b, _ in sorted(holdings.searched)]) & (codes == _CODE[ABSENT])] = (
+        _CODE[CONFIRMED]
+    )
+    codes[~inside(times, holdings.covered)] = _CODE[UNPUBLISHED]
+    for status, cause in (("quarantined", QUARANTINED), ("failed", FAILED)):
+        uncovered = ~inside(times, holdings.spans("ok", "repaired"))
+        codes[inside(times, holdings.spans(status)) & uncovered] = _CODE[cause]
+    disputed = [o.open_time for o in holdings.anomalies if o.kind == "conflict"]
+    codes[np.isin(times, disputed)] = _CODE[CONFLICT]
+    codes[np.isin(times, off_grid_bars(holdings))] = _CODE[OFF_GRID]
+    unexplained = np.isin(codes, (_CODE[ABSENT], _CODE[CONFIRMED]))
+    if _relisted(holdings, start, end) and (codes != _CODE[UNPUBLISHED]).all():
+        codes[unexplained] = _CODE[RELISTING]
+    published = max((f.covered[1] for f in holdings.wanted), default=end)
+    if end >= published and end + _DELISTED_AFTER < holdings.last < 1 << 61:
+        codes[unexplained] = _CODE[ENDED]
+    return codes
+
+
+def _absorb_edges(codes: np.ndarray) -> np.ndarray:
+    """Count missing candles adjacent to an unpublished range as part of that range."""
+    unpublished, absent = _CODE[UNPUBLISHED], (_CODE[ABSENT], _CODE[CONFIRMED])
+    bounds = np.flatnonzero(np.diff(codes)) + 1
+    pieces = np.split(np.arange(len(codes)), bounds)
+    labels = [int(codes[p[0]]) for p in pieces]
+    for i, piece in enumerate(pieces):
+        beside = labels[max(0, i - 1) : i] + labels[i + 1 : i + 2]
+        if labels[i] in absent and unpublished in beside:
+            codes[piece] = unpublished
+    return codes
+
+
+def _split(codes: np.ndarray, times: np.ndarray, grid: Grid) -> list[Hole]:
+    bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1), len(codes)]
+    return [
+        Hole(int(times[a]), grid.end(int(times[b - 1])), int(b - a), _CAUSES[codes[a]])
+        for a, b in itertools.pairwise(bounds)
+    ]
+
+
+def _strictly_within(holdings: Holdings, start: int, end: int) -> bool:
+    """Whether a gap has candles of the same file on both sides; at an edge, the file may have been truncated."""
+    return any(
+        a < start and end < b for f in holdings.wanted for a, b in [f.bounds] if f.period in holdings.files
+    )
+
+
+def _relisted(holdings: Holdings, start: int, end: int) -> bool:
+    """Whether the price after a long pause is so far from the price before it that it must be another coin."""
+    if end - start < _MIN_RELISTING_PAUSE:
+        return False
+    before = [e[1] for p in holdings.parts for r, e in zip(p.runs, p.edges, strict=True) if r[1] <= start]
+    after = [e[0] for p in holdings.parts for r, e in zip(p.runs, p.edges, strict=True) if r[0] >= end]
+    return bool(before and after) and abs(log(after[0] / before[-1])) > RELISTING_JUMP
