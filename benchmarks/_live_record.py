@@ -13,7 +13,7 @@ from cpbmodels.data.student_t import QUANTILES
 from schemas.forecasts import FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.frames import KLINES
 from schemas.identity import SeriesId
-from tasks.market.store import split_months, write_part
+from tasks.market.klines import split_months, write_part
 
 SIGMA, STEPS, HOUR = 0.005, 10, timedelta(hours=1)
 _NORMAL = np.array([NormalDist().inv_cdf(level) for level in QUANTILES])

@@ -141,7 +141,7 @@ def latency(args: argparse.Namespace) -> Mapping[str, Any]:
 
 def _read(home: str, symbol: str, repeats: int) -> dict[str, float]:
     from schemas.identity import SeriesId
-    from tasks.market.store import read_klines
+    from tasks.market.klines import read_klines
 
     rows, walls = 0, []
     for _ in range(repeats):

@@ -20,7 +20,7 @@ from cpbmodels.data.paths import Margins, draw_paths
 from cpbmodels.fleet.config import STEPS
 from schemas.identity import stored_series
 from tasks.judging.baselines import realised
-from tasks.market.store import read_klines
+from tasks.market.klines import read_klines
 
 WEEK = 7 * 86_400_000_000
 KINDS = ("learned", "random walk", "independent")

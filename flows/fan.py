@@ -19,7 +19,7 @@ _UNICODE, _ASCII = "•━▓▒░", "o-#+."
 
 def closes_before(scope: Scope, symbol: str, timeframe: str, rows: Sequence[dict[str, Any]]) -> list[float]:
     """Return the last closes up to a forecast's origin, oldest first; empty if the candles cannot be read."""
-    from tasks.market.store import read_klines
+    from tasks.market.klines import read_klines
 
     series = SeriesId(scope.market, symbol, timeframe)
     try:

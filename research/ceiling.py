@@ -28,8 +28,8 @@ from research._shared import HORIZON, Quantiles, ingested
 from tasks.judging.baselines import Rows, levels, realised, reference, step_scale
 from tasks.judging.fitted import HOUR, INPUTS
 from tasks.judging.scores import TAILS, Array, pinball
+from tasks.signals.feature_files import load_series, write_features
 from tasks.signals.splits import split_bounds
-from tasks.signals.store import load_series, write_features
 
 BLOCKS = 5
 EMBARGO = 2 * HORIZON  # candles kept out on both sides of a block of other days

@@ -37,7 +37,7 @@ from tasks.judging.drift import ALARM, RECOVERED, Capital, Outcome, limits
 from tasks.judging.fitted import INPUTS, robust_har
 from tasks.judging.scores import BANDS as BAND_LEVELS
 from tasks.judging.scores import MEDIAN, Array, pinball
-from tasks.signals.store import read_features, write_features
+from tasks.signals.feature_files import read_features, write_features
 
 SERIES, HOURS = 40, 8760
 SPAN_DAYS, BLOCK_DAYS, TEST_DAYS, VALIDATION_DAYS, EMBARGO_HOURS = 60, 30, 120, 60, 178

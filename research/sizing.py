@@ -29,7 +29,7 @@ import numpy as np
 from cpbmodels import Series, load, predict
 from cpbmodels.freqtrade import forecast_sigma
 from schemas.identity import SeriesId
-from tasks.market.store import read_klines
+from tasks.market.klines import read_klines
 
 HORIZONS = (1, 5, 10)
 ATR_CANDLES = 14

@@ -29,7 +29,7 @@ from research._shared import HORIZON, ingested
 from tasks.judging.baselines import realised, reference
 from tasks.judging.inference import block_ids, bootstrap_weights, diebold_mariano, interval, ratio_draws
 from tasks.judging.scores import BANDS, Array, crps
-from tasks.market.store import read_klines
+from tasks.market.klines import read_klines
 from tasks.storage.records import read_npz, write_npz
 
 SEEDS, REFIT = (1, 2, 3), 4  # seeds, months

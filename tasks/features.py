@@ -4,9 +4,9 @@ from schemas.errors import MemberError
 from schemas.handover import Failure, SeriesRecord
 from schemas.identity import SeriesId
 from schemas.scope import Scope
-from tasks.market.verify import record_damage
+from tasks.market.damage import record_damage
 from tasks.running.step import step
-from tasks.signals.store import write_features
+from tasks.signals.feature_files import write_features
 
 
 # Two at a time: polars uses all cores for each, and a series of 15m candles takes 200 MB during computation.

@@ -4,7 +4,7 @@ from schemas.handover import ForecastBatch
 from schemas.scope import Scope
 from tasks.forecasting.fallback import issue_fallbacks
 from tasks.forecasting.issue import issue_forecasts
-from tasks.market.verify import record_damage
+from tasks.market.damage import record_damage
 from tasks.promotion.trial import on_trial
 from tasks.running.step import step
 from tasks.tracking.served import serving

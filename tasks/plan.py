@@ -11,8 +11,8 @@ from schemas.run import RunSpec
 from tasks.forecasting.staleness import STOPPED_AFTER
 from tasks.promotion.weekly import NightPlan, plan_night
 from tasks.running.step import step
+from tasks.signals.feature_files import load_series
 from tasks.signals.splits import SplitBounds, split_bounds
-from tasks.signals.store import load_series
 from tasks.tracking.registry import continued_from
 from tasks.training.plan import member_seed, plan_fleet, preset_label
 

@@ -21,12 +21,12 @@ from tasks.forecasting.daily import DAILY
 from tasks.forecasting.verify import forecasts
 from tasks.forecasting.watch import Watch
 from tasks.hub.tree import published
-from tasks.market.store import TREES
-from tasks.market.verify import candles
+from tasks.market.damage import candles
+from tasks.market.klines import TREES
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Submission
 from tasks.promotion.recipe_pairs import Pair, about, pair_files
-from tasks.signals.store import write_features
+from tasks.signals.feature_files import write_features
 from tasks.storage.files import check_writable
 from tasks.storage.model_folder import (
     METRICS,

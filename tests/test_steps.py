@@ -41,7 +41,7 @@ from tasks.promotion.trial import update_trials
 from tasks.publish import publish
 from tasks.running.step import Step
 from tasks.score import score
-from tasks.signals.store import write_features
+from tasks.signals.feature_files import write_features
 from tasks.tracking.store import open_store
 from tasks.train import opened_engine, train
 from tasks.training import trainer

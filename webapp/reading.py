@@ -31,7 +31,7 @@ from tasks.forecasting.months import forecast_command, month_files
 from tasks.forecasting.staleness import find_stale, newest_month, with_source
 from tasks.forecasting.summary import read_summary
 from tasks.forecasting.watch import alarms
-from tasks.market.store import read_klines
+from tasks.market.klines import read_klines
 from webapp.answers import (
     Candles,
     Forecast,

@@ -272,7 +272,7 @@ def export(
     quiet_libraries()
     import cpbmodels
     from cpbmodels.adapters.onnx import export_onnx
-    from tasks.signals.store import newest_series
+    from tasks.signals.feature_files import newest_series
     from tasks.tracking.registry import champions
 
     series = spec.scope.series[0]

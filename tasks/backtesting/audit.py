@@ -25,9 +25,9 @@ from tasks.backtesting.models import fit_of
 from tasks.judging.baselines import Rows, ewma_walk, reference
 from tasks.judging.member import judge_member
 from tasks.judging.scores import Array
-from tasks.market.store import read_klines
+from tasks.market.klines import read_klines
 from tasks.running.progress import tell
-from tasks.signals.store import series_of
+from tasks.signals.feature_files import series_of
 from tasks.training.trainer import train_members
 
 log = logging.getLogger("cpb")

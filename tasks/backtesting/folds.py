@@ -10,8 +10,8 @@ from cpbmodels.data.series import Series
 from schemas.errors import CpbError, MemberError
 from schemas.handover import Failure, SeriesRecord, SplitBounds
 from schemas.identity import SeriesId
+from tasks.signals.feature_files import market_key, markets, read_features, with_bounds
 from tasks.signals.splits import folds as fold_bounds
-from tasks.signals.store import market_key, markets, read_features, with_bounds
 
 log = logging.getLogger("cpb")
 

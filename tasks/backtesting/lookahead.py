@@ -18,8 +18,8 @@ from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
 from tasks.judging.baselines import Fit, Rows
 from tasks.judging.scores import Array
+from tasks.signals.feature_files import series_of
 from tasks.signals.splits import HORIZON
-from tasks.signals.store import series_of
 
 LEAK = "LOOK-AHEAD"
 """Marks a finding of look-ahead in messages."""

@@ -15,7 +15,7 @@ from tasks.forecasting.losses import evidence_rows
 from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.watch import SeriesWatch, Watched, alarm_of, follow, judge, keep, read_watch, take
 from tasks.judging.baselines import population_stability
-from tasks.signals.store import newest_series
+from tasks.signals.feature_files import newest_series
 from tasks.storage.model_folder import read_config, recipe_of
 
 STABILITY_DAYS = 30

@@ -21,7 +21,7 @@ from tasks.forecasting.issue import ANY_ERROR, Champion, failure, reference_of, 
 from tasks.forecasting.store import forecast_rows
 from tasks.forecasting.watch import is_drifted
 from tasks.judging.fitted import robust_har
-from tasks.signals.store import newest_series
+from tasks.signals.feature_files import newest_series
 
 MAX_ROWS = 20_000
 """Maximum candles to fit on: two years of hourly candles. More do not improve its skill."""

@@ -28,7 +28,7 @@ from tasks.forecasting.store import forecast_rows
 from tasks.judging.baselines import reference_quantiles
 from tasks.judging.scores import Array
 from tasks.running.parallel import run_each, usable_cores
-from tasks.signals.store import market_key, newest_markets, newest_series
+from tasks.signals.feature_files import market_key, newest_markets, newest_series
 from tasks.storage.model_folder import read_config, read_reference, recipe_of
 
 LEARNT = "learnt"

@@ -26,7 +26,7 @@ from tasks.forecasting.months import (
     read_month,
 )
 from tasks.forecasting.summary import write_summary
-from tasks.market.store import read_klines
+from tasks.market.klines import read_klines
 
 
 def score_due(

@@ -16,7 +16,7 @@ from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, OWN, SIM, SeriesId
 from tasks.forecasting import store
 from tasks.forecasting.months import forecast_command, month_of
-from tasks.market.store import ingest_command, read_klines
+from tasks.market.klines import ingest_command, read_klines
 
 PUBLISHING_DELAY = timedelta(hours=6)
 """Usual maximum delay from the end of a day to its file."""

@@ -18,7 +18,7 @@ from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import failure, forecast_with
-from tasks.signals.store import market_key, newest_markets
+from tasks.signals.feature_files import market_key, newest_markets
 from tasks.tracking.versions import series_of
 
 

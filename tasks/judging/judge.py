@@ -28,7 +28,7 @@ from tasks.judging.member import judge_member, times_of
 from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.scores import coverage, pinball
 from tasks.running.resident import Orders
-from tasks.signals.store import load_series, market_key, markets, read_features
+from tasks.signals.feature_files import load_series, market_key, markets, read_features
 from tasks.storage.model_folder import read_config, write_reference
 from tasks.storage.records import read_npz
 from tasks.training.files import home_of, member_folder, read_job, read_result

@@ -19,6 +19,7 @@ from schemas.scope import Scope
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.holes import OutageCalendar
+from tasks.market.klines import sweep, writer_lock
 from tasks.market.layout import source_file, text, to_us
 from tasks.market.repair import refresh_tail, repair
 from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
@@ -35,7 +36,6 @@ from tasks.market.run import (
     wanted_files,
 )
 from tasks.market.sources import Catalogue, Source, open_source
-from tasks.market.store import sweep, writer_lock
 from tasks.market.tables import TableSource, refuse_other_tables
 from tasks.market.writer import set_part_aside
 from tasks.running.parallel import thread_pool

@@ -27,10 +27,10 @@ from tasks.market.holes import (
     OutageCalendar,
     find_holes,
 )
+from tasks.market.klines import write_parquet
 from tasks.market.layout import DAY, SourceFile, day_of, grid_of, opening_days, period_bounds, text
 from tasks.market.parser import Fetched, read
 from tasks.market.run import SEARCH_AGAIN, Run, batches, calendars, holdings_of, store_all
-from tasks.market.store import write_parquet
 from tasks.market.writer import store_fetched, trim_all, with_stored_columns
 
 WRONG_DAYS = ("2020-12-21", "2021-09-29")

@@ -7,8 +7,8 @@ from pathlib import Path
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.identity import SeriesId
 from tasks.market.holes import LACKING, RELISTING, Holdings, Hole, OutageCalendar, find_holes
+from tasks.market.klines import provisional_rows, series_digest, zeros_of
 from tasks.market.layout import DAY, grid_of, text
-from tasks.market.store import provisional_rows, series_digest, zeros_of
 from tasks.storage.files import write_bytes
 
 COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"

@@ -20,6 +20,7 @@ from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.market.faults import SourceFault
 from tasks.market.holes import Holdings, OutageCalendar
+from tasks.market.klines import part_path
 from tasks.market.layout import (
     DAY,
     SourceFile,
@@ -42,7 +43,6 @@ from tasks.market.manifest import (
 )
 from tasks.market.parser import Fetched, fetch_one
 from tasks.market.sources import Catalogue, Source
-from tasks.market.store import part_path
 from tasks.market.writer import WRITERS, Writing, start_batch
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell

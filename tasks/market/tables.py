@@ -23,10 +23,10 @@ from schemas.frames import KLINES
 from schemas.identity import OWN, SeriesId
 from schemas.scope import Scope
 from schemas.tables import Table, tables_of
+from tasks.market.klines import damage_of, part_path, read_part
 from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file, text
 from tasks.market.manifest import Manifest
 from tasks.market.mirror import to_csv
-from tasks.market.store import damage_of, part_path, read_part
 
 _TOTAL = {"taker_buy_volume": "volume", "taker_buy_quote_volume": "quote_volume"}
 """Amounts that are meaningless without their total."""

@@ -12,10 +12,7 @@ from schemas.frames import KLINES, validate_klines
 from schemas.identity import SeriesId, market_home
 from tasks.market.checks import Checked, check
 from tasks.market.faults import BadFile, SourceFault
-from tasks.market.layout import SourceFile, grid_of, text
-from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
-from tasks.market.parser import Block, Fetched, read, trim
-from tasks.market.store import (
+from tasks.market.klines import (
     QUARANTINE,
     damage_of,
     part_path,
@@ -24,6 +21,9 @@ from tasks.market.store import (
     write_parquet,
     write_part,
 )
+from tasks.market.layout import SourceFile, grid_of, text
+from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
+from tasks.market.parser import Block, Fetched, read, trim
 from tasks.running.parallel import thread_pool
 from tasks.storage.files import sync, write_bytes
 from tasks.storage.records import set_aside

@@ -24,7 +24,7 @@ from tasks.judging.gate import Contender
 from tasks.judging.member import MemberScore
 from tasks.judging.scores import Array, pinball
 from tasks.promotion.contenders import Candidate
-from tasks.signals.store import market_key, markets, read_features
+from tasks.signals.feature_files import market_key, markets, read_features
 
 _AT_ONCE = 8
 """Number of models with forecasts in memory: 2,880 origins x 10 steps x 19 quantiles take 4.4 MB each."""

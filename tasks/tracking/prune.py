@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import BusyError
 from schemas.identity import MARKETS, market_home
-from tasks.market.store import set_aside_files
+from tasks.market.klines import set_aside_files
 from tasks.storage.locks import check_held
 from tasks.storage.urls import local_path
 from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies

@@ -47,7 +47,7 @@ from schemas.handover import (
 )
 from schemas.run import base_of
 from tasks.running.resident import Orders
-from tasks.signals.store import market_key, markets, read_features, with_bounds
+from tasks.signals.feature_files import market_key, markets, read_features, with_bounds
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
 from tasks.storage.locks import locked

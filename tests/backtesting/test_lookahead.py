@@ -22,7 +22,7 @@ from tasks.backtesting.lookahead import (
 from tasks.judging import baselines
 from tasks.judging.fitted import robust_har
 from tasks.judging.scores import crps
-from tasks.signals.store import series_of
+from tasks.signals.feature_files import series_of
 
 ROWS = 3600
 

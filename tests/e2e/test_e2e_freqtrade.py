@@ -23,8 +23,8 @@ import pytest
 from cpbmodels import load
 from cpbmodels.freqtrade import STARTUP_CANDLES, add_forecasts
 from schemas.identity import SeriesId
+from tasks.market.klines import read_klines
 from tasks.market.mirror import serve
-from tasks.market.store import read_klines
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("CPB_FREQTRADE_PYTHON") or ROOT / ".venv-freqtrade/bin/python")

@@ -20,8 +20,8 @@ from schemas.handover import IngestResult
 from schemas.identity import SeriesId
 from schemas.run import ScopeSpec
 from tasks.hub import published as published_module
-from tasks.market.store import read_klines
-from tasks.signals.store import newest_series
+from tasks.market.klines import read_klines
+from tasks.signals.feature_files import newest_series
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hub_models import REPO
 
 from schemas.identity import SeriesId
 from tasks.market import simulator
-from tasks.market.store import read_klines
+from tasks.market.klines import read_klines
 
 PAGE = Path(__file__).parents[2] / "docs/library.md"
 

@@ -12,7 +12,7 @@ from schemas.errors import CpbError
 from tasks.judging import baselines
 from tasks.judging.fitted import boosted, garch, robust_har
 from tasks.judging.scores import crps
-from tasks.signals.store import series_of
+from tasks.signals.feature_files import series_of
 
 FITS = {
     "walk": baselines.random_walk,

@@ -14,7 +14,7 @@ from schemas.errors import CpbError
 from tasks.backtesting.models import check_installed
 from tasks.judging import zeroshot
 from tasks.judging.scores import LEVELS
-from tasks.signals.store import series_of
+from tasks.signals.feature_files import series_of
 
 ROWS = 3000
 

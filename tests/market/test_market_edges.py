@@ -11,9 +11,9 @@ from schemas.errors import CpbError
 from schemas.frames import KLINES
 from tasks.market import mirror
 from tasks.market.ingest import ingest
+from tasks.market.klines import read_klines
 from tasks.market.layout import source_file, step_us
 from tasks.market.parser import COLUMNS
-from tasks.market.store import read_klines
 
 BTC = key()
 MONTHS = ("2024-01", "2024-02", "2024-03")

@@ -14,8 +14,8 @@ import pytest
 from market_tools import build, drafts, key, rows_of, scope
 
 from tasks.market.ingest import ingest
+from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
-from tasks.market.store import read_klines
 
 SYMBOLS = ("BTCUSDT", "ETHUSDT", "SOLUSDT", "XRPUSDT")
 MONTHS = [f"2023-{m:02}" for m in range(1, 13)]

@@ -12,9 +12,9 @@ from market_tools import FAST, Misbehaving, build, csv_of, drafts, key, lines, p
 
 from tasks.market import mirror
 from tasks.market.ingest import ingest
+from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 from tasks.market.parser import COLUMNS
-from tasks.market.store import read_klines
 
 BTC, MONTH = key(), source_file(key(), "2024-02")
 NAME = "BTCUSDT-1h-2024-02.zip"

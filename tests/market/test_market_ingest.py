@@ -14,10 +14,10 @@ from schemas.errors import CpbError, MemberError, UsageError
 from tasks.market import mirror
 from tasks.market.client import HttpSource
 from tasks.market.ingest import ingest, listed_symbols
+from tasks.market.klines import read_klines, writer_lock
 from tasks.market.layout import source_file
 from tasks.market.report import details, save, table
 from tasks.market.sources import Catalogue, FolderSource
-from tasks.market.store import read_klines, writer_lock
 
 BTC = key()
 

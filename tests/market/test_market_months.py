@@ -19,8 +19,8 @@ from schemas.identity import INTERVAL_SECONDS, MONTH, parse_timeframes
 from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
 from tasks.market import mirror
 from tasks.market.ingest import ingest
+from tasks.market.klines import read_klines
 from tasks.market.layout import DAY, Months, grid_of, months, period_bounds, source_file, to_us, whole_candles
-from tasks.market.store import read_klines
 from webapp.reading import all_series
 
 BTC = key(interval=MONTH)

@@ -8,9 +8,9 @@ from market_tools import key, put, scope
 from schemas.identity import SeriesId
 from tasks.market.faults import BadFile
 from tasks.market.ingest import ingest
+from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 from tasks.market.parser import open_zip
-from tasks.market.store import read_klines
 
 MARKET = Path(__file__).resolve().parents[2] / "../shared/market"
 pytestmark = pytest.mark.skipif(not MARKET.is_dir(), reason="needs ../shared/market")

@@ -12,9 +12,9 @@ from polars.testing import assert_frame_equal
 from schemas.identity import COINS, symbol_of
 from tasks.market import simulator
 from tasks.market.ingest import ingest
+from tasks.market.klines import read_klines
 from tasks.market.layout import US, period_bounds
 from tasks.market.simulator import STEP, candles, quarter_hours
-from tasks.market.store import read_klines
 
 HOUR = 4 * STEP
 START = datetime(2025, 4, 1, tzinfo=UTC)

@@ -17,9 +17,9 @@ from schemas.run import BacktestSpec, RunSpec, ScopeSpec
 from schemas.scope import Scope
 from schemas.tables import is_table, tables_of
 from tasks.market.ingest import ingest, listed_symbols
+from tasks.market.klines import read_klines
 from tasks.market.layout import period_bounds
 from tasks.market.simulator import candles
-from tasks.market.store import read_klines
 from tasks.market.tables import TableSource, klines
 
 START = datetime(2024, 1, 30, tzinfo=UTC)

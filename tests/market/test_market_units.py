@@ -14,6 +14,7 @@ from schemas.frames import KLINES, validate_klines
 from schemas.scope import Scope
 from tasks.market.holes import Holdings, OutageCalendar, clip, find_holes, inside, join_runs
 from tasks.market.ingest import ingest
+from tasks.market.klines import read_klines, write_part
 from tasks.market.layout import (
     Remote,
     SeriesId,
@@ -29,7 +30,6 @@ from tasks.market.layout import (
     to_us,
 )
 from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
-from tasks.market.store import read_klines, write_part
 from tasks.market.writer import merge
 from tasks.storage.home import mark_home
 

@@ -12,8 +12,8 @@ from schemas.errors import MemberError
 from tasks.features import features
 from tasks.market import cache
 from tasks.market.ingest import ingest
+from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
-from tasks.market.store import read_klines
 from tasks.verify import verify_all
 
 BTC, ETH = key(), key("ETHUSDT")

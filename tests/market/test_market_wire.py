@@ -17,9 +17,9 @@ from market_tools import FAST, Flood, build, key, put, scope
 from schemas.errors import CpbError
 from tasks.market import mirror
 from tasks.market.ingest import ingest, listed_symbols
+from tasks.market.klines import read_klines
 from tasks.market.layout import Remote, listed_file, period_bounds, source_file
 from tasks.market.manifest import Manifest
-from tasks.market.store import read_klines
 
 MONTH = source_file(key(), "2024-02")
 WHOLE = 91 * 24

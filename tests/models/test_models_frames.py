@@ -293,8 +293,8 @@ def test_real_klines_with_holes_and_relistings_give_the_pipelines_columns(symbol
     from schemas.identity import SeriesId
     from schemas.scope import Scope
     from tasks.market.ingest import ingest
-    from tasks.market.store import read_klines
-    from tasks.signals.store import read_features, write_features
+    from tasks.market.klines import read_klines
+    from tasks.signals.feature_files import read_features, write_features
 
     scope = Scope.of(symbol, "1h", source=str(MIRROR), as_of="2025-06-06", since="2022-04").model_copy(
         update={"home": tmp_path}

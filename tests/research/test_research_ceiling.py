@@ -10,7 +10,7 @@ from cpbmodels.data.columns import feature_frame
 from research.ceiling import HORIZON, ceilings, other_days
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
-from tasks.signals.store import series_of
+from tasks.signals.feature_files import series_of
 
 ROWS, PARTS = 5000, 8
 START = datetime(2024, 1, 1, tzinfo=UTC)

@@ -290,11 +290,11 @@ def shortened(home, symbol, days):
 def test_a_coin_that_stopped_trading_loses_its_champion(trainer, tmp_path, monkeypatch, days, stopped):
     first, _ = run()
     assert first.champions == 2
-    from tasks.signals import store
+    from tasks.signals import feature_files
 
-    read, end = store.read_klines, shortened(tmp_path / "data", "ETHUSDT", days)
+    read, end = feature_files.read_klines, shortened(tmp_path / "data", "ETHUSDT", days)
     monkeypatch.setattr(
-        store, "read_klines", lambda home, series, as_of=None, **kw: read(
+        feature_files, "read_klines", lambda home, series, as_of=None, **kw: read(
             home, series, as_of=end if series.symbol == "ETHUSDT" else as_of, **kw)
     )  # fmt: skip
     # It is more candles than the champion has seen that count: this run sees fewer of ETH.

@@ -14,7 +14,7 @@ from schemas.handover import JobMember
 from schemas.identity import ModelId
 from schemas.run import RunSpec
 from tasks.ingest import ingest
-from tasks.signals import store
+from tasks.signals import feature_files
 from tasks.signals.splits import split_bounds
 from tasks.storage import digests
 from tasks.training import plan as planning
@@ -50,7 +50,7 @@ EXECUTED_BESIDE = {
     "schemas/run.py": "the suffix of universal models",
     "tasks/market/cache.py": "reads candles, whose digest the job holds",
     "tasks/market/layout.py": "reads candles",
-    "tasks/market/store.py": "reads candles",
+    "tasks/market/klines.py": "reads candles",
     "tasks/running/parallel.py": "counts cores for what is told",
     "tasks/running/progress.py": "how long the training still takes",
     "tasks/storage/digests.py": "digests",
@@ -68,11 +68,11 @@ import sys, json, pathlib, threading
 executed = set()
 def trace(frame, event, arg):
     executed.add(frame.f_code.co_filename)
-import schemas.identity, tasks.signals.store as store, tasks.training.trainer as worker
+import schemas.identity, tasks.signals.feature_files, tasks.training.trainer as worker
 threading.settrace(trace)
 sys.settrace(trace)
 home, out, symbol, *folders = sys.argv[1:]
-store.write_features(pathlib.Path(home), schemas.identity.SeriesId("sim", symbol, "1h"))
+feature_files.write_features(pathlib.Path(home), schemas.identity.SeriesId("sim", symbol, "1h"))
 for folder in folders:
     worker.train_job(pathlib.Path(folder))
 sys.settrace(None)
@@ -127,7 +127,7 @@ def fleets(tmp_path_factory):
                        overrides={"epochs": 1, "max_train_rows": 400})  # fmt: skip
         ingest.fn(spec.scope)
         (series,) = spec.scope.series
-        record = store.write_features(home, series)
+        record = feature_files.write_features(home, series)
         shutil.rmtree(series.folder(home, "features"))
         folders = []
         for name in (*cpbmodels.architectures(), "har-universal"):

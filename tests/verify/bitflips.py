@@ -32,8 +32,8 @@ from schemas.errors import CpbError
 from schemas.handover import Damage, SeriesRecord, ShardResult
 from tasks.forecasting import months
 from tasks.market import cache
-from tasks.market.store import read_klines
-from tasks.signals.store import newest_series, read_features, write_features
+from tasks.market.klines import read_klines
+from tasks.signals.feature_files import newest_series, read_features, write_features
 from tasks.storage.model_folder import CONFIG, WEIGHTS
 from tasks.storage.records import find_record, read_npz
 from tasks.tracking.registry import champions

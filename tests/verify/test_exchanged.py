@@ -13,7 +13,7 @@ from flows.runner import Runner
 from schemas.identity import SeriesId
 from tasks.market import cache
 from tasks.publish import publish
-from tasks.signals.store import write_features
+from tasks.signals.feature_files import write_features
 from tasks.tracking.records import REPORT
 from tasks.tracking.registry import champions
 from tasks.verify import verify_all

@@ -16,7 +16,7 @@ from schemas.run import RunSpec
 from tasks.judging.baselines import realised, reference_quantiles
 from tasks.judging.member import MemberScore
 from tasks.judging.scores import crps
-from tasks.signals.store import load_series, read_features, write_features
+from tasks.signals.feature_files import load_series, read_features, write_features
 from tasks.storage.digests import file_digest
 from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_reference

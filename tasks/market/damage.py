@@ -1,6 +1,6 @@
 """Checks every stored candle against its digest, and fetches damaged months again.
 
-Reading performs only cheap checks (`cache.py`, `store.py`); this module checks the rest. Digests of candles are in the
+Reading performs only cheap checks (`cache.py`, `klines.py`); this module checks the rest. Digests of candles are in the
 manifest and in each file's metadata; a cache file has the CRC of its bytes in its name.
 """
 
@@ -21,9 +21,7 @@ from schemas.identity import SIM, SeriesId, market_home
 from schemas.scope import Scope
 from tasks.market import cache
 from tasks.market.ingest import ingest
-from tasks.market.layout import period_bounds, to_datetime
-from tasks.market.manifest import MANIFEST, Manifest, Part, manifest_damage, set_manifest_aside
-from tasks.market.store import (
+from tasks.market.klines import (
     DIGEST,
     damage_of,
     ingest_command,
@@ -33,6 +31,8 @@ from tasks.market.store import (
     part_paths,
     writer_lock,
 )
+from tasks.market.layout import period_bounds, to_datetime
+from tasks.market.manifest import MANIFEST, Manifest, Part, manifest_damage, set_manifest_aside
 from tasks.market.writer import set_part_aside
 from tasks.storage.records import set_aside
 from tasks.storage.verify import REPAIRED, VERIFY, Asked, Stored, aside, checked, removed

@@ -23,7 +23,7 @@ from schemas.errors import DamagedError, MemberError
 from schemas.frames import check_features
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId, stored_series
-from tasks.market.store import TREES, read_klines
+from tasks.market.klines import TREES, read_klines
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.digests import code_digest, file_digest
 from tasks.storage.files import write_bytes
@@ -200,7 +200,7 @@ def newest_markets(
 def klines_digest(klines: pl.DataFrame) -> str:
     """Return a blake2b digest (hex) of the candles' times, prices and volumes: the fingerprint of a model's data.
 
-    `tasks.market.store.digest_of` differs: it covers every stored column, to detect a damaged month.
+    `tasks.market.klines.digest_of` differs: it covers every stored column, to detect a damaged month.
     """
     state = hashlib.blake2b(digest_size=20)
     state.update(klines["open_time"].cast(pl.Int64).to_numpy().tobytes())
