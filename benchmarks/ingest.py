@@ -52,8 +52,6 @@ def ours(
     url: str, symbols: list[str], intervals: list[str], home: str, connections: int, twice: bool
 ) -> dict[str, Any]:
     """Ingest into an empty home, or again into a full one, in this process."""
-    import pandera.polars  # noqa: F401  (imports are not part of the measurement)
-
     from schemas.scope import Scope
     from tasks.market.ingest import ingest
 

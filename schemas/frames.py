@@ -2,10 +2,12 @@
 
 Times are the candle's open in UTC, prices and volumes are exact to the digits the exchange prints
 (8 decimals fit a float64 for every coin so far). Features are finite, or NaN
-during warm-up. pandera is imported on first use: the import takes a second.
+during warm-up.
 """
 
-from functools import cache, lru_cache
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -14,10 +16,52 @@ from cpbmodels.data.columns import FEATURES
 from cpbmodels.data.figures import FEATURE_WARMUP
 from cpbmodels.data.prices import PRICES
 from schemas.errors import MemberError
-from schemas.identity import INTERVAL_SECONDS, MONTH
 
 if TYPE_CHECKING:
     import pandera.polars as pa
+
+
+@dataclass(frozen=True)
+class Contract:
+    """The columns and types of a frame, in order, and the faults that no row may have.
+
+    `faults`: an expression per row by the sentence that names it; a null, which makes it unknown, counts as a fault.
+    """
+
+    kinds: Mapping[str, Any]
+    faults: Mapping[str, pl.Expr]
+
+    def check(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return `frame` if it meets the contract.
+
+        One polars pass decides; pandera, which takes a second to import and a millisecond per check, names the fault.
+
+        Raises:
+            pandera.errors.SchemaError: naming the column or the check that failed.
+        """
+        return frame if self.holds(frame) else self.schema().validate(frame)
+
+    def holds(self, frame: pl.DataFrame) -> bool:
+        """Whether a frame meets the contract."""
+        if list(frame.schema.items()) != list(self.kinds.items()):
+            return False
+        return not any(frame.select(fault.any().alias(name) for name, fault in self._all.items()).row(0))
+
+    def schema(self) -> "pa.DataFrameSchema":
+        """Return the same contract for pandera, for eager frames: it skips the values of lazy frames."""
+        import pandera.polars as pa
+
+        def check(name: str, fault: pl.Expr) -> pa.Check:
+            return pa.Check(lambda data: data.lazyframe.select(~fault), name=name, error=name)
+
+        columns = {name: pa.Column(kind, nullable=True) for name, kind in self.kinds.items()}
+        checks = [check(name, fault) for name, fault in self._all.items()]
+        return pa.DataFrameSchema(columns, checks=checks, strict=True, ordered=True)
+
+    @property
+    def _all(self) -> dict[str, pl.Expr]:
+        missing = {f"{name} is missing": pl.col(name).is_null() for name in self.kinds}
+        return missing | {name: fault.fill_null(True) for name, fault in self.faults.items()}
 
 
 KLINES: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -34,76 +78,61 @@ KLINES: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 """Column names and types of a stored series, in order."""
 
-TAKER_SLACK = 1e-8
+_TAKER_SLACK = 1e-8
 """Share by which taker volume may exceed the total volume: the two sums are rounded to 8 decimals separately."""
 
-
-_DAY_US = 86_400_000_000
-_MONDAY_US = 4 * _DAY_US  # 1970-01-01 was a Thursday
+_TAKER_ROUNDING = 1e-7  # volumes are printed with 8 decimals: slack for sums near zero
 
 
-@lru_cache(maxsize=32)
-def klines_schema(timeframe: str) -> "pa.DataFrameSchema":
-    """Return the pandera schema of a stored series, for eager frames (pandera skips the values of lazy frames)."""
-    import pandera.polars as pa
-
-    def holds(expression: pl.Expr, name: str) -> pa.Check:
-        return pa.Check(lambda data: data.lazyframe.select(expression), name=name, error=name)
-
-    # The checks cover the whole frame instead of each column: pandera takes 1 ms per check, whatever its size.
-    # is_finite also rejects +inf, which gt(0) accepts.
-    prices, amounts = (
-        pl.col(PRICES),
-        pl.col("volume", "quote_volume", "taker_buy_volume", "taker_buy_quote_volume"),
-    )
-    increasing = pl.col("open_time").diff().dt.total_microseconds().fill_null(1) > 0
-    return pa.DataFrameSchema(
-        {name: pa.Column(kind, nullable=False) for name, kind in KLINES.items()},
-        checks=[
-            holds(pl.all_horizontal(prices.is_finite() & (prices > 0)), "a price is not positive and finite"),
-            holds(
-                pl.all_horizontal(amounts.is_finite() & (amounts >= 0)), "a volume is negative or not finite"
-            ),
-            holds(pl.col("count") >= 0, "a count is negative"),
-            holds(pl.col("low") <= pl.min_horizontal("open", "close"), "low above open or close"),
-            holds(pl.col("high") >= pl.max_horizontal("open", "close"), "high below open or close"),
-            holds(
-                increasing & _on_grid(timeframe),
-                f"open_time not strictly increasing, or off the grid of {timeframe}",
-            ),
-        ],
-        strict=True,
-        ordered=True,
-    )
+def _exceeds(part: str, whole: str) -> pl.Expr:
+    return pl.col(part) > pl.col(whole) * (1 + _TAKER_SLACK) + _TAKER_ROUNDING
 
 
-def _on_grid(timeframe: str) -> pl.Expr:
-    """Whether each candle opens at a valid time for its interval."""
-    time = pl.col("open_time").to_physical()
-    if timeframe == MONTH:
-        return (pl.col("open_time").dt.day() == 1) & (time % _DAY_US == 0)
-    step = INTERVAL_SECONDS[timeframe] * 1_000_000
-    if timeframe == "3d":  # Binance does not document the origin of this grid: the first candle defines it
-        return (time - time.first()) % step == 0
-    return (time - (_MONDAY_US if timeframe == "1w" else 0)) % step == 0
-
-
-def validate_klines(frame: pl.DataFrame, timeframe: str) -> pl.DataFrame:
-    """Return `frame` if it meets the contract for candles of this interval.
-
-    Raises:
-        pandera.errors.SchemaError: naming the column and the check that failed.
-    """
-    return klines_schema(timeframe).validate(frame)
-
+CANDLE_FAULTS: Mapping[str, pl.Expr] = {
+    # is_finite also rejects +inf, which `> 0` accepts.
+    **{
+        f"{name} is not finite": ~pl.col(name).is_finite()
+        for name, kind in KLINES.items()
+        if kind == pl.Float64
+    },
+    **{f"{name} is not positive": pl.col(name) <= 0 for name in PRICES},
+    **{f"{name} is negative": pl.col(name) < 0 for name in list(KLINES)[5:]},
+    "low is above open or close": pl.col("low") > pl.min_horizontal("open", "close"),
+    "high is below open or close": pl.col("high") < pl.max_horizontal("open", "close"),
+    "taker volume exceeds the total": _exceeds("taker_buy_volume", "volume")
+    | _exceeds("taker_buy_quote_volume", "quote_volume"),
+}
+"""The faults that a candle can have by itself; the first word is the column at fault."""
 
 # NaN marks warm-up and is accepted; infinity is rejected. log σ is within [-20, 1]: 2e-9 … 270 % per candle.
 _RANGES: dict[str, tuple[float, float]] = {
+    "volatility": (0, 10),
+    **dict.fromkeys(FEATURES, (-50, 50)),
     "close_location": (-1, 1),
     "log_volume_change": (-5, 5),
     "hour_of_week_utc": (0, 167),
     "hour_of_week_ny": (0, 167),
 }
+
+NOT_INCREASING = pl.col("open_time").diff().fill_null(pl.duration(microseconds=1)) <= pl.duration()
+"""Whether a candle does not open after the candle before it."""
+
+
+@cache
+def features_contract() -> Contract:
+    """Return the contract of a feature file."""
+    kinds = {"open_time": KLINES["open_time"], "segment": pl.Int32} | dict.fromkeys(
+        (*PRICES, *_RANGES), pl.Float64
+    )
+    faults = {
+        "open_time is not strictly increasing": NOT_INCREASING,
+        **{f"{name} is not positive": pl.col(name).is_nan() | (pl.col(name) <= 0) for name in PRICES},
+    }
+    for name, (low, high) in _RANGES.items():
+        faults[f"{name} is outside [{low}, {high}]"] = ~(
+            pl.col(name).is_nan() | pl.col(name).is_between(low, high)
+        )
+    return Contract(kinds, faults)
 
 
 def check_features(frame: pl.DataFrame) -> pl.DataFrame:
@@ -113,7 +142,7 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
         MemberError: a column holds no value although there are more candles than its warm-up needs.
         pandera.errors.SchemaError: names the column and the check that failed.
     """
-    checked = frame if _holds(frame) else _schema().validate(frame)  # pandera names the failed check
+    checked = features_contract().check(frame)
     if int(checked["segment"].unique_counts().max() or 0) > FEATURE_WARMUP:  # type: ignore[arg-type]  # shorter: warm-up only
         known = checked.select(pl.col(FEATURES).is_finite().any()).row(0)
         empty = [name for name, any_value in zip(FEATURES, known, strict=True) if not any_value]
@@ -125,45 +154,3 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
                 field=empty[0],
             )
     return checked
-
-
-@cache
-def _rules() -> dict[str, tuple[Any, pl.Expr]]:
-    """Return the contract: per column, in order, its type and the condition that every row must meet."""
-    rules = {
-        "open_time": (pl.Datetime("us", "UTC"), (pl.col("open_time").diff() > pl.duration()).fill_null(True)),
-        "segment": (pl.Int32, pl.lit(True)),
-        **{name: (pl.Float64, pl.col(name).is_not_nan() & (pl.col(name) > 0)) for name in PRICES},
-    }
-    for name, (low, high) in {
-        "volatility": (0.0, 10.0),
-        **dict.fromkeys(FEATURES, (-50.0, 50.0)),
-        **_RANGES,
-    }.items():
-        rules[name] = pl.Float64, pl.col(name).is_nan() | pl.col(name).is_between(low, high)
-    return {
-        name: (kind, (rule & pl.col(name).is_not_null()).fill_null(False))
-        for name, (kind, rule) in rules.items()
-    }
-
-
-def _holds(frame: pl.DataFrame) -> bool:
-    """Whether a frame meets `_schema`, in one polars pass: pandera takes 40 ms per series, more than the features."""
-    rules = _rules()
-    if list(frame.schema.items()) != [(name, kind) for name, (kind, _) in rules.items()]:
-        return False
-    return all(frame.select(rule.all().alias(name) for name, (_, rule) in rules.items()).row(0))
-
-
-@cache
-def _schema() -> Any:
-    import pandera.polars as pa  # slow to import, only needed when a frame breaks a rule
-
-    def check(rule: pl.Expr) -> pa.Check:
-        return pa.Check(lambda data: data.lazyframe.select(rule), name=str(rule))
-
-    columns = {
-        name: pa.Column(kind, check(rule), nullable=True)  # NaN is null to pandera; the rules reject nulls
-        for name, (kind, rule) in _rules().items()
-    }
-    return pa.DataFrameSchema(columns, strict=True, ordered=True)

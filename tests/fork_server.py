@@ -27,8 +27,7 @@ PYTHON, CODE = "forking-python", "forked-code"
 TRAINER = "tasks.running.resident"
 PRELOADED = (
     "mlflow.store.db.utils", "mlflow.store.model_registry.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_store",
-    "pandera.backends.polars.register", "pandera.polars", "huggingface_hub.file_download", "huggingface_hub.hf_api",
-    "polars", "torch",
+    "huggingface_hub.file_download", "huggingface_hub.hf_api", "polars", "torch",
     "flows.train_all", "tasks.judging.judge", "tasks.market.simulator", "tasks.training.trainer",
 )  # fmt: skip
 """What a training imports, also what it imports late."""

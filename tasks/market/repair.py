@@ -11,9 +11,8 @@ from collections.abc import Iterable
 
 import polars as pl
 
-from schemas.frames import validate_klines
 from schemas.identity import MONTH, SeriesId
-from tasks.market.checks import check
+from tasks.market.checks import check, validate_klines
 from tasks.market.client import HttpSource
 from tasks.market.faults import NotFound, Rejected, SourceFault
 from tasks.market.holes import (

@@ -8,9 +8,9 @@ from pathlib import Path
 import polars as pl
 
 from schemas.errors import count
-from schemas.frames import KLINES, validate_klines
+from schemas.frames import KLINES
 from schemas.identity import SeriesId, market_home
-from tasks.market.checks import Checked, check
+from tasks.market.checks import Checked, check, validate_klines
 from tasks.market.faults import BadFile, SourceFault
 from tasks.market.klines import (
     QUARANTINE,

@@ -11,7 +11,7 @@ from live_record import made_forecasts
 
 from cpbmodels.data.columns import feature_frame
 from schemas.errors import CpbError
-from schemas.frames import _holds, _schema
+from schemas.frames import features_contract
 from schemas.identity import SeriesId
 from tasks.forecasting import chain
 from tasks.forecasting.lines import chain_path, parse_line
@@ -88,7 +88,7 @@ def test_the_quick_check_of_features_holds_what_panderas_holds(column, row, valu
     changed = pl.lit(value, pl.Float64) if plain else pl.lit(None, kind)
     here = pl.int_range(pl.len()) == row
     frame = FEATURES.with_columns(pl.when(here).then(changed).otherwise(pl.col(column)).alias(column))
-    assert _holds(frame) == _is_valid(frame)
+    assert features_contract().holds(frame) == _is_valid(frame)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_the_quick_check_of_features_holds_what_panderas_holds(column, row, valu
 )
 def test_and_so_with_columns_types_and_order(change):
     frame = change(FEATURES)
-    assert _holds(frame) == _is_valid(frame)
+    assert features_contract().holds(frame) == _is_valid(frame)
 
 
 def _is_valid(frame):
     import pandera.errors
 
     try:
-        _schema().validate(frame)
+        features_contract().schema().validate(frame)
     except pandera.errors.SchemaError:
         return False
     return True

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from market_tools import csv_of, key, lines
 
-from schemas.frames import KLINES, validate_klines
+from schemas.frames import KLINES
 from tasks.market import mirror
-from tasks.market.checks import check
+from tasks.market.checks import check, validate_klines
 from tasks.market.faults import BadFile
 from tasks.market.layout import period_bounds, source_file
 from tasks.market.parser import COLUMNS, read, trim

@@ -10,8 +10,9 @@ import pytest
 from market_tools import key, rows_of
 
 from schemas.errors import CpbError, UsageError
-from schemas.frames import KLINES, validate_klines
+from schemas.frames import KLINES
 from schemas.scope import Scope
+from tasks.market.checks import check, validate_klines
 from tasks.market.holes import Holdings, OutageCalendar, clip, find_holes, inside, join_runs
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines, write_part
@@ -30,6 +31,8 @@ from tasks.market.layout import (
     to_us,
 )
 from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
+from tasks.market.mirror import to_csv
+from tasks.market.parser import read, trim
 from tasks.market.writer import merge
 from tasks.storage.home import mark_home
 
@@ -194,6 +197,32 @@ def test_the_contract_refuses(change):
     assert validate_klines(good, "1h").columns == list(KLINES)
     with pytest.raises((pandera.errors.SchemaError, pandera.errors.SchemaErrors)):
         validate_klines(good.with_columns(change), "1h")
+
+
+_FAULTY = {
+    "low is not finite": pl.lit(float("nan")).alias("low"),
+    "volume is not finite": pl.lit(float("inf")).alias("volume"),
+    "close is not positive": pl.col("close") * -1,
+    "count is negative": pl.lit(-1, pl.Int64).alias("count"),
+    "low is above open or close": pl.col("close").alias("low") + 1,
+    "high is below open or close": pl.col("high") * 0.5,
+    "taker volume exceeds the total": (pl.col("volume") * 1.1).alias("taker_buy_volume"),
+}
+
+
+@pytest.mark.parametrize("fault", _FAULTY)
+def test_a_candle_refused_on_its_way_in_is_refused_by_the_store_too(fault):
+    file = source_file(key(), "2024-02-01")
+    rows = rows_of(file)
+    broken = rows.with_columns(
+        pl.when(pl.int_range(pl.len()) == 5).then(_FAULTY[fault]).otherwise(_FAULTY[fault].meta.output_name())
+    )
+    block = trim(file, to_csv(broken, "1h", decimals=None))
+    _, faults = check(key(), [block], read([block])[0])
+    assert fault in str(faults[0])
+    assert str(faults[0]).startswith("line 6,")
+    with pytest.raises(pandera.errors.SchemaError, match=fault):
+        validate_klines(broken, "1h")
 
 
 def test_the_contract_refuses_repeated_times():
