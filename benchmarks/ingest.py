@@ -52,11 +52,11 @@ def ours(
     url: str, symbols: list[str], intervals: list[str], home: str, connections: int, twice: bool
 ) -> dict[str, Any]:
     """Ingest into an empty home, or again into a full one, in this process."""
-    from schemas.scope import Scope
+    from schemas.scope import IngestSpec
     from tasks.market.ingest import ingest
 
-    made = Scope.of(coins=",".join(symbols), timeframes=",".join(intervals), source=url, as_of=AS_OF)
-    made = made.model_copy(update={"home": Path(home)})
+    spec = IngestSpec(coins=",".join(symbols), timeframes=",".join(intervals), source=url, as_of=AS_OF)
+    made = spec.scope.model_copy(update={"home": Path(home)})
     if not twice:
         shutil.rmtree(home, ignore_errors=True)
     wall, cpu = time.perf_counter(), time.process_time()

@@ -72,8 +72,8 @@ def night(number: int, keep: int, **options: Any) -> dict[str, Any]:
     from flows.forecast import run_forecast
     from flows.runner import Runner
     from flows.train_all import run_train_all
-    from schemas.run import ForecastSpec, RunSpec, ScopeSpec
-    from schemas.scope import home
+    from schemas.run import RunSpec
+    from schemas.scope import ForecastSpec, ScopeSpec, home
     from tasks.tracking.prune import prune
 
     today = FIRST + timedelta(days=number)

@@ -14,8 +14,7 @@ from flows.summary import NOT_YET, Say, decision_lines, plain_reason
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Failure
 from schemas.identity import SeriesId, check_known, coins_label
-from schemas.run import ForecastSpec
-from schemas.scope import Scope
+from schemas.scope import ForecastSpec, Scope
 from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.store import latest, stored

@@ -13,8 +13,7 @@ from flows.runner import Runner, read_pairs
 from flows.summary import Say, plain_reason
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError
 from schemas.handover import Failure
-from schemas.run import CHAMPIONS, ScopeSpec
-from schemas.scope import Scope
+from schemas.scope import CHAMPIONS, Scope, ScopeSpec
 from tasks.forecasting.staleness import find_stale
 from tasks.hub.published import PublishedModel, forecast_published, published_models
 from tasks.ingest import ingest

@@ -22,8 +22,7 @@ from flows.prefect_server import check_server, share_leases
 from flows.summary import Say, Summary
 from schemas.errors import CpbError, UsageError, count
 from schemas.handover import Failure, SeriesRecord
-from schemas.run import ScopeSpec
-from schemas.scope import Spec, parse_instant
+from schemas.scope import ScopeSpec, Spec, parse_instant
 from tasks.features import features
 from tasks.ingest import ingest
 from tasks.market.pairs import with_listed_pairs

@@ -22,7 +22,8 @@ from flows.summary import Say, Summary
 from schemas.errors import CpbError, count
 from schemas.handover import Decision, Failure, FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.presets import profile_sizes
-from schemas.run import FILTERS, RunSpec
+from schemas.run import RunSpec
+from schemas.scope import FILTERS
 from tasks.evaluate import evaluate
 from tasks.judging.fleet import read_scores
 from tasks.judging.judges import Judges

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cpbmodels.data.series import Series
 from schemas.identity import SeriesId
-from schemas.scope import Scope
+from schemas.scope import Scope, ScopeSpec
 from tasks.ingest import ingest
 from tasks.judging.baselines import Rows
 from tasks.judging.scores import Array
@@ -19,5 +19,6 @@ def ingested(
     home: Path, source: str, coins: str, timeframe: str, since: str | None = None, as_of: str | None = None
 ) -> tuple[Scope, tuple[SeriesId, ...]]:
     """Fetch the spot candles of coins from a mirror into `home`; return the scope and the series that are there."""
-    scope = Scope.of(coins, timeframe, source, "spot", since, as_of).model_copy(update={"home": home})
+    scope = ScopeSpec(coins=coins, timeframes=timeframe, source=source, since=since, as_of=as_of).scope
+    scope = scope.model_copy(update={"home": home})
     return scope, ingest(scope).series

@@ -1,21 +1,17 @@
-"""Options of the commands. Each option is declared once, here: the command line, the flow parameters and Prefect's run
-form are derived from these classes (`flows/runner.py`) and report the same message for an invalid value.
+"""Options of training runs, backtests and the leaderboard. Each option is declared once, here or in `scope.py`: command
+line, flow parameters and Prefect's run form are derived from these classes (`flows/runner.py`) and report the same
+message for an invalid value.
 """
 
 import re
-from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
-from typing import Any, ClassVar, Literal, Self
-from urllib.parse import urlsplit
+from typing import Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from schemas.errors import UsageError
-from schemas.identity import EXCHANGE, INTERVAL_SECONDS, OWN, SIM, Market, parse_coins, parse_timeframes
+from schemas.identity import OWN, Market, parse_coins, parse_timeframes
 from schemas.presets import PRESET_ARCHITECTURES, PRESET_COPIES, with_preset_file, with_profile_sizes
-from schemas.scope import Scope, Spec, implied_market, parse_instant
-from schemas.tables import tables_of
+from schemas.scope import ScopeSpec, Spec
 
 UNIVERSAL_SUFFIX = "-universal"
 """Suffix of an architecture that learns all series of a timeframe in a single model, as in `har-universal`."""
@@ -30,245 +26,6 @@ ZERO_SHOT = ("chronos:MODEL_OR_FOLDER", "timesfm:MODEL_OR_FOLDER", "kronos:CLONE
 """Baselines that other projects have trained, by their form; they need the extra `zeroshot`."""
 
 _ZERO_SHOT = re.compile(r"(chronos|timesfm):.+|kronos(:[^:]+){3}")
-
-FILTERS = ("min_days_listed", "min_quote_volume", "number_assets")
-"""Fields that filter the pairs of `exchange`; named as in freqtrade's AgeFilter and VolumePairList."""
-
-
-class ScopeSpec(Spec):
-    """The options that all commands share: the market and the part of it to work on."""
-
-    months_allowed: ClassVar[bool] = False
-
-    coins: str = Field(
-        "all",
-        description="BTC,ETH, all (the default universe) or exchange (every listed USDT pair); a coin without a quote "
-        "means USDT",
-    )
-    timeframes: str = Field("15m,1h", description="Binance intervals, as in 15m,1h")
-    source: str | None = Field(
-        None, description="URL, folder, table of candles or sim; default: Binance Vision itself"
-    )
-    market: Market = Field("spot", description="spot, um, cm, or sim and own (which a source implies)")
-    since: str | None = Field(
-        None, description="first candle, as in 2024-01 or 2024-01-31 (UTC); default: the oldest available"
-    )
-    as_of: str | None = Field(
-        None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC); default: now"
-    )
-    tail: bool = Field(False, description="add the newest candles from the REST API")
-    offline: bool = Field(False, description="use only the stored candles: no source is read")
-    min_days_listed: int = Field(
-        0, ge=0, description="with coins exchange: leave out pairs whose first candle is younger"
-    )
-    min_quote_volume: float = Field(
-        0,
-        ge=0,
-        allow_inf_nan=False,
-        description="with coins exchange: minimum turnover in USDT of the last whole month before as_of",
-    )
-    number_assets: int | None = Field(
-        None,
-        ge=1,
-        description="with coins exchange: at most this many pairs, those with the largest turnover in that month",
-    )
-
-    _pairs: tuple[str, ...] | None = PrivateAttr(None)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _source_is_a_market(cls, values: Any) -> Any:
-        """The simulator and custom tables are markets: a source implies its market, and the market sim its source."""
-        if not isinstance(values, dict):
-            return values
-        source, market = values.get("source"), values.get("market")
-        implied = implied_market(source)
-        if market == SIM and source not in (None, SIM):
-            raise UsageError(
-                "market 'sim' has no other source than sim: leave source out", code="market", field="market"
-            )
-        if implied and market not in (None, "spot", implied):
-            what = "simulated" if implied == SIM else "read from a table"
-            raise UsageError(
-                f"market {market!r} cannot be {what}: leave market out with source {source}",
-                code="market", field="market",
-            )  # fmt: skip
-        if OWN in (implied, market) and str(values.get("coins", "")).strip().lower() == EXCHANGE:
-            raise UsageError(
-                f"coins {EXCHANGE} reads an exchange's listing, and your own table has none: use all",
-                code="coins", field="coins",
-            )  # fmt: skip
-        if implied == OWN:
-            return values | {"market": OWN} | cls._of_tables(values)
-        return values | {"source": SIM, "market": SIM} if SIM in (implied, market) else values
-
-    @classmethod
-    def _of_tables(cls, values: dict[str, Any]) -> dict[str, str]:
-        """`all` coins and the default timeframes mean all coins and timeframes in the tables."""
-        held, fields = tables_of(values["source"]), cls.model_fields
-        timeframes = values.get("timeframes", fields["timeframes"].default)
-        if timeframes == fields["timeframes"].default:
-            timeframes = ",".join(held.timeframes)
-        elif missing := [one for one in parse_timeframes(timeframes, True) if one not in held.timeframes]:
-            raise UsageError(
-                f"timeframes {timeframes!r}: {held.path} holds {', '.join(held.timeframes)} and no "
-                f"{', '.join(missing)}; name one of these",
-                code="timeframes", field="timeframes",
-            )  # fmt: skip
-        coins = values.get("coins", fields["coins"].default)
-        return {"coins": held.coins("all" if coins == CHAMPIONS else coins), "timeframes": timeframes}
-
-    @property
-    def whole_exchange(self) -> bool:
-        """Whether the coins are the pairs of the source's listing that pass the filters."""
-        return self.coins.strip().lower() == EXCHANGE
-
-    @property
-    def looks_up_symbols(self) -> bool:
-        """Whether the symbols come from the source's listing; `scope.symbols` is empty until the listing is read."""
-        return self.whole_exchange
-
-    @property
-    def intervals(self) -> list[str]:
-        """The timeframes without duplicates."""
-        return parse_timeframes(self.timeframes, self.months_allowed)
-
-    @property
-    def pairs(self) -> tuple[str, ...] | None:
-        """The symbols from the source's listing for `exchange`; None if the listing was not read."""
-        return self._pairs
-
-    def with_pairs(self, symbols: Iterable[str]) -> Self:
-        """Return a copy of the specification with the symbols from the source's listing."""
-        found = self.model_copy()
-        found._pairs = tuple(symbols)
-        found.__dict__.pop("scope", None)  # resolved again on next use
-        return found
-
-    @model_validator(mode="after")
-    def _filters_of_the_exchange(self) -> Self:
-        given = [name for name in FILTERS if getattr(self, name)]
-        if given and not self.whole_exchange:
-            raise UsageError(
-                f"{given[0]} chooses among the pairs of a listing: use it with coins {EXCHANGE}, or leave it out",
-                code="filter", field=given[0],
-            )  # fmt: skip
-        return self
-
-    @model_validator(mode="after")
-    def _mirror(self) -> Self:
-        """A source that contains :// must be a valid URL; messages omit the URL, which may hold a password."""
-        if not self.source or "://" not in self.source:
-            return self
-        problem = ""
-        try:
-            url = urlsplit(self.source)
-            if url.scheme not in ("http", "https"):
-                problem = "only URLs of http and https can be read"
-            elif not url.hostname:
-                problem = "the URL names no host"
-            elif url.port == 0:
-                problem = "no server has port 0"
-        except ValueError:  # its text can show the password if that is parsed as the port
-            problem = "the URL's host or port cannot be read"
-        if problem:
-            raise UsageError(
-                f"source: {problem}; correct the URL, give a folder or sim, or leave it out",
-                code="source", field="source",
-            )  # fmt: skip
-        if {"?", "#"} & set(self.source):
-            raise UsageError(
-                "source: a URL with a query or fragment is not a mirror's folder; leave out everything from ? or # on",
-                code="source", field="source",
-            )  # fmt: skip
-        return self
-
-    @model_validator(mode="after")
-    def _coins_and_time_range(self) -> Self:
-        if not self.looks_up_symbols:
-            parse_coins(self.coins, quoted=self.market == OWN)
-        _ = self.intervals
-        start = parse_instant(self.since, "since") if self.since else None
-        end = parse_instant(self.as_of, "as_of") if self.as_of else None
-        if start and end and end - start < timedelta(days=1):
-            raise UsageError(f"as_of {self.as_of} must lie at least a day after since {self.since}",
-                             code="range", field="as_of")  # fmt: skip
-        now = datetime.now(UTC)
-        for name, instant in (("as_of", end), ("since", start)):
-            # a tolerance of a day: as_of may be the end of today, or the clock may be slow
-            if instant and instant - now > timedelta(days=1):
-                raise UsageError(
-                    f"{name} {getattr(self, name)} is later than this machine's clock ({now:%Y-%m-%dT%H:%M} UTC); "
-                    "give an earlier time, or leave it out",
-                    code="future", field=name,
-                )  # fmt: skip
-        return self
-
-    @cached_property
-    def scope(self) -> Scope:
-        """The resolved options: symbols, instants, the home of this machine."""
-        made = Scope.of(
-            "all" if self.looks_up_symbols else self.coins,
-            ",".join(self.intervals),
-            self.source, self.market, self.since, self.as_of, months=self.months_allowed,
-        )  # fmt: skip
-        update: dict[str, Any] = {"offline": self.offline}
-        return made.model_copy(
-            update=update | ({"symbols": self._pairs or ()} if self.looks_up_symbols else {})
-        )
-
-
-CHAMPIONS = "champions"
-"""Value of `coins` and `timeframes` of a forecast that selects all series with a champion."""
-
-
-class ForecastSpec(ScopeSpec):
-    """Options of `cpb forecast`."""
-
-    coins: str = Field(
-        CHAMPIONS,
-        description="BTC,ETH, all (the default universe), exchange (every listed USDT pair) or champions (every coin "
-        "with a champion)",
-    )
-    timeframes: str = Field(
-        CHAMPIONS, description="Binance intervals, as in 15m,1h, or champions (each with a champion)"
-    )
-    fallback: Literal["on", "off"] = Field(
-        "off", description="on: if a champion has drifted, robust-har forecasts as well and is shown"
-    )
-
-    @property
-    def every_champion(self) -> bool:
-        """Whether the coins come from the registry."""
-        return self.coins.strip().lower() == CHAMPIONS
-
-    @property
-    def looks_up_symbols(self) -> bool:
-        """Whether the symbols come from listing or registry; `scope.symbols` is empty until that is read."""
-        return self.whole_exchange or self.every_champion
-
-    @property
-    def intervals(self) -> list[str]:
-        """The timeframes without duplicates; for `champions`, every timeframe that a model can have."""
-        asked = self.timeframes.strip().lower()
-        return list(INTERVAL_SECONDS) if asked == CHAMPIONS else super().intervals
-
-
-class IngestSpec(ScopeSpec):
-    """Options of `cpb ingest`, which also stores candles of a calendar month; no model learns from those candles."""
-
-    months_allowed: ClassVar[bool] = True
-
-    coins: str = Field(
-        "all",
-        description="BTC,ETH, all, exchange (every traded USDT pair) or all-usdt (leveraged tokens, stablecoins and "
-        "delisted pairs too)",
-    )
-
-    @property
-    def looks_up_symbols(self) -> bool:
-        """Whether the symbols come from the source's listing: for `exchange` and `all-usdt`."""
-        return self.whole_exchange or self.coins.strip().lower() == "all-usdt"
 
 
 class RunSpec(ScopeSpec):
@@ -286,7 +43,7 @@ class RunSpec(ScopeSpec):
     device: str = Field("auto", description="auto, cpu or cuda")
     profile: Literal["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"] = Field(
         "auto",
-        description="auto, cpu, gpu-6gb (with a seed preset: batch 16, context 20 too), gpu-16gb or gpu-80gb",
+        description="auto, cpu, gpu-6gb (which sets the sizes of a seed preset, too), gpu-16gb or gpu-80gb",
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="float32 or float64, of the weights")
     kernels: bool = Field(

@@ -1,19 +1,31 @@
-"""The base class of option sets, whose errors are a sentence, and the resolved scope of a command.
+"""The base class of option sets, whose errors are a sentence; the options that all commands share, and their scope.
 
-A scope: symbols, timeframes, instants, and the home of this machine.
+A scope is what these options resolve to: symbols, timeframes, instants, and the home of this machine.
 """
 
 import os
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from schemas.errors import UsageError
-from schemas.identity import OWN, SIM, Market, SeriesId, market_home, parse_coins, parse_timeframes
+from schemas.identity import (
+    EXCHANGE,
+    INTERVAL_SECONDS,
+    OWN,
+    SIM,
+    Market,
+    SeriesId,
+    market_home,
+    parse_coins,
+    parse_timeframes,
+)
 from schemas.tables import is_table, tables_of
 
 _CODE = Path(__file__).resolve().parents[1]
@@ -102,11 +114,6 @@ def parse_instant(text: str, option: str) -> datetime:
                      code="date", field=option)  # fmt: skip
 
 
-def implied_market(source: str | None) -> Market | None:
-    """Return the market implied by the kind of source; None if it can be any Binance market."""
-    return SIM if source == SIM else OWN if is_table(source) else None
-
-
 class Scope(BaseModel):
     """Symbols, timeframes and time range of a command.
 
@@ -128,34 +135,6 @@ class Scope(BaseModel):
     home: Path
     offline: bool = False
     chosen: tuple[SeriesId, ...] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        coins: str = "all",
-        timeframes: str = "15m,1h",
-        source: str | None = None,
-        market: Market = "spot",
-        since: str | None = None,
-        as_of: str | None = None,
-        months: bool = False,
-    ) -> "Scope":
-        """Resolve the texts of command-line options; raises `UsageError` naming the option at fault.
-
-        `months` allows candles of a calendar month, which can be stored but not used for training.
-        """
-        implied = implied_market(source)
-        if implied == OWN and source:
-            coins = tables_of(source).coins(coins)
-        return cls(
-            symbols=tuple(parse_coins(coins, quoted=OWN in (implied, market))),
-            timeframes=tuple(parse_timeframes(timeframes, months)),
-            source=source or None,
-            market=implied or market,
-            since=parse_instant(since, "since") if since else None,
-            as_of=parse_instant(as_of, "as_of") if as_of else None,
-            home=home(),
-        )
 
     @property
     def series(self) -> list[SeriesId]:
@@ -182,3 +161,250 @@ class Scope(BaseModel):
     def root(self) -> Path:
         """`HOME`, or `HOME/sim` for simulated candles, `HOME/own` for a user's tables."""
         return market_home(self.home, self.market)
+
+
+def check_url(source: str) -> None:
+    """Raise `UsageError` unless a source is the URL of a mirror; messages omit the URL, which may hold a password."""
+    problem = ""
+    try:
+        url = urlsplit(source)
+        if url.scheme not in ("http", "https"):
+            problem = "only URLs of http and https can be read"
+        elif not url.hostname:
+            problem = "the URL names no host"
+        elif url.port == 0:
+            problem = "no server has port 0"
+    except ValueError:  # its text can show the password if that is parsed as the port
+        problem = "the URL's host or port cannot be read"
+    if problem:
+        raise UsageError(
+            f"source: {problem}; correct the URL, give a folder or sim, or leave it out",
+            code="source", field="source",
+        )  # fmt: skip
+    if {"?", "#"} & set(source):
+        raise UsageError(
+            "source: a URL with a query or fragment is not a mirror's folder; leave out everything from ? or # on",
+            code="source", field="source",
+        )  # fmt: skip
+
+
+FILTERS = ("min_days_listed", "min_quote_volume", "number_assets")
+"""Fields that filter the pairs of `exchange`; named as in freqtrade's AgeFilter and VolumePairList."""
+
+
+class ScopeSpec(Spec):
+    """The options that all commands share: the market and the part of it to work on."""
+
+    months_allowed: ClassVar[bool] = False
+
+    coins: str = Field(
+        "all",
+        description="BTC,ETH, all (the default universe) or exchange (every listed USDT pair); a coin without a quote "
+        "means USDT",
+    )
+    timeframes: str = Field("15m,1h", description="Binance intervals, as in 15m,1h")
+    source: str | None = Field(
+        None, description="URL, folder, table of candles or sim; default: Binance Vision itself"
+    )
+    market: Market = Field("spot", description="spot, um, cm, or sim and own (which a source implies)")
+    since: str | None = Field(
+        None, description="first candle, as in 2024-01 or 2024-01-31 (UTC); default: the oldest available"
+    )
+    as_of: str | None = Field(
+        None, description="no candle that closes after it is seen, as in 2025-06-06T12:00 (UTC); default: now"
+    )
+    tail: bool = Field(False, description="add the newest candles from the REST API")
+    offline: bool = Field(False, description="use only the stored candles: no source is read")
+    min_days_listed: int = Field(
+        0, ge=0, description="with coins exchange: leave out pairs whose first candle is younger"
+    )
+    min_quote_volume: float = Field(
+        0,
+        ge=0,
+        allow_inf_nan=False,
+        description="with coins exchange: minimum turnover in USDT of the last whole month before as_of",
+    )
+    number_assets: int | None = Field(
+        None,
+        ge=1,
+        description="with coins exchange: at most this many pairs, those with the largest turnover in that month",
+    )
+
+    _pairs: tuple[str, ...] | None = PrivateAttr(None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _source_is_a_market(cls, values: Any) -> Any:
+        """The simulator and custom tables are markets: a source implies its market, and the market sim its source."""
+        if not isinstance(values, dict):
+            return values
+        source, market = values.get("source"), values.get("market")
+        implied = SIM if source == SIM else OWN if is_table(source) else None
+        if market == SIM and source not in (None, SIM):
+            raise UsageError(
+                "market 'sim' has no other source than sim: leave source out", code="market", field="market"
+            )
+        if implied and market not in (None, "spot", implied):
+            what = "simulated" if implied == SIM else "read from a table"
+            raise UsageError(
+                f"market {market!r} cannot be {what}: leave market out with source {source}",
+                code="market", field="market",
+            )  # fmt: skip
+        if OWN in (implied, market) and str(values.get("coins", "")).strip().lower() == EXCHANGE:
+            raise UsageError(
+                f"coins {EXCHANGE} reads an exchange's listing, and your own table has none: use all",
+                code="coins", field="coins",
+            )  # fmt: skip
+        if implied == OWN:
+            return values | {"market": OWN} | cls._of_tables(values)
+        return values | {"source": SIM, "market": SIM} if SIM in (implied, market) else values
+
+    @classmethod
+    def _of_tables(cls, values: dict[str, Any]) -> dict[str, str]:
+        """`all` coins and the default timeframes mean all coins and timeframes in the tables."""
+        held, fields = tables_of(values["source"]), cls.model_fields
+        timeframes = values.get("timeframes", fields["timeframes"].default)
+        if timeframes == fields["timeframes"].default:
+            timeframes = ",".join(held.timeframes)
+        elif missing := [one for one in parse_timeframes(timeframes, True) if one not in held.timeframes]:
+            raise UsageError(
+                f"timeframes {timeframes!r}: {held.path} holds {', '.join(held.timeframes)} and no "
+                f"{', '.join(missing)}; name one of these",
+                code="timeframes", field="timeframes",
+            )  # fmt: skip
+        coins = values.get("coins", fields["coins"].default)
+        return {"coins": held.coins("all" if coins == CHAMPIONS else coins), "timeframes": timeframes}
+
+    @property
+    def whole_exchange(self) -> bool:
+        """Whether the coins are the pairs of the source's listing that pass the filters."""
+        return self.coins.strip().lower() == EXCHANGE
+
+    @property
+    def looks_up_symbols(self) -> bool:
+        """Whether the symbols come from the source's listing; `scope.symbols` is empty until the listing is read."""
+        return self.whole_exchange
+
+    @property
+    def intervals(self) -> list[str]:
+        """The timeframes without duplicates."""
+        return parse_timeframes(self.timeframes, self.months_allowed)
+
+    @property
+    def pairs(self) -> tuple[str, ...] | None:
+        """The symbols from the source's listing for `exchange`; None if the listing was not read."""
+        return self._pairs
+
+    def with_pairs(self, symbols: Iterable[str]) -> Self:
+        """Return a copy of the specification with the symbols from the source's listing."""
+        found = self.model_copy()
+        found._pairs = tuple(symbols)
+        found.__dict__.pop("scope", None)  # resolved again on next use
+        return found
+
+    @model_validator(mode="after")
+    def _filters_of_the_exchange(self) -> Self:
+        given = [name for name in FILTERS if getattr(self, name)]
+        if given and not self.whole_exchange:
+            raise UsageError(
+                f"{given[0]} chooses among the pairs of a listing: use it with coins {EXCHANGE}, or leave it out",
+                code="filter", field=given[0],
+            )  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _mirror(self) -> Self:
+        if self.source and "://" in self.source:
+            check_url(self.source)
+        return self
+
+    @model_validator(mode="after")
+    def _coins_and_time_range(self) -> Self:
+        resolved = self._resolved()
+        start, end = resolved.since, resolved.as_of
+        if start and end and end - start < timedelta(days=1):
+            raise UsageError(f"as_of {self.as_of} must lie at least a day after since {self.since}",
+                             code="range", field="as_of")  # fmt: skip
+        now = datetime.now(UTC)
+        for name, instant in (("as_of", end), ("since", start)):
+            # a tolerance of a day: as_of may be the end of today, or the clock may be slow
+            if instant and instant - now > timedelta(days=1):
+                raise UsageError(
+                    f"{name} {getattr(self, name)} is later than this machine's clock ({now:%Y-%m-%dT%H:%M} UTC); "
+                    "give an earlier time, or leave it out",
+                    code="future", field=name,
+                )  # fmt: skip
+        return self
+
+    @cached_property
+    def scope(self) -> Scope:
+        """The resolved options: symbols, instants, the home of this machine."""
+        return self._resolved()
+
+    def _resolved(self) -> Scope:
+        listed = self.looks_up_symbols
+        return Scope(
+            symbols=self._pairs or ()
+            if listed
+            else tuple(parse_coins(self.coins, quoted=self.market == OWN)),
+            timeframes=tuple(self.intervals),
+            source=self.source or None,
+            market=self.market,
+            since=parse_instant(self.since, "since") if self.since else None,
+            as_of=parse_instant(self.as_of, "as_of") if self.as_of else None,
+            home=home(),
+            offline=self.offline,
+        )
+
+
+CHAMPIONS = "champions"
+"""Value of `coins` and `timeframes` of a forecast that selects all series with a champion."""
+
+
+class ForecastSpec(ScopeSpec):
+    """Options of `cpb forecast`."""
+
+    coins: str = Field(
+        CHAMPIONS,
+        description="BTC,ETH, all (the default universe), exchange (every listed USDT pair) or champions (every coin "
+        "with a champion)",
+    )
+    timeframes: str = Field(
+        CHAMPIONS, description="Binance intervals, as in 15m,1h, or champions (each with a champion)"
+    )
+    fallback: Literal["on", "off"] = Field(
+        "off", description="on: if a champion has drifted, robust-har forecasts as well and is shown"
+    )
+
+    @property
+    def every_champion(self) -> bool:
+        """Whether the coins come from the registry."""
+        return self.coins.strip().lower() == CHAMPIONS
+
+    @property
+    def looks_up_symbols(self) -> bool:
+        """Whether the symbols come from listing or registry; `scope.symbols` is empty until that is read."""
+        return self.whole_exchange or self.every_champion
+
+    @property
+    def intervals(self) -> list[str]:
+        """The timeframes without duplicates; for `champions`, every timeframe that a model can have."""
+        asked = self.timeframes.strip().lower()
+        return list(INTERVAL_SECONDS) if asked == CHAMPIONS else super().intervals
+
+
+class IngestSpec(ScopeSpec):
+    """Options of `cpb ingest`, which also stores candles of a calendar month; no model learns from those candles."""
+
+    months_allowed: ClassVar[bool] = True
+
+    coins: str = Field(
+        "all",
+        description="BTC,ETH, all, exchange (every traded USDT pair) or all-usdt (leveraged tokens, stablecoins and "
+        "delisted pairs too)",
+    )
+
+    @property
+    def looks_up_symbols(self) -> bool:
+        """Whether the symbols come from the source's listing: for `exchange` and `all-usdt`."""
+        return self.whole_exchange or self.coins.strip().lower() == "all-usdt"

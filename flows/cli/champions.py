@@ -11,7 +11,8 @@ from flows.summary import plain_reason
 from flows.tables import Column, finding, print_table
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError, count
 from schemas.identity import SIM, check_known
-from schemas.run import BoardSpec, RunSpec, ScopeSpec
+from schemas.run import BoardSpec, RunSpec
+from schemas.scope import ScopeSpec
 from tasks.storage.home import checked_home, stored_home
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from flows.cli.options import Json, Shown, cli_options
 from flows.console import emit, quiet_libraries, say, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, count
 from schemas.identity import MARKETS, SPOT
-from schemas.run import IngestSpec
-from schemas.scope import home
+from schemas.scope import IngestSpec, home
 from tasks.running.progress import tell
 from tasks.storage.home import checked_home, stored_home
 

@@ -11,7 +11,7 @@ from flows.cli.options import Json, cli_options
 from flows.console import emit, quiet_libraries, say, shown_progress
 from flows.tables import Column, check_one_form, finding, price, print_csv, print_table
 from schemas.errors import UsageError, age, count
-from schemas.run import ForecastSpec
+from schemas.scope import ForecastSpec
 
 
 @cli_options(ForecastSpec)

@@ -14,7 +14,8 @@ from flows.console import emit, quiet_libraries, say, shown_progress
 from flows.prefect_server import server_in_use
 from schemas.errors import EXIT_COMPLETE, UsageError, count
 from schemas.presets import is_file
-from schemas.run import FILTERS, RunSpec, ScopeSpec, base_of
+from schemas.run import RunSpec, base_of
+from schemas.scope import FILTERS, ScopeSpec
 from tasks.storage.urls import public_url
 
 FLEET_OPTIONS = {

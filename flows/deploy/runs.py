@@ -21,7 +21,8 @@ from flows.prefect_server import client_of_settings, server_in_use
 from flows.runner import run_name_of
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, CpbError, UsageError
 from schemas.presets import with_preset_file
-from schemas.run import ForecastSpec, RunSpec, ScopeSpec
+from schemas.run import RunSpec
+from schemas.scope import ForecastSpec, ScopeSpec
 from tasks.running.progress import tell
 
 NAMES = {

@@ -1,6 +1,6 @@
 """Ingestion: list, plan, fetch concurrently, store series by series, find missing candles, report.
 
-report = ingest(Scope.of(coins="BTC", timeframes="1h", source="FOLDER"))
+report = ingest(IngestSpec(coins="BTC", timeframes="1h", source="FOLDER").scope)
 """
 
 import time

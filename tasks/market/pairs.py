@@ -17,8 +17,7 @@ import polars as pl
 
 from schemas.errors import CpbError, UsageError, count
 from schemas.identity import EXCHANGE, INTERVAL_SECONDS, SeriesId, pair_kind
-from schemas.run import ScopeSpec
-from schemas.scope import Scope
+from schemas.scope import Scope, ScopeSpec
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import BadFile, SourceFault
 from tasks.market.layout import DAY, SourceFile, step_us, to_us

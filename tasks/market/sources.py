@@ -11,11 +11,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from schemas.errors import UsageError
 from schemas.identity import APART, MARKET_FOLDERS, MONTH, OWN, SIM, SYMBOL, SeriesId
-from schemas.scope import Scope
+from schemas.scope import Scope, check_url
 from schemas.tables import is_table
 from tasks.market.client import (
     BINANCE,
@@ -105,7 +104,10 @@ def check_source(scope: Scope) -> None:
             f"(now {public_url(source) if source else 'none'})",
             code="source", field="source",
         )  # fmt: skip
-    if scope.market in APART or not source or _is_url(source) or Path(source).is_dir():
+    if scope.market in APART or not source or Path(source).is_dir():
+        return
+    if "://" in source:
+        check_url(source)
         return
     raise UsageError(
         f"source {public_url(source)!r} is neither a URL nor a folder or table; give one, or sim, or leave it out",
@@ -138,21 +140,13 @@ def open_source(
             )
         elif scope.market == OWN:
             opened = TableSource(Path(source))
-        elif _is_url(source):
+        elif "://" in source:
             opened = HttpSource(source, connections=connections, limits=limits)
         else:
             opened = FolderSource(Path(source))
         if isinstance(opened, HttpSource):
             stack.callback(opened.close)
         yield opened
-
-
-def _is_url(source: str) -> bool:
-    try:
-        parts = urlsplit(source)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # invalid brackets or port
-        return False
 
 
 _FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's; only used for requests by name

@@ -19,7 +19,7 @@ from flows.console import say
 from flows.runner import Runner, flow_parameters, plain_failures
 from schemas.handover import Failure, ShardResult
 from schemas.identity import SeriesId
-from schemas.run import ScopeSpec
+from schemas.scope import ScopeSpec
 from tasks.running.step import step
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,7 +8,8 @@ import pytest
 
 from flows import cli
 from schemas.handover import Publication
-from schemas.run import BacktestSpec, ForecastSpec, IngestSpec, RunSpec
+from schemas.run import BacktestSpec, RunSpec
+from schemas.scope import ForecastSpec, IngestSpec
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from flows.runner import Runner
 from flows.summary import NOT_YET
 from schemas.errors import CpbError, UsageError
 from schemas.identity import SeriesId
-from schemas.run import ForecastSpec
+from schemas.scope import ForecastSpec
 from tasks.tracking.store import open_store
 
 SCOPE = {"coins": "BTC", "timeframes": "1h", "tail": True}

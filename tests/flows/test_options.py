@@ -9,7 +9,8 @@ from flows.cli import _app
 from flows.cli.options import ModelOption, Shown, cli_options, parse_value
 from flows.cli.train import MODEL_OPTIONS
 from schemas.errors import UsageError
-from schemas.run import FILTERS, BacktestSpec, BoardSpec, ForecastSpec, RunSpec, ScopeSpec
+from schemas.run import BacktestSpec, BoardSpec, RunSpec
+from schemas.scope import FILTERS, ForecastSpec, ScopeSpec
 
 
 def command_of(spec, **options):

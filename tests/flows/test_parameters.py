@@ -13,7 +13,8 @@ from prefect.utilities.callables import parameter_schema
 
 from flows.runner import flow_parameters
 from schemas.errors import UsageError
-from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
+from schemas.run import BacktestSpec, RunSpec
+from schemas.scope import IngestSpec, ScopeSpec
 
 SCOPE = {
     "coins": "exchange", "timeframes": "5m,4h", "source": "/mirror", "market": "um", "since": "2023-01-02",

@@ -8,7 +8,7 @@ from prefect.states import Completed
 
 from flows.runner import Runner, flow_parameters, plain_failures
 from schemas.errors import UsageError
-from schemas.run import ScopeSpec
+from schemas.scope import ScopeSpec
 from tasks.running.step import step
 
 

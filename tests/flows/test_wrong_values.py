@@ -9,9 +9,10 @@ import pytest
 
 from flows import cli
 from flows.runner import flow_parameters
-from schemas import run
+from schemas import scope
 from schemas.errors import UsageError
-from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
+from schemas.run import BacktestSpec, RunSpec
+from schemas.scope import IngestSpec, ScopeSpec
 
 AHEAD = f"{datetime.now(UTC) + timedelta(days=2):%Y-%m-%d}"
 
@@ -89,7 +90,9 @@ def offline(tmp_path, monkeypatch):
 def test_the_same_wrong_value_is_the_same_sentence_three_ways(command, values, field, monkeypatch, capsys):
     spec = SPECS[command]
     now = datetime.now(UTC)  # sentences name the minute
-    monkeypatch.setattr(run, "datetime", type("Clock", (datetime,), {"now": staticmethod(lambda _zone: now)}))
+    monkeypatch.setattr(
+        scope, "datetime", type("Clock", (datetime,), {"now": staticmethod(lambda _zone: now)})
+    )
     from_python = sentence_of(lambda: spec(**values))
     assert from_python == sentence_of(lambda: flow_parameters(spec)(lambda spec: spec)(**values))
     assert from_python[2] == field

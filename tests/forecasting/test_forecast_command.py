@@ -13,7 +13,7 @@ from flows import cli, fan
 from flows.forecast import run_forecast
 from flows.tables import price
 from schemas.handover import ForecastBatch, IngestResult, Score, Trials, Watching
-from schemas.run import ForecastSpec
+from schemas.scope import ForecastSpec
 
 VERDICT = "better than the random walk"
 

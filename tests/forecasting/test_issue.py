@@ -17,7 +17,7 @@ from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import DamagedError, MemberError
 from schemas.forecasts import REFERENCE_COLUMNS
 from schemas.reference import Reference
-from schemas.scope import Scope
+from schemas.scope import ScopeSpec
 from tasks.forecasting import issue
 from tasks.forecasting.daily import recipes_of
 from tasks.forecasting.store import latest, stored
@@ -109,7 +109,7 @@ def scope(tmp_path, monkeypatch):
     ROOT[0] = tmp_path / "models"
     ROOT[0].mkdir()
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
-    return Scope.of("BTC,PEPE,LINK", "1h")
+    return ScopeSpec(coins="BTC,PEPE,LINK", timeframes="1h").scope
 
 
 def test_champions_are_forecast_and_a_second_time_changes_nothing(scope):

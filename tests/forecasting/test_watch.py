@@ -13,7 +13,7 @@ from schemas.forecasts import FALLBACK
 from schemas.handover import Alarm
 from schemas.identity import SeriesId
 from schemas.reference import BANDS, Promise, Reference
-from schemas.scope import Scope
+from schemas.scope import ScopeSpec
 from tasks.forecasting import chain, watch
 from tasks.forecasting.check_drift import check_drift
 from tasks.forecasting.fallback import fallback_version, issue_fallbacks
@@ -83,7 +83,7 @@ def champion(home, number=1, series=PEPE, options=None, **promised):
 
 
 def scope(home, now):
-    return Scope.of("PEPE,BTC", "1h", None, "spot", None, f"{now:%Y-%m-%dT%H:%M}").model_copy(
+    return ScopeSpec(coins="PEPE,BTC", timeframes="1h", as_of=f"{now:%Y-%m-%dT%H:%M}").scope.model_copy(
         update={"home": home}
     )
 

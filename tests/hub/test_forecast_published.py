@@ -18,7 +18,7 @@ from schemas.errors import CpbError, UsageError
 from schemas.forecasts import check_forecasts
 from schemas.handover import IngestResult
 from schemas.identity import SeriesId
-from schemas.run import ScopeSpec
+from schemas.scope import ScopeSpec
 from tasks.hub import published as published_module
 from tasks.market.klines import read_klines
 from tasks.signals.feature_files import newest_series

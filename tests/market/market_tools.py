@@ -10,7 +10,7 @@ from pathlib import Path
 import polars as pl
 
 from schemas.identity import SeriesId
-from schemas.scope import Scope
+from schemas.scope import IngestSpec
 from tasks.market import mirror
 from tasks.market.client import Limits
 from tasks.market.layout import grid_of, source_file
@@ -86,8 +86,8 @@ def build(
 
 
 def scope(home: Path, source, coins="BTC,ETH", timeframes="1h", as_of="2024-04-01", **more):
-    made = Scope.of(coins=coins, timeframes=timeframes, source=str(source), as_of=as_of, **more)
-    return made.model_copy(update={"home": home})
+    made = IngestSpec(coins=coins, timeframes=timeframes, source=str(source), as_of=as_of, **more)
+    return made.scope.model_copy(update={"home": home})
 
 
 def stored(home: Path) -> dict[str, bytes]:

@@ -16,7 +16,8 @@ from market_tools import FAST, csv_of, key, lines, put, scope, stored
 from schemas.errors import UsageError
 from schemas.frames import KLINES
 from schemas.identity import INTERVAL_SECONDS, MONTH, parse_timeframes
-from schemas.run import BacktestSpec, IngestSpec, RunSpec, ScopeSpec
+from schemas.run import BacktestSpec, RunSpec
+from schemas.scope import IngestSpec, ScopeSpec
 from tasks.market import mirror
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
@@ -44,7 +45,7 @@ def market(tmp_path):
             return hook(name, query) if hook else None
 
         with mirror.serve(FolderMirror(tmp_path / "mirror"), count) as url:
-            made = scope(tmp_path / "home", url, "BTC", MONTH, as_of, months=True, **options)
+            made = scope(tmp_path / "home", url, "BTC", MONTH, as_of, **options)
             return ingest(made, limits=FAST, tail=tail), asked
 
     return served
@@ -175,7 +176,7 @@ def test_two_identical_months_in_a_file_are_one(market, tmp_path):
 
 
 def test_the_simulator_has_months_made_of_its_hours(tmp_path):
-    made = scope(tmp_path, "sim", "BTC", "1h,1mo", "2025-03-10", since="2024-12", months=True)
+    made = scope(tmp_path, "sim", "BTC", "1h,1mo", "2025-03-10", since="2024-12")
     report = ingest(made)
     assert (report.exit, [s.rows for s in report.series]) == (0, [98 * 24 + 24, 3])
     assert report.series[1].last == "2025-02-01T00:00:00Z"
@@ -190,9 +191,7 @@ def test_the_page_offers_no_series_that_it_cannot_show(market, tmp_path):
 
 
 def test_the_plan_names_the_months(market, tmp_path):
-    made = scope(
-        tmp_path / "none", tmp_path / "mirror", "BTC", MONTH, "2025-04-01", since="2025-01", months=True
-    )
+    made = scope(tmp_path / "none", tmp_path / "mirror", "BTC", MONTH, "2025-04-01", since="2025-01")
     notes = ingest(made, plan=True).notes
     assert notes[0].startswith("BTCUSDT 1mo: 3 of 3 files to fetch")
     assert notes[1].endswith("BTCUSDT-1mo-2025-01.zip")
@@ -247,7 +246,7 @@ def test_real_months_are_what_their_hours_add_up_to(tmp_path):
     for month, row in zip(made["open_time"].dt.strftime("%Y-%m"), made.iter_slices(1), strict=True):
         put(tmp_path / "mirror", source_file(BTC, month), csv_of(source_file(BTC, month), row))
     with mirror.serve(FolderMirror(tmp_path / "mirror")) as url:
-        report = ingest(scope(tmp_path / "home", url, "BTC", MONTH, "2025-06-01", months=True), limits=FAST)
+        report = ingest(scope(tmp_path / "home", url, "BTC", MONTH, "2025-06-01"), limits=FAST)
     assert (report.exit, report.series[0].holes, report.series[0].rows) == (0, [], made.height)
     assert made.height > 12
     assert read_klines(tmp_path / "home", key("BTCUSDT", MONTH)).equals(made)

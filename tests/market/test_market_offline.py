@@ -9,7 +9,7 @@ import pytest
 from market_tools import build, scope
 
 from schemas.errors import CpbError, UsageError
-from schemas.run import ScopeSpec
+from schemas.scope import ScopeSpec
 from tasks.ingest import ingest as step
 from tasks.market import reach
 from tasks.market.client import HttpSource, Limits

@@ -12,7 +12,8 @@ from market_tools import build, frame, key, put
 from flows import cli
 from schemas.errors import CpbError, UsageError
 from schemas.identity import _LEVERAGED, _STABLE, pair_kind
-from schemas.run import IngestSpec, RunSpec, ScopeSpec
+from schemas.run import RunSpec
+from schemas.scope import IngestSpec, ScopeSpec
 from tasks.market import mirror
 from tasks.market.layout import source_file
 from tasks.market.pairs import exchange_pairs, with_listed_pairs

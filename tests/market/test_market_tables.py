@@ -13,8 +13,8 @@ from cpbmodels.data.figures import INTERVAL_SECONDS
 from schemas.errors import UsageError
 from schemas.frames import KLINES
 from schemas.identity import SeriesId
-from schemas.run import BacktestSpec, RunSpec, ScopeSpec
-from schemas.scope import Scope
+from schemas.run import BacktestSpec, RunSpec
+from schemas.scope import IngestSpec, ScopeSpec
 from schemas.tables import is_table, tables_of
 from tasks.market.ingest import ingest, listed_symbols
 from tasks.market.klines import read_klines
@@ -42,7 +42,9 @@ def spoiled(table, row, **values):
 
 
 def stored(home, path, symbol="BTCUSDT", interval="1h", **options):
-    made = Scope.of("all", interval, str(path), **options).model_copy(update={"home": home})
+    made = IngestSpec(timeframes=interval, source=str(path), **options).scope.model_copy(
+        update={"home": home}
+    )
     return ingest(made), read_klines(home, OWN(symbol, interval))
 
 

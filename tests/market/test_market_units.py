@@ -11,7 +11,7 @@ from market_tools import key, rows_of
 
 from schemas.errors import CpbError, UsageError
 from schemas.frames import KLINES
-from schemas.scope import Scope
+from schemas.scope import ScopeSpec
 from tasks.market.checks import check, validate_klines
 from tasks.market.holes import Holdings, OutageCalendar, clip, find_holes, inside, join_runs
 from tasks.market.ingest import ingest
@@ -165,7 +165,7 @@ def test_a_manifest_that_cannot_be_used_is_refused_in_one_sentence_and_left_alon
     mark_home(tmp_path)
     _other_version(path)
     before = path.read_bytes()
-    scope = Scope.of(coins="BTC", timeframes="1h", source=str(tmp_path))
+    scope = ScopeSpec(coins="BTC", timeframes="1h", source=str(tmp_path)).scope
     with pytest.raises(CpbError) as caught:
         ingest(scope.model_copy(update={"home": tmp_path}))
     assert type(caught.value) is CpbError
@@ -279,5 +279,5 @@ def test_the_contract_wants_months_to_begin_on_the_first():
 def test_a_year_before_1000_is_refused_before_anything_is_asked(text):
     for options in ({"since": text}, {"as_of": text}):
         with pytest.raises(UsageError) as caught:
-            Scope.of("BTC", "1h", **options)
+            ScopeSpec(coins="BTC", timeframes="1h", **options)
         assert (caught.value.code, caught.value.field) == ("date", *options)

@@ -291,14 +291,14 @@ def test_the_picture_shows_median_and_intervals():
 @pytest.mark.parametrize("symbol", ["BTCUSDT", "LUNAUSDT", "ATOMUSDT"])
 def test_real_klines_with_holes_and_relistings_give_the_pipelines_columns(symbol, tmp_path):
     from schemas.identity import SeriesId
-    from schemas.scope import Scope
+    from schemas.scope import ScopeSpec
     from tasks.market.ingest import ingest
     from tasks.market.klines import read_klines
     from tasks.signals.feature_files import read_features, write_features
 
-    scope = Scope.of(symbol, "1h", source=str(MIRROR), as_of="2025-06-06", since="2022-04").model_copy(
-        update={"home": tmp_path}
-    )
+    scope = ScopeSpec(
+        coins=symbol, timeframes="1h", source=str(MIRROR), as_of="2025-06-06", since="2022-04"
+    ).scope.model_copy(update={"home": tmp_path})
     ingest(scope)
     name = SeriesId("spot", symbol, "1h")
     wanted = read_features(tmp_path, write_features(tmp_path, name))

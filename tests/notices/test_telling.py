@@ -14,7 +14,7 @@ from schemas.errors import CpbError, UsageError
 from schemas.frames import KLINES
 from schemas.handover import Alarm, Decision, Failure, ModelRef
 from schemas.identity import ModelId, SeriesId
-from schemas.run import ScopeSpec
+from schemas.scope import ScopeSpec
 from tasks.market.manifest import MANIFEST, FileRecord, Manifest
 from tasks.notices import findings
 from tasks.notices.event import Event, claim, message, release

@@ -11,7 +11,7 @@ from flows.forecast import run_forecast
 from flows.runner import Runner
 from schemas.forecasts import CHAMPION, FALLBACK
 from schemas.reference import BANDS
-from schemas.run import ForecastSpec
+from schemas.scope import ForecastSpec
 from tasks.forecasting.store import latest
 from tasks.forecasting.watch import Recent, keep, read_watch
 from webapp.reading import scored

@@ -8,8 +8,7 @@ from promotion_tools import BTC, EARLIER, ETH, SECOND, THIRD, aliases, decided, 
 
 import cpbmodels
 from schemas.identity import Recipe
-from schemas.run import ScopeSpec
-from schemas.scope import home
+from schemas.scope import ScopeSpec, home
 from tasks.forecasting import chain
 from tasks.forecasting.daily import note_version
 from tasks.forecasting.issue import forecast_with, reference_of

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from schemas.errors import UsageError
 from schemas.identity import COINS, parse_coins, parse_timeframes, symbol_of
-from schemas.run import PRESET_ARCHITECTURES, RunSpec, ScopeSpec
-from schemas.scope import parse_instant
+from schemas.run import PRESET_ARCHITECTURES, RunSpec
+from schemas.scope import ScopeSpec, parse_instant
 
 
 @pytest.mark.parametrize(

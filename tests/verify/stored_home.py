@@ -6,7 +6,8 @@ from flows.forecast import run_forecast
 from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.identity import SeriesId
-from schemas.run import ForecastSpec, RunSpec
+from schemas.run import RunSpec
+from schemas.scope import ForecastSpec
 
 MARKET = "sim"
 SERIES = SeriesId(MARKET, "BTCUSDT", "1h")
