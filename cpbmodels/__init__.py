@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.arch.options import PROFILES, Preset
     from cpbmodels.arch.presets import PRESETS, preset, without_effect
     from cpbmodels.data.paths import Paths
-    from cpbmodels.data.series import Series
+    from cpbmodels.data.series import Prediction, Series
     from cpbmodels.data.student_t import QUANTILES
     from cpbmodels.errors import ModelError
     from cpbmodels.fleet.loop import EpochRecord, StepRecord
@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.fleet.plan import why_not
     from cpbmodels.fleet.prediction import (
         Forecast,
-        Prediction,
         coin_correlation,
         forecast_all,
         paths,
@@ -55,7 +54,7 @@ _MODULE_OF = {
     "load": "fleet.member",
     "from_hub": "adapters.hub",
     "ensemble": "fleet.member",
-    "Prediction": "fleet.prediction",
+    "Prediction": "data.series",
     "predict": "fleet.prediction",
     "paths": "fleet.prediction",
     "coin_correlation": "fleet.prediction",

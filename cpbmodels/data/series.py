@@ -1,4 +1,4 @@
-"""A coin's candles as a model reads them: prices, causal columns, volatility, segments and time spans.
+"""A coin's candles as a model reads them (prices, causal columns, volatility, segments, time spans), and forecasts.
 
 Numpy only: reading or scoring data does not import torch. Everything at row t is known when candle t closes.
 """
@@ -258,6 +258,26 @@ class Series:
             timeframe=timeframe,
             times=times,
         )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Forecasts from N origins, relative to the close at the origin.
+
+    origins: int64 [N]. quantiles: float64 [N, H, 19], cumulative log-return of the close at 0.05 .. 0.95.
+    candle: float64 [N, H, 4], log-ratios of the median open, high, low, close to the last close; always a valid
+    candle; empty for a baseline. A classifier has empty quantiles and candle (H = 0) and probabilities [N, 3]: up,
+    flat, down.
+    """
+
+    origins: np.ndarray
+    quantiles: np.ndarray
+    candle: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 4)))
+    probabilities: np.ndarray | None = None
+
+    def __repr__(self) -> str:
+        """One line: how many origins and steps."""
+        return f"<Prediction: {len(self.origins):,} origins, {self.quantiles.shape[1]} steps>"
 
 
 def _instant(microseconds: int) -> datetime:

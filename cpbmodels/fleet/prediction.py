@@ -21,7 +21,7 @@ from cpbmodels.arch.heads import Classes
 from cpbmodels.arch.per_member import differing
 from cpbmodels.arch.torch_private import version_counter
 from cpbmodels.data.paths import Margins, Paths, correlate_coins, draw_paths, read_coins, scaled_errors
-from cpbmodels.data.series import Series
+from cpbmodels.data.series import Prediction, Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
 from cpbmodels.errors import ModelError, pip_install
@@ -127,25 +127,6 @@ class Forecast:
             f"<Forecast {name}, {when}: {len(self.candle)} candles, close {self.last_close:.6g} -> {middle:.6g} "
             f"(90 %: {low:.6g} to {high:.6g})>"
         )
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """Forecasts from N origins, relative to the close at the origin.
-
-    origins: int64 [N]. quantiles: float64 [N, H, 19], cumulative log-return of the close at 0.05 .. 0.95.
-    candle: float64 [N, H, 4], log-ratios of the median open, high, low, close to the last close; always a valid
-    candle. A classifier has empty quantiles and candle (H = 0) and probabilities [N, 3]: up, flat, down.
-    """
-
-    origins: np.ndarray
-    quantiles: np.ndarray
-    candle: np.ndarray
-    probabilities: np.ndarray | None = None
-
-    def __repr__(self) -> str:
-        """One line: how many origins and steps."""
-        return f"<Prediction: {len(self.origins):,} origins, {self.candle.shape[1]} steps>"
 
 
 def predict(

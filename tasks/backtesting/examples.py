@@ -12,8 +12,8 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.rows import QUANTILE_COLUMNS
+from cpbmodels.data.series import Prediction
 from tasks.backtesting.folds import FoldSeries
-from tasks.backtesting.models import Forecasts
 from tasks.backtesting.pnl import BacktestPnL, simulate_trading
 from tasks.figures.forecast import SHOWN, forecast_figure
 from tasks.figures.theme import Figure
@@ -27,7 +27,7 @@ class Examples:
         self.forecasts: dict[str, tuple[str, Figure]] = {}
         self._trades: dict[str, dict[str, tuple[BacktestPnL, BacktestPnL]]] = defaultdict(dict)
 
-    def add(self, name: str, one: FoldSeries, forecasts: Forecasts) -> None:
+    def add(self, name: str, one: FoldSeries, forecasts: Prediction) -> None:
         """Add a model's forecasts of the newest fold of a series."""
         series = f"{one.id.label} {one.id.timeframe}"
         if name not in self.forecasts:
@@ -49,10 +49,10 @@ class Examples:
         ]
 
 
-def fan(one: FoldSeries, forecasts: Forecasts, index: int) -> Figure:
+def fan(one: FoldSeries, forecasts: Prediction, index: int) -> Figure:
     """Return the fan chart of an origin over its candles, with the realised candles."""
     series, origin = one.series, int(forecasts.origins[index])
-    quantiles = np.asarray(forecasts.quantiles[index], dtype=np.float64)
+    quantiles = forecasts.quantiles[index]
     assert series.times is not None  # series from the store have times
     rows = slice(max(0, origin + 1 - SHOWN), origin + 1 + len(quantiles))
     shown = pl.DataFrame(series.prices[rows], schema=["open", "high", "low", "close"])

@@ -4,26 +4,21 @@ The fleet is planned here and trained by the same step as in `train-all` (slots,
 forecasts are read member by member, so that only a single member's forecasts are in memory at a time.
 """
 
-import logging
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import cpbmodels
-from schemas.errors import DamagedError
+from cpbmodels.data.series import Prediction
 from schemas.handover import Failure, FleetPlan, JobMember, ShardResult
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.backtesting.folds import FoldSeries
-from tasks.backtesting.models import Forecaster, Forecasts
-from tasks.storage.records import read_npz
+from tasks.backtesting.models import Forecaster
+from tasks.judging.member import stored_forecasts
 from tasks.training.files import member_folder, shard_folder
 from tasks.training.plan import member_seed, plan_fleet, preset_label
-
-log = logging.getLogger("cpb")
 
 
 def plan_folds(
@@ -91,27 +86,13 @@ class TrainedFleet:
         def model() -> cpbmodels.Member:
             return cpbmodels.load(folder / "model")
 
-        def forecaster(tested: FoldSeries) -> Forecasts:
-            if tested.fold == one.fold and (stored := _stored(folder / "test.npz")):
+        def forecaster(tested: FoldSeries) -> Prediction:
+            if tested.fold == one.fold and (stored := stored_forecasts(folder / "test.npz")):
                 return stored
             origins = tested.series.origins("test", model().context, model().horizon)
-            found = cpbmodels.predict([model()], [tested.series], [origins])[0]
-            return Forecasts(found.origins, found.quantiles, found.candle)
+            return cpbmodels.predict([model()], [tested.series], [origins])[0]
 
         return forecaster
 
     def _member(self, one: FoldSeries) -> JobMember:
         return self._planned[one.id, one.fold]
-
-
-def _stored(path: Path) -> Forecasts | None:
-    """Return the trainer's forecasts; None if they are missing or damaged, so that the model must regenerate them."""
-    try:
-        arrays = read_npz(path)
-    except FileNotFoundError:
-        return None
-    except DamagedError as error:
-        log.warning("%s", error)
-        return None
-    candle = arrays["candle"].astype(np.float64) if "candle" in arrays else None
-    return Forecasts(arrays["origins"], arrays["quantiles"].astype(np.float64), candle)

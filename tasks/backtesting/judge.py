@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 
+from cpbmodels.data.series import Prediction
 from schemas.errors import MemberError, count
 from schemas.handover import Failure
 from schemas.identity import SeriesId
 from tasks.backtesting.folds import FoldSeries
-from tasks.backtesting.models import Forecasts, Model
+from tasks.backtesting.models import Model
 from tasks.judging import inference, scores
 from tasks.judging.baselines import realised, reference
 from tasks.judging.member import MemberScore, judge_member, training_returns
@@ -34,7 +35,7 @@ log = logging.getLogger("cpb")
 TOO_SHORT = "too-short"
 """Failure code of a series whose fold has no window for the architecture: the fold is left out."""
 
-RecordFold = Callable[[str, FoldSeries, Forecasts], None]
+RecordFold = Callable[[str, FoldSeries, Prediction], None]
 """Called with a model's name, the fold and the forecasts of every judged fold."""
 
 
@@ -114,7 +115,7 @@ class _FoldForecasts:
 
     trained: FoldSeries
     tested: FoldSeries
-    forecasts: Forecasts
+    forecasts: Prediction
 
     def reference(self) -> Array:
         """Return the reference's quantiles, fitted on the model's training span."""
@@ -217,7 +218,7 @@ def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> Memb
         raise MemberError(
             f"{name} on {series}: no test origin to judge; the test span is too short", code="no-origin"
         )
-    joined = Forecasts(
+    joined = Prediction(
         np.concatenate([one.forecasts.origins for one in folds]),
         np.concatenate([one.forecasts.quantiles for one in folds]),
     )

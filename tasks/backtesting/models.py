@@ -7,15 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from cpbmodels.data.series import Prediction
 from schemas.handover import Failure
 from schemas.identity import ModelId
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.baselines import Fit, import_extra, random_walk
 from tasks.judging.fitted import boosted, garch, robust_har
-from tasks.judging.scores import Array
 from tasks.judging.zeroshot import load, zero_shot
 from tasks.signals.splits import HORIZON
 
@@ -30,19 +27,7 @@ BASELINES: dict[str, Fit] = {
 _EXTRA_PACKAGES = {"garch-t": "arch", "lightgbm": "lightgbm"}
 
 
-@dataclass(frozen=True)
-class Forecasts:
-    """Forecasts of a series: origins [N], quantiles [N, H, 19] and, for trained models, the median candle [N, H, 4].
-
-    Quantiles and candle are log-ratios to the close at the origin.
-    """
-
-    origins: NDArray[np.int64]
-    quantiles: Array
-    candle: Array | None = None
-
-
-Forecaster = Callable[[FoldSeries], Forecasts]
+Forecaster = Callable[[FoldSeries], Prediction]
 """Returns the forecasts of a fold's test span, from every origin in it."""
 
 
@@ -86,9 +71,9 @@ class Baseline:
         """Fit on the fold's training origins and return the forecaster."""
         fitted = self.fit(one.series, one.series.origins("train", 1, HORIZON), HORIZON)
 
-        def forecaster(asked: FoldSeries) -> Forecasts:
+        def forecaster(asked: FoldSeries) -> Prediction:
             origins = asked.series.origins("test", 1, HORIZON)
-            return Forecasts(origins, fitted.quantiles(asked.series, origins))
+            return Prediction(origins, fitted.quantiles(asked.series, origins))
 
         return forecaster
 

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.rows import MEDIAN_COLUMNS, forecast_rows
+from cpbmodels.data.rows import forecast_rows
+from cpbmodels.data.series import Prediction
 from schemas.forecasts import check_backtest_rows
 from schemas.run import BacktestSpec
 from tasks.backtesting.examples import Examples
 from tasks.backtesting.fleets import TrainedFleet
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.judge import Backtest, FoldScore
-from tasks.backtesting.models import Forecasts
 from tasks.figures.judged import INTRODUCTION, MAX_OPEN_ROWS, judged_sections, members_section, pool_verdict
 from tasks.figures.page import Column, Section, Table, write_page
 from tasks.figures.training import losses_figure
@@ -51,7 +51,7 @@ class FoldRecorder:
         self._newest = {one.id: one.fold for one in folds}  # folds are ordered, oldest first
         self.examples = Examples()
 
-    def record_fold(self, name: str, one: FoldSeries, forecasts: Forecasts) -> None:
+    def record_fold(self, name: str, one: FoldSeries, forecasts: Prediction) -> None:
         """Record forecasts of trained models only: baselines are fast to recompute, and rows are large."""
         if name not in self._trained:
             return
@@ -109,12 +109,12 @@ def _write_tables(folder: Path, spec: BacktestSpec, found: Backtest, answer: dic
     write_json(folder / "result.json", answer | {"config": config})
 
 
-def backtest_rows(one: FoldSeries, forecasts: Forecasts, model: str) -> pl.DataFrame:
+def backtest_rows(one: FoldSeries, forecasts: Prediction, model: str) -> pl.DataFrame:
     """Return a row per origin and step of a fold, validated; prices as Float64 (PEPE trades at 1e-8).
 
     Args:
         one: the forecast series and fold; the series needs `times`.
-        forecasts: of the fold's test span.
+        forecasts: a trained model's, of the fold's test span.
         model: written as `model_version`.
     """
     series, origins = one.series, forecasts.origins
@@ -122,11 +122,8 @@ def backtest_rows(one: FoldSeries, forecasts: Forecasts, model: str) -> pl.DataF
     last = series.prices[origins, 3][:, None, None]
     issued = pl.Series(series.times[origins] + one.id.seconds * 1_000_000).cast(pl.Datetime("us", "UTC"))
     close = last * np.exp(forecasts.quantiles)
-    count, horizon = close.shape[:2]
-    candle = np.zeros((count, horizon, 4)) if forecasts.candle is None else forecasts.candle
-    rows = forecast_rows(issued, one.id.seconds, close, last * np.exp(np.asarray(candle, dtype=np.float64)))
-    if forecasts.candle is None:
-        rows = rows.drop(MEDIAN_COLUMNS)
+    horizon = close.shape[1]
+    rows = forecast_rows(issued, one.id.seconds, close, last * np.exp(forecasts.candle))
     later = origins[:, None] + np.arange(1, horizon + 1)
     return check_backtest_rows(
         rows.select(
@@ -143,7 +140,7 @@ def backtest_rows(one: FoldSeries, forecasts: Forecasts, model: str) -> pl.DataF
     )
 
 
-def write_rows(folder: Path, one: FoldSeries, forecasts: Forecasts, model: str) -> Path:
+def write_rows(folder: Path, one: FoldSeries, forecasts: Prediction, model: str) -> Path:
     """Write a model's rows of a series and fold below `folder`; return the file.
 
     The path contains the model, the market (unless it is spot), the interval, the symbol and the fold.

@@ -5,25 +5,16 @@ verdict apply unchanged. "Flat" is a band in units of EWMA volatility, so the cl
 constant over time: the reference forecasts the class frequencies of the training span.
 """
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels.data.series import Series
+from cpbmodels.data.series import Prediction, Series
 from tasks.judging.baselines import Rows, realised
 from tasks.judging.member import MemberScore, certainty, check_judgeable, step_us, times_of
 from tasks.judging.scores import Array, classification
 
 NAMES = ("up", "flat", "down")
 """The classes, in the order of a forecast's probabilities."""
-
-
-class ClassPrediction(Protocol):
-    """Origins [N] and `probabilities` [N, 3]: up, flat, down over the next candle."""
-
-    origins: NDArray[np.int64]
-    probabilities: Array
 
 
 def true_classes(series: Series, origins: Rows, band: float) -> NDArray[np.int64]:
@@ -39,7 +30,7 @@ def ranked_probability_score(probabilities: Array, actual: NDArray[np.int64]) ->
 
 
 def judge_classes(
-    series: Series, prediction: ClassPrediction, *, band: float, architecture: str, seed: int = 0
+    series: Series, prediction: Prediction, *, band: float, architecture: str, seed: int = 0
 ) -> MemberScore:
     """Score a classifier: ranked probability score (as `test_crps…`), accuracy, macro-F1 and confusion matrix.
 
@@ -56,7 +47,8 @@ def judge_classes(
     Raises:
         MemberError: no origins (code `no-origin`), or probabilities that are not finite (code `non-finite`).
     """
-    origins, chances = np.asarray(prediction.origins), np.asarray(prediction.probabilities, dtype=np.float64)
+    origins, chances = prediction.origins, prediction.probabilities
+    assert chances is not None
     check_judgeable(f"{architecture}/{series.symbol}/{series.timeframe}", chances)
     training = true_classes(series, series.origins("train", 1, 1), band)
     frequencies = np.bincount(training, minlength=3) / max(1, len(training))

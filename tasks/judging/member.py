@@ -1,34 +1,22 @@
 """The score of a model on a series: its losses and the reference's on the same rows, with interval and test."""
 
 import json
+import logging
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels.data.series import Series
-from schemas.errors import MemberError
+from cpbmodels.data.series import Prediction, Series
+from schemas.errors import DamagedError, MemberError
 from tasks.judging import inference, scores
 from tasks.judging.baselines import realised
 from tasks.judging.scores import BANDS, MEDIAN, TAILS, Array
 from tasks.storage.records import read_npz, write_npz
 
-
-class Prediction(Protocol):
-    """Forecasts to be scored."""
-
-    @property
-    def origins(self) -> NDArray[np.int64]:
-        """Rows [N] of the last known candles."""
-        ...
-
-    @property
-    def quantiles(self) -> Array:
-        """Quantiles [N, H, 19] of the cumulative log-returns."""
-        ...
-
+log = logging.getLogger("cpb")
 
 LOSSES = ("crps", "mae", "tail")
 """Losses stored per origin (mean over steps), of the model and of the reference; tail: 5 % and 95 % pinball."""
@@ -102,8 +90,7 @@ def judge_member(
     Raises:
         MemberError: no origins (code `no-origin`), or forecasts that are not finite (code `non-finite`).
     """
-    quantiles = np.asarray(prediction.quantiles, dtype=np.float64)
-    origins = np.asarray(prediction.origins)
+    quantiles, origins = prediction.quantiles, prediction.origins
     check_judgeable(f"{architecture}/{series.symbol}/{series.timeframe}", quantiles)
     truth = realised(series, origins, quantiles.shape[1])
     own, other = _losses(quantiles, truth), _losses(reference, truth)
@@ -119,6 +106,20 @@ def judge_member(
     )  # fmt: skip
     score.metrics.update(certainty(score, seed))
     return score
+
+
+def stored_forecasts(path: Path) -> Prediction | None:
+    """Return the forecasts that a trainer stored as float32; None if missing or damaged, so the model repeats them."""
+    try:
+        kept = read_npz(path)
+    except FileNotFoundError:
+        return None
+    except DamagedError as error:
+        log.warning("%s", error)
+        return None
+    return Prediction(
+        kept.pop("origins"), **{name: values.astype(np.float64) for name, values in kept.items()}
+    )
 
 
 def check_judgeable(name: str, forecasts: Array) -> None:

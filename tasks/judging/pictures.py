@@ -25,9 +25,8 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from cpbmodels.data.series import Series
+from cpbmodels.data.series import Prediction, Series
 from tasks.judging.classes import NAMES as CLASSES
-from tasks.judging.member import Prediction
 from tasks.judging.scores import BANDS, LEVELS, MEDIAN, Array
 from tasks.storage.files import write_bytes
 from tasks.storage.model_folder import PICTURE_SUBJECT
@@ -124,7 +123,7 @@ def forecast_figure(series: Series, prediction: Prediction, index: int = -1) -> 
 
     The figure is shared and valid until the next call.
     """
-    origin, quantiles = int(prediction.origins[index]), np.asarray(prediction.quantiles[index], dtype=float)
+    origin, quantiles = int(prediction.origins[index]), prediction.quantiles[index]
     prices = series.prices[max(0, origin - CANDLES_SHOWN + 1) : origin + 1 + len(quantiles)]
     x = np.arange(float(len(prices))) - (min(CANDLES_SHOWN, origin + 1) - 1)
     figure, axes, title, bands, candles, median, closes = _forecast_template(x[0] - 1, x[-1] + 1)

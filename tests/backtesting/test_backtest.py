@@ -11,13 +11,14 @@ import polars as pl
 import pytest
 from known_markets import A, B, H
 
+from cpbmodels.data.series import Prediction
 from schemas.handover import Failure
 from schemas.identity import ModelId, SeriesId
 from tasks.backtesting import output
 from tasks.backtesting.examples import Examples
 from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.backtesting.judge import TOO_SHORT, as_json, judge_models
-from tasks.backtesting.models import Baseline, Forecasts
+from tasks.backtesting.models import Baseline
 from tasks.figures.judged import COLUMN_TITLES
 from tasks.judging import baselines, pictures, table
 from tasks.judging.fitted import robust_har
@@ -228,7 +229,7 @@ def test_a_model_that_diverged_in_one_fold_is_not_judged_on_the_others(loaded):
 
 
 def test_a_series_without_a_test_origin_is_a_failure(loaded):
-    empty = Forecasts(np.empty(0, np.int64), np.empty((0, H, 19)))
+    empty = Prediction(np.empty(0, np.int64), np.empty((0, H, 19)))
     recorded = []
     result = judge_models(
         [Spoiled(spoil=lambda one, forecasts: empty)], loaded, record_fold=lambda *what: recorded.append(what)
@@ -275,7 +276,7 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     candle = np.zeros((7, H, 4))
     candle[..., 1] = quantiles[..., 9].clip(min=0)
     candle[..., 2] = quantiles[..., 9].clip(max=0)
-    forecasts = Forecasts(origins, quantiles, candle)
+    forecasts = Prediction(origins, quantiles, candle)
     frame = output.backtest_rows(one, forecasts, "har")
     assert frame.height == 7 * H
     first = frame.row(12, named=True)
@@ -296,6 +297,7 @@ def test_rows_of_another_market_lie_apart(loaded, tmp_path):
     future = SeriesId("um", "AUSDT", "1h")
     one = replace(loaded[0], record=loaded[0].record.model_copy(update={"series": future}))
     forecasts = REFERENCE.trained_on(one)(one)
+    forecasts = replace(forecasts, candle=forecasts.quantiles[..., [9, 9, 9, 9]])
     spot, um = (output.write_rows(tmp_path, x, forecasts, "har") for x in (loaded[0], one))
     assert spot != um
     assert "um" in um.relative_to(tmp_path).as_posix()
