@@ -41,21 +41,25 @@ def realised(series: Series, origins: Rows, horizon: int) -> Array:
     return close[origins[:, None] + np.arange(1, horizon + 1)] - close[origins][:, None]
 
 
+Scale = Callable[[Series, Rows, int], Array]
+"""`scale(series, origins, horizon)` returns the predicted scale [N, H] of the cumulative log-return."""
+
+
 @dataclass(frozen=True)
-class EmpiricalWalk:
-    """Random walk with the empirical quantiles of the training span, per step: `table` [H, 19].
+class ScaledTable:
+    """A baseline whose quantiles are its scale at each origin times a `table` [H, 19] that holds for all origins."""
 
-    `scaled`: the table is in units of EWMA σ × √step at the origin (the reference), else in log-return.
-    """
-
+    scale: Scale
     table: Array
-    scaled: bool
+
+    @classmethod
+    def fit(cls, scale: Scale, series: Series, origins: Rows, horizon: int) -> "ScaledTable":
+        """Fit the table: the quantiles per step of the moves after the training origins, divided by their scale."""
+        return cls(scale, levels(realised(series, origins, horizon) / scale(series, origins, horizon)))
 
     def quantiles(self, series: Series, origins: Rows) -> Array:
-        """Return [N, H, 19]: the table, times the volatility known at each origin if it is scaled."""
-        if not self.scaled:
-            return np.broadcast_to(self.table, (len(origins), *self.table.shape)).copy()
-        return step_scale(series, origins, len(self.table))[..., None] * self.table
+        """Return [N, H, 19]."""
+        return self.scale(series, origins, len(self.table))[..., None] * self.table
 
 
 def step_scale(series: Series, origins: Rows, horizon: int) -> Array:
@@ -63,15 +67,16 @@ def step_scale(series: Series, origins: Rows, horizon: int) -> Array:
     return series.volatility[origins][:, None] * np.sqrt(np.arange(1, horizon + 1))
 
 
-def random_walk(series: Series, origins: Rows, horizon: int) -> EmpiricalWalk:
+def random_walk(series: Series, origins: Rows, horizon: int) -> ScaledTable:
     """Fit the plain random walk, whose quantiles do not depend on the volatility."""
-    return EmpiricalWalk(levels(realised(series, origins, horizon)), scaled=False)
+    return ScaledTable.fit(
+        lambda series, origins, horizon: np.ones((len(origins), horizon)), series, origins, horizon
+    )
 
 
-def ewma_walk(series: Series, origins: Rows, horizon: int) -> EmpiricalWalk:
+def ewma_walk(series: Series, origins: Rows, horizon: int) -> ScaledTable:
     """Fit the reference: random walk, EWMA volatility (λ = 0.96), standardised quantiles per step."""
-    moves = realised(series, origins, horizon) / step_scale(series, origins, horizon)
-    return EmpiricalWalk(levels(moves), scaled=True)
+    return ScaledTable.fit(step_scale, series, origins, horizon)
 
 
 def reference(series: Series, fit_origins: Rows, eval_origins: Rows, horizon: int) -> Array:
@@ -153,7 +158,7 @@ def reference_quantiles(reference: Reference, series: Series, origins: Rows) -> 
 
     The reference's `decay` must equal that of the series' volatility (`cpbmodels.data.prices.LAMBDA`).
     """
-    return EmpiricalWalk(np.asarray(reference.table), scaled=True).quantiles(series, origins)
+    return ScaledTable(step_scale, np.asarray(reference.table)).quantiles(series, origins)
 
 
 def population_stability(reference: Reference, columns: Mapping[str, Array]) -> dict[str, float]:

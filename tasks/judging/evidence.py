@@ -190,9 +190,7 @@ def not_worse(
         return (1.0, 1.0, 1.0) if len(own) and not own.any() else (1.0, -math.inf, math.inf)
     length = inference.block_length(horizon, len(own)) * step_us
     blocks = inference.block_ids(times, length)
-    above, below = (np.bincount(blocks, values)[:, None].astype(np.float64) for values in (own, other))
-    draws = inference.ratio_draws(above, below, inference.bootstrap_weights(len(above)))
-    return (float(own.sum() / other.sum()), *inference.interval(draws))
+    return (float(own.sum() / other.sum()), *inference.bootstrap_interval([blocks], [own], [other]))
 
 
 def ratio_interval(

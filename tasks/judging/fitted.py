@@ -18,15 +18,14 @@ It is the architecture `robust-har` (`cpbmodels/data/ranges.py` defines both), f
 origins and used without a model folder.
 """
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from cpbmodels.arch.presets import preset
 from cpbmodels.data.ranges import RangeModel, fit_ranges, future_range
 from cpbmodels.data.series import Series
-from tasks.judging.baselines import Rows, import_extra, levels, realised, step_scale
+from tasks.judging.baselines import Rows, ScaledTable, import_extra, step_scale
 from tasks.judging.scores import Array
 
 PARAMETERS = {
@@ -38,26 +37,8 @@ ROUNDS = 120
 """Boosting rounds of each step's model."""
 
 
-@dataclass(frozen=True)
-class Boosted:
-    """A booster per step, and the quantiles of the standardised training moves: `table` [H, 19]."""
-
-    boosters: tuple[Any, ...]
-    table: Array
-
-    def scale(self, series: Series, origins: Rows) -> Array:
-        """Return the predicted scale [N, H] in log-return."""
-        inputs = _inputs(series, origins)
-        relative = np.column_stack([np.exp(b.predict(inputs)) for b in self.boosters])
-        return relative * step_scale(series, origins, len(self.boosters))
-
-    def quantiles(self, series: Series, origins: Rows) -> Array:
-        """Return [N, H, 19]."""
-        return self.scale(series, origins)[..., None] * self.table
-
-
-def boosted(series: Series, origins: Rows, horizon: int) -> Boosted:
-    """Fit on the training origins.
+def boosted(series: Series, origins: Rows, horizon: int) -> ScaledTable:
+    """Fit a booster per step on the training origins.
 
     Raises:
         CpbError: the extra `judging` is not installed.
@@ -68,9 +49,13 @@ def boosted(series: Series, origins: Rows, horizon: int) -> Boosted:
         lightgbm.train(PARAMETERS, lightgbm.Dataset(inputs, label=target, free_raw_data=True), ROUNDS)
         for target in targets.T
     ]
-    unshaped = Boosted(tuple(boosters), np.ones((horizon, 1)))
-    moves = realised(series, origins, horizon) / unshaped.scale(series, origins)
-    return Boosted(unshaped.boosters, levels(moves))
+
+    def scale(series: Series, origins: Rows, horizon: int) -> Array:
+        inputs = _inputs(series, origins)
+        relative = np.column_stack([np.exp(one.predict(inputs)) for one in boosters])
+        return relative * step_scale(series, origins, horizon)
+
+    return ScaledTable.fit(scale, series, origins, horizon)
 
 
 def _inputs(series: Series, origins: Rows) -> Array:
@@ -81,16 +66,12 @@ def _inputs(series: Series, origins: Rows) -> Array:
 
 @dataclass(frozen=True)
 class Garch:
-    """ω, α, γ, β of the one-candle variance (in squared log-return).
-
-    `gamma`: added to `alpha` after a fall. `table`: the quantiles [H, 19] of the standardised training moves.
-    """
+    """ω, α, γ, β of the one-candle variance (in squared log-return). `gamma`: added to `alpha` after a fall."""
 
     omega: float
     alpha: float
     gamma: float
     beta: float
-    table: Array
 
     def scale(self, series: Series, origins: Rows, horizon: int) -> Array:
         """Return the forecast standard deviation [N, H] of the cumulative log-return."""
@@ -98,10 +79,6 @@ class Garch:
         mean = self._mean
         path = mean + self._persistence ** np.arange(horizon) * (first - mean)
         return np.sqrt(np.maximum(np.cumsum(path, axis=1), 1e-16))
-
-    def quantiles(self, series: Series, origins: Rows) -> Array:
-        """Return [N, H, 19]."""
-        return self.scale(series, origins, len(self.table))[..., None] * self.table
 
     @property
     def _persistence(self) -> float:
@@ -124,7 +101,12 @@ class Garch:
         return out
 
 
-def garch(series: Series, origins: Rows, horizon: int) -> Garch:
+def garch(series: Series, origins: Rows, horizon: int) -> ScaledTable:
+    """Fit parameters and table on the training origins; errors as in `garch_parameters`."""
+    return ScaledTable.fit(garch_parameters(series, origins).scale, series, origins, horizon)
+
+
+def garch_parameters(series: Series, origins: Rows) -> Garch:
     """Fit on the returns of the training origins' candles.
 
     Raises:
@@ -139,9 +121,7 @@ def garch(series: Series, origins: Rows, horizon: int) -> Garch:
     )
     names = ("omega", "alpha[1]", "gamma[1]", "beta[1]")
     omega, alpha, gamma, beta = (float(fit.params[name]) for name in names)
-    unshaped = Garch(omega / 1e4, alpha, gamma, beta, np.ones((horizon, 1)))
-    moves = realised(series, origins, horizon) / unshaped.scale(series, origins, horizon)
-    return replace(unshaped, table=levels(moves))
+    return Garch(omega / 1e4, alpha, gamma, beta)
 
 
 _OPTIONS = preset("default", "robust-har")

@@ -47,6 +47,28 @@ def interval(draws: Array, level: float = 0.95) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def sums_by_block(ids: Sequence[NDArray[np.int64]], losses: Sequence[Array], blocks: int) -> Array:
+    """Return the sums [blocks, C] of each coin's losses [N] by their block [N]."""
+    sums = [np.bincount(i, x, minlength=blocks) for i, x in zip(ids, losses, strict=True)]
+    return np.stack(sums, axis=1).astype(np.float64)
+
+
+def bootstrap_interval(
+    ids: Sequence[NDArray[np.int64]], own: Sequence[Array], other: Sequence[Array], seed: int = 0
+) -> tuple[float, float]:
+    """Return the interval of the ratio of two losses, mean over C coins; blocks of time are common to all coins.
+
+    Args:
+        ids: by coin, the block [N] of each origin (`block_ids`).
+        own: by coin, the numerator's losses [N].
+        other: by coin, the denominator's losses [N].
+        seed: seed of the bootstrap.
+    """
+    blocks = max(int(one.max()) for one in ids) + 1
+    above, below = (sums_by_block(ids, losses, blocks) for losses in (own, other))
+    return interval(ratio_draws(above, below, bootstrap_weights(blocks, seed=seed)).mean(axis=1))
+
+
 def hac_variance(differences: Array, lags: int) -> float:
     """Return the Newey-West (Bartlett) long-run variance of the mean of `differences` [N]."""
     x = differences - differences.mean()

@@ -198,13 +198,9 @@ def certainty(score: MemberScore, seed: int) -> dict[str, float]:
     """Return `test_crps_ratio_low`, `_high` (block bootstrap) and `test_p` (Diebold-Mariano) from losses per origin."""
     length = inference.block_length(score.horizon, len(score.times))
     ids = inference.block_ids(score.times, length * score.step_us)
-    own, other = (
-        np.bincount(ids, score.losses[k]).astype(float)[:, None] for k in ("crps", "reference_crps")
-    )
-    draws = inference.ratio_draws(own, other, inference.bootstrap_weights(len(own), seed=seed))
-    low, high = inference.interval(draws)
-    difference = score.losses["crps"] - score.losses["reference_crps"]
-    _, p = inference.diebold_mariano(difference, lags=length)
+    own, other = score.losses["crps"], score.losses["reference_crps"]
+    low, high = inference.bootstrap_interval([ids], [own], [other], seed)
+    _, p = inference.diebold_mariano(own - other, lags=length)
     return {"test_crps_ratio_low": low, "test_crps_ratio_high": high, "test_p": p}
 
 

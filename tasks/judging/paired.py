@@ -6,7 +6,6 @@ docs/promotion.md ("By a backtest") are judged here from the losses of both reci
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from schemas.handover import Paired
 from tasks.judging import inference
 from tasks.judging.member import MemberScore
+from tasks.judging.pool import common_losses
 from tasks.judging.scores import Array
 
 ALPHA = 0.05
@@ -69,22 +69,12 @@ def daily_losses(own: Sequence[MemberScore], other: Sequence[MemberScore]) -> Da
     Raises:
         ValueError: they have no common row.
     """
-    known = {member.symbol: member for member in other}
-    parts = []
-    for a in own:
-        if a.symbol in known:
-            b = known[a.symbol]
-            times, i, j = np.intersect1d(a.times, b.times, return_indices=True)
-            if len(times):
-                parts.append((times // 86_400_000_000, a.losses["crps"][i], b.losses["crps"][j]))
-    if not parts:
-        raise ValueError("the two recipes have no forecast row in common")
-    days = np.unique(np.concatenate([day for day, _, _ in parts]))
-
-    def sums(which: int) -> Array:
-        return _sums([(np.searchsorted(days, day), pair[which]) for day, *pair in parts], len(days))
-
-    return DailyLosses(days, sums(0), sums(1))
+    times, *losses = common_losses(own, other)
+    days = [instants // 86_400_000_000 for instants in times]
+    every = np.unique(np.concatenate(days))
+    places = [np.searchsorted(every, day) for day in days]
+    sums = [inference.sums_by_block(places, of_model, len(every)) for of_model in losses]
+    return DailyLosses(every, sums[0], sums[1])
 
 
 def paired(losses: DailyLosses) -> Paired:
@@ -92,9 +82,8 @@ def paired(losses: DailyLosses) -> Paired:
     # Mean over days = ratio - 1.
     difference = ((losses.own - losses.other) / losses.other.sum(axis=0)).mean(axis=1) * len(losses.days)
     blocks = (losses.days - losses.days[0]) // BLOCK_DAYS
-    count = int(blocks[-1]) + 1
-    own, other = (_sums([(blocks, coin) for coin in x.T], count) for x in (losses.own, losses.other))
-    low, high = inference.interval(inference.ratio_draws(own, other, _weights(count)).mean(axis=1))
+    coins = losses.own.shape[1]
+    low, high = inference.bootstrap_interval([blocks] * coins, list(losses.own.T), list(losses.other.T))
     months = losses.days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
     _, place, size = np.unique(months, return_inverse=True, return_counts=True)
     whole = size >= MIN_MONTH_DAYS
@@ -121,15 +110,3 @@ def corrected(p_values: Sequence[float], trials: Sequence[int], before: int) -> 
     others = [1.0] * (total - len(p_values))  # the search trials that lost
     share = 1 / (1 + 4 * before) - 1 / (1 + 4 * (before + total))
     return [min(1.0, p / share) for p in inference.holm([*p_values, *others])[: len(p_values)]]
-
-
-def _sums(coins: Sequence[tuple[NDArray[np.intp], Array]], count: int) -> Array:
-    """Return the sums [count, C] of each coin's values by their group."""
-    return np.stack(
-        [np.bincount(ids, values, minlength=count).astype(np.float64) for ids, values in coins], axis=1
-    )
-
-
-@cache
-def _weights(blocks: int) -> Array:
-    return inference.bootstrap_weights(blocks)

@@ -89,28 +89,37 @@ def apply_holm(members: Sequence[MemberScore]) -> list[MemberScore]:
 def compare(first: Sequence[MemberScore], second: Sequence[MemberScore]) -> tuple[float, float, int]:
     """Return (CRPS ratio first/second, Diebold-Mariano p, rows) of two models on their common rows.
 
-    Members are matched by symbol and timeframe, origins by time; equal weight per coin.
+    Equal weight per coin; rows and errors as in `common_losses`.
+    """
+    times, own, other = common_losses(first, second)
+    difference = _mean_difference(times, own, other)
+    lags = inference.block_length(first[0].horizon, len(difference))
+    # For a constant price both losses are 0.
+    ratios = [x.mean() / y.mean() if y.mean() > 0 else 1.0 for x, y in zip(own, other, strict=True)]
+    ratio = float(np.mean(ratios))
+    return ratio, inference.diebold_mariano(difference, lags)[1], sum(map(len, times))
+
+
+def common_losses(
+    first: Sequence[MemberScore], second: Sequence[MemberScore]
+) -> tuple[list[NDArray[np.int64]], list[Array], list[Array]]:
+    """Return, of each coin that two models share, the times [N] of their common rows and the CRPS [N] of both.
+
+    Members are matched by symbol and timeframe, rows by the time of their origin.
 
     Raises:
         ValueError: the two models have no common row.
     """
     others = {(m.symbol, m.timeframe): m for m in second}
-    pairs = [(m, others[m.symbol, m.timeframe]) for m in first if (m.symbol, m.timeframe) in others]
-    times, own, other = [], [], []
-    for a, b in pairs:
-        common, i, j = np.intersect1d(a.times, b.times, return_indices=True)
-        if len(common):
-            times.append(common)
-            own.append(a.losses["crps"][i])
-            other.append(b.losses["crps"][j])
-    if not times:
+    found = []
+    for a in first:
+        if b := others.get((a.symbol, a.timeframe)):
+            times, i, j = np.intersect1d(a.times, b.times, return_indices=True)
+            if len(times):
+                found.append((times, a.losses["crps"][i], b.losses["crps"][j]))
+    if not found:
         raise ValueError("the two models have no forecast row in common")
-    difference = _mean_difference(times, own, other)
-    lags = inference.block_length(pairs[0][0].horizon, len(difference))
-    # For a constant price both losses are 0.
-    ratios = [x.mean() / y.mean() if y.mean() > 0 else 1.0 for x, y in zip(own, other, strict=True)]
-    ratio = float(np.mean(ratios))
-    return ratio, inference.diebold_mariano(difference, lags)[1], sum(map(len, times))
+    return [times for times, _, _ in found], [own for _, own, _ in found], [other for _, _, other in found]
 
 
 def _certainty(members: Sequence[MemberScore], seed: int) -> dict[str, float]:
@@ -119,18 +128,8 @@ def _certainty(members: Sequence[MemberScore], seed: int) -> dict[str, float]:
     longest = max(map(len, times))
     length = inference.block_length(members[0].horizon, longest)
     ids = [inference.block_ids(t, length * step, int(start)) for t in times]
-    blocks = int(max(i.max() for i in ids)) + 1
-
-    def sums(name: str) -> Array:
-        pairs = zip(ids, members, strict=True)
-        return np.stack([np.bincount(i, m.losses[name], minlength=blocks) for i, m in pairs], axis=1)
-
-    draws = inference.ratio_draws(
-        sums("crps"), sums("reference_crps"), inference.bootstrap_weights(blocks, seed=seed)
-    )
-    low, high = inference.interval(draws.mean(axis=1))
-    own = [m.losses["crps"] for m in members]
-    other = [m.losses["reference_crps"] for m in members]
+    own, other = ([m.losses[name] for m in members] for name in ("crps", "reference_crps"))
+    low, high = inference.bootstrap_interval(ids, own, other, seed)
     _, p = inference.diebold_mariano(_mean_difference(times, own, other), lags=length)
     return {"test_crps_ratio_low": low, "test_crps_ratio_high": high, "test_p": p}
 

@@ -7,9 +7,11 @@ Formulas are in docs/judging.md.
 import numpy as np
 from numpy.typing import NDArray
 
+from cpbmodels.data.student_t import QUANTILES
+
 Array = NDArray[np.float64]
 
-LEVELS: Array = np.round(np.arange(1, 20) * 0.05, 2)
+LEVELS: Array = QUANTILES
 """The 19 quantile levels of every forecast: 0.05, 0.10, … 0.95."""
 
 MEDIAN = 9

@@ -10,7 +10,7 @@ from cpbmodels.data.columns import feature_frame
 from cpbmodels.data.ranges import future_range
 from schemas.errors import CpbError
 from tasks.judging import baselines
-from tasks.judging.fitted import boosted, garch, robust_har
+from tasks.judging.fitted import boosted, garch, garch_parameters, robust_har
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of
 
@@ -95,7 +95,7 @@ def test_garch_variance_is_filtered_as_arch_does(series, gamma):
     from arch import arch_model
 
     train, _ = spans(series)
-    fitted = garch(series, train, H)
+    fitted = garch_parameters(series, train)
     if gamma is not None:  # a strong asymmetry, which this market does not have
         fitted = replace(fitted, alpha=0.05, gamma=gamma, beta=0.8)
     returns = series.columns(("r_close",))[:, 0][1:] * 100

@@ -1,12 +1,11 @@
 """The gate by a backtest on daily losses: its figures, its conditions, and the correction for many recipes."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from schemas.handover import Paired
 from tasks.judging import paired as module
+from tasks.judging.member import MemberScore
 from tasks.judging.paired import DailyLosses, corrected, daily_losses, failed, min_days, paired
 
 FIRST = 19_144  # 2022-06-01
@@ -83,9 +82,8 @@ def test_common_rows_are_added_up_by_day_and_coin():
     hours = np.arange(48) * 3_600_000_000 + FIRST * 86_400_000_000
 
     def member(symbol, rows, value):
-        return SimpleNamespace(
-            symbol=symbol, times=hours[rows], losses={"crps": np.full(len(hours[rows]), value)}
-        )
+        losses = {"crps": np.full(len(hours[rows]), value)}
+        return MemberScore(symbol, "1h", "har", {}, hours[rows], losses)
 
     own = [member("A", slice(0, 30), 1.0), member("B", slice(0, 48), 2.0), member("C", slice(0, 9), 1.0)]
     other = [member("B", slice(12, 48), 3.0), member("A", slice(0, 48), 2.0)]
