@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.figures.parts import RATIO_TITLE, figure, level, nothing, number, numbers
+from tasks.figures.parts import RATIO_TITLE, figure, level, nothing, number, numbers, scatter
 from tasks.figures.theme import DASHES, Figure
 
 Row = Mapping[str, Any]
@@ -128,14 +128,10 @@ def compare_figure(first: str, second: str, rows: Sequence[Row], left_out: int =
         return nothing(apart or "The two models have no coin in common.")
     ordered = sorted(rows, key=lambda row: row["first"] if number(row["first"]) is not None else math.inf)
     coins = [str(row["symbol"]) for row in ordered]
-    joined: dict[str, list[Any]] = {"x": [], "y": []}
-    for coin, row in zip(coins, ordered, strict=True):
-        joined["x"] += [number(row["first"]), number(row["second"]), None]
-        joined["y"] += [coin, coin, None]
-    traces: list[dict[str, Any]] = [
-        {"type": "scatter", "mode": "lines", **joined, "line": {"color": "$line", "width": 3}, "hoverinfo": "skip",
-         "showlegend": False}
-    ]  # fmt: skip
+    x = [value for row in ordered for value in (number(row["first"]), number(row["second"]), None)]
+    y = [value for coin in coins for value in (coin, coin, None)]
+    joined = scatter("lines", x, y, line={"color": "$line", "width": 3}, hoverinfo="skip", showlegend=False)
+    traces = [joined]
     for key, name, i in (("first", first, 0), ("second", second, 1)):
         traces.append(
             _points(name, f"$series_{i}", ("circle", "diamond")[i], numbers(r[key] for r in ordered), coins)
@@ -190,15 +186,9 @@ def _kind(row: Row) -> int:
 
 
 def _points(name: str, colour: str, symbol: str, x: list[float | None], y: list[str]) -> dict[str, Any]:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": x,
-        "y": y,
-        "marker": {"color": colour, "symbol": symbol, "size": 10, "line": {"width": 2, "color": colour}},
-        "hovertemplate": "%{y}: %{x:.4f}<extra>%{fullData.name}</extra>",
-    }
+    marker = {"color": colour, "symbol": symbol, "size": 10, "line": {"width": 2, "color": colour}}
+    hover = "%{y}: %{x:.4f}<extra>%{fullData.name}</extra>"
+    return scatter("markers", x, y, name=name, marker=marker, hovertemplate=hover)
 
 
 def _error_bars(rows: list[Row], colour: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import polars as pl
 
-from tasks.figures.parts import figure, nothing, price_format, price_text, prices, time, times
+from tasks.figures.parts import figure, nothing, price_format, price_text, prices, scatter, time, times
 from tasks.figures.theme import Figure
 
 BANDS = ((90, "q05", "q95"), (80, "q10", "q90"), (50, "q25", "q75"))
@@ -92,46 +92,38 @@ def _volume(frame: pl.DataFrame) -> dict[str, Any]:
 
 def _bands(forecast: pl.DataFrame) -> list[dict[str, Any]]:
     return [
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": f"{band} %",
-            **_outline(forecast, low, high),
-            "fill": "toself",
-            "fillcolor": f"$band_{band}",
-            "line": {"width": 0, "color": "$model"},
-            "hoverinfo": "skip",
-        }
+        scatter(
+            "lines", *_outline(forecast, low, high), name=f"{band} %", fill="toself", fillcolor=f"$band_{band}",
+            line={"width": 0, "color": "$model"}, hoverinfo="skip",
+        )
         for band, low, high in BANDS
-    ]
+    ]  # fmt: skip
 
 
-def _outline(forecast: pl.DataFrame, low: str, high: str) -> dict[str, Any]:
-    """Return a band as a closed line: from the last close along its upper edge and back along its lower edge."""
+def _outline(forecast: pl.DataFrame, low: str, high: str) -> tuple[list[Any], list[Any]]:
+    """Return x and y of a band's outline: from the last close along its upper edge and back along its lower edge."""
     there = times(forecast["target_time"])
     origin, last = time(forecast["issued_at"][0]), prices(forecast["last_close"])[0]
     upper, lower = prices(forecast[high]), prices(forecast[low])
-    return {
-        "x": [origin, *there, *reversed(there), origin],
-        "y": [last, *upper, *reversed(lower), last],
-    }
+    return [origin, *there, *reversed(there), origin], [last, *upper, *reversed(lower), last]
 
 
 def _median(forecast: pl.DataFrame) -> dict[str, Any]:
     names = ("q05", "q10", "q25", "q75", "q90", "q95")
     rows = [[price_text(value) for value in row] for row in forecast.select(names).iter_rows()]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": "median",
-        "zorder": 2,
-        "x": [time(forecast["issued_at"][0]), *times(forecast["target_time"])],
-        "y": [*prices(forecast["last_close"])[:1], *prices(forecast["q50"])],
-        "customdata": [[price_text(prices(forecast["last_close"])[0])] * len(names), *rows],
-        "line": {"color": "$model", "width": 2},
-        "marker": {"color": "$model", "size": 4},
-        "hovertemplate": _HOVER,
-    }
+    return scatter(
+        "lines+markers", *_from_the_origin(forecast, forecast["target_time"], forecast["q50"]), name="median", zorder=2,
+        customdata=[[price_text(prices(forecast["last_close"])[0])] * len(names), *rows],
+        line={"color": "$model", "width": 2}, marker={"color": "$model", "size": 4}, hovertemplate=_HOVER,
+    )  # fmt: skip
+
+
+def _from_the_origin(
+    forecast: pl.DataFrame, ends: pl.Series, closes: pl.Series
+) -> tuple[list[Any], list[Any]]:
+    """Return x and y of closes at these times, after the last close before the forecast."""
+    x = [time(forecast["issued_at"][0]), *times(ends)]
+    return x, [*prices(forecast["last_close"])[:1], *prices(closes)]
 
 
 def _came_true(
@@ -144,36 +136,30 @@ def _came_true(
     if known.is_empty():
         return []
     return [
-        {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "name": "actual close",
-            "zorder": 2,
-            "x": [time(forecast["issued_at"][0]), *times(known["target_time"])],
-            "y": [*prices(forecast["last_close"])[:1], *prices(known["realised_close"])],
-            "line": {"color": "$real", "width": 2, "dash": "dot"},
-            "marker": {"color": "$real", "size": 6, "symbol": "diamond"},
-            "hovertemplate": "<b>%{x|%-d %b %Y %H:%M} UTC</b><br>actual close: %{y}<extra></extra>",
-        }
-    ]
+        scatter(
+            "lines+markers", *_from_the_origin(forecast, known["target_time"], known["realised_close"]),
+            name="actual close", zorder=2, line={"color": "$real", "width": 2, "dash": "dot"},
+            marker={"color": "$real", "size": 6, "symbol": "diamond"},
+            hovertemplate="<b>%{x|%-d %b %Y %H:%M} UTC</b><br>actual close: %{y}<extra></extra>",
+        )
+    ]  # fmt: skip
 
 
 def _earlier(rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the bands and medians of earlier forecasts, a trace per kind with gaps between the forecasts."""
-    band: dict[str, list[Any]] = {"x": [], "y": []}
-    middle: dict[str, list[Any]] = {"x": [], "y": []}
+    band: tuple[list[Any], list[Any]] = ([], [])
+    middle: tuple[list[Any], list[Any]] = ([], [])
     for one in rows.sort("issued_at", "step").partition_by("issued_at", maintain_order=True):
-        outline = _outline(one, "q10", "q90")
-        median = _median(one)
-        for into, part in ((band, outline), (middle, median)):
-            for axis in ("x", "y"):
-                into[axis] += [*part[axis], None]
-    common = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "legendgroup": "earlier"}
+        median = _from_the_origin(one, one["target_time"], one["q50"])
+        for into, part in ((band, _outline(one, "q10", "q90")), (middle, median)):
+            for axis, values in zip(into, part, strict=True):
+                axis += [*values, None]
+    common: dict[str, Any] = {"hoverinfo": "skip", "legendgroup": "earlier"}
     return [
-        {**common, "name": "earlier forecasts (80 %)", **band, "fill": "toself", "fillcolor": "$earlier_band",
-         "line": {"width": 0.5, "color": "$earlier"}},
-        {**common, "name": "earlier medians", **middle, "line": {"width": 1.5, "color": "$earlier", "dash": "dash"},
-         "showlegend": False},
+        scatter("lines", *band, **common, name="earlier forecasts (80 %)", fill="toself", fillcolor="$earlier_band",
+                line={"width": 0.5, "color": "$earlier"}),
+        scatter("lines", *middle, **common, name="earlier medians", showlegend=False,
+                line={"width": 1.5, "color": "$earlier", "dash": "dash"}),
     ]  # fmt: skip
 
 

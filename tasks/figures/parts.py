@@ -81,18 +81,18 @@ def price_text(price: float | None) -> str:
     return "unknown" if price is None else format(price, price_format(price))
 
 
+def scatter(mode: str, x: Sequence[Any], y: Sequence[Any], name: str = "", **more: Any) -> dict[str, Any]:
+    """Return a trace of lines or markers; `more`: its other properties."""
+    named = {"name": name} if name else {}
+    return {"type": "scatter", "mode": mode, **named, "x": list(x), "y": list(y), **more}
+
+
 def line(i: int, name: str, x: Sequence[Any], y: Sequence[Any], **more: Any) -> dict[str, Any]:
     """Return the i-th line of a figure, with a distinct colour, dash and marker."""
     colour = SERIES[i % len(SERIES)]
-    return {
-        "type": "scatter",
-        "mode": "lines+markers",
-        "name": name,
-        "x": list(x),
-        "y": list(y),
-        "line": {"color": colour, "dash": DASHES[i % len(DASHES)], "width": 2},
-        "marker": {"color": colour, "symbol": MARKERS[i % len(MARKERS)], "size": 6},
-    } | more
+    dashed = {"color": colour, "dash": DASHES[i % len(DASHES)], "width": 2}
+    marker = {"color": colour, "symbol": MARKERS[i % len(MARKERS)], "size": 6}
+    return scatter("lines+markers", x, y, name=name, line=dashed, marker=marker) | more
 
 
 def level(value: float, axis: str = "y") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from schemas.handover import MOVED, Decision
-from tasks.figures.parts import RATIO_TITLE, figure, level, line, nothing, numbers, time, times
+from tasks.figures.parts import RATIO_TITLE, figure, level, line, nothing, numbers, scatter, time, times
 from tasks.figures.theme import Figure
 
 _OUTCOMES = {
@@ -108,17 +108,13 @@ def decisions_figure(decisions: Sequence[Decision]) -> Figure:
 def _marks(name: str, symbol: str, decisions: list[Decision]) -> dict[str, Any]:
     moved = decisions[0].outcome in MOVED
     colour = "$model" if moved else "$bad" if decisions[0].outcome == "retired" else "$soft"
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": name,
-        "x": [time(one.decided_at) for one in decisions],
-        "y": [_version(one) for one in decisions],
-        "customdata": [_wrapped(one.reason) for one in decisions],
-        "marker": {"size": 11, "symbol": symbol, "color": colour, "line": {"width": 1.5, "color": colour}},
-        "hovertemplate": "<b>%{x|%-d %b %Y %H:%M} UTC</b><br>%{fullData.name}, version %{y}"
-        "<br>%{customdata}<extra></extra>",
-    }
+    return scatter(
+        "markers", [time(one.decided_at) for one in decisions], [_version(one) for one in decisions], name=name,
+        customdata=[_wrapped(one.reason) for one in decisions],
+        marker={"size": 11, "symbol": symbol, "color": colour, "line": {"width": 1.5, "color": colour}},
+        hovertemplate="<b>%{x|%-d %b %Y %H:%M} UTC</b><br>%{fullData.name}, version %{y}<br>%{customdata}"
+        "<extra></extra>",
+    )  # fmt: skip
 
 
 def _version(decision: Decision) -> str:
@@ -135,16 +131,11 @@ def _mode(record: pl.DataFrame) -> str:
 
 
 def _interval(record: pl.DataFrame) -> list[dict[str, Any]]:
-    edge = {
-        "type": "scatter",
-        "mode": "lines",
-        "line": {"width": 0},
-        "hoverinfo": "skip",
-        "legendgroup": "interval",
-    }
     days = times(record["day"])
+    edge: dict[str, Any] = {"line": {"width": 0}, "hoverinfo": "skip", "legendgroup": "interval"}
     return [
-        {**edge, "name": "upper end", "x": days, "y": numbers(record["high"]), "showlegend": False},
-        {**edge, "name": "95 % interval", "x": days, "y": numbers(record["low"]), "fill": "tonexty",
-         "fillcolor": "$interval"},
+        scatter("lines", days, numbers(record["high"]), name="upper end", showlegend=False, **edge),
+        scatter(
+            "lines", days, numbers(record["low"]), name="95 % interval", fill="tonexty", fillcolor="$interval", **edge,
+        ),
     ]  # fmt: skip

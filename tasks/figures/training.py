@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.figures.parts import figure, level, line, nothing, number, numbers
+from tasks.figures.parts import figure, level, line, nothing, number, numbers, scatter
 from tasks.figures.theme import MARKERS, SERIES, Figure
 from tasks.judging.scores import Array
 
@@ -100,16 +100,11 @@ def equity_figure(strategy: Mapping[str, Curve], hold: Mapping[str, Curve]) -> F
 def _curve(name: str, curve: Curve) -> dict[str, Any]:
     chosen = np.unique(np.linspace(0, len(curve[0]) - 1, min(len(curve[0]), MAX_POINTS)).astype(int))
     moments = curve[0][chosen].astype("datetime64[us]").astype("datetime64[s]")
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": [f"{moment}Z" for moment in moments],
-        "y": numbers(np.expm1(curve[1][chosen])),
-        "line": {"color": "$soft", "width": 0.8},
-        "showlegend": False,
-        "hovertemplate": "%{fullData.name}, %{x|%-d %b %Y}: %{y:+.1%}<extra></extra>",
-    }
+    return scatter(
+        "lines", [f"{moment}Z" for moment in moments], numbers(np.expm1(curve[1][chosen])), name=name,
+        line={"color": "$soft", "width": 0.8}, showlegend=False,
+        hovertemplate="%{fullData.name}, %{x|%-d %b %Y}: %{y:+.1%}<extra></extra>",
+    )  # fmt: skip
 
 
 def _mean(curves: Sequence[Curve]) -> Curve:

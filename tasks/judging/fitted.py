@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpbmodels.arch.presets import preset
+from cpbmodels.data.prices import segment_age
 from cpbmodels.data.ranges import RangeModel, fit_ranges, future_range
 from cpbmodels.data.series import Series
 from tasks.judging.baselines import Rows, ScaledTable, import_extra, step_scale
@@ -92,7 +93,7 @@ class Garch:
         """Return, per row, the variance of the next candle; it starts from the mean in each segment."""
         returns = np.nan_to_num(series.columns(("r_close",))[:, 0])
         shocks = (self.alpha + self.gamma * (returns < 0)) * returns**2
-        starts = np.r_[True, np.diff(series.segments) != 0]
+        starts = segment_age(series.segments) == 0
         mean = self._mean
         out, variance = np.empty(len(shocks)), mean
         for row, (shock, start) in enumerate(zip(shocks.tolist(), starts.tolist(), strict=True)):

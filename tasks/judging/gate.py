@@ -6,7 +6,7 @@ models are excluded first. docs/promotion.md explains each rule under its name h
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -107,7 +107,15 @@ class Ruling:
 
 def ineligible(candidate: Contender) -> Ruling | None:
     """Return why a candidate cannot serve any series, or None."""
-    return _first(_ALONE, candidate)
+    learnt, served, stopped = candidate.market, candidate.series.market, candidate.stopped
+    rules = {
+        "diverged": candidate.diverged and "its training diverged",
+        "aborted": stopped not in _ENDINGS and f"its training was cut short ({stopped})",
+        "market": learnt != served and f"it was trained on {learnt} candles, and the series is {served}",
+        "damaged": candidate.damage and f"its folder is damaged: {candidate.damage}",
+        "unscored": not math.isfinite(candidate.validation) and "it has no CRPS ratio on the validation span",
+    }
+    return _first(candidate, rules)
 
 
 def refused(candidate: Contender, incumbent: Contender, force: str = "") -> Ruling | None:
@@ -116,31 +124,21 @@ def refused(candidate: Contender, incumbent: Contender, force: str = "") -> Ruli
     Args:
         force: the user's reason for letting an older `--as-of` replace a newer champion, "" if none was given.
     """
-    if force and is_older(candidate, incumbent):  # so it also has fewer candles
-        return _first({"horizon": _horizon, "smoke": _smoke}, candidate, incumbent)
-    return _first(_AGAINST, candidate, incumbent)
-
-
-def _diverged(candidate: Contender) -> str:
-    return "its training diverged" if candidate.diverged else ""
-
-
-def _aborted(candidate: Contender) -> str:
-    cut = candidate.stopped not in _ENDINGS
-    return f"its training was cut short ({candidate.stopped})" if cut else ""
-
-
-def _market(candidate: Contender) -> str:
-    learnt, served = candidate.market, candidate.series.market
-    return f"it was trained on {learnt} candles, and the series is {served}" if learnt != served else ""
-
-
-def _damaged(candidate: Contender) -> str:
-    return f"its folder is damaged: {candidate.damage}" if candidate.damage else ""
-
-
-def _unscored(candidate: Contender) -> str:
-    return "" if math.isfinite(candidate.validation) else "it has no CRPS ratio on the validation span"
+    older, other_horizon = is_older(candidate, incumbent), candidate.horizon != incumbent.horizon
+    rules = {
+        "older": older and not force
+        and f"its candles end at {candidate.tested_until:%Y-%m-%d %H:%M}, the champion's at "
+        f"{incumbent.tested_until:%Y-%m-%d %H:%M} (give --force REASON to go back)",
+        "smoke": candidate.provisional and not incumbent.provisional
+        and f"the preset {PROVISIONAL} never replaces a champion of the preset {incumbent.recipe.preset}",
+        "horizon": incumbent.horizon and other_horizon
+        and f"it forecasts {candidate.horizon} candles and the champion {incumbent.horizon}, so no rows compare them "
+        "(`cpb promote` can force it)",
+        # an older candidate that is forced also has fewer candles
+        "fewer-candles": candidate.candles < incumbent.candles and not (older and force)
+        and f"it learnt from {candidate.candles} candles, the champion from {incumbent.candles}",
+    }  # fmt: skip
+    return _first(candidate, rules)
 
 
 def is_older(candidate: Contender, incumbent: Contender) -> bool:
@@ -149,48 +147,11 @@ def is_older(candidate: Contender, incumbent: Contender) -> bool:
     return ends[0] is not None and ends[1] is not None and ends[0] < ends[1]
 
 
-def _older(candidate: Contender, incumbent: Contender) -> str:
-    if not is_older(candidate, incumbent):
-        return ""
-    return (
-        f"its candles end at {candidate.tested_until:%Y-%m-%d %H:%M}, the champion's at "
-        f"{incumbent.tested_until:%Y-%m-%d %H:%M} (give --force REASON to go back)"
-    )
-
-
-def _fewer_candles(candidate: Contender, incumbent: Contender) -> str:
-    if not candidate.candles < incumbent.candles:
-        return ""
-    return f"it learnt from {candidate.candles} candles, the champion from {incumbent.candles}"
-
-
-def _horizon(candidate: Contender, incumbent: Contender) -> str:
-    if not incumbent.horizon or candidate.horizon == incumbent.horizon:
-        return ""
-    return (
-        f"it forecasts {candidate.horizon} candles and the champion {incumbent.horizon}, so no rows compare them "
-        "(`cpb promote` can force it)"
-    )
-
-
-def _smoke(candidate: Contender, incumbent: Contender) -> str:
-    if not candidate.provisional or incumbent.provisional:
-        return ""
-    return f"the preset {PROVISIONAL} never replaces a champion of the preset {incumbent.recipe.preset}"
-
-
-_ALONE: Mapping[str, Callable[..., str]] = {
-    "diverged": _diverged, "aborted": _aborted, "market": _market, "damaged": _damaged, "unscored": _unscored,
-}  # fmt: skip
-_AGAINST: Mapping[str, Callable[..., str]] = {
-    "older": _older, "smoke": _smoke, "horizon": _horizon, "fewer-candles": _fewer_candles,
-}  # fmt: skip
-
-
-def _first(rules: Mapping[str, Callable[..., str]], *models: Contender) -> Ruling | None:
-    for name, rule in rules.items():
-        if reason := rule(*models):
-            return Ruling("kept", name, f"{models[0].recipe} was not considered: {reason}")
+def _first(candidate: Contender, rules: Mapping[str, object]) -> Ruling | None:
+    """Return the ruling of the first rule with a reason; a rule that does not apply has a false value."""
+    for name, reason in rules.items():
+        if reason:
+            return Ruling("kept", name, f"{candidate.recipe} was not considered: {reason}")
     return None
 
 
