@@ -59,8 +59,8 @@ def add_forecasts(
         timeframe: length of a candle, such as 1h; the model must have been trained on it.
         model: a model, or its folder (read once a process).
         steps: which of the candles ahead, from 1 to the model's horizon; None: all of them.
-        known_until: the end of what the model has seen, for a model that does not say so itself; of two times the later
-            one counts.
+        known_until: the end of what the model has seen, for a model that does not say so itself; of two times the
+            later counts.
 
     Returns:
         The table with new columns for every step h, rounded to 6 digits:
@@ -120,7 +120,7 @@ class RiskFromForecast:
     """
 
     cpb_models: str | Path = "cpb"
-    """Folder, absolute or in `user_data`: one model for all pairs, or one for each as SYMBOL/TIMEFRAME, such as
+    """Folder, absolute or in `user_data`: one model for all pairs, or a model for each as SYMBOL/TIMEFRAME, such as
     `BTCUSDT/1h`, the layout of `cpb publish`."""
     cpb_horizon: int = 10
     """Candles ahead for which risk is measured and the stop is set."""
@@ -176,9 +176,9 @@ class RiskFromForecast:
         after_fill: bool,
         **kwargs: Any,
     ) -> float | None:
-        """The 5 % quantile of the close `cpb_horizon` candles ahead (for a short the 95 % one), as freqtrade wants it.
+        """The 5 % quantile of the close `cpb_horizon` candles ahead (for a short the 95 % quantile), for freqtrade.
 
-        Each new candle brings a new one, and freqtrade moves a stop in the trade's favour only; without a forecast the
+        Each new candle brings a new stop, and freqtrade moves a stop in the trade's favour only; without a forecast the
         stop stays.
         """
         from freqtrade.strategy import stoploss_from_absolute

@@ -231,7 +231,7 @@ def alarms(evidence: Array) -> Array:
 
 
 def delays(evidence: Array, onset: Array) -> Array:
-    """Return the days [N] from the onset (hours, [N]) to the alarm, inf without one; NaN where one stood before."""
+    """Return the days [N] from the onset (hours, [N]) to the alarm, inf if none; NaN where an alarm stood before."""
     hours = np.arange(len(evidence))[:, None]
     high = evidence >= ALARM
     first = np.where((high & (hours >= onset)).any(axis=0), (high & (hours >= onset)).argmax(axis=0), np.inf)

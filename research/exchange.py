@@ -9,8 +9,8 @@ twice. Two years of candles, because 740 are what daily candles need to be judge
 makes its files in the driver, so its seconds are part of ingest's.
 
 Of each stage: wall seconds, CPU seconds (with those of the trainers' processes) and the driver's largest memory, and
-the first two per series. `flat` compares the CPU seconds a series of the largest rung with those of the smallest one of
-40 series or more. Bytes of MLflow's database are given for each of its tables and indexes, per member.
+the first two per series. `flat` compares the CPU seconds a series of the largest rung with those of the smallest rung
+of 40 series or more. Bytes of MLflow's database are given for each of its tables and indexes, per member.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from typing import Any
 ARCHITECTURES = "har,robust-har"
 _SAMPLE_S = 0.05
 _LEAST_SERIES = 40
-"""Series from which on the cost of one must be level: below, what a run costs once weighs too much."""
+"""Series from which on the cost of a series must be level: below, what a run costs once weighs too much."""
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -48,7 +48,7 @@ class Cost:
 
 
 class Meter:
-    """Seconds and memory of this process by stage; a stage within another one is taken out of it."""
+    """Seconds and memory of this process by stage; a stage within another stage is taken out of it."""
 
     def __init__(self) -> None:
         self.costs: dict[str, Cost] = defaultdict(Cost)
@@ -187,7 +187,7 @@ def rung_in_its_own_process(symbols: int, options: dict[str, Any], below: Path |
 
 
 def flatness(rungs: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return, by stage, the CPU seconds a series of the largest rung over those of the smallest one that counts."""
+    """Return, by stage, the CPU seconds a series of the largest rung over those of the smallest rung that counts."""
     counted = [rung for rung in rungs if rung["series"] >= _LEAST_SERIES]
     if len(counted) < 2:
         return {}

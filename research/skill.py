@@ -334,7 +334,7 @@ def main() -> None:
     parser.add_argument("--home", required=True, type=Path, help="folder for candles, models and losses")
     parser.add_argument("--timeframe", choices=sorted(PLANS), default="1h")
     parser.add_argument("--refit", type=int, default=REFIT, help="months between two refits")
-    parser.add_argument("--newest", type=int, help="compute this many months alone, the last ones")
+    parser.add_argument("--newest", type=int, help="compute this many months alone, the newest")
     parser.add_argument("--table", action="store_true", help="print the table of what is stored")
     asked = parser.parse_args()
     torch.set_num_threads(1)

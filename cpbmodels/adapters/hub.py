@@ -51,7 +51,7 @@ def from_hub(
         symbol: as in `BTCUSDT`.
         timeframe: as in `1h`.
         revision: branch, tag or whole commit hash; None: the newest commit.
-        market: "spot", "um", "cm", "own" for models of the publisher's own candles, or "sim" for simulated ones.
+        market: "spot", "um", "cm", "own" for models of the publisher's own candles, or "sim" for simulated candles.
 
     Raises:
         ModelError: huggingface_hub is not installed; the Hub cannot be reached; there is no such repository, revision
@@ -187,7 +187,7 @@ def _no_revision(repo: str, revision: str | None) -> str:
 def _refused(repo: str, hub: str, error: Exception) -> str:
     status = getattr(getattr(error, "response", None), "status_code", None)
     if status == 401:
-        return "The Hub does not accept the token (401): set HF_TOKEN to a valid one, or unset it for public models."
+        return "The Hub does not accept the token (401): set HF_TOKEN to a valid token, or unset it for public models."
     if status is not None:
         return f"The Hub at {hub} answered {status} to the request for {repo}: try again later."
     return f"The Hub at {hub} cannot be reached ({type(error).__name__}): check the network and HF_ENDPOINT."

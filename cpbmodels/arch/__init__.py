@@ -62,7 +62,7 @@ def architectures() -> list[str]:
 
 
 def architecture(name: str) -> ArchitectureInfo:
-    """What is known of an architecture by name. ModelError for an unknown or unusable one; imports torch."""
+    """What is known of an architecture by name. ModelError if it is unknown or unusable; imports torch."""
     found = find(name)
     points = () if name in _BUILT_IN else _registered()[name]
     return ArchitectureInfo(

@@ -55,7 +55,7 @@ class ArchitectureSpec:
         losses equal to four digits), so `mixed_precision="auto"` chooses them there.
     exportable: it can be written for other languages (`cpbmodels.adapters.onnx`): no loop over the steps.
     threads_from_width: `hidden_dim` from which one member's products are worth more than one CPU core; None: never.
-        A step of many small products is slower with threads: two took 3.5 times as long as one on a recurrent net.
+        A step of many small products is slower with threads: on a recurrent net, two threads took 3.5 times as long.
     """
 
     sizes: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ backward for all members.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,6 +41,12 @@ def cell_params(name: str, gates: int, inputs: int, hidden: int) -> list[Param]:
         Param(f"{name}.b_ih", (1, rows), bound),
         Param(f"{name}.b_hh", (1, rows), bound),
     ]
+
+
+def stacked_params(names: Sequence[str], gates: int, inputs: int, hidden: int) -> list[Param]:
+    """`cell_params` of layers one above the other: the first reads `inputs` columns, the others a state."""
+    each = (cell_params(name, gates, hidden if depth else inputs, hidden) for depth, name in enumerate(names))
+    return [param for params in each for param in params]
 
 
 def gru_cell(inputs: Tensor, hidden: Tensor, h: Tensor) -> Tensor:
@@ -89,26 +96,12 @@ class _GruCell(torch.autograd.Function):
 
 
 def lstm_cell(inputs: Tensor, hidden: Tensor, c: Tensor) -> State:
-    """Next (h, c) from input gates and hidden gates [K, B, 4H] (input, forget, cell, output) and the cell state."""
-    if on_gpu(c):
-        next_h, next_c, _ = fused_lstm_cell(inputs.flatten(0, 1), hidden.flatten(0, 1), c.flatten(0, 1))
-        return next_h.view_as(c), next_c.view_as(c)
-    return _LstmCell.apply(inputs, hidden, c)
+    """Next (h, c) from input gates and hidden gates [K, B, 4H] (input, forget, cell, output) and the cell state.
 
-
-class _LstmCell(torch.autograd.Function):
-    """`lstm_gates` as one autograd node; both kinds of gates enter as a sum, so they have the same gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, hidden: Tensor, c: Tensor) -> State:
-        next_h, next_c, *saved = lstm_gates(inputs + hidden, c)
-        ctx.save_for_backward(c, *saved)
-        return next_h, next_c
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
-        d_gates, d_c = lstm_gates_backward(grad, grad_c, *ctx.saved_tensors)
-        return d_gates, d_gates, d_c
+    On a GPU alone: on a CPU, `deferred.DeferredLstm` multiplies both kinds of gates as one.
+    """
+    next_h, next_c, _ = fused_lstm_cell(inputs.flatten(0, 1), hidden.flatten(0, 1), c.flatten(0, 1))
+    return next_h.view_as(c), next_c.view_as(c)
 
 
 def lstm_gates(total: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
-from cpbmodels.arch.cells import GRU_GATES, cell_params, gru_cell
+from cpbmodels.arch.cells import GRU_GATES, gru_cell, stacked_params
 from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, step_params
 from cpbmodels.arch.draws import Draws, dropout
 from cpbmodels.arch.layers import Param, Weights, linear, linear_params
@@ -49,11 +49,9 @@ class Gru(Architecture):
     @override
     def params(self) -> list[Param]:
         H = self.options.hidden_dim
-        out = []
-        for part, inputs in (("encoder", self.inputs), ("decoder", 4)):
-            for depth, name in enumerate(self.layers(part)):
-                out += cell_params(name, GRU_GATES, H if depth else inputs, H)
-        return [*out, *linear_params("key", H, H), *step_params("out", 2 * H, self.head.size)]
+        encoder = stacked_params(self.layers("encoder"), GRU_GATES, self.inputs, H)
+        decoder = stacked_params(self.layers("decoder"), GRU_GATES, 4, H)
+        return [*encoder, *decoder, *linear_params("key", H, H), *step_params("out", 2 * H, self.head.size)]
 
     @classmethod
     @override
@@ -124,10 +122,8 @@ class ClassifierGru(Architecture):
     @override
     def params(self) -> list[Param]:
         H = self.options.hidden_dim
-        out = []
-        for depth, name in enumerate(self.layers("encoder")):
-            out += cell_params(name, GRU_GATES, H if depth else self.inputs, H)
-        return [*out, *linear_params("out", H, self.head.size)]
+        encoder = stacked_params(self.layers("encoder"), GRU_GATES, self.inputs, H)
+        return [*encoder, *linear_params("out", H, self.head.size)]
 
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:

@@ -118,6 +118,12 @@ def has_line(options: Preset) -> bool:
     return options.head == "student-t"
 
 
+def with_candle(log_scale: Tensor, w: Weights) -> Tensor:
+    """Raw [K, B, H, 4] of the head `scaled`: log-scale [K, B, H], and from w["candle"] [K, 3, H] open, high, low."""
+    open_, high, low = (row.unsqueeze(1).expand_as(log_scale) for row in w["candle"].unbind(1))
+    return torch.stack([open_, log_scale, high, low], -1)
+
+
 class RobustHar(OfOneCandle):
     """Serves what `cpbmodels.data.ranges` fits; the hour of the week is added to its log-scale by the net."""
 
@@ -147,9 +153,7 @@ class RobustHar(OfOneCandle):
 
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
-        log_scale = linear(batch.inputs.flatten(2), w, "out")
-        open_, high, low = (row.unsqueeze(1).expand_as(log_scale) for row in w["candle"].unbind(1))
-        return torch.stack([open_, log_scale, high, low], -1)
+        return with_candle(linear(batch.inputs.flatten(2), w, "out"), w)
 
     @override
     def solve(self, data: MemberData) -> dict[str, np.ndarray]:

@@ -17,11 +17,11 @@ from typing_extensions import override
 
 from cpbmodels.arch.base import ArchitectureSpec, Batch, MemberData
 from cpbmodels.arch.draws import Draws
-from cpbmodels.arch.har import HAR_COLUMNS, OfOneCandle
+from cpbmodels.arch.har import HAR_COLUMNS, OfOneCandle, with_candle
 from cpbmodels.arch.layers import Param, embed, linear, linear_params
 from cpbmodels.arch.layers import Weights as Views
 from cpbmodels.arch.options import Preset
-from cpbmodels.data.ranges import RIDGE_PENALTY, RangeModel, TrainingOrigins, fit_ranges
+from cpbmodels.data.ranges import RangeModel, TrainingOrigins, fit_ranges, solve_ridge
 from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, QUARTERS_PER_DAY
 
 DAY_US = 86_400_000_000
@@ -68,9 +68,7 @@ class Line(OfOneCandle):
 
     def line(self, columns: Tensor, quarter: Tensor, w: Views) -> Tensor:
         """[K, B, H, 4]: open, log-scale, high and low, from columns [K, B, D] and the quarter's code [K, B]."""
-        log_scale = linear(columns, w, "out") + embed(quarter, w["quarter"])
-        open_, high, low = (row.unsqueeze(1).expand_as(log_scale) for row in w["candle"].unbind(1))
-        return torch.stack([open_, log_scale, high, low], -1)
+        return with_candle(linear(columns, w, "out") + embed(quarter, w["quarter"]), w)
 
     @override
     def solve(self, data: MemberData) -> dict[str, np.ndarray]:
@@ -126,6 +124,4 @@ def _market_from_own(model: RangeModel, training: TrainingOrigins) -> np.ndarray
         design = np.column_stack([np.ones(len(rows)), rows[:, : len(OWN)]])
         gram += design.T @ design
         moment += design.T @ rows[:, len(OWN) :]
-    penalty = RIDGE_PENALTY * np.eye(own)
-    penalty[0, 0] = 0
-    return np.linalg.solve(gram + penalty, moment)
+    return solve_ridge(gram, moment)

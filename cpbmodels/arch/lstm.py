@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
-from cpbmodels.arch.cells import LSTM_GATES, State, cell_params
+from cpbmodels.arch.cells import LSTM_GATES, State, stacked_params
 from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, LstmStep, lstm_step, step_params
 from cpbmodels.arch.draws import Draws
 from cpbmodels.arch.layers import Param, Weights, linear, linear_params
@@ -52,12 +52,14 @@ class Lstm(Architecture):
     @override
     def params(self) -> list[Param]:
         H = self.options.hidden_dim
-        out = []
-        for part, inputs in (("encoder", self.inputs), ("decoder", 4)):
-            for depth, name in enumerate(self.layers(part)):
-                out += cell_params(name, LSTM_GATES, H if depth else inputs, H)
-        out += [*step_params("query", H, H), *linear_params("memory", H, 2 * H)]
-        return [*out, *step_params("mix", H, H), *step_params("out", 2 * H, self.head.size)]
+        encoder = stacked_params(self.layers("encoder"), LSTM_GATES, self.inputs, H)
+        decoder = stacked_params(self.layers("decoder"), LSTM_GATES, 4, H)
+        attention = [
+            *step_params("query", H, H),
+            *linear_params("memory", H, 2 * H),
+            *step_params("mix", H, H),
+        ]
+        return [*encoder, *decoder, *attention, *step_params("out", 2 * H, self.head.size)]
 
     @classmethod
     @override

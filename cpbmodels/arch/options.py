@@ -123,7 +123,7 @@ MAX_NAME = 200  # characters of a column's name
 COMMON_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "default": {
-            # Few validations on purpose: with one every 20 steps, its noise chose the model.
+            # Few validations on purpose: with a validation every 20 steps, its noise chose the model.
             "steps_per_epoch": 100,
             "batch_size": 512,
             "epochs": 12,

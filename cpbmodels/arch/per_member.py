@@ -27,7 +27,7 @@ IN_RATE = ("lr", "schedule", "warmup_steps", "step_size", "step_gamma", "epochs"
 PER_MEMBER = (*IN_STEP, *IN_RATE, "patience")
 
 PerRow = float | Tensor
-"""One value for all rows, or a float64 tensor [K] with one for each."""
+"""One value for all rows, or a float64 tensor [K] with a value for each."""
 
 _COMMON = {name: getattr(Preset(), name) for name in PER_MEMBER}
 
@@ -40,7 +40,7 @@ def by_row(value: PerRow, like: Tensor) -> PerRow:
 
 
 def is_exactly(value: PerRow, constant: float) -> bool:
-    """Whether it is this constant in all rows. One that is special in a step (`fleet_key`) is so in all or in none."""
+    """Whether it is this constant in all rows. What is special in a step (`fleet_key`) is so in all rows or in none."""
     return not isinstance(value, Tensor) and value == constant
 
 

@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _with_calendar(options: Preset) -> Preset:
-    """With `calendar_dim` 0 the hour shifts the log-scale: for a head without one it is embedded instead."""
+    """With `calendar_dim` 0 the hour shifts the log-scale: for a head without a log-scale it is embedded instead."""
     from cpbmodels.arch.heads import HEADS  # torch: readers of this module's data must not have to import it
 
     if options.calendar and not options.calendar_dim and not HEADS[options.head].has_log_scale:

@@ -66,8 +66,8 @@ SIGMA = (
 """The volatility, sigma_t, in words."""
 
 SEGMENT = (
-    "a run of candles without a missing one and without |ln(open_t / close_{t-1})| > ln 3; nothing is computed across "
-    "its start, whose first row has no return"
+    "a run of candles without a missing candle and without |ln(open_t / close_{t-1})| > ln 3; nothing is computed "
+    "across its start, whose first row has no return"
 )
 """A segment in words."""
 
@@ -128,7 +128,7 @@ def _location() -> pl.Expr:
 
 
 def _volume_change() -> pl.Expr:
-    """ln of the volume against the candle before, in [-5, 5]; an idle market after an idle one is 0."""
+    """ln of the volume against the candle before, in [-5, 5]; an idle candle after an idle candle is 0."""
     now, before = pl.col("volume"), pl.col("volume").shift(1)
     change = (now / before).log().clip(-5, 5)
     first = pl.col("segment").diff().fill_null(1) != 0

@@ -12,7 +12,7 @@ FEATURE_WARMUP = ROLLING[-1]
 """Candles after a listing or a hole until all features exist: the longest rolling window, a week of hours."""
 
 EMBARGO = FEATURE_WARMUP + HORIZON
-"""Candles between two spans, so that no candle is an input of one and a target of the other."""
+"""Candles between two spans, so that no candle is an input in one span and a target in the other."""
 
 SEGMENT_JUMP = math.log(3)
 """|ln(open / close before)| beyond which features restart: no market moves threefold between adjacent candles."""

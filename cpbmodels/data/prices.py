@@ -54,15 +54,21 @@ def candle_columns(
     Returns names, float64 [rows, 6] and volatility [rows]: `r_x` = ln(x_t / close_{t-1}), `abs_return` =
     |r_close|, `log_sigma` = ln EWMA volatility (NaN for a segment's first 24 returns).
     """
-    segments = np.asarray(segments)
-    starts = np.concatenate([[True], segments[1:] != segments[:-1]]) if len(segments) else np.zeros(0, bool)
+    age = segment_age(np.asarray(segments))
+    starts = age == 0
     previous = np.concatenate([[np.nan], prices[:-1, 3]])[: len(prices)]
     returns = np.log(prices / np.where(starts, np.nan, previous)[:, None])
     volatility = ewma_volatility(returns[:, 3], starts)
-    age = np.arange(len(prices)) - np.maximum.accumulate(np.where(starts, np.arange(len(prices)), 0))
     log_sigma = np.where(age >= SIGMA_WARMUP, np.log(volatility), np.nan)
     columns = np.column_stack([returns, np.abs(returns[:, 3]), log_sigma])
     return CANDLE_COLUMNS, columns, volatility
+
+
+def segment_age(segments: np.ndarray) -> np.ndarray:
+    """Candles since the segment's first, int64 [rows], of the segments' ids [rows]."""
+    rows = np.arange(len(segments))
+    first = np.concatenate([[True], segments[1:] != segments[:-1]])[: len(rows)]
+    return rows - np.maximum.accumulate(np.where(first, rows, 0))
 
 
 def ewma_volatility(returns: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -5,9 +5,9 @@ Here, with N origins and F columns, for each of the steps h = 1 .. H:
 
 1. Target [N, H]: ln(mean log-range of the next h candles / volatility at the origin), at least ln(MIN_RANGE). The range
    says more about a candle's volatility than its return does; as a logarithm with a floor it is robust to outliers.
-2. Design [N, 1 + F + 168]: a one, the columns of the last candle (by default the logs of mean ranges and mean |returns|
-   over the last 1 .. 168 candles, and the log volatility), and the hour of the week one-hot; the architecture `line`
-   adds the quarter of the day, 96 columns more.
+2. Design [N, 1 + F + 168]: the constant 1, the columns of the last candle (by default the logs of mean ranges and mean
+   |returns| over the last 1 .. 168 candles, and the log volatility), and the hour of the week one-hot; the architecture
+   `line` adds the quarter of the day, 96 columns more.
 3. Ridge regression: solve (X^T X + RIDGE_PENALTY I) w = X^T y, the intercept unpenalised.
 4. Distribution: exp(prediction) x volatility x sqrt(h) is the scale; the training moves divided by their scale give one
    table of quantiles per step, and the forecast is scale x table. `shape` can restrict the table to later origins.
@@ -112,14 +112,19 @@ def fit_ranges(
     empty = np.zeros((0, 0))
     blank = RangeModel(names, calendar, clip, empty, empty, empty, empty, empty, quarter)
     gram, moment = _normal_equations(blank, training, horizon)
-    penalty = RIDGE_PENALTY * np.eye(len(gram))
-    penalty[0, 0] = 0  # the intercept is not shrunk
-    weights = np.linalg.solve(gram + penalty, moment)
+    weights = solve_ridge(gram, moment)
     dense = 1 + len(names)
     hours = weights[dense : dense + HOURS_PER_WEEK] if calendar else np.zeros((HOURS_PER_WEEK, horizon))
     quarters = weights[-QUARTERS_PER_DAY:] if quarter else empty
     fitted = replace(blank, level=weights[0], slopes=weights[1:dense], hours=hours, quarters=quarters)
     return _with_quantiles(fitted, training if shape is None else _with_origins(shape), horizon)
+
+
+def solve_ridge(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
+    """w [D, H] of (X^T X + RIDGE_PENALTY I) w = X^T y; column 0 of X is the intercept, which is not shrunk."""
+    penalty = RIDGE_PENALTY * np.eye(len(gram))
+    penalty[0, 0] = 0
+    return np.linalg.solve(gram + penalty, moment)
 
 
 def _with_origins(training: TrainingOrigins) -> TrainingOrigins:

@@ -290,7 +290,7 @@ def _spans(rows: int, validation: float, test: float, embargo: int | None) -> di
 
 
 def contiguous_runs(times: np.ndarray | None, rows: int) -> np.ndarray:
-    """Segment ids [rows]: a new one wherever the step between open times differs from the median step."""
+    """Segment ids [rows]: a new segment wherever the step between open times differs from the median step."""
     if times is None or rows < 3:
         return np.zeros(rows, dtype=np.int64)
     steps = np.diff(np.asarray(times, dtype=np.int64))

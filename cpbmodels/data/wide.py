@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpbmodels.data.figures import CEILING, FLOOR
+from cpbmodels.data.prices import segment_age
 
 if TYPE_CHECKING:
     from cpbmodels.data.series import Series
@@ -69,7 +70,7 @@ DEFINITIONS: dict[str, str] = {
     },
     **{
         f"volume_{n}": f"mean over the last {n} candles minus mean over the last {WEEK} of ln(volume x (high + low + "
-        f"close) / 3), the volume as the sum of log_volume_change, in [-{MAX_VOLUME:g}, {MAX_VOLUME:g}]; 0 without one"
+        f"close) / 3), the volume as the sum of log_volume_change, in [-{MAX_VOLUME:g}, {MAX_VOLUME:g}]; 0 if unknown"
         for n in VOLUMES
     },
     **{f"market_return_{n}": f"mean of return_{n} over all coins with a candle t" for n in MARKET_RETURNS},
@@ -169,7 +170,7 @@ def wide_columns(series: Series) -> np.ndarray:
 class _Windows:
     """Means over windows that lie in one segment."""
 
-    total: np.ndarray  # cumulative sum, one longer than the rows
+    total: np.ndarray  # cumulative sum, rows + 1 values
     age: np.ndarray  # candles since the segment's first
 
     @classmethod
@@ -188,7 +189,7 @@ class _Windows:
 
 def _own(series: Series) -> np.ndarray:
     """`OWN_COLUMNS` [rows, 21]."""
-    age, sigma = _age(series), series.volatility
+    age, sigma = segment_age(series.segments), series.volatility
     ranges = _Windows.of(series.columns(("log_range",))[:, 0], age)
     week = ranges.mean(WEEK)
     columns = [_logarithm(ranges.mean(n) / sigma) for n in RANGES]
@@ -206,18 +207,11 @@ def _own(series: Series) -> np.ndarray:
     return np.nan_to_num(np.stack(columns, axis=1).astype(np.float64), posinf=0.0, neginf=0.0)
 
 
-def _age(series: Series) -> np.ndarray:
-    """Candles since the segment's first [rows]."""
-    rows = np.arange(len(series))
-    first = np.concatenate([[True], series.segments[1:] != series.segments[:-1]])[: len(rows)]
-    return rows - np.maximum.accumulate(np.where(first, rows, 0))
-
-
 def _return(series: Series, n: int) -> np.ndarray:
     """The column `return_{n}` [rows], NaN where the segment is younger."""
     closes, moved = np.log(series.prices[:, 3]), np.full(len(series), np.nan)
     moved[n:] = closes[n:] - closes[:-n]
-    known = _age(series) >= n
+    known = segment_age(series.segments) >= n
     return np.where(known, moved / (series.volatility * np.sqrt(n)), np.nan).clip(-MAX_RETURN, MAX_RETURN)
 
 

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,33 +57,26 @@ def _tensors(out: Any) -> Iterator[torch.Tensor]:
             yield item
 
 
-@dataclass(frozen=True)
-class Placement:
-    """Where a training step ran: GPU kernels with their time in µs, and the operators that gave CPU tensors.
-
-    No kernels are listed on a CPU, nor on a GPU without CUPTI, the library through which the profiler sees them.
-    """
-
-    kernels: dict[str, float]
-    cpu_ops: tuple[str, ...]
-
-    def on(self, device: torch.device) -> bool:
-        """Whether the step ran on this device and nowhere else.
-
-        On a GPU the operators decide: an operator without a CPU tensor ran there, whether or not its kernel was seen.
-        """
-        return not (self.kernels if device.type == "cpu" else self.cpu_ops)
-
-
-def observe(step: Callable[[], object], device: torch.device) -> Placement:
-    """Run `step` once under a dispatch mode and, on a GPU, once under the profiler; return where it ran."""
+def operators_on_cpu(step: Callable[[], object]) -> tuple[str, ...]:
+    """Run `step` once; the operators that gave CPU tensors."""
     with OpLog() as log:
         step()
-    return Placement(kernels(step, device) if device.type == "cuda" else {}, tuple(log.on_cpu))
+    return tuple(log.on_cpu)
+
+
+def ran_on(device: torch.device, cpu_ops: Sequence[str]) -> bool:
+    """Whether a step with these operators on the CPU ran on this device and nowhere else.
+
+    On a GPU the operators decide: an operator without a CPU tensor ran there, whether or not its kernel was seen.
+    """
+    return device.type == "cpu" or not cpu_ops
 
 
 def kernels(step: Callable[[], object], device: torch.device) -> dict[str, float]:
-    """The GPU kernels of one `step` with their time in µs, longest first; copies are left out."""
+    """The GPU kernels of one `step` with their time in µs, longest first; copies are left out.
+
+    Empty on a GPU without CUPTI, the library through which the profiler sees kernels.
+    """
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
         step()
         torch.cuda.synchronize(device)
@@ -115,18 +107,15 @@ def lstm_placement(device: torch.device) -> dict[str, Any]:
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    seen = observe(lstm_step(device), device)
-    ran = seen.on(device)
+    step = lstm_step(device)
+    cpu_ops = operators_on_cpu(step)
+    seen = kernels(step, device) if gpu else {}
+    ran = ran_on(device, cpu_ops)
     return {
         "ran_on_device": ran,
-        "kernels": dict(list(seen.kernels.items())[:8]),
-        "recurrent_kernels": [name for name in seen.kernels if is_recurrent(name)],
-        "cpu_ops": list(seen.cpu_ops),
+        "kernels": dict(list(seen.items())[:8]),
+        "recurrent_kernels": [name for name in seen if re.search("rnn|lstm|gru", name.lower())],
+        "cpu_ops": list(cpu_ops),
         "gpu_mem_peak_mb": torch.cuda.max_memory_allocated(device) / 2**20 if gpu else 0.0,
         "explanation": LSTM_EXPLANATION if gpu and ran else "",
     }
-
-
-def is_recurrent(kernel: str) -> bool:
-    """Whether a kernel is recurrent by its name, as cuDNN gives it."""
-    return re.search("rnn|lstm|gru", kernel.lower()) is not None

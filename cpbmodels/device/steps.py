@@ -13,7 +13,7 @@ from cpbmodels.arch import find, usable
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import preset
 from cpbmodels.data.series import Series
-from cpbmodels.device.placement import OpLog, kernels
+from cpbmodels.device.placement import kernels, operators_on_cpu, ran_on
 from cpbmodels.device.probe import seconds
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, make_task
@@ -100,11 +100,8 @@ def seed_size(architecture: str) -> Preset:
 
 def placement_of(step: Callable[[], object], device: torch.device) -> str:
     """ "all on cuda:0", or which operators of a step gave CPU tensors."""
-    with OpLog() as log:
-        step()
-    if device.type == "cpu" or not log.on_cpu:
-        return f"all on {device}"
-    return f"on the CPU: {', '.join(log.on_cpu)}"
+    cpu_ops = operators_on_cpu(step)
+    return f"all on {device}" if ran_on(device, cpu_ops) else f"on the CPU: {', '.join(cpu_ops)}"
 
 
 def fleet_step(

@@ -127,7 +127,7 @@ def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file by way of a temporary one beside it: flushed to disk, then renamed over the old one."""
+    """Write a file by way of a temporary file beside it: flushed to disk, then renamed over the old file."""
     # Not tempfile's, which are for their owner alone: a model's mode follows the umask, as that of any other file.
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:

@@ -17,7 +17,7 @@ from torch import Tensor
 from cpbmodels.arch.base import MemberData
 from cpbmodels.fleet.bank import Bank, Task, evenly_spread
 from cpbmodels.fleet.fleet import Fleet
-from cpbmodels.fleet.loop import EpochCost, Job, Loop, Stopped
+from cpbmodels.fleet.loop import Job, Loop, Stopped
 from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import windows_in_flight
 
@@ -29,7 +29,7 @@ def unscaled(tasks: list[Task]) -> list[Task]:
     return [replace(one, mean=np.zeros_like(one.mean), inverse=np.ones_like(one.inverse)) for one in tasks]
 
 
-def solve(job: Job, loop: Loop) -> EpochCost:
+def solve(job: Job, loop: Loop) -> None:
     """Solve every member separately and write it into the fleet; one epoch of history with the head's losses.
 
     `train_loss` is taken on at most as many training windows as there are for validation, evenly spread.
@@ -54,7 +54,6 @@ def solve(job: Job, loop: Loop) -> EpochCost:
             progress.stopped, progress.reason = "closed_form", REASON
     loop.epoch, loop.windows = 1, sum(len(task.train) for task in loop.tasks)
     loop.seconds = time.perf_counter() - started
-    return EpochCost(loop.windows / loop.seconds, loop.seconds, loop.monitor.latest())
 
 
 def set_initial_weights(job: Job, fleet: Fleet, bank: Bank, tasks: list[Task]) -> None:
@@ -100,12 +99,7 @@ def _row(net: Net, weights: Mapping[str, np.ndarray]) -> Tensor:
 def _train_losses(loop: Loop, batch: int) -> list[float]:
     """Mean loss of each member on a sample of its training windows."""
     chosen = [evenly_spread(task.train, loop.options.max_validation_windows) for task in loop.tasks]
-    width = max(len(rows) for rows in chosen)
-    device = loop.fleet.flat.device
     # [K, width]: a shorter sample is padded with its last window, at weight 0.
-    rows = np.stack([np.pad(own, (0, width - len(own)), mode="edge") for own in chosen])
-    weight = np.arange(width) < np.array([len(own) for own in chosen])[:, None]
-    losses = loop.fleet.evaluate(
-        loop.bank, torch.as_tensor(rows).to(device), torch.as_tensor(weight).to(loop.fleet.flat), batch
-    )
+    rows, weight = loop.padded(chosen, [own[-1] for own in chosen])
+    losses = loop.fleet.evaluate(loop.bank, rows, weight, batch)
     return [float(one) for one in losses.double().tolist()]

@@ -20,7 +20,7 @@ from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import DamagedModelError, ModelError, shown
 
 FORMAT = 1
-"""Version of the file; a higher one may have fields that are unknown here."""
+"""Version of the file; a higher version may have fields that are unknown here."""
 DIGEST, WEIGHTS_DIGEST = "config_sha256", "weights_sha256"
 PARTS, PART_FIELDS = "parts", ("architecture", "seed", "seeds")
 """Fields stored per member of an average, with its options; the rest belong to the average."""
@@ -205,7 +205,7 @@ def check_whole(values: Mapping[str, Any], where: object) -> Preset:
 
     Raises:
         ModelError: a field is missing.
-        DamagedModelError: the file is not the one that was saved: its digest differs.
+        DamagedModelError: the file differs from what was saved: its digest is another.
     """
     required = {name for name, field in FIELDS.items() if field.required}
     missing = [name for name in (*FIELDS, *OPTIONS) if name in required | set(OPTIONS) and name not in values]

@@ -1,8 +1,8 @@
 """A fleet on its device: the [K, P] matrix, its optimizer, one training step, and validation.
 
-K members, P weights each, B windows per member and step. Rows are ordered (members with fewer steps, and stopped ones,
-at the back), so that the rows of a step are always a prefix and every tensor of a step is a view. Every row has its own
-gradient clip, step count and loss: nothing is shared, so a fleet of K equals K fleets of one.
+K members, P weights each, B windows per member and step. Rows are ordered (members with fewer steps, and stopped
+members, at the back), so that the rows of a step are always a prefix and every tensor of a step is a view. Every row
+has its own gradient clip, step count and loss: nothing is shared, so a fleet of K equals K fleets of one.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class Fleet:
         return self.grad[:count]
 
     def _collect(self, prefix: Prefix, grads: tuple[Tensor, ...], first: bool) -> Tensor:
-        """The same on a GPU, in two launches: copies into strided views would be one for each weight.
+        """The same on a GPU, in two launches: copies into strided views would be a launch for each weight.
 
         The optimizer's kernel reads gradients of a whole batch as they are, in the dtype of the products.
         """
@@ -239,7 +239,7 @@ class Fleet:
         return held
 
     def _update(self, prefix: Prefix, lr: float | Tensor, held: Tensor | None, certain: int) -> None:
-        """Adam or AdamW: one launch for the first `certain` rows, and one for each row after them.
+        """Adam or AdamW: one launch for the first `certain` rows, and a launch for each row after them.
 
         The kernels take one `found_inf` per launch: if it is 1 they do nothing. `held` [K] states it per row.
         If rows have rates or decays of their own, no fused kernel fits: `_update_by_row`.

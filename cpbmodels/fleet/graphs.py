@@ -23,8 +23,8 @@ from cpbmodels.fleet.fleet import Fleet
 
 BUCKET = 8  # rows of a graph are rounded up to a multiple of this
 EAGER_RUNS = 3  # eager runs before the first capture: cuBLAS handles, autograd's buffers, cached constants
-# Before each further capture there is one: a different number of rows may need kernels that are not loaded yet, and
-# loading is not allowed while capturing.
+# Before each further capture there is one eager run: a different number of rows may need kernels that are not loaded
+# yet, and loading is not allowed while capturing.
 
 
 class Graphs:

@@ -2,8 +2,8 @@
 
 `Job` describes one training, which all its fleets share; `EpochRecord` and `StepRecord` are what it reports.
 
-A member is active until it stops. The rows that take part in a step are the first ones (`stepped`): the active members
-and, on a GPU, a few stopped ones beside them. Those are still updated, but their result is the saved snapshot.
+A member is active until it stops. The first rows take part in a step (`stepped`): those of the active members
+and, on a GPU, of a few stopped members beside them. Those are still updated, but their result is the saved snapshot.
 
 Learning rates: cosine over all epochs, reduced every few epochs, or constant, with a linear warm-up before.
 
@@ -17,7 +17,7 @@ import hashlib
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from threading import Event
@@ -88,7 +88,7 @@ class StepRecord:
 
 
 OnStep = Callable[[StepRecord], bool | None]
-"""May return True: the fleet's members then stop within this epoch, each with the snapshot of its best one so far."""
+"""May return True: the fleet's members then stop within this epoch, each with the snapshot of its best epoch so far."""
 
 
 class Stopped(Exception):
@@ -171,15 +171,6 @@ class Progress:
         return better
 
 
-@dataclass(frozen=True)
-class EpochCost:
-    """What an epoch took: windows per second over the fleet, seconds, memory in MB."""
-
-    windows_per_s: float
-    seconds: float
-    memory: dict[str, float]
-
-
 class Loop:
     """Trains one fleet of tasks to the end. Row r of the fleet belongs to task `order[r]`."""
 
@@ -237,9 +228,9 @@ class Loop:
             self.validation = None  # its rows lie in the old order
 
     def run(
-        self, checkpoints: Checkpoints | None, on_epoch: Callable[[Loop, EpochCost], None] | None
+        self, checkpoints: Checkpoints | None, on_epoch: Callable[[Loop, int, float], None] | None
     ) -> None:
-        """Epoch after epoch until every member has stopped."""
+        """Epoch after epoch until every member has stopped. `on_epoch` gets the epoch's windows and seconds."""
         self.tell(0, max(self.steps))
         while self.active:
             started = time.perf_counter()
@@ -253,14 +244,14 @@ class Loop:
             seconds = time.perf_counter() - started
             self.windows, self.seconds = self.windows + windows, self.seconds + seconds
             if on_epoch is not None:
-                on_epoch(self, EpochCost(windows / seconds, seconds, self.monitor.latest()))
+                on_epoch(self, windows, seconds)
             self.compact()
 
     def train_epoch(self) -> int:
         """All steps of one epoch, without a copy to the host. Returns the number of windows learnt from."""
         self.fleet.loss_sum.zero_()
         self.validation_windows()  # every copy to the device comes before the steps: it waits for what is queued
-        origins, weight, counts = self.plan_epoch()
+        origins, weight, windows = self.plan_epoch()
         steps = [self.steps[task] for task in self.order[: self.stepped]]
         self.steps_taken = self.fleet.loss_sum.new_tensor(steps)  # a copy, so it too comes before the steps
         rates = rate_tensor(self.rates(max(steps)), origins.device)  # [steps] or [steps, stepped]
@@ -272,7 +263,7 @@ class Loop:
                 break
             self.runner.step(sum(own > step for own in steps))  # rows of members with fewer steps come last
             self.tell(step + 1, max(steps))
-        return int(counts.sum())
+        return windows
 
     def tell(self, step: int, steps: int) -> None:
         """Report the steps done of this epoch, at most every `_TELL_S` seconds, from the host's side alone."""
@@ -299,25 +290,36 @@ class Loop:
             [made[key] for key in keys], 1
         )  # a schedule is computed once for all rows that share it
 
-    def plan_epoch(self) -> tuple[Tensor, Tensor, np.ndarray]:
-        """Rows and weights [stepped, steps x B] of the epoch's windows, on the device; windows per member.
+    def plan_epoch(self) -> tuple[Tensor, Tensor, int]:
+        """Rows and weights [stepped, steps x B] of the epoch's windows, on the device; how many windows they are.
 
         Places beyond a member's windows hold its first window with weight 0.
         """
-        B, stepped = self.options.batch_size, self.order[: self.stepped]
-        width = max(self.steps[task] for task in stepped) * B
-        rows, counts = np.empty((len(stepped), width), np.int64), np.empty(len(stepped), np.int64)
-        for row, task in enumerate(stepped):
+        stepped, windows = self.order[: self.stepped], []
+        for task in stepped:
             own = self.planned.pop(
                 (self.epoch, task), None
             )  # shuffled while a GPU validated the epoch before
-            own = self._epoch_order(task, self.epoch) if own is None else own
-            rows[row, : len(own)], rows[row, len(own) :] = own, own[0]
-            counts[row] = len(own)
+            windows.append(self._epoch_order(task, self.epoch) if own is None else own)
         self.planned.clear()  # what is left belongs to members that have stopped
-        weight = np.arange(width) < counts[:, None]
-        device, kind = self.fleet.flat.device, self.fleet.flat.dtype
-        return torch.as_tensor(rows).to(device), torch.as_tensor(weight).to(device, kind), counts
+        width = max(self.steps[task] for task in stepped) * self.options.batch_size
+        rows, weight = self.padded(windows, [own[0] for own in windows], width)
+        return rows, weight, sum(map(len, windows))
+
+    def padded(
+        self, windows: Sequence[np.ndarray], fillers: Sequence[int], width: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        """Windows of each member as [members, width or more], on the device, and their weights: 0 for its filler."""
+        width = max(width, *(len(own) for own in windows))
+        rows = np.stack(
+            [
+                np.pad(own, (0, width - len(own)), constant_values=f)
+                for own, f in zip(windows, fillers, strict=True)
+            ]
+        )
+        weight = np.arange(width) < np.array([len(own) for own in windows])[:, None]
+        flat = self.fleet.flat
+        return torch.as_tensor(rows).to(flat.device), torch.as_tensor(weight).to(flat)
 
     def _epoch_order(self, task: int, epoch: int) -> np.ndarray:
         return epoch_order(self.tasks[task], epoch, self.steps[task], self.options.batch_size)
@@ -356,15 +358,8 @@ class Loop:
         """Rows and weights [K, V] of all members' validation windows; moved to the device once per ordering."""
         if self.validation is None:
             own = [self.tasks[task].validation for task in self.order]
-            width = max(1, *(len(rows) for rows in own))
             # Any row of the member's own will do if it has fewer windows: their weight is 0.
-            filler = [self.tasks[task].train[0] for task in self.order]
-            rows = np.stack(
-                [np.pad(r, (0, width - len(r)), constant_values=f) for r, f in zip(own, filler, strict=True)]
-            )
-            weight = np.arange(width) < np.array([len(r) for r in own])[:, None]
-            flat = self.fleet.flat
-            self.validation = torch.as_tensor(rows).to(flat.device), torch.as_tensor(weight).to(flat)
+            self.validation = self.padded(own, [self.tasks[task].train[0] for task in self.order])
             self.validator.load(*self.validation)
         return self.validation
 
@@ -441,7 +436,7 @@ def learning_rate(options: Preset, epoch: int, step: int = 10**9) -> float:
 def step_rates(options: Preset, epoch: int, steps: int) -> np.ndarray:
     """The rates [steps] that an epoch's steps take: float64, rounded to float32.
 
-    The fused optimizers read a float32 rate on a GPU and a float64 one on a CPU. Without rounding on both, the same
+    The fused optimizers read a float32 rate on a GPU and a float64 rate on a CPU. Without rounding on both, the same
     training would differ by 3e-8 of the rate between them, in float64 too.
     """
     rates = [learning_rate(options, epoch, step) for step in range(steps)]

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cpbmodels.arch import ENTRY_POINT_GROUP, architectures, find
@@ -47,15 +48,15 @@ if TYPE_CHECKING:
     import polars as pl
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-MAX_HEADER_BYTES = 1_000_000  # of the weights: some 100 bytes a tensor
 
 
 class Report(TypedDict, total=False):
     """How a training went. Speed, seconds and device figures are those of the member's fleet."""
 
     diverged: bool
-    """True: a loss was NaN or infinite before any epoch improved validation, so the weights are the initial ones. The
-    member forecasts like an untrained model; do not use it. (A later divergence keeps the snapshot of `best_epoch`.)"""
+    """True: a loss was NaN or infinite before any epoch improved validation, so the weights are the initial
+    weights. The member forecasts like an untrained model; do not use it. (A later divergence keeps the snapshot of
+    `best_epoch`.)"""
     stopped: str  # "early_stop", "max_epochs", "nan" (a loss was not finite), "on_request" or "closed_form"
     reason: str  # why it stopped, as a sentence
     epochs_run: int
@@ -79,7 +80,9 @@ class Report(TypedDict, total=False):
     gpu_power_mean_w: float
     accuracy: float  # classifiers: on the validation windows
     confusion: list[list[int]]  # classifiers: rows truth, columns forecast, each up, flat, down
-    ensemble: int  # ensembles: number of averaged models; all else is the first one's, but `diverged` and `accumulate`
+    ensemble: (
+        int  # ensembles: number of averaged models; all else is the first's, but `diverged` and `accumulate`
+    )
 
 
 @dataclass
@@ -108,7 +111,7 @@ class Member(Model):
             more = max(FEATURE_WARMUP + self.context - age, 1)
             raise ModelError(
                 f"{series.label}: no forecast after its last candle: a gap or jump {age} candles before its end leaves "
-                f"columns that are not known yet; {more} more candles without one are needed."
+                f"columns that are not known yet; {more} more candles without a gap or jump are needed."
             )
         return found
 
@@ -166,7 +169,7 @@ class Member(Model):
 
 
 def check_series(member: Member, series: Series) -> None:
-    """Raise ModelError if `series` is not a Series, or is one that the model cannot forecast."""
+    """Raise ModelError if `series` is not a Series, or a series that the model cannot forecast."""
     if not isinstance(series, Series):
         raise ModelError(
             f"A {type(series).__name__} is not a Series of candles: make one with Series.from_frame."
@@ -187,7 +190,7 @@ def other_symbol(member: Member, symbol: str) -> str:
     A universal model serves any symbol, and a series without a name is any model's. `BTC/USDT:USDT` is `BTCUSDT`.
     """
     name, learned = member.config.get("symbol", ""), member.config.get("symbols") or []
-    # Series of a market of their own, as cpb's simulated ones, have its name before the symbol's in `symbols`.
+    # Series of a market of their own, as cpb's simulated candles, have its name before the symbol's in `symbols`.
     if (
         name in ("", ALL_SYMBOLS)
         or len(learned) > 1
@@ -206,7 +209,6 @@ def load(folder: str | Path) -> Member:
     Raises:
         ModelError: what is wrong and where, in one sentence.
     """
-    from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
 
     folder = Path(folder)
@@ -221,8 +223,7 @@ def load(folder: str | Path) -> Member:
         options = check_whole(config, folder)
         nets = [_net(one, folder) for one in configs]
         with (folder / WEIGHTS).open("rb") as file:
-            _check_header(file, nets, folder)
-            file.seek(0)
+            _check_header(folder / WEIGHTS, nets, folder)
             weights = file.read()
         if config.pop(WEIGHTS_DIGEST) != hashlib.sha256(weights).hexdigest():
             raise damaged(folder, "the sha256 of model.safetensors differs from config.json")
@@ -238,7 +239,9 @@ def load(folder: str | Path) -> Member:
     except SafetensorError as broken:
         raise damaged(folder, str(broken)) from None
     for one in (config, *configs):
-        one.pop(DIGEST, None)  # both digests are those of the files: a member saved from this one has its own
+        one.pop(
+            DIGEST, None
+        )  # both digests are those of the files: a member saved from this member has its own
         one.pop(WEIGHTS_DIGEST, None)
     parts = [
         _member(own, net, _of_part(tensors, place, len(nets)), folder)
@@ -251,7 +254,7 @@ def load(folder: str | Path) -> Member:
 
 
 def average(parts: Sequence[Member], options: Preset) -> Member:
-    """One model of trained members; its history, and its report apart from `diverged`, are the first one's."""
+    """One model of trained members; its history, and its report apart from `diverged`, are the first member's."""
     first, nothing = parts[0], torch.empty(0)
     own = {name: value for name, value in first.config.items() if name not in (STEPS, *OPTIONS)}
     if steps := mean_correlation([part.config.get(STEPS) for part in parts]):
@@ -329,21 +332,11 @@ def _of_part(tensors: Mapping[str, Tensor], place: int, of: int) -> dict[str, Te
     return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
 
 
-def _check_header(file: BinaryIO, nets: Sequence[Net], folder: Path) -> None:
-    """Raise ModelError if the header of a safetensors file lists tensors other than those of these nets.
-
-    The header is 8 bytes with its length, then JSON: dtype, shape and place of each tensor.
-    """
-    size = int.from_bytes(file.read(8), "little")
-    try:
-        header: Any = json.loads(file.read(size)) if size <= MAX_HEADER_BYTES else None
-        found = {
-            name: (one["dtype"], tuple(one["shape"]))
-            for name, one in header.items()
-            if name != "__metadata__"
-        }
-    except (ValueError, RecursionError, AttributeError, KeyError, TypeError):
-        raise damaged(folder, "model.safetensors is not a safetensors file") from None
+def _check_header(path: Path, nets: Sequence[Net], folder: Path) -> None:
+    """Raise ModelError if the header of a safetensors file lists tensors other than those of these nets."""
+    with safe_open(str(path), "pt") as file:  # reads the header alone
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        found = {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
     wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
     for place, net in enumerate(nets):
         prefix, kind = _prefix(place, len(nets)), {torch.float32: "F32", torch.float64: "F64"}[net.unit.dtype]
@@ -365,7 +358,7 @@ def _check_header(file: BinaryIO, nets: Sequence[Net], folder: Path) -> None:
 
 
 def _member(config: dict[str, Any], net: Net, tensors: dict[str, Tensor], folder: Path) -> Member:
-    """The member of tensors whose names and shapes have been checked; ModelError if one is not finite."""
+    """The member of tensors whose names and shapes have been checked; ModelError if a value is not finite."""
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor).all()):
             raise ModelError(
@@ -382,7 +375,7 @@ def _member(config: dict[str, Any], net: Net, tensors: dict[str, Tensor], folder
 def ensemble(members: list[Member]) -> Member:
     """One model of several trained with equal options and other seeds: their quantiles and candles are averaged.
 
-    Its history, and its report apart from `diverged`, `accumulate` and `ensemble`, are the first one's.
+    Its history, and its report apart from `diverged`, `accumulate` and `ensemble`, are the first member's.
     """
     if not members:
         raise ModelError("An ensemble needs at least one member.")

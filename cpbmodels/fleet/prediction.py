@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 MAX_STACK_BYTES = 16_000_000  # weights stacked at once on a CPU: they stay in its cache from step to step
 MAX_ONE_THREAD_WINDOWS = 256
 """At most as many windows are forecast on one CPU thread, as live forecasts are: the products are small, and on a busy
-machine two threads waited for each other 25 times as long as one worked."""
+machine two threads waited for each other 25 times as long as one thread worked."""
 MAX_CACHED_STACKS = 64  # of at most MAX_STACK_BYTES each on a CPU
 
 
@@ -88,7 +88,7 @@ class Forecast:
         return self.series.end_of(self.issued_row)
 
     def to_frame(self) -> pl.DataFrame:
-        """Rows `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, one for each step, in prices.
+        """Rows `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, a row for each step, in prices.
 
         Raises:
             ModelError: the series has no times, or the model is a classifier, which forecasts no price.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,7 +34,7 @@ from cpbmodels.fleet.checkpoint import Checkpoints
 from cpbmodels.fleet.closed_form import set_initial_weights, solve, unscaled
 from cpbmodels.fleet.export import export
 from cpbmodels.fleet.fleet import Fleet
-from cpbmodels.fleet.loop import EpochCost, EpochRecord, Job, Loop, OnEpoch, OnStep, StepRecord, Stopped
+from cpbmodels.fleet.loop import EpochRecord, Job, Loop, OnEpoch, OnStep, StepRecord, Stopped
 from cpbmodels.fleet.member import Member, average
 from cpbmodels.fleet.net import DTYPES, Net
 from cpbmodels.fleet.plan import Planned, compute_dtype, pick_device, plan_members, plan_tasks
@@ -86,22 +87,13 @@ def train_fleet(
     options = _resolved(preset, architecture, profile, overrides_by_member(overrides, len(members)))
     if architecture == AVERAGE:
         own = {name: value for name, value in overrides.items() if name != "members"}
-        common: dict[str, Any] = {
-            "series": series,
-            "preset": preset,
-            "seeds": seeds,
-            "device": device,
-            "dtype": dtype,
-        }
-        common |= {
-            "scope": scope,
-            "resume": resume,
-            "on_epoch": on_epoch,
-            "on_step": on_step,
-            "profile": profile,
-        }
-        where = Path(checkpoint) if checkpoint is not None else None
-        return _train_average(options, where, warm_start, kernels=kernels, **common, **own)
+        alike = partial(
+            train_fleet, series, preset=preset, seeds=seeds, device=device, dtype=dtype, scope=scope, resume=resume,
+            on_epoch=on_epoch, on_step=on_step, profile=profile, kernels=kernels, **own,
+        )  # fmt: skip
+        return _train_average(
+            alike, options, Path(checkpoint) if checkpoint is not None else None, warm_start
+        )
     job = Job(
         series=series,
         architecture=architecture,
@@ -123,12 +115,15 @@ def train_fleet(
 
 
 def _train_average(
-    options: Sequence[Preset], checkpoint: Path | None, warm: Sequence[Member | None] | None, **how: Any
+    train: Callable[..., list[Member]],
+    options: Sequence[Preset],
+    checkpoint: Path | None,
+    warm: Sequence[Member | None] | None,
 ) -> list[Member]:
     """Train every member of an average for all models of the call, one architecture behind the other.
 
     Args:
-        how: what `train_fleet` takes besides.
+        train: `train_fleet` with all arguments that are the same for every member.
         options: the resolved preset of each model; all of them have the same members.
     """
     names = options[0].members
@@ -144,7 +139,7 @@ def _train_average(
             else [cast(Member, one.parts[place]) if one and one.parts else None for one in warm]
         )
         folder = None if checkpoint is None else checkpoint / f"{place}-{name}"
-        trained.append(train_fleet(architecture=name, checkpoint=folder, warm_start=earlier, **how))
+        trained.append(train(architecture=name, checkpoint=folder, warm_start=earlier))
     return [average(parts, own) for parts, own in zip(zip(*trained, strict=True), options, strict=True)]
 
 
@@ -331,9 +326,9 @@ def _solve_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
         loop = Loop(make_fleet(job, net, tasks), bank, tasks, job.options, monitor, job.stop)
         if job.on_step is not None:
             step_reporter(job, bank)(loop, 0, 1)
-        cost = solve(job, loop)
+        solve(job, loop)
         if job.on_epoch is not None:
-            epoch_reporter(job)(loop, cost)
+            epoch_reporter(job)(loop, loop.windows, loop.seconds)
         return export(job, bank, loop)
 
 
@@ -400,10 +395,10 @@ def step_reporter(job: Job, bank: Bank) -> Callable[[Loop, int, int], bool]:
     return report
 
 
-def epoch_reporter(job: Job) -> Callable[[Loop, EpochCost], None]:
+def epoch_reporter(job: Job) -> Callable[[Loop, int, float], None]:
     """Calls `on_epoch` with the members that trained in the loop's last epoch, and stops those it returns."""
 
-    def report(loop: Loop, cost: EpochCost) -> None:
+    def report(loop: Loop, windows: int, seconds: float) -> None:
         members = [
             {
                 "index": loop.tasks[task].index,
@@ -423,9 +418,9 @@ def epoch_reporter(job: Job) -> Callable[[Loop, EpochCost], None]:
             epochs=max(own.epochs for own in loop.own_options),
             lr=members[0]["lr"],
             members=members,
-            windows_per_s=cost.windows_per_s,
-            seconds=cost.seconds,
-            memory=cost.memory,
+            windows_per_s=windows / seconds,
+            seconds=seconds,
+            memory=loop.monitor.latest(),
         )
         with job.lock:  # fleets side by side report one at a time
             unwanted = set(job.on_epoch(record) or ())

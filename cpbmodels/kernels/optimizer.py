@@ -40,7 +40,7 @@ def _adam(
     ADAMW: tl.constexpr, HELD: tl.constexpr, COPY: tl.constexpr, PARTS: tl.constexpr, BP: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """weights, copy, grad, first, second [K, P]; steps, clips, decays, held [K]; rates [K], or one (s_rate 0).
+    """weights, copy, grad, first, second [K, P]; steps, clips, decays, held [K]; rates [K], or a scalar (s_rate 0).
 
     With t = steps: weight -= rate / (1 - B1^t) first / (sqrt(second / (1 - B2^t)) + EPS). held 1: row keeps all bits.
     """

@@ -1,7 +1,8 @@
 """Baselines with a common interface: fitted on training origins, they forecast quantiles for any origins.
 
-Every baseline returns [N, H, 19] cumulative log-returns, as the models do, and is scored on the same rows. One of them
-is fitted once as the reference of a model, a record: for judging, forecasting and the drift watch.
+Every baseline returns [N, H, 19] cumulative log-returns, as the models do, and is scored on the same rows. The
+random walk with EWMA volatility is also the reference of each model, fitted once and stored as a record: for judging,
+forecasting and the drift watch.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,9 +1,9 @@
 """Evidence that a champion has become worse than on its test span: a number per series, checked every hour.
 
 Two claims are tested. Of the first step, whose targets do not overlap: the closes miss the central 50, 80 and 90 %
-bands no more often than promised by the test span, or no more often relative to the reference's bands than there. One
-of the two is enough, as a market that moves makes both models miss: the evidence is the smaller of two bets. And the
-CRPS over all steps is at most the promised share of the reference's. Each claim has a tolerance, because real months
+bands no more often than promised by the test span, or no more often relative to the reference's bands than there.
+Either is enough, as a market that moves makes both models miss: the evidence is the smaller of two bets. And the CRPS
+over all steps is at most the promised share of the reference's. Each claim has a tolerance, because real months
 differ. A gambler bets against each claim, at odds that are fair if it just holds.
 
 A drift may begin at any time, so the gambler receives new money with every forecast, 1 per year, and bets it

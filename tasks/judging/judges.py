@@ -67,7 +67,7 @@ class Judges:
                 found = judge.call(order, shard / LOG)
         except Died as end:
             if len(members) > 1:  # find the member that caused it
-                log.warning("a judge ended with code %d; its members are judged one by one", end.returncode)
+                log.warning("a judge ended with code %d; its members are judged singly", end.returncode)
                 return [f for member in members for f in self._judge_some(shard, [member], on_judged)]
             error = CpbError(
                 f"the process that judges ended with code {end.returncode}: {end.last}", code="judge-died"

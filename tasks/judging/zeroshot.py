@@ -39,7 +39,7 @@ Predict = Callable[[Array, NDArray[np.int64], int], tuple[Array, Array]]
 """`predict(prices, times, horizon)` returns the model's levels [Q] and its quantiles [B, horizon, Q].
 
 `prices` [B, 512, 4]: log-prices (open, high, low, close) relative to the close at the origin; NaN before the segment.
-`times` [B, 512 + horizon]: open times of these candles and of the coming ones, in microseconds UTC.
+`times` [B, 512 + horizon]: open times of these and of the coming candles, in microseconds UTC.
 """
 
 
@@ -56,7 +56,7 @@ class ZeroShot:
         return np.concatenate(parts or [np.empty((0, self.horizon, len(LEVELS)))])
 
     def _batch(self, series: Series, origins: Rows) -> Array:
-        """Return the quantiles of up to `BATCH` origins; the last one fills the places that are left."""
+        """Return the quantiles of up to `BATCH` origins; the last origin fills the places that are left."""
         import torch
 
         assert series.times is not None  # every stored series has times

@@ -117,25 +117,24 @@ def test_rates_are_what_a_product_and_a_copy_give():
 
 def test_placement_sees_ops_on_the_cpu_but_not_scalars():
     x = torch.ones(8)
-    seen = placement.observe(lambda: (x * 2, x.sum()), CPU)
-    assert seen.cpu_ops == ("aten.mul.Tensor",)
-    assert seen.on(CPU)
-    assert not seen.on(torch.device("cuda"))
-    assert not placement.Placement({"gemm": 5.0}, ("aten.add.Tensor",)).on(torch.device("cuda"))
-    assert placement.Placement({"gemm": 5.0}, ()).on(torch.device("cuda"))
+    seen = placement.operators_on_cpu(lambda: (x * 2, x.sum()))
+    assert seen == ("aten.mul.Tensor",)
+    assert placement.ran_on(CPU, seen)
+    assert not placement.ran_on(torch.device("cuda"), seen)
+    assert placement.ran_on(torch.device("cuda"), ())
 
 
 def test_a_gpu_without_cupti_lists_no_kernels_and_has_left_nothing(monkeypatch):
     """The profiler sees no kernel; that every operator returned a GPU tensor is known without it."""
     gpu = torch.device("cuda", 0)
     seen = {"kernels": {}, "recurrent_kernels": [], "gpu_mem_peak_mb": 9.0, "explanation": "", "cpu_ops": []}
-    seen["ran_on_device"] = placement.Placement({}, ()).on(gpu)
+    seen["ran_on_device"] = placement.ran_on(gpu, ())
     monkeypatch.setattr(placement, "lstm_placement", lambda device: seen)
     diagnosis = doctor.Diagnosis("cuda:0", "gpu-6gb")
     doctor._place(diagnosis, gpu)
     assert diagnosis.problems == []
     assert "CUPTI" in diagnosis.notes[0]
-    seen |= {"ran_on_device": placement.Placement({}, ("aten.mm",)).on(gpu), "cpu_ops": ["aten.mm"]}
+    seen |= {"ran_on_device": placement.ran_on(gpu, ("aten.mm",)), "cpu_ops": ["aten.mm"]}
     doctor._place(diagnosis, gpu)
     assert "aten.mm" in diagnosis.problems[0].what
 
