@@ -12,13 +12,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
-from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from cpbmodels.data.figures import FEATURE_WARMUP, INTERVAL_SECONDS
+from cpbmodels.data.paths import SCORES
 from cpbmodels.data.prices import PRICES, is_candle
 from cpbmodels.data.rows import QUANTILE_COLUMNS
 from cpbmodels.data.series import Series
@@ -207,24 +206,15 @@ def _load(folder: str) -> Member:
     return load(folder)
 
 
-_doubles = WeakTensorKeyDictionary()
-"""Weights by the float32 tensor they come from: `predict` keeps what it stacked of every tensor that it sees."""
-
-
 def _double(member: Member) -> Member:
     """The member in float64; see `SIGNIFICANT_DIGITS`."""
     if member.config["dtype"] == "float64":
         return member
-    if member.parts:
-        config = {**member.config, "dtype": "float64"}
-        return replace(
-            member, config=config, parts=tuple(_double(cast("Member", one)) for one in member.parts)
-        )
-    if member.rows not in _doubles:
-        _doubles[member.rows] = member.rows.double()
-    small = {name: getattr(member, name).double() for name in ("mean", "inverse", "table")}
     config = {**member.config, "dtype": "float64"}
-    return replace(member, config=config, rows=_doubles[member.rows], **small)
+    if member.parts:
+        return replace(member, config=config, parts=tuple(_double(one) for one in member.parts))
+    doubled = {name: getattr(member, name).double() for name in ("rows", "mean", "inverse", "table")}
+    return replace(member, config=config, **doubled)
 
 
 def _first_time(member: Member, known_until: datetime | str | None, pair: str) -> int:
@@ -266,9 +256,8 @@ def _series(dataframe: pd.DataFrame, rows: np.ndarray, pair: str, timeframe: str
 
 def forecast_sigma(returns: np.ndarray) -> np.ndarray:
     """[...]: half the distance between -1 and +1 on the normal scale, of quantiles [..., 19] of the log-return."""
-    scores = [NormalDist().inv_cdf(level) for level in QUANTILES]
-    below = int(np.searchsorted(scores, -1.0)) - 1  # between the 15 % and the 20 % level
-    share = (-1.0 - scores[below]) / (scores[below + 1] - scores[below])
+    below = int(np.searchsorted(SCORES, -1.0)) - 1  # between the 15 % and the 20 % level
+    share = (-1.0 - SCORES[below]) / (SCORES[below + 1] - SCORES[below])
     low = returns[..., below] * (1 - share) + returns[..., below + 1] * share
     high = returns[..., -1 - below] * (1 - share) + returns[..., -2 - below] * share
     return (high - low) / 2

@@ -19,7 +19,7 @@ from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Scaling
 from cpbmodels.fleet.checkpoint import write_whole
-from cpbmodels.fleet.net import Model
+from cpbmodels.fleet.member import Member
 
 FORMAT = 1
 _OPSET = 18
@@ -34,7 +34,7 @@ class _Exported(torch.nn.Module):
     table: Tensor
     root: Tensor
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Member) -> None:
         super().__init__()
         self.net, self.options = model.net(), model.options
         for name in ("rows", "mean", "inverse", "table"):
@@ -62,7 +62,7 @@ class _Exported(torch.nn.Module):
 class _Mean(torch.nn.Module):
     """An average as torch's exporter wants it: each member reads its columns of those of all."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Member) -> None:
         super().__init__()
         self.parts = torch.nn.ModuleList(_Exported(one) for one in model.parts)
         every = [one.names for one in self.each]
@@ -89,7 +89,7 @@ def exportable() -> list[str]:
     return [name for name, found in usable().items() if found.spec.exportable]
 
 
-def export_onnx(model: Model, folder: str | Path, series: Series | None = None) -> list[Path]:
+def export_onnx(model: Member, folder: str | Path, series: Series | None = None) -> list[Path]:
     """Write `model.onnx` and `model.json`, each as a whole, and return their paths.
 
     Inputs: `columns` float [N, context, F] and `volatility` float [N] at each window's last candle. Outputs:
@@ -121,7 +121,7 @@ def export_onnx(model: Model, folder: str | Path, series: Series | None = None) 
     return paths
 
 
-def _program(exported: _Exported | _Mean, model: Model) -> bytes:
+def _program(exported: _Exported | _Mean, model: Member) -> bytes:
     columns = torch.zeros(2, model.context, len(exported.names), dtype=model.dtype)
     inputs = (columns, torch.ones(2, dtype=model.dtype))
     batch = torch.export.Dim("N", min=1)
@@ -149,7 +149,7 @@ def _program(exported: _Exported | _Mean, model: Model) -> bytes:
     return data
 
 
-def _example(exported: _Exported | _Mean, model: Model, series: Series | None) -> dict[str, np.ndarray]:
+def _example(exported: _Exported | _Mean, model: Member, series: Series | None) -> dict[str, np.ndarray]:
     """The newest windows (at most three) of a series as the file reads them, and this library's forecasts of them."""
     if series is None:
         return {}
@@ -188,7 +188,7 @@ def _check(data: bytes, example: dict[str, np.ndarray]) -> None:
             )
 
 
-def _description(exported: _Exported | _Mean, model: Model) -> dict[str, Any]:
+def _description(exported: _Exported | _Mean, model: Member) -> dict[str, Any]:
     config = model.config
     about = ("architecture", "market", "symbol", "timeframe", "scope", "known_until", "training_span")
     return {

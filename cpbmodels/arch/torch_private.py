@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd import DeviceType as DeviceType
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
@@ -72,14 +71,6 @@ fused_adam_: Any = torch._fused_adam_
 
 
 # --- Questions about tensors and devices. ----------------------------------------------------------------------------
-
-
-def version_counter(tensor: Tensor) -> int:
-    """How often the tensor was changed in place: tells a cached copy of it that it is out of date.
-
-    Autograd relies on the same counter. Checked: torch 2.13.0.
-    """
-    return tensor._version
 
 
 def bf16_in_cpu_hardware() -> bool:

@@ -32,7 +32,7 @@ MIN_WINDOWS = 30
 """Fewest windows, or common times of two coins, from which a correlation is estimated."""
 LEARNED, RANDOM_WALK = "learned", "random walk"
 
-_SCORES = np.array([NormalDist().inv_cdf(float(level)) for level in QUANTILES])
+SCORES = np.array([NormalDist().inv_cdf(float(level)) for level in QUANTILES])
 """The 19 levels as standard normal scores."""
 
 
@@ -137,9 +137,9 @@ def _prices(scores: np.ndarray, quantiles: np.ndarray) -> np.ndarray:
     Beyond 5 and 95 %, where a forecast says nothing, that is a normal tail with the slope of its outermost levels.
     """
     log = np.log(quantiles)
-    low, high = np.diff(log)[[0, -1]] / np.diff(_SCORES)[[0, -1]]
-    beyond = np.minimum(scores - _SCORES[0], 0) * low + np.maximum(scores - _SCORES[-1], 0) * high
-    return np.exp(np.interp(scores, _SCORES, log) + beyond)
+    low, high = np.diff(log)[[0, -1]] / np.diff(SCORES)[[0, -1]]
+    beyond = np.minimum(scores - SCORES[0], 0) * low + np.maximum(scores - SCORES[-1], 0) * high
+    return np.exp(np.interp(scores, SCORES, log) + beyond)
 
 
 def step_correlation(errors: np.ndarray) -> list[float] | None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from cpbmodels.arch import ENTRY_POINT_GROUP, architectures, find
 from cpbmodels.arch.average import NAME as AVERAGE
 from cpbmodels.arch.options import Preset
+from cpbmodels.arch.per_member import PER_MEMBER
 from cpbmodels.arch.presets import check_together
 from cpbmodels.data.figures import FEATURE_WARMUP
 from cpbmodels.data.paths import bare_symbol, mean_correlation
@@ -40,7 +41,7 @@ from cpbmodels.fleet.config import (
     parse,
     sealed,
 )
-from cpbmodels.fleet.net import DTYPES, Model, Net
+from cpbmodels.fleet.net import DTYPES, Net
 from cpbmodels.fleet.plan import ALL_SYMBOLS
 from cpbmodels.fleet.prediction import Forecast, forecast_all, predict_rows
 
@@ -86,11 +87,60 @@ class Report(TypedDict, total=False):
 
 
 @dataclass
-class Member(Model):
-    """A trained model. `history` has one dict per epoch: epoch, train_loss, val_loss, lr."""
+class Member:
+    """A trained model: E rows of P weights, one, or several whose quantiles are averaged (an ensemble).
 
+    config: what config.json holds: architecture, symbol, timeframe, seed, every option, versions.
+    rows: [E, P], with the layout of `net().layout`.
+    mean, inverse: [E, columns], the scaling of the inputs.
+    table: [E, H, 19], quantiles of the standardised error (`heads`).
+    history: a dict per epoch: epoch, train_loss, val_loss, lr.
+    parts: of an average, the models whose quantiles it averages; its own rows and tables are empty then.
+    """
+
+    config: dict[str, Any]
+    rows: Tensor
+    mean: Tensor
+    inverse: Tensor
+    table: Tensor
     history: list[dict[str, Any]] = field(default_factory=list)
     report: Report = field(default_factory=Report)
+    parts: tuple[Member, ...] = field(default=(), kw_only=True)
+
+    @property
+    def context(self) -> int:
+        """Candles the model reads."""
+        return int(self.config["context"])
+
+    @property
+    def horizon(self) -> int:
+        """Candles the model forecasts."""
+        return int(self.config["horizon"])
+
+    @property
+    def options(self) -> Preset:
+        """The preset it was trained with."""
+        return options_of(self.config)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """float32 or float64."""
+        return DTYPES[self.config["dtype"]]
+
+    @property
+    def stacking_key(self) -> str:
+        """Equal for models of the same architecture, layout and number of rows: they can forecast as one fleet.
+
+        Options in which rows of a fleet may differ do not count, but whether a decoder learned by teacher forcing does:
+        it reads its own candles then.
+        """
+        names = ("architecture", "dtype", *(name for name in OPTIONS if name not in PER_MEMBER))
+        forced = bool(self.config.get("teacher_forcing"))
+        return json.dumps([len(self.rows), forced, *(self.config.get(name) for name in names)], default=list)
+
+    def net(self, device: torch.device | None = None) -> Net:
+        """Its architecture and head."""
+        return Net(self.config["architecture"], self.options, device or torch.device("cpu"), self.dtype)
 
     def forecast(self, series: Series, *, go_back: bool = False) -> Forecast:
         """The forecast after the series' last candle.
@@ -161,7 +211,7 @@ class Member(Model):
 
     def _tensors(self) -> dict[str, Tensor]:
         if self.parts:
-            each = enumerate(cast(tuple[Member, ...], self.parts))
+            each = enumerate(self.parts)
             return {f"{place}.{name}": one for place, part in each for name, one in part._tensors().items()}
         views = self.net().layout.views(self.rows)
         named = {f"weights.{name}": view.contiguous() for name, view in views.items()}
@@ -288,7 +338,7 @@ def part_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _ensemble_of_averages(members: list[Member]) -> Member:
     """The average of each member's copies; a closed form's copies are equal, so the first stands for all."""
-    copies = [cast(list[Member], list(same)) for same in zip(*(one.parts for one in members), strict=True)]
+    copies = [list(same) for same in zip(*(one.parts for one in members), strict=True)]
     solved = [find(same[0].config["architecture"]).spec.closed_form for same in copies]
     parts = [same[0] if alone else ensemble(same) for same, alone in zip(copies, solved, strict=True)]
     return average(parts, members[0].options)

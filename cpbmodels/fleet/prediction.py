@@ -19,7 +19,6 @@ from torch import Tensor
 
 from cpbmodels.arch.heads import Classes
 from cpbmodels.arch.per_member import differing
-from cpbmodels.arch.torch_private import version_counter
 from cpbmodels.data.paths import Margins, Paths, correlate_coins, draw_paths, read_coins, scaled_errors
 from cpbmodels.data.series import Prediction, Series
 from cpbmodels.data.student_t import QUANTILES
@@ -27,7 +26,7 @@ from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
 from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Bank, Scaling
 from cpbmodels.fleet.config import STEPS
-from cpbmodels.fleet.net import Model, Net
+from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import windows_in_flight
 
 if TYPE_CHECKING:
@@ -35,12 +34,13 @@ if TYPE_CHECKING:
     import polars as pl
     from matplotlib.axes import Axes
 
+    from cpbmodels.fleet.member import Member
+
 
 MAX_STACK_BYTES = 16_000_000  # weights stacked at once on a CPU: they stay in its cache from step to step
 MAX_ONE_THREAD_WINDOWS = 256
 """At most as many windows are forecast on one CPU thread, as live forecasts are: the products are small, and on a busy
 machine two threads waited for each other 25 times as long as one thread worked."""
-MAX_CACHED_STACKS = 64  # of at most MAX_STACK_BYTES each on a CPU
 
 
 class QuantilePaths(Mapping[Any, np.ndarray]):
@@ -130,7 +130,7 @@ class Forecast:
 
 
 def predict(
-    members: Sequence[Model],
+    members: Sequence[Member],
     series: Sequence[Series],
     origins: Sequence[np.ndarray],
     batch_size: int | None = None,
@@ -167,7 +167,7 @@ def _mean(found: Sequence[Prediction]) -> Prediction:
 
 
 def _predict(
-    members: Sequence[Model],
+    members: Sequence[Member],
     series: Sequence[Series],
     origins: Sequence[np.ndarray],
     batch_size: int | None,
@@ -209,7 +209,7 @@ def _predict(
 
 
 def _chunks(
-    members: Sequence[Model], groups: dict[str, list[int]], device: torch.device
+    members: Sequence[Member], groups: dict[str, list[int]], device: torch.device
 ) -> Iterator[list[int]]:
     """The groups as they are; on a CPU cut to MAX_STACK_BYTES: a decoder reads its weights once per forecast step."""
     for indices in groups.values():
@@ -220,7 +220,7 @@ def _chunks(
 
 @torch.no_grad()
 def _predict_group(
-    members: list[Model], series: list[Series], origins: list[np.ndarray], batch: int, device: torch.device
+    members: list[Member], series: list[Series], origins: list[np.ndarray], batch: int, device: torch.device
 ) -> list[Prediction]:
     """Models of one stacking key. E rows per model are E members of the fleet that see the same windows."""
     first, E = members[0], len(members[0].rows)
@@ -234,10 +234,12 @@ def _predict_group(
     index = torch.as_tensor(padded + np.array(bank.starts)[:, None], device=device).repeat_interleave(E, 0)
     share = max(batch // len(index), 1)
     sigma = np.stack([one.volatility[own] for one, own in zip(series, padded, strict=True)])
+    names = ("rows", "mean", "inverse", "table")  # [K x E, ...] each
+    stacks = [torch.cat([getattr(member, name) for member in members]).to(device) for name in names]
     whole: list[np.ndarray] = []
     for first_window in range(0, index.shape[1], share):
         now = slice(first_window, first_window + share)
-        parts = _run(net, members, bank, index[:, now], sigma[:, now], device)
+        parts = _run(net, stacks, bank, index[:, now], sigma[:, now])
         whole = whole or [np.empty((len(members), index.shape[1], *part.shape[2:])) for part in parts]
         for array, part in zip(whole, parts, strict=True):
             array[:, now] = part
@@ -264,14 +266,13 @@ def _pad(origins: list[np.ndarray], filler: int) -> np.ndarray:
     return np.stack([np.pad(own, (0, longest - len(own)), constant_values=filler) for own in origins])
 
 
-def _run(
-    net: Net, members: list[Model], bank: Bank, index: Tensor, sigma: np.ndarray, device: torch.device
-) -> list[np.ndarray]:
+def _run(net: Net, stacks: list[Tensor], bank: Bank, index: Tensor, sigma: np.ndarray) -> list[np.ndarray]:
     """Quantiles, candles and (classifier) probabilities of one batch of windows [K x E, B], means of the E rows.
 
-    `sigma` [K, B] is the volatility at the origins; the results are in log-return.
+    `stacks`: rows, mean, inverse and table of the K x E members. `sigma` [K, B] is the volatility at the origins; the
+    results are in log-return.
     """
-    rows, mean, inverse, table = _stacked(members, device)
+    rows, mean, inverse, table = stacks
     window = net.gather(bank, index, Scaling(mean, inverse), future=False)
     raw = net.raw(window, net.layout.views(rows), None)
     found = list(net.head.forecast(raw, table))
@@ -285,27 +286,6 @@ def _run(
     return arrays
 
 
-_stacks: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
-
-
-def _stacked(members: list[Model], device: torch.device) -> list[Tensor]:
-    """Rows, scaling and tables of the members, [K x E, ...], cached by identity and version of the rows.
-
-    Copying the weights of 40 large models takes about as long as forecasting with them, and a web page asks for the
-    same models every time.
-    """
-    parts = [member.rows for member in members]
-    key = (str(device), *((id(part), version_counter(part)) for part in parts))
-    found = _stacks.get(key)
-    if found is None:
-        if len(_stacks) >= MAX_CACHED_STACKS:
-            _stacks.clear()
-        names = ("rows", "mean", "inverse", "table")
-        stacks = [torch.cat([getattr(member, name) for member in members]).to(device) for name in names]
-        found = _stacks[key] = (parts, stacks)  # the cache holds the parts, so their ids cannot be reused
-    return found[1]
-
-
 def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
     if len(series) < context:
         raise ModelError(
@@ -317,7 +297,7 @@ def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
         )
 
 
-def forecast_all(members: Sequence[Model], series: Sequence[Series]) -> list[Forecast]:
+def forecast_all(members: Sequence[Member], series: Sequence[Series]) -> list[Forecast]:
     """Live forecasts of member i after the last usable candle of series i, in prices."""
     recent = [_recent(one, member) for member, one in zip(members, series, strict=True)]
     newest = [np.array([one.newest_origin(m.context)]) for m, one in zip(members, recent, strict=True)]
@@ -368,7 +348,7 @@ def paths(
     return draw_paths(margins, n, seed, issued, first.series.step_seconds if timed else 0, known)
 
 
-def coin_correlation(members: Sequence[Model], series: Sequence[Series]) -> dict[str, Any]:
+def coin_correlation(members: Sequence[Member], series: Sequence[Series]) -> dict[str, Any]:
     """By timeframe, how the errors of member i on the validation span of series i are correlated; for `paths`.
 
     The content of a run's `coins.json`: `symbols`, `correlation` and `windows`, see `data.paths.correlate_coins`. A
@@ -390,7 +370,7 @@ def coin_correlation(members: Sequence[Model], series: Sequence[Series]) -> dict
     return {timeframe: one for timeframe, one in correlated.items() if one}
 
 
-def predict_rows(member: Model, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
+def predict_rows(member: Member, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
     """The forecasts of every origin from `since` on (UTC close of the last candle used) as rows, in prices.
 
     Raises:
@@ -436,7 +416,7 @@ def microseconds(time: datetime | str) -> int:
     return round(found.timestamp() * 1e6)
 
 
-def _recent(series: Series, member: Model) -> Series:
+def _recent(series: Series, member: Member) -> Series:
     """The series' last rows if a forecast can be made from them: years of history need not be copied."""
     reach = (
         LOOKBACK_DAYS * 86_400 // series.step_seconds if {*member.config["features"]} & {*WIDE_COLUMNS} else 0

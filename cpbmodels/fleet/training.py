@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,11 +133,7 @@ def _train_average(
         )
     trained = []
     for place, name in enumerate(names):
-        earlier = (
-            None
-            if warm is None
-            else [cast(Member, one.parts[place]) if one and one.parts else None for one in warm]
-        )
+        earlier = None if warm is None else [one.parts[place] if one and one.parts else None for one in warm]
         folder = None if checkpoint is None else checkpoint / f"{place}-{name}"
         trained.append(train(architecture=name, checkpoint=folder, warm_start=earlier))
     return [average(parts, own) for parts, own in zip(zip(*trained, strict=True), options, strict=True)]

@@ -1,7 +1,9 @@
 """A backtest from features to results: the plan before the training, judging and output after it."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
@@ -13,6 +15,7 @@ from tasks.backtesting.fleets import TrainedFleet, plan_folds
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.backtesting.judge import Backtest, as_json, by_series, judge_models
 from tasks.backtesting.models import Model, baselines, check_installed
+from tasks.storage.files import check_writable, new_folder
 from tasks.training.plan import job_key
 
 Say = Callable[[str], None]
@@ -34,7 +37,8 @@ class BacktestPlan:
 
 def check_backtest(spec: BacktestSpec) -> None:
     """Raise `CpbError` for errors that can be detected before any work: folders, packages, models to load."""
-    output.check_folders(spec)
+    for folder in output.folders(spec):
+        check_writable(folder)  # before hours of work
     check_installed(spec.baseline_names)
 
 
@@ -93,7 +97,9 @@ def finish_backtest(
         for fleet, found, name in zip(plan.fleets, results, plan.names, strict=True)
     ]
     models: list[Model] = [*baselines(spec.baseline_names, spec.names, spec.device), *fleets]
-    with output.recorder(spec, spec.names, plan.folds) as recorder:
+    # The rows of an earlier backtest in the same folder are replaced atomically.
+    with new_folder(Path(spec.out) / "forecasts") if spec.out else nullcontext() as rows:
+        recorder = output.FoldRecorder(rows, spec.names, plan.folds)
         found = judge_models(
             models,
             plan.folds,

@@ -7,8 +7,7 @@ The report is an HTML page with verdicts, interactive figures and tables; it mak
 
 import io
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from tasks.figures.page import Column, Section, Table, write_page
 from tasks.figures.training import losses_figure
 from tasks.judging import table
 from tasks.judging.table import title_of
-from tasks.storage.files import check_writable, new_folder, write_bytes, write_json
+from tasks.storage.files import write_bytes, write_json
 from tasks.storage.urls import public_url
 
 
@@ -37,14 +36,11 @@ def folders(spec: BacktestSpec) -> list[Path]:
     return [Path(name) for name in dict.fromkeys((spec.out, spec.report)) if name]
 
 
-def check_folders(spec: BacktestSpec) -> None:
-    """Raise `UsageError` if a folder is not writable, before hours of work."""
-    for folder in folders(spec):
-        check_writable(folder)
-
-
 class FoldRecorder:
-    """Records the forecasts of every judged fold: writes the rows, and keeps examples of the newest folds."""
+    """Records the forecasts of every judged fold: writes the rows, and keeps examples of the newest folds.
+
+    `rows`: the folder of the rows; None: they are not kept.
+    """
 
     def __init__(self, rows: Path | None, trained: Collection[str], folds: Sequence[FoldSeries]) -> None:
         self._rows, self._trained = rows, trained
@@ -59,18 +55,6 @@ class FoldRecorder:
             write_rows(self._rows, one, forecasts, name)
         if one.fold == self._newest[one.id]:
             self.examples.add(name, one, forecasts)
-
-
-@contextmanager
-def recorder(
-    spec: BacktestSpec, trained: Collection[str], folds: Sequence[FoldSeries]
-) -> Iterator[FoldRecorder]:
-    """Yield a recorder; the rows of an earlier backtest in the same folder are replaced atomically."""
-    if spec.out is None:
-        yield FoldRecorder(None, trained, folds)
-        return
-    with new_folder(Path(spec.out) / "forecasts") as rows:
-        yield FoldRecorder(rows, trained, folds)
 
 
 def write_results(

@@ -1,5 +1,8 @@
 """A fleet of K is K models: in float64, with clipping, decay, dropout, unequal windows and early stops."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -107,6 +110,17 @@ def test_stacked_forecasts_equal_single_ones():
     members = train_fleet(series, "gru", "smoke", seeds=[1, 2, 3], dtype="float64", epochs=1)
     for together, member, own in zip(forecast_all(members, series), members, series, strict=True):
         np.testing.assert_allclose(together.close.array, member.forecast(own).close.array, rtol=1e-13)
+
+
+def test_forecasting_keeps_no_weights():
+    """A process that stays, as a trainer, would otherwise hold those of every model that it has forecast with."""
+    series = walk(500)
+    member = train_fleet([series], "linear", "smoke", epochs=1)[0]
+    member.forecast(series)
+    weights = weakref.ref(member.rows)
+    del member
+    gc.collect()
+    assert weights() is None
 
 
 def test_a_live_forecast_is_the_prediction_from_the_newest_origin():
