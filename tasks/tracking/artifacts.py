@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError, DamagedError
 from schemas.scope import home as home_folder
-from tasks.storage.files import new_folder, replacing
+from tasks.storage.files import DiskFull, is_disk_full, new_folder, replacing
 from tasks.storage.model_folder import FILES, damage_of, file_digests
 from tasks.storage.records import final_name
 from tasks.storage.urls import local_path, public_url
@@ -85,13 +85,30 @@ def digests_to_log(folder: Path, expected: "Mapping[str, str]") -> dict[str, str
 
 
 def keep_files(store: Store, run: "Run", folder: Path) -> None:
-    """Copy a folder's files into the run's artifacts."""
+    """Copy a folder's files into the run's artifacts.
+
+    Raises:
+        DiskFull: no space left there.
+        CpbError: they cannot be written there.
+    """
     target = local_path(run.info.artifact_uri)
     if target is None:  # a tracking server with its own artifact store
         store.client.log_artifacts(run.info.run_id, str(folder))
         return
     # Not by MLflow, which caches a run's artifact location: it is outdated after the store was moved.
-    shutil.copytree(folder, target, dirs_exist_ok=True)
+    try:
+        for file in (path for path in folder.rglob("*") if path.is_file()):
+            place = target / file.relative_to(folder)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, place)
+    except OSError as error:
+        if is_disk_full(error):
+            why = f"no space left in {target}: free some, and run the same command again"
+            raise DiskFull(why, field=str(target)) from error
+        raise CpbError(
+            f"artifacts cannot be written to {target} ({error.strerror}): allow it, and run the same command again",
+            code="artifacts", field=str(target),
+        ) from error  # fmt: skip
 
 
 def mend_files(store: Store, run: "Run", folder: Path) -> bool:

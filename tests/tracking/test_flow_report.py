@@ -1,6 +1,7 @@
 """The report of a flow's run: what it says, and that MLflow's own page shows it."""
 
 import base64
+import errno
 import gzip
 import json
 import os
@@ -15,6 +16,7 @@ from interface import interface
 from known_markets import judged, market
 from ports import free_port
 
+from schemas.errors import CpbError
 from schemas.handover import Decision, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.urls import local_path
@@ -68,6 +70,20 @@ def test_it_holds_board_calibration_losses_and_decisions(store, fleet):
     losses = figures[-1]["data"]  # the mean of those that were still trained
     assert [one["y"] for one in losses] == [[6.0, 4.0], [3.0, 2.0]]
     assert REPORT in _OWN_FILES[FLOW]  # pruning knows it
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.ENOSPC, "disk-full"), (errno.EDQUOT, "disk-full"), (errno.EIO, "artifacts")]
+)
+def test_a_disk_that_takes_no_more_is_named_in_a_sentence(store, fleet, monkeypatch, number, code):
+    def fail(*_given, **_options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("shutil.copyfile", fail)
+    with pytest.raises(CpbError, match=r"^(no space left in|artifacts cannot be written to) /") as found:
+        reported(store, fleet)
+    assert found.value.code == code
+    assert "[" not in str(found.value)
 
 
 def test_the_dependence_between_coins_is_a_file_of_the_run(store, fleet):
