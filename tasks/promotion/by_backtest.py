@@ -127,11 +127,12 @@ def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) ->
     """Name the recipes in the register and return the record; a repeated backtest is counted once.
 
     Raises:
-        UsageError: the test spans are too short for the gate.
+        UsageError: no recipe could pass: the test spans are too short, or too few of the champions' coins have folds.
     """
     spans = list({one.fold: one.bounds for one in folds}.values())
     (timeframe,) = spec.intervals
     _check_length(spans, timeframe)
+    _check_coins(contest, folds)
     home, market = spec.scope.home, spec.scope.market
     made = Submission(
         market=market, timeframe=timeframe, incumbent=str(contest.incumbent),
@@ -172,7 +173,7 @@ def decide(
         both = [
             {m.symbol for m in models.get(which, ()) if m.symbol in coins} for which in (name, contest.name)
         ]
-        if len(both[0] & both[1]) >= MIN_COVER * len(coins):
+        if _covers(len(both[0] & both[1]), contest):
             found[name] = paired(daily_losses(models[name], models[contest.name]))
     before = counted_before(home, submission)
     # A recipe without a result, as its training failed, was submitted all the same.
@@ -253,6 +254,22 @@ def _check_length(spans: Sequence[SplitBounds], timeframe: str) -> None:
             f"--folds {-int(-least * len(spans) // days)}, and an earlier --since if the history is too short",
             code="gate", field="folds",
         )  # fmt: skip
+
+
+def _check_coins(contest: Contest, folds: Sequence[FoldSeries]) -> None:
+    found, served = {one.id for one in folds}, len(contest.served)
+    if not _covers(sum(series in found for series in contest.served), contest):
+        missing = [series.symbol for series in contest.served if series not in found]
+        raise UsageError(
+            f"gate: this backtest has {served - len(missing)} of the {served} coins that {contest.incumbent} serves, "
+            f"and the gate needs {MIN_COVER:.0%} of them; add --coins {','.join(missing)}",
+            code="gate", field="coins",
+        )  # fmt: skip
+
+
+def _covers(coins: int, contest: Contest) -> bool:
+    """Whether this number of the coins that the champions' recipe serves is enough for a decision about them."""
+    return coins >= MIN_COVER * len(contest.served)
 
 
 def _evidence(

@@ -123,6 +123,15 @@ def test_what_cannot_be_submitted_is_refused_before_any_work(trainer, monkeypatc
     assert submissions(home(), "sim", "1h") == []
 
 
+def test_a_backtest_of_too_few_coins_is_refused_before_it_counts(trainer, short):
+    with pytest.raises(
+        UsageError, match=r"has 1 of the 2 coins that linear/smoke/.* --coins ETHUSDT"
+    ) as found:
+        backtest(coins="BTC")
+    assert found.value.field == "coins"
+    assert submissions(home(), "sim", "1h") == []
+
+
 def test_the_champions_recipe_is_trained_beside_where_the_options_train_another(trainer, monkeypatch):
     plain = planned_recipe(spec(overrides={}), "linear")
     monkeypatch.setattr(by_backtest, "standing", lambda _champion: type("Model", (), {"recipe": plain}))
