@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from schemas.handover import Decision, FleetJudgement, SeriesRecord
+from schemas.handover import Decision, Failure, FleetJudgement, SeriesRecord
 from schemas.run import RunSpec
 from tasks.promotion.night import decide_night
 from tasks.running.step import step
@@ -10,11 +10,15 @@ from tasks.running.step import step
 
 @step("promote")
 def promote(
-    spec: RunSpec, fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()
+    spec: RunSpec,
+    fleets: Sequence[FleetJudgement],
+    stopped: Sequence[SeriesRecord] = (),
+    failures: Sequence[Failure] = (),
 ) -> tuple[Decision, ...]:
     """Decide on every series that was judged or has stopped trading, move the aliases, and return the decisions.
 
     Args:
         stopped: series that are no longer traded.
+        failures: of the run so far; the decisions name the models that failed.
     """
-    return decide_night(spec, fleets, stopped)
+    return decide_night(spec, fleets, stopped, failures)

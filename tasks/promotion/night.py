@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from schemas.handover import Decision, FleetJudgement, ModelRef, SeriesRecord
+from schemas.handover import Decision, Failure, FleetJudgement, ModelRef, SeriesRecord
 from schemas.identity import Recipe
 from schemas.run import RunSpec
 from tasks.forecasting.watch import drifted_first
@@ -29,11 +29,17 @@ from tasks.tracking.store import open_store
 
 
 def decide_night(
-    spec: RunSpec, fleets: Sequence[FleetJudgement], stopped: Sequence[SeriesRecord] = ()
+    spec: RunSpec,
+    fleets: Sequence[FleetJudgement],
+    stopped: Sequence[SeriesRecord] = (),
+    failures: Sequence[Failure] = (),
 ) -> tuple[Decision, ...]:
     """Decide on every series that a run has trained, and move its aliases with the record of the decision.
 
     Series that have stopped trading lose their champion, unless it was trained on more candles than this run has.
+
+    Args:
+        failures: of the run so far; each decision names the models of its series that it could not consider.
     """
     store, now = open_store(), datetime.now(UTC)
     groups: dict[str, list[Candidate]] = defaultdict(list)
@@ -44,7 +50,7 @@ def decide_night(
         decisions = [
             decision
             for timeframe, found in groups.items()
-            for decision in _Night(Standings(spec, store, timeframe, found, served, now)).decide()
+            for decision in _Night(Standings(spec, store, timeframe, found, served, now)).decide(failures)
         ]
         decisions += _retired(store, stopped)
     return tuple(decisions)
@@ -59,7 +65,7 @@ class _Night:
         self._refresh = Refresh(tonight, comparisons)
         self._challenge = Challenge(tonight, comparisons)
 
-    def decide(self) -> list[Decision]:
+    def decide(self, failures: Sequence[Failure]) -> list[Decision]:
         """Rule on every series, move the aliases, and return the decisions."""
         tonight = self._tonight
         served = [place for place in tonight.places.values() if place.incumbent]
@@ -67,6 +73,8 @@ class _Night:
         self._challenge.rule()
         for place in served:
             self._explain(place)
+        for place in tonight.places.values():
+            _name_failed(place, failures)
         # Drifted champions first, in case the run is killed here.
         order = [tonight.places[series] for series in drifted_first(tonight.home, list(tonight.places))]
         decisions = [self._move(place) for place in order if place.ruling]
@@ -128,6 +136,15 @@ class _Night:
         own = place.fielded.get(place.incumbent.recipe) if place.incumbent else None
         best = place.taken or own or next(iter(place.fielded.values()), None)
         return best.model.ref if best else None
+
+
+def _name_failed(place: Place, failures: Sequence[Failure]) -> None:
+    """Add to a ruling the models of the series that failed, for example on a full disk, and so took no part in it."""
+    failed = [f.model for f in failures if f.model and f.model.series == place.series]
+    if place.ruling and failed:
+        names = ", ".join(sorted({f"{model.architecture}/{model.recipe}" for model in failed}))
+        reason = f"{place.ruling.reason}; not considered, as they failed in this run: {names}"
+        place.ruling = replace(place.ruling, reason=reason)
 
 
 def _retired(store: Store, stopped: Sequence[SeriesRecord]) -> Iterator[Decision]:

@@ -9,6 +9,7 @@ from promotion_tools import (
     EARLIER,
     ETH,
     SECOND,
+    Trainer,
     aliases,
     decided,
     newest,
@@ -20,9 +21,11 @@ from schemas.handover import BacktestEvidence
 from schemas.scope import home
 from tasks.promotion import recipe_pairs
 from tasks.promotion.contenders import standing
+from tasks.storage.files import DiskFull
 from tasks.tracking.decisions import decision_in, decisions_on
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
+from tasks.training.files import read_job
 
 
 def test_the_first_night_makes_provisional_champions_and_says_so(trainer):
@@ -71,6 +74,23 @@ def test_a_night_with_a_worse_model_moves_nothing_and_says_why(trainer):
     assert found.compared.low > 1
     assert any("is worse than the champion" in line for line in said)
     assert (summary.champions, summary.forecast_rows, summary.exit_code) == (2, 20, 0)
+
+
+def test_models_that_failed_are_named_in_every_decision_of_their_series(trainer, monkeypatch):
+    train = Trainer.__call__
+
+    def fail(trainer, folder):
+        if read_job(folder).architecture == "har":
+            raise DiskFull("no space left in fleets")
+        return train(trainer, folder)
+
+    monkeypatch.setattr(Trainer, "__call__", fail)
+    open_store().client.delete_registered_model_alias(BTC.registered, "champion")
+    summary, said = night(SECOND, architectures="linear,har")
+    assert (summary.exit_code, decided(BTC)[0], decided(ETH)[0]) == (3, "first", "refreshed")
+    for series in (BTC, ETH):
+        assert "; not considered, as they failed in this run: har/smoke+" in newest(series).reason
+    assert sum("they failed in this run: har/smoke" in line for line in said) == 2
 
 
 def test_older_candles_move_nothing_without_a_reason(trainer):
