@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from schemas.errors import UsageError
 from tasks.running.progress import Pace, Progress, heard_by, is_heard, tell
@@ -97,17 +97,6 @@ def quiet_libraries() -> None:
     for name in ("alembic", "mlflow", "prefect", "httpx", "urllib3"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", category=FutureWarning, module="mlflow")
-
-
-def exit_now(code: int) -> NoReturn:
-    """End the process immediately with this exit code, after Ctrl-C.
-
-    Called when all `finally` blocks have run. Python's own exit would wait for threads that still download or compute;
-    ending them loses nothing because files are written atomically. Trainers end with the process that started them.
-    """
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
-    os._exit(code)
 
 
 LINE_EVERY_S = 30.0

@@ -79,9 +79,9 @@ def running(address, environment, folder):
 def serve(path: str) -> None:
     for name in PRELOADED:
         import_module(name)
-    import flows.cli
+    import flows.cli.app
 
-    flows.cli._app()
+    flows.cli.app._app()
     gc.freeze()  # children look for garbage among their own objects alone
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)

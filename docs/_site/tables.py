@@ -76,7 +76,7 @@ def columns() -> str:
 
 def commands() -> str:
     """Every command with its options."""
-    from flows.cli import _app
+    from flows.cli.app import _app
 
     group = typer.main.get_command(_app())
     return "\n\n".join(_command(["cpb", *path], command) for path, command in _walk(group))

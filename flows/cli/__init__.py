@@ -1,205 +1,32 @@
-"""The command line. Only light modules are imported here; each command imports its dependencies when it runs."""
+"""`cpb` and `python -m flows.cli`. Imports almost nothing, so that Ctrl-C is handled while the commands are loaded."""
 
-import atexit
-import errno
-import gc
+import json
 import os
-import re
 import sys
-from contextlib import redirect_stdout
-from importlib import import_module
-from typing import Annotated, NoReturn
 
-import typer
-
-from flows.console import emit, exit_now, log_to_console
-from schemas import __version__
-from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_INTERRUPTED, EXIT_USAGE, CpbError
-from tasks.storage.urls import without_credentials
-
-COMMANDS = {
-    "Train and judge": {
-        "demo": ("flows.cli.train", "demo"),
-        "train": ("flows.cli.train", "train"),
-        "train-all": ("flows.cli.train", "train_all"),
-        "backtest": ("flows.cli.backtest", "backtest"),
-        "tune": ("flows.cli.backtest", "tune"),
-        "presets": ("flows.cli.presets", "presets"),
-    },
-    "Forecast and see": {
-        "forecast": ("flows.cli.forecast", "forecast"),
-        "ledger": ("flows.cli.models", "ledger"),
-        "leaderboard": ("flows.cli.models", "leaderboard"),
-        "serve": ("flows.cli.serve", "serve"),
-        "ui": ("flows.cli.serve", "ui"),
-    },
-    "Champions and publishing": {
-        "champions": ("flows.cli.champions", "champions"),
-        "promote": ("flows.cli.champions", "promote"),
-        "publish": ("flows.cli.champions", "publish"),
-        "export": ("flows.cli.champions", "export"),
-    },
-    "Data and machine": {
-        "ingest": ("flows.cli.data", "ingest"),
-        "verify": ("flows.cli.data", "verify"),
-        "prune": ("flows.cli.data", "prune"),
-        "doctor": ("flows.cli.data", "doctor"),
-    },
-    "Run every night": {
-        "tracking-server": ("flows.cli.serve", "tracking_server"),
-        "notify": ("flows.cli.deploy", "notify"),
-    },
-}
-"""Panel of the help -> command -> (module, function), in the order of the help."""
-
-
-HELP = "Train, judge and publish forecasting models for a whole universe of coins."
-
-INTERRUPTION = "interrupted; run the same command again to continue"
-
-_MORE_MEMORY = (
-    "choose fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
-)
-
-_REMEDIES = {
-    errno.ENOSPC: "free space on that disk",
-    errno.ENOMEM: _MORE_MEMORY,
-    errno.EDQUOT: "free space within your quota",
-    errno.EACCES: "check who owns it and its permissions",
-    errno.EPERM: "check who owns it and its permissions",
-    errno.EROFS: "choose a writable folder, for example with CPB_HOME",
-}
-"""Remedies for errors of the operating system, by errno."""
-
-
-_MIN_ADDRESS_SPACE = 2_500_000_000
-"""Bytes: `cpb verify` succeeds with 2.56 GB (torch's CPU build); with 2.05 GB torch cannot be mapped."""
-
-_NO_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory|unable to allocate", re.IGNORECASE)
-"""Messages of libraries with their own out-of-memory errors: CUDA, torch on the host, numpy."""
-
-
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        print(f"cpb {__version__}")
-        raise typer.Exit
-
-
-def _options(
-    version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit"),
-    ] = False,
-) -> None:
-    """Options of `cpb` itself; rejects too small an address space."""
-    _check_address_space()
-
-
-def _check_address_space() -> None:
-    """Fail early if polars and torch cannot be loaded, which would end the process by a signal instead of an error."""
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE:
-        raise CpbError(
-            f"the address space of this process is limited to {limit / 1e9:.1f} GB, and cpb's libraries need "
-            f"{_MIN_ADDRESS_SPACE / 1e9:.1f} GB to start; raise the limit, as with `ulimit -v unlimited`",
-            code="out-of-memory",
-        )
-
-
-def _app() -> typer.Typer:
-    app = typer.Typer(
-        name="cpb",
-        help=HELP,
-        pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    app.callback(help=HELP)(_options)
-    for panel, commands in COMMANDS.items():
-        for name, (module, function) in commands.items():
-            app.command(name, rich_help_panel=panel)(getattr(import_module(module), function))
-    app.add_typer(import_module("flows.cli.deploy").app, name="deploy", rich_help_panel="Run every night")
-    return app
+_INTERRUPTED = 130  # `schemas.errors.EXIT_INTERRUPTED`, which is not imported here
 
 
 def main() -> None:
-    """Run `cpb`; every expected error is printed on stderr as a single sentence and sets the exit code."""
-    # A local tool: no telemetry unless the user enables it.
-    os.environ.setdefault("DO_NOT_TRACK", "1")
-    os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    # Freeing every object of MLflow, torch and polars at exit takes a second; the operating system frees them
-    # immediately. Registered first, so that it is called after all other exit handlers.
-    atexit.register(gc.freeze)
-    # Imports create half a million objects; with Python's threshold of 700, garbage collection is a fifth of the time.
-    gc.set_threshold(5000)
-    from flows.prefect_server import share_leases
-
-    log_to_console()
-    share_leases()
+    """Run `cpb`; after Ctrl-C say how to continue, and exit with code 130."""
     try:
-        # Not standalone, so that errors of the command line are raised here and all are printed in the same place.
-        code = _app()(prog_name="cpb", standalone_mode=False)
-    except typer.TyperException as error:
-        _end_usage(error)
-    except CpbError as error:
-        _end(str(error), error.exit_code, error.code, error.field)
-    except OSError as error:  # a folder without write permission or a full disk, not a bug
-        where = f"{error.filename}: " if error.filename else ""
-        remedy = _REMEDIES.get(error.errno or 0, "check that it exists, its owner and the free space there")
-        _end(f"{where}{error.strerror or error}; {remedy}", EXIT_FATAL, "system", str(error.filename or ""))
+        from flows.cli.app import run
+
+        run()
     except KeyboardInterrupt:
-        _end(INTERRUPTION, EXIT_INTERRUPTED, "interrupted")
-    except Exception as error:
-        _end_exhausted(error)
-        raise
-    if code == EXIT_INTERRUPTED:  # Typer converts Ctrl-C in a command to this code
-        _end(INTERRUPTION, EXIT_INTERRUPTED, "interrupted")
-    sys.exit(code or EXIT_COMPLETE)
+        end_interrupted()
 
 
-def _end_exhausted(error: Exception) -> None:
-    """Exit with a message if memory or disk space ran out; numpy, torch, polars and SQLite raise different errors."""
-    from tasks.storage.files import is_disk_full
+def end_interrupted() -> None:
+    """End the process immediately, when all `finally` blocks have run.
 
-    if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
-        _end(f"out of memory; {_MORE_MEMORY}", EXIT_FATAL, "out-of-memory")
-    if is_disk_full(error):
-        _end(
-            "no space left on the disk of CPB_HOME, of the MLflow store or of the temporary folder; free some, then "
-            "run the same command again",
-            EXIT_FATAL, "disk-full",
-        )  # fmt: skip
-
-
-def _end_usage(error: typer.TyperException) -> NoReturn:
-    """Exit after an error of the command-line parser: an unknown option, a missing argument."""
-
-    context = getattr(error, "ctx", None)
-    text = error.format_message()
-    if context is not None and text.startswith("Missing command"):  # a command group without a command
-        with redirect_stdout(sys.stderr):
-            context.get_help()  # prints the help
-        sys.exit(EXIT_USAGE)
-    help_for = context.command_path if context is not None else "cpb"
-    field = getattr(getattr(error, "param", None), "name", None) or getattr(error, "option_name", "")
-    _end(
-        f"{text[:1].lower()}{text[1:].rstrip('.')}; see `{help_for} --help`",
-        error.exit_code,
-        "usage",
-        field or "",
-    )
-
-
-def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
-    """Print the error as a single sentence; with `--json` also as the JSON object that programs expect."""
-
-    text = without_credentials(text)
-    print(f"cpb: {text}", file=sys.stderr)
+    Python's own exit would wait for threads that still download or compute; ending them loses nothing because files are
+    written atomically. Trainers end with the process that started them.
+    """
+    text = "interrupted; run the same command again to continue"
+    print(f"cpb: {text}", file=sys.stderr, flush=True)
     if "--json" in sys.argv:
-        emit({"error": text, "code": code, "field": without_credentials(field), "exit": exit_code})
-    if exit_code == EXIT_INTERRUPTED:
-        exit_now(exit_code)
-    sys.exit(exit_code)
+        told = {"error": text, "code": "interrupted", "field": "", "exit": _INTERRUPTED}
+        print(json.dumps(told))
+    sys.stdout.flush()
+    os._exit(_INTERRUPTED)

@@ -217,7 +217,7 @@ def test_the_page_of_promises_lists_how_the_presets_differ_from_the_notes():
 
 def test_options_that_mean_the_same_everywhere_say_the_same_everywhere():
     """As the page of commands says of `--since` and `--as-of`."""
-    from flows.cli import _app
+    from flows.cli.app import _app
 
     texts: dict[str, set[str]] = {"--since": set(), "--as-of": set()}
     for command in typer.main.get_command(_app()).commands.values():
@@ -254,7 +254,7 @@ def test_every_block_says_whether_it_is_run_or_shown():
 
 
 def test_every_command_and_option_that_the_documents_name_exists():
-    from flows.cli import _app
+    from flows.cli.app import _app
 
     cpb = typer.main.get_command(_app())
     wrong = [(place, problem) for place, words in cpb_commands() if (problem := _unknown(cpb, words[1:]))]

@@ -12,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from flows import cli
+from flows.cli import app
 from schemas import __version__
 from schemas.errors import CpbError
 
@@ -68,8 +69,8 @@ def test_bad_usage_is_one_sentence_and_exit_2():
 
 
 def test_h_is_help_for_every_command():
-    for path, _ in [((), None), (("deploy",), None), *commands(typer.main.get_command(cli._app()))]:
-        short, long = (CliRunner().invoke(cli._app(), [*path, word]) for word in ("-h", "--help"))
+    for path, _ in [((), None), (("deploy",), None), *commands(typer.main.get_command(app._app()))]:
+        short, long = (CliRunner().invoke(app._app(), [*path, word]) for word in ("-h", "--help"))
         assert (short.exit_code, short.stdout) == (0, long.stdout), path
         assert "Usage: " in short.stdout
 
@@ -83,30 +84,30 @@ def commands(group, path=()):
 
 
 def test_every_command_takes_json_and_shows_an_example():
-    for path, command in commands(typer.main.get_command(cli._app())):
+    for path, command in commands(typer.main.get_command(app._app())):
         assert "--json" in {option for p in command.params for option in p.opts}, path
         assert "Example: cpb " in command.help, path
 
 
 def test_every_option_says_what_it_is_for():
-    for path, command in commands(typer.main.get_command(cli._app())):
+    for path, command in commands(typer.main.get_command(app._app())):
         assert [p.name for p in command.params if not p.help] == [], path
 
 
 def test_help_is_whole_in_80_columns_and_grouped(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    shown = CliRunner().invoke(cli._app(), ["--help"]).stdout
+    shown = CliRunner().invoke(app._app(), ["--help"]).stdout
     assert "…" not in shown
     assert max(map(len, shown.splitlines())) <= 80
-    for panel, names in cli.COMMANDS.items():
+    for panel, names in app.COMMANDS.items():
         assert panel in shown
         assert all(f"│ {name} " in shown for name in names)
 
 
 def test_no_option_of_any_command_is_cut_in_80_columns(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    for path, command in commands(typer.main.get_command(cli._app())):
-        shown = CliRunner().invoke(cli._app(), [*path, "--help"]).stdout
+    for path, command in commands(typer.main.get_command(app._app())):
+        shown = CliRunner().invoke(app._app(), [*path, "--help"]).stdout
         assert max(map(len, shown.splitlines())) <= 80, path
         for option in {o for p in command.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")}:
             assert re.search(rf"{option}(?![\w-])", shown), (path, option)
@@ -148,7 +149,7 @@ def test_a_real_bash_completes_commands_options_and_values(tmp_path):
 def test_the_version_is_the_packages():
     from importlib.metadata import version
 
-    done = CliRunner().invoke(cli._app(), ["--version"])
+    done = CliRunner().invoke(app._app(), ["--version"])
     assert (done.exit_code, done.stdout) == (0, f"cpb {version('cpb-forecast')}\n")
 
 
@@ -224,13 +225,13 @@ def test_a_full_or_forbidden_disk_is_one_sentence(monkeypatch, capsys, error, re
 @pytest.mark.parametrize("where", ["in a command", "before it"])
 def test_ctrl_c_says_how_to_go_on_and_exits_130(monkeypatch, capsys, where):
     fail_with(monkeypatch, KeyboardInterrupt())
-    monkeypatch.setattr("flows.cli.exit_now", sys.exit)  # the real one would end the test's process
+    monkeypatch.setattr("os._exit", sys.exit)  # the real one would end the test's process
     if where == "before it":
 
         def interrupted():
             raise KeyboardInterrupt
 
-        monkeypatch.setattr(cli, "_app", interrupted)
+        monkeypatch.setattr(app, "_app", interrupted)
     code, out, err = end_of(monkeypatch, capsys, "doctor", "--json")
     assert (code, err) == (130, "cpb: interrupted; run the same command again to continue\n")
     assert json.loads(out) == {
@@ -239,6 +240,26 @@ def test_ctrl_c_says_how_to_go_on_and_exits_130(monkeypatch, capsys, where):
         "field": "",
         "exit": 130,
     }
+
+
+@pytest.mark.parametrize("module", ["typer", "pydantic", "prefect.settings"])
+def test_ctrl_c_while_it_is_loaded_is_one_line_too(module):
+    code = (
+        "import sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name == '{module}': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "sys.argv = ['cpb', 'train-all', '--coins', 'BTC', '--source', 'sim', '--json']\n"
+        "import flows.cli\n"
+        "flows.cli.main()\n"
+    )
+    done = run(code=code)
+    assert (done.returncode, done.stderr) == (
+        130,
+        "cpb: interrupted; run the same command again to continue\n",
+    )
+    assert json.loads(done.stdout)["exit"] == 130
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-import flows.cli
+import flows.cli.app
 
 ERRORS = {
     "python": (MemoryError(), "out-of-memory"),
@@ -52,7 +52,7 @@ def test_one_sentence_whoever_notices(monkeypatch, capsys, who):
 def test_the_systems_own_errors(monkeypatch, capsys, number):
     exit_code, told, err = run(monkeypatch, capsys, OSError(number, os.strerror(number), "mlruns"))
     assert (exit_code, told["field"]) == (1, "mlruns")
-    assert err.endswith(flows.cli._REMEDIES[number])
+    assert err.endswith(flows.cli.app._REMEDIES[number])
 
 
 def test_any_other_fault_is_still_shown_as_such(monkeypatch, capsys):

@@ -5,7 +5,7 @@ import typer
 from test_parameters import BACKTEST, CASES
 from typer.testing import CliRunner
 
-from flows.cli import _app
+from flows.cli.app import _app
 from flows.cli.options import ModelOption, Shown, cli_options, parse_value
 from flows.cli.train import MODEL_OPTIONS
 from schemas.errors import UsageError

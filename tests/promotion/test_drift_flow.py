@@ -6,7 +6,7 @@ from live_record import read
 from promotion_tools import BTC, ETH, SECOND
 from typer.testing import CliRunner
 
-from flows.cli import _app
+from flows.cli.app import _app
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from schemas.forecasts import CHAMPION, FALLBACK

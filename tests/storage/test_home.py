@@ -29,7 +29,7 @@ def test_a_home_of_another_version_is_refused(tmp_path, content):
 
 @pytest.mark.parametrize("command", ["ingest --source sim --coins BTC", "verify", "prune", "ledger"])
 def test_commands_refuse_it_and_change_nothing(tmp_path, monkeypatch, command):
-    from flows.cli import _app
+    from flows.cli.app import _app
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()

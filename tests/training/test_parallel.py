@@ -169,7 +169,7 @@ SCRIPT = """\
 QUERY
 import pathlib, sys, time
 from functools import partial
-from flows.console import exit_now
+from flows.cli import end_interrupted
 from tasks.running.parallel import run_each, thread_pool
 from tasks.training import runner
 from tasks.training.devices import Slots
@@ -183,7 +183,7 @@ BODY
 try:
     main()
 except KeyboardInterrupt:
-    exit_now(130)
+    end_interrupted()
 """
 QUERY = "import polars; polars.LazyFrame({'a': [1, 2]}).select(polars.col('a').sum()).collect()"
 LATE = """\

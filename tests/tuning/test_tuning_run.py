@@ -208,6 +208,8 @@ def test_halving_gives_up_the_worse_half_of_a_batch(tmp_path):
 
 
 def test_no_other_command_imports_optuna():
-    code = "import sys, flows.cli; flows.cli._app(); import flows.tune; print('optuna' in sys.modules)"
+    code = (
+        "import sys, flows.cli.app; flows.cli.app._app(); import flows.tune; print('optuna' in sys.modules)"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert json.loads(out.stdout.lower()) is False
