@@ -10,9 +10,8 @@ from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_failures
 from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs
-from flows.summary import NOT_YET, Say, decision_lines, plain_reason
+from flows.summary import NOT_YET, Say, decision_lines, plain_reason, problem_line, stale_failure
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
-from schemas.handover import Failure
 from schemas.identity import SeriesId, check_known, coins_label
 from schemas.scope import ForecastSpec, Scope
 from tasks.forecast import forecast
@@ -30,7 +29,7 @@ from tasks.tracking.versions import series_with_champion
 from tasks.trial import trial
 from tasks.watch import watch
 
-_NONE = "there is no champion for them yet"
+_NONE = "there is no champion for them yet; train first, as in `cpb train-all`"
 
 
 def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
@@ -67,18 +66,13 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     stale = find_stale(scope.home, issued.series, scope.as_of)
     steps_taken = (fetched, issued, scored, watched, tried)
     problems = [failure for result in steps_taken for failure in result.failures]
-    problems += [Failure(step="forecast", reason=str(one), code="stale", series=one.series) for one in stale]
+    problems += map(stale_failure, stale)
     outcome.failures, outcome.alarms = problems, watched.alarms
     texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
-    if not issued.series:
-        # The reason for a damaged champion ends with the command that repairs it.
-        damaged = {failure.code for failure in issued.failures} == {"damaged"}
-        hint = "" if damaged else "; train first, as in `cpb train-all`, or check as_of"
-        raise CpbError(
-            f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}{hint}", code="no-forecast"
-        )
-    for text in texts:
-        say(f"FAILED {text}")
+    if not issued.series:  # each reason names its own remedy
+        raise CpbError(f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}", code="no-forecast")
+    for line in map(problem_line, problems):
+        say(line)
     drifted = [alarm for alarm in watched.alarms if alarm.state == "drifted"]
     for alarm in drifted:
         say(f"DRIFTED {alarm}")

@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from flows.runner import Runner, read_pairs
-from flows.summary import Say, plain_reason
+from flows.summary import Say, plain_reason, problem_line, stale_failure
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError
 from schemas.handover import Failure
 from schemas.scope import CHAMPIONS, Scope, ScopeSpec
@@ -54,8 +54,8 @@ def run_forecast_published(
     texts = [f"{one.subject}: {plain_reason(one)}" for one in problems]
     if forecasts.is_empty():
         raise CpbError(f"no forecast could be made: {'; '.join(texts[:2])}", code="no-forecast")
-    for text in texts:
-        say(f"FAILED {text}")
+    for line in map(problem_line, problems):
+        say(line)
     if target:
         buffer = io.BytesIO()
         forecasts.write_parquet(buffer, compression="zstd")
@@ -136,8 +136,4 @@ def _by_timeframe(
 
 def _stale(scope: Scope, models: Sequence[PublishedModel]) -> list[Failure]:
     old = find_stale(scope.home, [one.series for one in models], scope.as_of)
-    return [
-        Failure(step="forecast", reason=str(one), code="stale", series=one.series)
-        for one in old
-        if one.what == "candle"  # stored forecasts are of the local champions
-    ]
+    return [stale_failure(one) for one in old if one.what == "candle"]  # stored forecasts: of local champions

@@ -3,10 +3,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL
 from schemas.handover import Decision, Failure
+
+if TYPE_CHECKING:
+    from tasks.forecasting.staleness import Stale
 
 Say = Callable[[str], None]
 
@@ -68,6 +71,20 @@ def decision_lines(decisions: Iterable[Decision]) -> list[str]:
 def failure_line(failure: Failure) -> str:
     """Return a failure as a line: subject, step and reason."""
     return f"{failure.subject} in {failure.step}: {plain_reason(failure)}"
+
+
+_STALE = "stale"
+
+
+def stale_failure(found: "Stale") -> Failure:
+    """Return candles or a forecast that are too old as a problem of a forecast run."""
+    return Failure(step="forecast", reason=str(found), code=_STALE, series=found.series)
+
+
+def problem_line(failure: Failure) -> str:
+    """Return a problem as a line for people; stale candles are no failure of a step."""
+    word = "STALE" if failure.code == _STALE else "FAILED"
+    return f"{word} {failure.subject}: {plain_reason(failure)}"
 
 
 def plain_reason(failure: Failure) -> str:

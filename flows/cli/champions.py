@@ -7,7 +7,7 @@ import typer
 
 from flows.cli.options import Json, cli_options
 from flows.console import emit, quiet_libraries, say
-from flows.summary import plain_reason
+from flows.summary import problem_line
 from flows.tables import Column, finding, print_table
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError, count
 from schemas.identity import SIM, check_known
@@ -216,7 +216,7 @@ def publish(
     repo = None if dry_run else spec.repo
     result = step(checked_home(), spec.market, repo)
     for failure in result.failures:
-        say(f"FAILED {failure.subject}: {plain_reason(failure)}")
+        say(problem_line(failure))
     code = EXIT_PARTIAL if result.failures else EXIT_COMPLETE
     if json:
         failures = [f.as_json() for f in result.failures]
@@ -230,7 +230,8 @@ def publish(
             }
         )
     else:
-        say(f"published: {result.place}" if repo else f"written, not published: {result.place}")
+        written = f"written to {result.place} on this machine; `cpb publish --repo USER/NAME` publishes it"
+        say(f"published: {result.place}" if repo else written)
     raise typer.Exit(code)
 
 

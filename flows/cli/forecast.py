@@ -42,6 +42,11 @@ def forecast(
     Example: cpb forecast BTC 1h --source sim --plot
     """
     check_one_form(json, as_csv)
+    if plot and (json or as_csv):
+        raise UsageError(
+            "--plot draws below the table, which --json and --csv replace: leave one of them out",
+            code="two-forms", field="plot",
+        )  # fmt: skip
     quiet_libraries()
     if model is None and out is not None:
         raise UsageError(
@@ -136,7 +141,7 @@ def _bands(about: Sequence[str], rows: Sequence[dict[str, Any]]) -> Iterator[lis
     cells = []
     for row in (rows[step - 1] for step in steps):
         bands = [f"{price(row[low])} to {price(row[high])}" for low, high in (("q25", "q75"), ("q10", "q90"))]
-        cells.append([str(row["step"]), f"{row['target_time']:%m-%d %H:%M}", *bands])
+        cells.append([str(row["step"]), _close_time(row), *bands])
     lines = [about[0], about[1], "; ".join(about[2:]), ""]
     for text, line in zip_longest(lines, cells, fillvalue=None):
         yield [text or "", *(line or [""] * (len(_BANDS) - 1))]
@@ -144,4 +149,10 @@ def _bands(about: Sequence[str], rows: Sequence[dict[str, Any]]) -> Iterator[lis
 
 def _every_quantile(row: dict[str, Any]) -> list[str]:
     quantiles = (price(row[f"q{level:02}"]) for level in _LEVELS)
-    return [str(row["step"]), f"{row['target_time']:%m-%d %H:%M}", *quantiles]
+    return [str(row["step"]), _close_time(row), *quantiles]
+
+
+def _close_time(row: dict[str, Any]) -> str:
+    """Return the close of the forecast candle, with its year unless it is the current one."""
+    time: datetime = row["target_time"]
+    return f"{time:%m-%d %H:%M}" if time.year == datetime.now(UTC).year else f"{time:%Y-%m-%d %H:%M}"

@@ -33,7 +33,7 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
 
     Intervals resample blocks of calendar time common to all coins: coins move together, and resampling each coin
     separately would treat twenty coins as twenty times the evidence. p is Diebold-Mariano on the mean over coins per
-    instant.
+    instant. Of a single member they are its own, which `cpb champions` shows: other draws would give another interval.
 
     Raises:
         ValueError: there is no member, or the members differ in architecture or timeframe.
@@ -53,7 +53,8 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
         metrics.pop(name, None)
     metrics["test_n"] = float(sum(m.metrics["test_n"] for m in members))
     metrics["coins_below_one"] = float(np.mean([m.metrics["test_crps_ratio"] < 1 for m in members]))
-    metrics |= _certainty(members, seed)
+    if len(members) > 1:
+        metrics |= _certainty(members, seed)
     steps = {k: np.mean([m.steps[k] for m in members], axis=0) for k in members[0].steps}
     for name in (n for n in LOSSES if n in members[0].steps):  # ratios per step, equal weight per coin
         ratios = [m.steps[name] / np.maximum(m.steps[f"reference_{name}"], 1e-300) for m in members]

@@ -164,9 +164,10 @@ def _as_stored(run: Run) -> IngestReport:
             f"time range; {run.root} holds {stored if held else 'no candles'}; with a network `cpb ingest` stores some",
             code="not-stored", field="offline",
         )  # fmt: skip
-    newest = max(ends)
-    old = age((run.now - min(newest, run.end)) / 1e6)
-    run.notes.append(f"stored candles are used, the newest closed {text(min(newest, run.end))} ({old} ago)")
+    newest = min(max(ends), run.end)
+    before = "before as_of" if run.scope.as_of else "ago"
+    old = age((run.end - newest) / 1e6)
+    run.notes.append(f"stored candles are used, the newest closed {text(newest)} ({old} {before})")
     report.notes = run.notes
     return report
 

@@ -12,6 +12,18 @@ from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import ForecastSpec, IngestSpec
 
 
+def test_publish_without_a_repository_says_what_was_written_and_what_publishes_it(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    monkeypatch.setattr("tasks.publish.publish", lambda *given: Publication(place="data/hub"))
+    monkeypatch.setattr(sys, "argv", ["cpb", "publish"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    said = capsys.readouterr().err
+    assert said == "written to data/hub on this machine; `cpb publish --repo USER/NAME` publishes it\n"
+
+
 @pytest.fixture
 def cpb(monkeypatch, capsys, tmp_path):
     """Run a command in this process; give its exit code and the last line of stdout as JSON."""

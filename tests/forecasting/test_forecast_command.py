@@ -12,7 +12,8 @@ from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candle
 from flows import cli, fan
 from flows.forecast import run_forecast
 from flows.tables import price
-from schemas.handover import ForecastBatch, IngestResult, Score, Trials, Watching
+from schemas.errors import CpbError
+from schemas.handover import Failure, ForecastBatch, IngestResult, Score, Trials, Watching
 from schemas.scope import ForecastSpec
 
 VERDICT = "better than the random walk"
@@ -113,6 +114,47 @@ def test_the_fan_has_closes_median_and_bands_in_their_places(cpb):
     assert [picture[0].split()[0], picture[12].split()[0]] == [
         price(rows_at(0, 104_321.5, BTC)[name][9]) for name in ("q95", "q05")
     ]
+
+
+def test_a_close_of_another_year_is_shown_with_its_year(cpb):
+    for words in ((), ("BTC", "1h")):
+        assert "2025-05-31 21:00" in cpb(*words).out
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv"])
+def test_no_picture_is_promised_beside_rows_for_programs(stored, monkeypatch, capsys, form):
+    monkeypatch.setattr(sys, "argv", ["cpb", "forecast", "--plot", form])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    assert "--plot draws below the table" in capsys.readouterr().err
+
+
+class WithoutForecasts(Steps):
+    """Steps whose forecasts all fail for one reason."""
+
+    def __init__(self, reason):
+        self.failures = (Failure.of(BTC, "forecast", reason),) if reason else ()
+
+    def one(self, step, scope, *_):
+        return ForecastBatch(failures=self.failures) if step.name == "forecast" else super().one(step, scope)
+
+
+@pytest.mark.parametrize(
+    "reason", ["", "no space left on the disk; free some", "give a later --as-of, or none"]
+)
+def test_training_is_advised_only_where_no_other_reason_is_known(stored, reason):
+    with pytest.raises(CpbError) as caught:
+        run_forecast(ForecastSpec(as_of="2025-05-31T20:25"), WithoutForecasts(reason), print)
+    assert str(caught.value).endswith(reason or "train first, as in `cpb train-all`")
+    assert ("train first" in str(caught.value)) is (not reason)
+
+
+def test_old_candles_are_called_stale_not_failed(stored):
+    said = []
+    result = run_forecast(ForecastSpec(as_of="2025-06-05T20:25"), Steps(), said.append)
+    assert [line.split(": ")[0] for line in said[:2]] == ["STALE BTCUSDT 1h", "STALE PEPEUSDT 1h"]
+    assert (result["exit"], len(result["failed"])) == (3, 2)
 
 
 def test_a_terminal_without_these_characters_gets_ascii(monkeypatch):

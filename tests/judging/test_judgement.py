@@ -118,6 +118,12 @@ def test_the_pooled_test_equals_diebold_mariano_on_one_coin():
     assert pool.judge_pool([one]).metrics["test_p"] == pytest.approx(one.metrics["test_p"], rel=1e-9)
 
 
+def test_the_interval_of_one_coin_is_that_of_its_model():
+    one = judged(market(), spread=1.3)
+    for name in ("test_crps_ratio_low", "test_crps_ratio_high", "test_p"):
+        assert pool.judge_pool([one], seed=7).metrics[name] == one.metrics[name]
+
+
 def test_coins_that_move_together_are_not_independent_evidence():
     one = judged(market(), spread=1.05)
     twins = [replace(one, symbol=f"C{i}") for i in range(20)]

@@ -1,15 +1,17 @@
 """Without a network: known within seconds, and the stored candles are used where there are any."""
 
 import logging
+import re
 import socket
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 from market_tools import build, scope
 
 from schemas.errors import CpbError, UsageError
-from schemas.scope import ScopeSpec
+from schemas.scope import ScopeSpec, parse_instant
 from tasks.ingest import ingest as step
 from tasks.market import reach
 from tasks.market.client import HttpSource, Limits
@@ -47,6 +49,14 @@ def test_offline_gives_the_stored_series_and_asks_nobody(filled, no_network):
     assert found.notes[0].startswith("stored candles are used, the newest closed 20")
 
 
+def test_offline_and_as_of_give_the_age_at_that_time(filled, no_network):
+    newest = ingest(scope(filled, AWAY, "BTC").model_copy(update={"offline": True})).notes[0]
+    closed = parse_instant(re.search(r"closed (\S+) ", newest)[1].removesuffix("Z")[:16], "as_of")
+    then = {"offline": True, "as_of": closed + timedelta(hours=3)}
+    said = ingest(scope(filled, AWAY, "BTC").model_copy(update=then)).notes[0]
+    assert said.endswith("(3 h before as_of)")
+
+
 def test_a_series_without_candles_fails_alone_offline(filled):
     found = ingest(scope(filled, AWAY, "BTC,ETH").model_copy(update={"offline": True}))
     assert [s.status == "failed" for s in found.series] == [False, True]
@@ -59,7 +69,7 @@ def test_where_the_source_is_away_the_step_uses_what_is_stored_and_says_its_age(
     assert [str(one) for one in found.series] == ["BTCUSDT 1h"]
     assert "cannot be reached" in caplog.text
     assert "the newest closed" in caplog.text
-    assert " ago)" in caplog.text
+    assert " before as_of)" in caplog.text
 
 
 def test_the_error_without_candles_says_what_is_stored(filled, no_network):
