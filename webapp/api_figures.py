@@ -52,13 +52,17 @@ def add_figures(app: FastAPI, api: Api) -> None:
     def record(request: Request, series: Series, theme: Theme = "light") -> Response:
         """Return the CRPS ratio over time, of live forecasts if there are any, otherwise of replays."""
         state = series_state(home, series, "ledger")
-        return reply(request, "record", series, (), state, lambda: figures.record(home, series), theme)
+        return reply(
+            request, "record", series, (), state, lambda: figures.over_time(home, series, "record"), theme
+        )
 
     @app.get("/api/figures/coverage/{symbol}/{timeframe}", response_model=Figure, responses=SERIES)
     def coverage(request: Request, series: Series, theme: Theme = "light") -> Response:
         """Return the share of closes inside the bands over time."""
         state = series_state(home, series, "ledger")
-        return reply(request, "coverage", series, (), state, lambda: figures.coverage(home, series), theme)
+        return reply(
+            request, "coverage", series, (), state, lambda: figures.over_time(home, series, "coverage"), theme
+        )
 
     @app.get("/api/figures/decisions/{symbol}/{timeframe}", response_model=Figure, responses=SERIES)
     def decisions(request: Request, series: Series, theme: Theme = "light") -> Response:

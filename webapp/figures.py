@@ -1,7 +1,6 @@
 """The figures of `tasks.figures` from stored data, drawn with plotly by the page and notebooks."""
 
 from datetime import datetime, timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from tasks.judging.pool import compare as paired
 from webapp import registry
 from webapp.answers import Figure
 from webapp.reading import candle_rows, forecast_at, newest, summary
-from webapp.replies import Answer, State, series_state
+from webapp.replies import Answer, kept_while, series_state
 
 ThemeName = Literal["light", "dark"]
 
@@ -86,20 +85,17 @@ def _before(home: Path, series: SeriesId, shown: pl.DataFrame, count: int) -> pl
     return pl.concat(found) if found else None
 
 
-def record(home: Path, series: SeriesId) -> dict[str, Any]:
-    """Return the CRPS ratio of the series' forecasts over time; `layout.meta.live`: whether these are live."""
-    days, live = _by_day(home, series, series_state(home, series, "ledger"))
-    return _noted(record_figure(days), live=live)
+def over_time(home: Path, series: SeriesId, name: Literal["record", "coverage"]) -> dict[str, Any]:
+    """Return the CRPS ratio of the series' forecasts, or the share of closes inside their bands, over time.
+
+    `layout.meta.live`: whether the forecasts are live.
+    """
+    days, live = _by_day(home, series)
+    return _noted(record_figure(days) if name == "record" else coverage_figure(days), live=live)
 
 
-def coverage(home: Path, series: SeriesId) -> dict[str, Any]:
-    """Return the share of closes inside the bands over time; `layout.meta.live`: whether the forecasts are live."""
-    days, live = _by_day(home, series, series_state(home, series, "ledger"))
-    return _noted(coverage_figure(days), live=live)
-
-
-@lru_cache(maxsize=200)
-def _by_day(home: Path, series: SeriesId, _state: State) -> tuple[pl.DataFrame, bool]:
+@kept_while(lambda home, series: series_state(home, series, "ledger"), 200)
+def _by_day(home: Path, series: SeriesId) -> tuple[pl.DataFrame, bool]:
     """Return the days of the live forecasts, or of the replays if there are none, and whether they are live."""
     known = summary(home, series.market)
     if known is None:
@@ -111,11 +107,7 @@ def _by_day(home: Path, series: SeriesId, _state: State) -> tuple[pl.DataFrame, 
 
 def decisions(series: SeriesId) -> dict[str, Any]:
     """Return the decisions about a series' champion over time; none if the store cannot be read."""
-    try:
-        found = registry.decided_on(series, _DECISIONS)
-    except CpbError:
-        found = []
-    return decisions_figure(found)
+    return decisions_figure(registry.decided_on(series, _DECISIONS)[0])
 
 
 def board(market: Market, timeframe: str | None) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Overview of all series of a market: newest close, forecast, champion, live record, and stale data."""
 
 from datetime import timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tasks.forecasting.watch import alarms
 from webapp import registry
 from webapp.answers import MarketInfo, Overview, OverviewRow
 from webapp.reading import candle_rows, default_market, identity, mend, newest, summary, too_old
-from webapp.replies import Answer, State, series_state
+from webapp.replies import Answer, kept_while, series_state
 
 SPARKLINE = 48
 """Closes in a row's sparkline."""
@@ -30,12 +29,12 @@ def overview(home: Path, market: Market) -> Answer:
     served, unknown = _champions(market)
     records = champion_records(summary(home, market))
     watched = {found.series: found for found in alarms(home, market)}
-    stale = too_old(home, with_forecast or of_market)
+    stale = too_old(home, tuple(with_forecast or of_market))
     rows = [
         OverviewRow(
             **identity(one),
             **_forecast(newest(home, one)),
-            **_closes(home, one, series_state(home, one, "klines", "provisional")),
+            **_closes(home, one),
             **served.get(one, {}),
             **records.get(one, {}),
             watch=watched[one].state if one in watched else None,
@@ -117,8 +116,8 @@ def _forecast(rows: pl.DataFrame) -> dict[str, Any]:
     }
 
 
-@lru_cache(maxsize=1000)
-def _closes(home: Path, series: SeriesId, _state: State) -> dict[str, Any]:
+@kept_while(lambda home, series: series_state(home, series, "klines", "provisional"), 1000)
+def _closes(home: Path, series: SeriesId) -> dict[str, Any]:
     """Return the newest close, its change over a day and the sparkline; empty if no candle can be read."""
     a_day = max(86_400 // series.seconds, 1)
     try:

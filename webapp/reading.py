@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,7 @@ from webapp.answers import (
     RecordEntry,
     SeriesInfo,
 )
-from webapp.replies import Answer, State, market_state, series_state, tree_state
+from webapp.replies import Answer, State, kept_while, market_state, series_state, tree_state
 
 CANDLE = ("open", "high", "low", "close", "volume")
 
@@ -59,7 +58,7 @@ def health(home: Path) -> Health:
     shown = [s for s in known if not s.simulated] or known
     issued = [s.issued_at for s in shown if s.issued_at]
     served = [SeriesId(s.market, s.symbol, s.timeframe) for s in [s for s in shown if s.issued_at] or shown]
-    stale = too_old(home, served)
+    stale = too_old(home, tuple(served))
     return Health(
         status="empty" if not known else "stale" if stale else "ok",
         series=len(issued),
@@ -68,15 +67,14 @@ def health(home: Path) -> Health:
     )
 
 
-def too_old(home: Path, series: list[SeriesId]) -> dict[SeriesId, str]:
-    """Return a message for each series whose newest candle or forecast is too old."""
+def _candles_and_forecasts(home: Path, _series: tuple[SeriesId, ...]) -> State:
     minute = int(datetime.now(UTC).timestamp() // 60)
-    trees = tuple(tree_state(home, tree) for tree in ("klines", "provisional", "forecasts"))
-    return _too_old(home, tuple(sorted(series)), (minute, trees))
+    return minute, *(tree_state(home, tree) for tree in ("klines", "provisional", "forecasts"))
 
 
-@lru_cache(maxsize=16)
-def _too_old(home: Path, series: tuple[SeriesId, ...], _state: State) -> dict[SeriesId, str]:
+@kept_while(_candles_and_forecasts, 16)
+def too_old(home: Path, series: tuple[SeriesId, ...]) -> dict[SeriesId, str]:
+    """Return a message for each series whose newest candle or forecast is too old."""
     found = find_stale(home, series, grace=_REFRESH)
     return {one.series: f"{one.finding}; {mend(home, [one.series])}" for one in found}
 
@@ -120,13 +118,9 @@ def default_market(home: Path) -> Market:
     return min(stored, key=MARKETS.index, default="spot")
 
 
+@kept_while(lambda home, series: series_state(home, series, "forecasts"), 1000)
 def newest(home: Path, series: SeriesId) -> pl.DataFrame:
     """Return the rows of the newest forecast, or an empty frame; cached while the series' files are unchanged."""
-    return _newest(home, series, series_state(home, series, "forecasts"))
-
-
-@lru_cache(maxsize=1000)
-def _newest(home: Path, series: SeriesId, _state: State) -> pl.DataFrame:
     return forecast_store.latest(home, series)
 
 
@@ -240,13 +234,9 @@ def scored(home: Path, series: SeriesId, limit: int) -> Answer:
     return Answer(head, "rows", newest_scored(home, series, limit).select(list(LedgerRow.model_fields)))
 
 
+@kept_while(market_state, 8)
 def summary(home: Path, market: Market) -> LiveRecord | None:
     """Return a market's record as of the last scoring; cached while unchanged, as reading it takes 20 ms."""
-    return _summary(home, market, market_state(home, market))
-
-
-@lru_cache(maxsize=8)
-def _summary(home: Path, market: Market, _state: State) -> LiveRecord | None:
     return read_summary(home, market)
 
 

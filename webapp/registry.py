@@ -2,11 +2,10 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from cpbmodels.data.paths import is_triangle
 from cpbmodels.fleet.config import STEPS
@@ -17,7 +16,7 @@ from tasks.hub.card import verdict
 from tasks.storage.model_folder import read_config
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import decisions_on, newest_decisions
-from tasks.tracking.judged import JudgedModel, coin_ratios, judged_models, loss_histories
+from tasks.tracking.judged import coin_ratios, judged_models, loss_histories
 from tasks.tracking.leaderboard import COLUMNS
 from tasks.tracking.leaderboard import leaderboard as read_board
 from tasks.tracking.registry import champions, registered
@@ -26,7 +25,9 @@ from tasks.tracking.store import open_store, tracking_uri
 from tasks.tracking.views import interface_of, run_page
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity
-from webapp.replies import Answer, State, database_state
+from webapp.replies import Answer, State, database_state, kept_while
+
+T = TypeVar("T")
 
 PACE_S = 5.0
 """Seconds between checks of the store: a training writes constantly, and reading 40 champions takes a second."""
@@ -52,6 +53,15 @@ def _store() -> Iterator[Store]:
     """Yield the store, locked for this thread; raises `CpbError` if it cannot be read."""
     with _reading:
         yield open_store(create=False)
+
+
+def _or_note(read: Callable[[Store], list[T]]) -> tuple[list[T], str | None]:
+    """Return what `read` finds in the store; if the store cannot be read, nothing, and the error."""
+    try:
+        with _store() as store:
+            return read(store), None
+    except CpbError as error:
+        return [], str(error)
 
 
 def load() -> None:
@@ -86,22 +96,16 @@ def leaderboard(market: Market, timeframe: str | None = None, run: str | None = 
     return Answer(board, "rows")
 
 
+@kept_while(lambda *_: state(), 16)
 def board_rows(market: Market, timeframe: str | None, run: str | None) -> list[dict[str, Any]]:
     """Return the rows of a market's leaderboard; arguments as in `leaderboard`.
 
     Raises:
         CpbError: there are none, or the run is of another market.
     """
-    with _reading:
-        return _board_rows(market, timeframe, run, *state())
-
-
-@lru_cache(maxsize=16)
-def _board_rows(
-    market: Market, timeframe: str | None, run: str | None, uri: str, _state: State
-) -> list[dict[str, Any]]:
     wanted = [timeframe] if timeframe else None
-    rows = read_board(run, open_store(uri, create=False), market=market, timeframes=wanted)
+    with _store() as store:
+        rows = read_board(run, store, market=market, timeframes=wanted)
     of_market = [row for row in rows if row["market"] == market]  # rows of a run are not filtered by market
     if not of_market:
         raise CpbError(
@@ -112,8 +116,12 @@ def _board_rows(
 
 def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
     """Return the ratio of each architecture of the leaderboard on each coin; empty if there are none."""
-    with suppress(CpbError), _store() as store:
-        return coin_ratios(store, board_rows(market, timeframe, None))
+    with suppress(CpbError):
+        rows = board_rows(
+            market, timeframe, None
+        )  # outside the lock, for which another thread's call may wait
+        with _store() as store:
+            return coin_ratios(store, rows)
     return []
 
 
@@ -123,20 +131,15 @@ def histories(run_id: str) -> dict[str, list[dict[str, float]]]:
         return loss_histories(store, run_id)
 
 
+@kept_while(lambda _market: state(), 8)
 def champions_of(market: Market) -> tuple[list[Any], dict[SeriesId, Decision]]:
     """Return a market's champions (`registry.Champion`), and the newest decision on every series.
 
     Raises:
         CpbError: there is no store, or it cannot be read.
     """
-    with _reading:
-        return _champions_of(market, *state())
-
-
-@lru_cache(maxsize=8)
-def _champions_of(market: Market, uri: str, _state: State) -> tuple[list[Any], dict[SeriesId, Decision]]:
-    store = open_store(uri, create=False)
-    return champions(market=market, store=store), newest_decisions(store)
+    with _store() as store:
+        return champions(market=market, store=store), newest_decisions(store)
 
 
 def step_correlation(series: SeriesId, model_version: str) -> list[float] | None:
@@ -151,32 +154,20 @@ def step_correlation(series: SeriesId, model_version: str) -> list[float] | None
 
 def models(series: SeriesId) -> Answer:
     """Return a series' newest judged model of each architecture and preset; a note says why there are none."""
-    found: list[JudgedModel] = []
-    note = None
-    try:
-        with _store() as store:
-            found = judged_models(store, series)
-    except CpbError as error:
-        note = str(error)
+    found, note = _or_note(lambda store: judged_models(store, series))
     if not found and not note:
         note = f"no judged model of {series} is in the MLflow store; train some with `cpb train-all {series.options}`"
     return Answer(Models(**identity(series), models=found, note=note), "models")
 
 
-def decided_on(series: SeriesId, limit: int) -> list[Decision]:
-    """Return the newest decisions on a series, newest first; raises `CpbError` if the store cannot be read."""
-    with _store() as store:
-        return decisions_on(store, series, limit)
+def decided_on(series: SeriesId, limit: int) -> tuple[list[Decision], str | None]:
+    """Return the newest decisions on a series, newest first, and the error if the store cannot be read."""
+    return _or_note(lambda store: decisions_on(store, series, limit))
 
 
 def decisions(series: SeriesId, limit: int) -> Answer:
     """Return the newest decisions on a series; a note says why there are none."""
-    found: list[Decision] = []
-    note = None
-    try:
-        found = decided_on(series, limit)
-    except CpbError as error:
-        note = str(error)
+    found, note = decided_on(series, limit)
     if not found and not note:
         note = f"nothing has been decided on {series} yet; `cpb train-all {series.options}` trains candidates"
     return Answer(Decisions(**identity(series), decisions=found, note=note), "decisions")
@@ -184,15 +175,15 @@ def decisions(series: SeriesId, limit: int) -> Answer:
 
 def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
     """Return the newest runs of the flow, newest first, and the error if the store cannot be read."""
-    try:
-        with _store() as store:
-            url = interface_of(store)
-            return [
-                FlowRun(**dict(one), mlflow=run_page(url, store, one.run_id) if url else None)
-                for one in newest_flow_runs(store, limit)
-            ], None
-    except CpbError as error:
-        return [], str(error)
+
+    def read(store: Store) -> list[FlowRun]:
+        url = interface_of(store)
+        return [
+            FlowRun(**dict(one), mlflow=run_page(url, store, one.run_id) if url else None)
+            for one in newest_flow_runs(store, limit)
+        ]
+
+    return _or_note(read)
 
 
 def _champion(champion: Any, decision: Decision | None) -> ChampionInfo:

@@ -10,14 +10,13 @@ import json
 import os
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin
 from urllib.parse import quote
 
 import polars as pl
-from cachetools import LRUCache
+from cachetools import LRUCache, cached
 from fastapi import Request, Response
 from pydantic import BaseModel
 
@@ -103,14 +102,15 @@ class Reply:
 
 
 class Replies:
-    """LRU cache of replies, each with the state of its source files."""
+    """LRU cache of replies, each of one state of its source files."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._kept = LRUCache[Hashable, tuple[str, Reply]](
-            max_bytes, getsizeof=lambda kept: len(kept[1].body) + _ENTRY_BYTES
+        self._kept = LRUCache[Hashable, Reply](
+            max_bytes, getsizeof=lambda reply: len(reply.body) + _ENTRY_BYTES
         )
-        self._making: dict[Hashable, threading.Lock] = {}
-        self._lock = threading.Lock()
+        self._reply = cached(
+            self._kept, key=lambda key, state, make: (key, state), condition=threading.Condition()
+        )(lambda key, state, make: Reply.of(make()))
 
     @property
     def bytes(self) -> int:
@@ -119,22 +119,24 @@ class Replies:
 
     def get(self, key: Hashable, state: Hashable, make: Render) -> Reply:
         """Return the reply to `key` in this state; if it is not cached, one thread makes it and the others wait."""
-        made_from = digest(state)
-        with self._lock:
-            turn = self._making.setdefault(key, threading.Lock())
-        try:
-            with turn:
-                with self._lock:
-                    before, known = self._kept.get(key, ("", None))
-                if known and before == made_from:
-                    return known
-                reply = Reply.of(make())
-                with self._lock, suppress(ValueError):  # larger than the cache
-                    self._kept[key] = made_from, reply
-                return reply
-        finally:
-            with self._lock:
-                self._making.pop(key, None)
+        found: Reply = self._reply(key, digest(state), make)
+        return found
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def kept_while(state: Callable[..., State], size: int) -> Callable[[F], F]:
+    """Cache up to `size` results of a function while the state of its arguments is unchanged.
+
+    If a result is not cached, one thread computes it and the others wait.
+    """
+
+    def key(*args: Hashable) -> Hashable:
+        return (*args, state(*args))
+
+    kept: LRUCache[Hashable, Any] = LRUCache(size)
+    return cast(Callable[[F], F], cached(kept, key, condition=threading.Condition()))
 
 
 def respond(request: Request, reply: Reply, form: Format = "json", name: str = "") -> Response:

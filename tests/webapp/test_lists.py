@@ -405,7 +405,7 @@ def test_many_small_answers_are_bounded_too():
     for until in range(3000):
         kept.get(until, ("a long state",) * 1000, lambda: b"{}")
     assert len(kept._kept) <= 1024
-    assert all(len(state) == 16 for state, _ in kept._kept.values())
+    assert all(len(state) == 16 for _, state in kept._kept)
 
 
 def test_a_table_of_a_symbol_that_is_not_latin_has_a_name_for_every_client():
