@@ -106,6 +106,9 @@ EPOCHS_VARIABLE = "CPB_LOG_EPOCHS"
 _BAR, _GAP = (8, 24), 2
 """Minimum and maximum width of a bar, and the gap between two cells, in terminal columns."""
 
+_AHEAD = 3
+"""Cells that are dropped after the bar: name, count and time left."""
+
 
 @contextmanager
 def shown_progress(command: str, first: str = "loading libraries") -> Iterator[None]:
@@ -257,16 +260,12 @@ def fitting(rows: list[list[str]], width: int) -> tuple[int, int]:
     """
     most = max((len(row) for row in rows), default=0)
     widths = [max(len(row[i]) if i < len(row) else 0 for row in rows) + _GAP for i in range(most)]
-    for bar in (_BAR[0], 0):
-        room = width - (bar + _GAP if bar else 0)
-        shown = most
-        while shown > 3 and sum(widths[:shown]) > room:
-            shown -= 1
-        if sum(widths[:shown]) <= room:
-            return shown, min(_BAR[1], bar + room - sum(widths[:shown])) if bar else 0
-    while shown > 1 and sum(widths[:shown]) > width:
-        shown -= 1
-    return shown, 0
+    needed = [*widths[:_AHEAD], _BAR[0] + _GAP, *widths[_AHEAD:]]
+    while len(needed) > 1 and sum(needed) > width:
+        needed.pop()
+    if len(needed) <= min(most, _AHEAD):
+        return len(needed), 0
+    return len(needed) - 1, min(_BAR[1], _BAR[0] + width - sum(needed))
 
 
 class Lines(Display):

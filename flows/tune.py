@@ -43,7 +43,15 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK):
         (folder / PROGRESS).unlink(missing_ok=True)  # of an earlier call
-        write_record(folder / SEARCH, _asked(spec, inner + newest))
+        search = Search(
+            market=spec.scope.market,
+            architecture=spec.names[0],
+            preset=spec.preset,
+            device=spec.device,
+            symbols=tuple(dict.fromkeys(one.id.symbol for one in inner + newest)),
+            timeframes=tuple(dict.fromkeys(one.id.timeframe for one in inner + newest)),
+        )
+        write_record(folder / SEARCH, search)  # for the web page
         storage = spec.scope.root / "tuning" / "optuna.db"
         study = tuning.Study(storage, key, spec)
         run = start_study(
@@ -58,7 +66,8 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
         )
         log = partial(log_trials, run.run_id)
         with run_of(run.run_id):
-            how = {"device": spec.device, "dtype": spec.dtype, "profile": _profile(spec)}
+            profile = None if spec.profile == "auto" else spec.profile
+            how = {"device": spec.device, "dtype": spec.dtype, "profile": profile}
             with gpu_held(gpus_of(spec.device)):
                 tuning.run_trials(spec, study, inner, how, folder, log, say)
                 answer = tuning.conclude(spec, study, newest, how, folder, say)
@@ -120,22 +129,6 @@ def _folds(
 
 def _why_not(spec: TuneSpec, one: FoldSeries) -> str:
     return cpbmodels.why_not(one.series, spec.names[0], spec.preset, **spec.overrides)
-
-
-def _asked(spec: TuneSpec, folds: Sequence[FoldSeries]) -> Search:
-    """Return the description of a search for the web page."""
-    return Search(
-        market=spec.scope.market,
-        architecture=spec.names[0],
-        preset=spec.preset,
-        device=spec.device,
-        symbols=tuple(dict.fromkeys(one.id.symbol for one in folds)),
-        timeframes=tuple(dict.fromkeys(one.id.timeframe for one in folds)),
-    )
-
-
-def _profile(spec: TuneSpec) -> str | None:
-    return None if spec.profile == "auto" else spec.profile
 
 
 def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Query, Request, Response
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from schemas.errors import MemberError, UsageError
 from schemas.identity import INTERVAL_SECONDS, MARKETS, OWN, Market, SeriesId, symbol_of
@@ -72,36 +72,26 @@ def _date(text: str) -> str:
     return text
 
 
-def moment(name: str, text: str) -> Callable[..., datetime | None]:
-    """Return a dependency for a UTC instant in the query, which raises `UsageError` for years without candles."""
-
-    def instant(
-        given: Annotated[
-            Annotated[datetime, BeforeValidator(_date)] | None,
-            Query(alias=name, description=text, json_schema_extra={"pattern": _YEARS}),
-        ] = None,
-    ) -> datetime | None:
-        if given is None:
-            return None
-        try:
-            found = given.astimezone(UTC) if given.tzinfo else given.replace(tzinfo=UTC)
-        except OverflowError:
-            found = None
-        if found is None or not 1970 <= found.year < 2262:  # the range of int64 nanoseconds since 1970
-            raise UsageError(
-                f"{name} {given.isoformat()} is out of range: use a date from 1970 to 2261",
-                code="date",
-                field=name,
-            )
-        return found
-
-    return instant
+def _utc(given: datetime) -> datetime:
+    """Return an instant in UTC, which is also its zone if it has none; refuse years without candles."""
+    found = given.replace(tzinfo=given.tzinfo or UTC)
+    # the range of int64 nanoseconds since 1970
+    if not datetime(1970, 1, 1, tzinfo=UTC) <= found < datetime(2262, 1, 1, tzinfo=UTC):
+        raise ValueError("use a date from 1970 to 2261")
+    return found.astimezone(UTC)
 
 
-Until = Annotated[datetime | None, Depends(moment("until", "newest close; UTC where no zone is given"))]
-IssuedUntil = Annotated[datetime | None, Depends(moment("until", "newest issue; UTC where no zone is given"))]
+Instant = Annotated[datetime, BeforeValidator(_date), AfterValidator(_utc)]
+_PATTERN = {"pattern": _YEARS}
+Until = Annotated[
+    Instant | None, Query(description="newest close; UTC where no zone is given", json_schema_extra=_PATTERN)
+]
+IssuedUntil = Annotated[
+    Instant | None, Query(description="newest issue; UTC where no zone is given", json_schema_extra=_PATTERN)
+]
 IssuedAt = Annotated[
-    datetime | None, Depends(moment("issued_at", "the forecast issued at this time; default: the newest"))
+    Instant | None,
+    Query(description="the forecast issued at this time; default: the newest", json_schema_extra=_PATTERN),
 ]
 
 
@@ -252,7 +242,9 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
     home = api.home
 
     @app.get("/api/forecast/{symbol}/{timeframe}", response_model=Forecast, responses={**CSV, **SERIES})
-    def forecast(request: Request, series: Series, issued_at: IssuedAt, form: Form = "json") -> Response:
+    def forecast(
+        request: Request, series: Series, issued_at: IssuedAt = None, form: Form = "json"
+    ) -> Response:
         """Return the newest forecast, or the forecast of a given issue time."""
         return api.of_series(
             request, "forecast", series, (issued_at,), series_state(home, series, "forecasts"),
@@ -261,7 +253,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
 
     @app.get("/api/paths/{symbol}/{timeframe}", response_model=Paths, responses={**CSV, **SERIES})
     def paths(
-        request: Request, series: Series, issued_at: IssuedAt,
+        request: Request, series: Series, issued_at: IssuedAt = None,
         n: Annotated[int, Query(ge=1, le=5000)] = 1000, seed: Annotated[int, Query(ge=0, lt=2**32)] = 0,
         form: Form = "json",
     ) -> Response:  # fmt: skip
@@ -274,7 +266,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
 
     @app.get("/api/forecasts/{symbol}/{timeframe}", response_model=Forecasts, responses={**CSV, **SERIES})
     def forecasts(
-        request: Request, series: Series, until: IssuedUntil, limit: Limit = 200, form: Form = "json"
+        request: Request, series: Series, until: IssuedUntil = None, limit: Limit = 200, form: Form = "json"
     ) -> Response:
         """Return the issue times of forecasts, newest last; each can be used as `issued_at` of a forecast."""
         return api.of_series(
@@ -284,7 +276,7 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
 
     @app.get("/api/candles/{symbol}/{timeframe}", response_model=Candles, responses={**CSV, **SERIES})
     def candles(
-        request: Request, series: Series, until: Until, limit: Limit = 200, form: Form = "json"
+        request: Request, series: Series, until: Until = None, limit: Limit = 200, form: Form = "json"
     ) -> Response:
         """Return stored candles, the newest last."""
         return api.of_series(

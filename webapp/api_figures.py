@@ -38,7 +38,7 @@ def add_figures(app: FastAPI, api: Api) -> None:
 
     @app.get("/api/figures/forecast/{symbol}/{timeframe}", response_model=Figure, responses=SERIES)
     def forecast(
-        request: Request, series: Series, until: Until, issued_at: IssuedAt, limit: Limit = 500,
+        request: Request, series: Series, until: Until = None, issued_at: IssuedAt = None, limit: Limit = 500,
         earlier: Annotated[int, Query(ge=0, le=MAX_EARLIER)] = 0, theme: Theme = "light",
     ) -> Response:  # fmt: skip
         """Return candles with a forecast over them, and the realised closes."""

@@ -7,7 +7,7 @@ A single process without job runner takes 280 MB: MLflow's own command starts 15
 
 import logging
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from flows.ops.password_file import PasswordFile, config_folder
 from flows.ops.serving import check_port, serve
 from flows.ops.tracking_server import artifacts_place
 from schemas.errors import CpbError
-from tasks.storage.locks import is_locked, locked
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import PROXIED, is_server
@@ -77,30 +76,16 @@ def serve_ui(
 
     proxied = location.startswith(PROXIED)  # the database of a tracking server, which stores the files
     app = partial(served_app, store.served, artifacts_place() if proxied else location, proxied=proxied)
+    file = password_file(port)
+    sign_in = SignIn(file.renew(), cookie=f"cpb-{port}", landing=runs_page("", store))
     with ExitStack() as running:
-        # prevents another start from removing the file before it is locked
-        with locked(config_folder() / ".ui.lock"):
-            remove_dead()
-            file = password_file(port)
-            landing = runs_page("", store)
-            sign_in = SignIn(file.renew(), cookie=f"cpb-{port}", landing=landing)
-            running.callback(file.path.unlink, missing_ok=True)
-            running.enter_context(locked(file.path))
+        running.callback(file.path.unlink, missing_ok=True)
 
         def announce(url: str) -> None:
             running.enter_context(announced(store, url))
             ready(address(url, store, sign_in.new_link(url), file.path))
 
         serve(UI, app, host, port, announce, sign_in=sign_in)
-
-
-def remove_dead() -> None:
-    """Remove the password files of killed runs: files of this user that no process holds locked."""
-    for path in config_folder().glob("ui-auth-*"):
-        port = path.name.removeprefix("ui-auth-")
-        with suppress(CpbError):  # not a file written by `cpb ui`
-            if port.isdecimal() and password_file(int(port)).read() and not is_locked(path):
-                path.unlink(missing_ok=True)
 
 
 def password_file(port: int) -> PasswordFile:

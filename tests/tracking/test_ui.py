@@ -14,7 +14,6 @@ from flows.ops import ui
 from flows.ops.serving import check_port
 from flows.ops.ui import address, serve_ui
 from schemas.errors import CpbError
-from tasks.storage.locks import locked
 from tasks.tracking.views import interface_of
 
 
@@ -85,26 +84,6 @@ def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
     assert interface_of(store) is None
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=5)
-
-
-def test_a_start_removes_the_password_files_of_killed_runs_and_no_others(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    folder = tmp_path / "cpb"
-    dead, alive = (ui.password_file(port) for port in (5001, 5002))
-    for file in (dead, alive):
-        file.make()
-    others = {
-        name: folder / name for name in ("ui-auth-notes", "tracking-auth", "ui-auth-5003", "ui-auth-5004")
-    }
-    for path in others.values():
-        path.write_text("cpb:mine")  # readable by others: `cpb ui` never writes such a file
-    others["ui-auth-5004"].unlink()
-    others["ui-auth-5004"].symlink_to(others["tracking-auth"])
-    with locked(alive.path):
-        ui.remove_dead()
-    assert not dead.path.exists()
-    assert alive.path.exists()
-    assert all(path.is_symlink() or path.exists() for path in others.values())
 
 
 def test_a_new_password_is_made_for_each_run(tmp_path, monkeypatch):

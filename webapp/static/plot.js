@@ -9,7 +9,7 @@ let loading = null;
 export function plotly() {
   loading ||= new Promise((resolve, reject) => {
     const failed = () => { loading = null; reject(new Error("the charts' library cannot be loaded from the service")); };
-    document.head.append(h("script", { src: "/static/plotly.min.js", onload: () => resolve(window.Plotly), onerror: failed }));
+    document.head.append(h("script", { src: "/plotly/plotly.min.js", onload: () => resolve(window.Plotly), onerror: failed }));
   });
   return loading;
 }
