@@ -162,19 +162,11 @@ class PrefectLease:
 
     def __init__(self, name: str, lease_id: "UUID", asked_at: float, url: str) -> None:
         self.name, self.id = name, lease_id
-        self._until, self._url = asked_at + LEASE_S, url
-
-    def renewed(self, asked_at: float) -> None:
-        """Extend the lease, counted from the time at which the renewal was requested."""
-        self._until = asked_at + LEASE_S
-
-    def lost(self) -> None:
-        """Record that the server no longer has the lease."""
-        self._until = 0.0
+        self.until, self._url = asked_at + LEASE_S, url
 
     def check(self) -> None:
         """Raise `CpbError` if another process may hold the lease by now."""
-        if clock() > self._until - _MARGIN_S:
+        if clock() > self.until - _MARGIN_S:
             raise CpbError(
                 f"the lease {self.name} of the Prefect server {public_url(self._url)} could not be renewed in time, so "
                 "another machine may hold it: nothing more was written; run the same command again",
@@ -260,12 +252,12 @@ def _renew(lease: PrefectLease, ended: threading.Event) -> None:
             cause = error.__cause__
             gone = isinstance(cause, httpx.HTTPStatusError) and cause.response.status_code in (404, 410)
             if gone or isinstance(cause, ObjectNotFound):
-                lease.lost()
+                lease.until = 0.0
                 return
             log.debug("the lease %s was not renewed: %s", lease.name, error)
             wait = _POLL_S  # until the holder notices the end of the lease
         else:
-            lease.renewed(asked_at)
+            lease.until = asked_at + LEASE_S  # counted from the time at which it was requested
             wait = _RENEW_S
 
 

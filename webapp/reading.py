@@ -27,7 +27,7 @@ from schemas.ledger import LedgerSummary as LiveRecord
 from tasks.forecasting import store as forecast_store
 from tasks.forecasting.ledger import newest_scored
 from tasks.forecasting.months import forecast_command, month_files
-from tasks.forecasting.staleness import find_stale, newest_month, with_source
+from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale, newest_month, with_source
 from tasks.forecasting.summary import read_summary
 from tasks.forecasting.watch import alarms
 from tasks.market.klines import read_klines
@@ -46,10 +46,6 @@ from webapp.answers import (
 from webapp.replies import Answer, State, kept_while, market_state, series_state, tree_state
 
 CANDLE = ("open", "high", "low", "close", "volume")
-
-
-# Forecasts are refreshed every hour (`forecast/hourly`), whatever the length of the candles.
-_REFRESH = timedelta(hours=1)
 
 
 def health(home: Path) -> Health:
@@ -75,7 +71,7 @@ def _candles_and_forecasts(home: Path, _series: tuple[SeriesId, ...]) -> State:
 @kept_while(_candles_and_forecasts, 16)
 def too_old(home: Path, series: tuple[SeriesId, ...]) -> dict[SeriesId, str]:
     """Return a message for each series whose newest candle or forecast is too old."""
-    found = find_stale(home, series, grace=_REFRESH)
+    found = find_stale(home, series, grace=BETWEEN_RUNS)
     return {one.series: f"{one.finding}; {mend(home, [one.series])}" for one in found}
 
 

@@ -55,13 +55,14 @@ def _store() -> Iterator[Store]:
         yield open_store(create=False)
 
 
-def _or_note(read: Callable[[Store], list[T]]) -> tuple[list[T], str | None]:
-    """Return what `read` finds in the store; if the store cannot be read, nothing, and the error."""
+def _or_note(read: Callable[[Store], list[T]], missing: str | None = None) -> tuple[list[T], str | None]:
+    """Return what `read` finds in the store, and a note if that is nothing: `missing`, or why it cannot be read."""
     try:
         with _store() as store:
-            return read(store), None
+            found = read(store)
     except CpbError as error:
         return [], str(error)
+    return found, None if found else missing
 
 
 def load() -> None:
@@ -154,22 +155,20 @@ def step_correlation(series: SeriesId, model_version: str) -> list[float] | None
 
 def models(series: SeriesId) -> Answer:
     """Return a series' newest judged model of each architecture and preset; a note says why there are none."""
-    found, note = _or_note(lambda store: judged_models(store, series))
-    if not found and not note:
-        note = f"no judged model of {series} is in the MLflow store; train some with `cpb train-all {series.options}`"
+    missing = f"no judged model of {series} is in the MLflow store; train some with `cpb train-all {series.options}`"
+    found, note = _or_note(lambda store: judged_models(store, series), missing)
     return Answer(Models(**identity(series), models=found, note=note), "models")
 
 
 def decided_on(series: SeriesId, limit: int) -> tuple[list[Decision], str | None]:
-    """Return the newest decisions on a series, newest first, and the error if the store cannot be read."""
-    return _or_note(lambda store: decisions_on(store, series, limit))
+    """Return the newest decisions on a series, newest first; a note says why there are none."""
+    missing = f"nothing has been decided on {series} yet; `cpb train-all {series.options}` trains candidates"
+    return _or_note(lambda store: decisions_on(store, series, limit), missing)
 
 
 def decisions(series: SeriesId, limit: int) -> Answer:
     """Return the newest decisions on a series; a note says why there are none."""
     found, note = decided_on(series, limit)
-    if not found and not note:
-        note = f"nothing has been decided on {series} yet; `cpb train-all {series.options}` trains candidates"
     return Answer(Decisions(**identity(series), decisions=found, note=note), "decisions")
 
 

@@ -1,11 +1,11 @@
 """Trainings and searches in progress on this machine, from the trainers' files, and the newest runs of the flow."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from schemas.errors import DamagedError
-from schemas.handover import ShardJob
 from schemas.identity import APART, SPOT, market_home
 from tasks.storage.files import read_json_or_none
 from tasks.training.files import JOB, RESULT, is_training, read_job, shard_folders
@@ -19,9 +19,7 @@ from webapp.replies import Answer, State, file_state
 def runs(home: Path, limit: int) -> Answer:
     """Return the trainings in progress, and the newest `limit` runs of the flow."""
     found, note = registry.flow_runs(limit)
-    trainings = [_training(folder, job) for folder, job in _at_work(home)]
-    trainings += [_search(folder, search) for folder, search in _searches(home)]
-    return Answer(Runs(trainings=trainings, runs=found, note=note), "runs")
+    return Answer(Runs(trainings=list(_trainings(home)), runs=found, note=note), "runs")
 
 
 def trainings_state(home: Path) -> State:
@@ -43,46 +41,37 @@ def _searches(home: Path) -> list[tuple[Path, Search]]:
     return [found for root in _roots(home) for found in searches_at_work(root)]
 
 
-def _at_work(home: Path) -> list[tuple[Path, ShardJob]]:
-    found = []
-    for folder in _unfinished(home):
-        if is_training(folder):
-            try:
-                found.append((folder, read_job(folder)))
-            except (DamagedError, FileNotFoundError):  # reported by the flow that started it
-                continue
-    return found
-
-
-def _training(folder: Path, job: ShardJob) -> Training:
-    series = [member.model.series for member in job.members]
-    return Training(
-        market=series[0].market,
-        fleet=folder.name,
-        architecture=job.architecture,
-        preset=job.preset,
-        device=job.device,
-        members=len(series),
-        symbols=sorted({one.symbol for one in series}),
-        timeframes=sorted({one.timeframe for one in series}),
-        **_progress(folder, folder / JOB),
-    )
-
-
-def _search(folder: Path, search: Search) -> Training:
-    """Return the batch of trials that a search is training; its members are the trials on every series and fold."""
-    known: dict[str, Any] = read_json_or_none(folder / PROGRESS) or {}
-    return Training(
-        market=search.market,
-        fleet=folder.name,
-        architecture=f"search of {search.architecture}",
-        preset=search.preset,
-        device=search.device,
-        members=known.get("members", 0),
-        symbols=sorted(search.symbols),
-        timeframes=sorted(search.timeframes),
-        **_progress(folder, folder / SEARCH),
-    )
+def _trainings(home: Path) -> Iterator[Training]:
+    for folder in filter(is_training, _unfinished(home)):
+        try:
+            job = read_job(folder)
+        except (DamagedError, FileNotFoundError):  # reported by the flow that started it
+            continue
+        series = [member.model.series for member in job.members]
+        yield Training(
+            market=series[0].market,
+            fleet=folder.name,
+            architecture=job.architecture,
+            preset=job.preset,
+            device=job.device,
+            members=len(series),
+            symbols=sorted({one.symbol for one in series}),
+            timeframes=sorted({one.timeframe for one in series}),
+            **_progress(folder, folder / JOB),
+        )
+    for folder, search in _searches(home):
+        yield Training(
+            market=search.market,
+            fleet=folder.name,
+            architecture=f"search of {search.architecture}",
+            preset=search.preset,
+            device=search.device,
+            # of the batch: its trials on every series and fold
+            members=(read_json_or_none(folder / PROGRESS) or {}).get("members", 0),
+            symbols=sorted(search.symbols),
+            timeframes=sorted(search.timeframes),
+            **_progress(folder, folder / SEARCH),
+        )
 
 
 def _progress(folder: Path, began: Path) -> dict[str, Any]:

@@ -20,11 +20,11 @@ from flows.deploy.liveness import (
     end_run,
     forget_dead_workers,
     make_pool,
+    polls,
     process_of,
     runs_of_worker,
 )
 from flows.deploy.services import (
-    POOL,
     Name,
     Service,
     client_of,
@@ -164,10 +164,7 @@ def _worker(client: SyncPrefectClient, server: Service, workers: int | None, beg
     begun["worker"] = services.start("worker", server.port, server.home, "--workers", str(workers))
     deploy(server)  # meanwhile the worker imports Prefect
 
-    def polls(worker: Service) -> bool:
-        return str(worker.process) in {listed.name for listed in client.read_workers_for_work_pool(POOL)}
-
-    return _ready("worker", begun["worker"], polls)
+    return _ready("worker", begun["worker"], lambda worker: polls(client, worker))
 
 
 def _ready(name: Name, process: subprocess.Popen[bytes], answers: Callable[[Service], bool]) -> Service:

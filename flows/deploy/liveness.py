@@ -62,6 +62,12 @@ def forget_dead_workers(client: SyncPrefectClient) -> None:
             )  # fmt: skip
 
 
+def polls(client: SyncPrefectClient, worker: Service) -> bool:
+    """Whether the server hears from a worker."""
+    listed = {entry.name: entry.status for entry in client.read_workers_for_work_pool(POOL)}
+    return str(listed.get(str(worker.process), "")).endswith("ONLINE")
+
+
 def worker_process(name: str) -> ProcessId | None:
     """Return the process that a worker's name contains; None for a worker not started by cpb."""
     try:

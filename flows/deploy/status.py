@@ -14,7 +14,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.states import State
 
 from flows.deploy import services
-from flows.deploy.liveness import EndedRun, end_dead_runs
+from flows.deploy.liveness import EndedRun, end_dead_runs, polls
 from flows.deploy.services import (
     PAGE,
     POOL,
@@ -30,15 +30,13 @@ from flows.summary import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, SeriesId, stored_series
 from schemas.scope import default_folder
+from tasks.forecasting.staleness import BETWEEN_RUNS
 from tasks.forecasting.watch import alarms
 from tasks.notices import findings
 from tasks.notices.event import Event, Kind
 
 LATE_AFTER = timedelta(minutes=15)
 """A scheduled run that no worker has started after this time is missing; workers poll every 10 seconds."""
-
-BETWEEN_RUNS = timedelta(hours=2)
-"""Additional tolerated age of the data between runs: a run starts every hour and takes some time."""
 
 MIN_FREE_BYTES = 1_000_000_000
 
@@ -130,7 +128,7 @@ def status() -> Status:
 def _ask(server: Service, worker: Service | None, result: Status) -> None:
     with client_of(server) as client:
         result.ended = end_dead_runs(client, server.since)
-        if worker and worker.alive and not _polls(client, worker):
+        if worker and worker.alive and not polls(client, worker):
             log = services.log_file("worker")
             result.problems.append(_problem("polls", f"the worker does not reach the server; see {log}"))
         result.deployments += _deployments(client)
@@ -145,11 +143,6 @@ def _dead(service: Service) -> Event:
     log = services.log_file(service.name)
     text = f"the {service.name} no longer runs; `cpb deploy up` starts it again (log: {log})"
     return Event("service dead", service.name, text)
-
-
-def _polls(client: SyncPrefectClient, worker: Service) -> bool:
-    listed = {entry.name: entry.status for entry in client.read_workers_for_work_pool(POOL)}
-    return str(listed.get(str(worker.process), "")).endswith("ONLINE")
 
 
 def _deployments(client: SyncPrefectClient) -> Iterator[Deployment]:

@@ -23,6 +23,9 @@ PUBLISHING_DELAY = timedelta(hours=6)
 
 INTERVALS_ALLOWED = 2
 
+BETWEEN_RUNS = timedelta(hours=2)
+"""Additional tolerated age where runs refresh the data: a run starts every hour and takes some time."""
+
 STOPPED_AFTER = timedelta(days=14)
 """A coin whose newest candle is this far behind the newest of its market has stopped trading: not a failure."""
 

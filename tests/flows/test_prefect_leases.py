@@ -30,7 +30,7 @@ def test_a_lease_that_was_not_renewed_in_time_stops_its_holder(now):
         one.check()
     assert caught.value.code == "lease-lost"
     assert "hunter2" not in str(caught.value)
-    one.renewed(now.s)
+    one.until = now.s + prefect_server.LEASE_S
     one.check()
 
 
