@@ -61,7 +61,11 @@ def start_run(
     as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
     about = {"preset": spec.preset, "market": spec.market, AS_OF: as_of, COMMAND: name, LEFT_OUT: left_out}
     tags = scope_tags(spec, records) | about
-    return start_parent(_run_key(spec, records), _params(spec), tags, run_name(name, spec, records))
+    params = spec.model_dump(mode="json") | {"architectures": list(spec.names)}
+    params["source"] = public_url(spec.source) if spec.source else None
+    if spec.pairs:
+        params["pairs"] = ",".join(spec.pairs)
+    return start_parent(_run_key(spec, records), params, tags, run_name(name, spec, records))
 
 
 @contextmanager
@@ -111,12 +115,6 @@ def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
     )
     data = [(r.series.name, r.digest) for r in records]
     return value_digest([options, data, training_code()])[:16]
-
-
-def _params(spec: RunSpec) -> dict[str, Any]:
-    source = public_url(spec.source) if spec.source else None
-    params = spec.model_dump(mode="json") | {"source": source, "architectures": list(spec.names)}
-    return params | ({"pairs": ",".join(spec.pairs)} if spec.pairs else {})
 
 
 Earlier = Literal["use", "expect", "forget"] | Checkpoint
