@@ -73,9 +73,8 @@ def _plan(
     plan = plan_backtest(spec, series_records(spec, steps, say, summary), gpus=engine.gpus, beside=beside)
     summary.add(plan.failures, say)
     if not plan.folds:
-        reasons = "; ".join(f"{f.subject}: {f.reason}" for f in summary.failures[:3])
         raise CpbError(
-            f"nothing to backtest ({reasons}); check coins, since, as_of and source", code="no-series"
+            f"nothing to backtest ({summary.reasons}); check coins, since, as_of and source", code="no-series"
         )
     say(f"{len(plan.folds):,} series (coins x timeframes x folds); training {', '.join(spec.names)}")
     for sentence in plan.incomplete:

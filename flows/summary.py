@@ -38,6 +38,11 @@ class Summary:
         """Exit code: 0 complete, 3 partial."""
         return EXIT_PARTIAL if self.failures else EXIT_COMPLETE
 
+    @property
+    def reasons(self) -> str:
+        """The first three failures, for the error of a run that cannot continue."""
+        return "; ".join(f"{failure.subject}: {failure.reason}" for failure in self.failures[:3])
+
     def add(self, failures: Iterable[Failure], say: Say) -> None:
         """Add failures and print each."""
         for failure in failures:

@@ -173,9 +173,9 @@ def _run(
         last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
         say(f"{record.series} has stopped trading (last candle {last:%Y-%m-%d}) and is left out")
     if not planned.fleets:
-        reasons = "; ".join(f"{f.subject}: {f.reason}" for f in summary.failures[:3])
         raise CpbError(
-            f"no series can be trained ({reasons}); check coins, since, as_of and source", code="no-series"
+            f"no series can be trained ({summary.reasons}); check coins, since, as_of and source",
+            code="no-series",
         )
     if planned.night.reason:
         say(planned.night.reason)

@@ -115,8 +115,7 @@ def _folds(
     whole = [one for one in loaded if ids.count(one.id) == wanted]
     usable = [one for one in whole if not _why_not(spec, one)]
     if not usable:
-        reasons = "; ".join(f"{f.subject}: {f.reason}" for f in summary.failures[:3])
-        reasons = reasons or next((_why_not(spec, one) for one in whole), "no series has all folds")
+        reasons = summary.reasons or next((_why_not(spec, one) for one in whole), "no series has all folds")
         raise CpbError(
             f"nothing to tune on ({reasons}); check coins, since, as_of and folds", code="no-series"
         )
