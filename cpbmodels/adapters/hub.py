@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cpbmodels.errors import DamagedModelError, ModelError, pip_install
+from cpbmodels.fleet.config import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
     from cpbmodels.fleet.member import Member
 
-FILES = ("config.json", "model.safetensors")
 _MODEL = re.compile(r"([^/]+)/([^/]+)/model\.safetensors")
 _PART = re.compile(r"[\w-]+")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -100,7 +100,7 @@ def fetch(repo: str, model: str, revision: str | None = None, again: bool = Fals
         raise ModelError(f"{model!r} names no model: give a symbol and a timeframe, as in BTCUSDT and 1h.")
     place = revision
     with _explained(repo, revision, model):
-        for name in FILES:
+        for name in (CONFIG, WEIGHTS):
             path = client.hf_hub_download(
                 repo, f"{model}/{name}", revision=place, endpoint=_endpoint(), force_download=again
             )

@@ -104,7 +104,6 @@ def make_task(
     seed: int,
     symbol: str,
     options: Preset,
-    index: int = 0,
 ) -> Task:
     """Windows and scaling of one member over its series; ModelError if there is nothing to learn from."""
     names = bank_columns(options)
@@ -139,7 +138,6 @@ def make_task(
         mean=mean,
         inverse=inverse,
         options=options,
-        index=index,
     )
 
 

@@ -21,6 +21,8 @@ from cpbmodels.errors import DamagedModelError, ModelError, shown
 
 FORMAT = 1
 """Version of the file; a higher version may have fields that are unknown here."""
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+"""The files of a model's folder."""
 DIGEST, WEIGHTS_DIGEST = "config_sha256", "weights_sha256"
 PARTS, PART_FIELDS = "parts", ("architecture", "seed", "seeds")
 """Fields stored per member of an average, with its options; the rest belong to the average."""

@@ -26,6 +26,7 @@ from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, shown
 from cpbmodels.fleet.checkpoint import write_whole
 from cpbmodels.fleet.config import (
+    CONFIG,
     DIGEST,
     MAX_BYTES,
     MAX_ROWS,
@@ -33,6 +34,7 @@ from cpbmodels.fleet.config import (
     PART_FIELDS,
     PARTS,
     STEPS,
+    WEIGHTS,
     WEIGHTS_DIGEST,
     check_fields,
     check_whole,
@@ -47,8 +49,6 @@ from cpbmodels.fleet.prediction import Forecast, forecast_all, predict_rows
 
 if TYPE_CHECKING:
     import polars as pl
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 class Report(TypedDict, total=False):

@@ -112,7 +112,30 @@ class Forecast:
 
     def plot(self, candles: int = 60, ax: Axes | None = None) -> Axes:
         """Draw the last candles' closes, the median and the 50 % and 90 % intervals; needs matplotlib."""
-        return draw_forecast(self, candles, ax)
+        check_forecasts_prices(self.probabilities)
+        try:
+            import matplotlib.pyplot as plt
+        except ImportError:
+            raise ModelError(f"Drawing needs matplotlib: {pip_install('matplotlib')}.") from None
+        if ax is None:
+            _, ax = plt.subplots(figsize=(9, 4), layout="constrained")
+        series, row = self.series, self.issued_row
+        first = max(row - candles + 1, 0)
+        past: list[Any] = list(range(first - row, 1))
+        future: list[Any] = list(range(len(self.candle) + 1))
+        if series.times is not None:
+            step = timedelta(seconds=series.step_seconds)
+            past = [self.issued_at + step * one for one in past]
+            future = [self.issued_at + step * one for one in future]
+        ax.plot(past, series.prices[first : row + 1, 3], color="black", linewidth=1, label="close")
+        last = self.last_close
+        for alpha, low, high, name in ((0.2, 0.05, 0.95, "90 %"), (0.35, 0.25, 0.75, "50 %")):
+            bottom, top = ([last, *self.close[level]] for level in (low, high))
+            ax.fill_between(future, bottom, top, color="tab:blue", alpha=alpha, linewidth=0, label=name)
+        ax.plot(future, [last, *self.close[0.5]], color="tab:blue", label="median")
+        ax.set_title(f"{series.symbol} {series.timeframe}".strip() or "forecast")
+        ax.legend(loc="best", frameon=False)
+        return ax
 
     def __repr__(self) -> str:
         """One line: which candles follow what, and the last step's median and 90 % interval."""
@@ -423,34 +446,3 @@ def _recent(series: Series, member: Member) -> Series:
     )
     cut = series.tail(member.context + 256 + max(reach, reach and LONG[-1]))
     return cut if cut.usable(member.context).any() else series
-
-
-INTERVALS = ((0.05, 0.95, "90 %"), (0.25, 0.75, "50 %"))
-
-
-def draw_forecast(forecast: Forecast, candles: int, ax: Axes | None) -> Axes:
-    """Draw closes, median and intervals; see `Forecast.plot`."""
-    check_forecasts_prices(forecast.probabilities)
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError:
-        raise ModelError(f"Drawing needs matplotlib: {pip_install('matplotlib')}.") from None
-    if ax is None:
-        _, ax = plt.subplots(figsize=(9, 4), layout="constrained")
-    series, row = forecast.series, forecast.issued_row
-    first = max(row - candles + 1, 0)
-    past: list[Any] = list(range(first - row, 1))
-    future: list[Any] = list(range(len(forecast.candle) + 1))
-    if series.times is not None:
-        step = timedelta(seconds=series.step_seconds)
-        past = [forecast.issued_at + step * one for one in past]
-        future = [forecast.issued_at + step * one for one in future]
-    ax.plot(past, series.prices[first : row + 1, 3], color="black", linewidth=1, label="close")
-    last = forecast.last_close
-    for alpha, (low, high, name) in zip((0.2, 0.35), INTERVALS, strict=True):
-        bottom, top = ([last, *forecast.close[level]] for level in (low, high))
-        ax.fill_between(future, bottom, top, color="tab:blue", alpha=alpha, linewidth=0, label=name)
-    ax.plot(future, [last, *forecast.close[0.5]], color="tab:blue", label="median")
-    ax.set_title(f"{series.symbol} {series.timeframe}".strip() or "forecast")
-    ax.legend(loc="best", frameon=False)
-    return ax

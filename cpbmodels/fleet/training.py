@@ -344,7 +344,8 @@ def make_fleet(job: Job, net: Net, tasks: list[Task]) -> Fleet:
     """A fleet with the initial weights of each task, or those of the member it continues from, on the device."""
     warm = [job.warm[task.index] if job.warm is not None else None for task in tasks]
     rows = [
-        _warm_row(net, old) if old else _new_row(net, task) for task, old in zip(tasks, warm, strict=True)
+        _warm_row(net, old) if old else torch.as_tensor(net.layout.initial(task.seed))[None]
+        for task, old in zip(tasks, warm, strict=True)
     ]
     flat = torch.cat(rows)
     scales = (np.stack([getattr(task, name) for task in tasks]) for name in ("mean", "inverse"))
@@ -352,10 +353,6 @@ def make_fleet(job: Job, net: Net, tasks: list[Task]) -> Fleet:
     seeds = torch.tensor([task.seed for task in tasks], device=job.device)
     differ = differing([task.options for task in tasks], job.device)
     return Fleet(net, flat.to(job.device, job.dtype), seeds, scaling, job.compute, differ)
-
-
-def _new_row(net: Net, task: Task) -> Tensor:
-    return torch.as_tensor(net.layout.initial(task.seed))[None]
 
 
 def _warm_row(net: Net, member: Member) -> Tensor:

@@ -108,7 +108,8 @@ def e_processes(differences: Array, lag: int = 10, betting: Betting = BETTING) -
     Raises:
         ValueError: lag < 1.
     """
-    _check_lag(lag)
+    if lag < 1:
+        raise ValueError(f"lag must be 1 or more: {lag}")
     rows, origins = differences.shape
     length = max(betting.round_lags * lag, betting.min_round)
     unit = max(lag, betting.min_round // 4)
@@ -263,8 +264,3 @@ def _checked(name: str, values: Array) -> Array:
     if found.ndim != 1 or not np.all(np.abs(found) <= MAX_VALUE):
         raise ValueError(f"{name} must be a row [T] of finite numbers, got shape {found.shape}")
     return found
-
-
-def _check_lag(lag: int) -> None:
-    if lag < 1:
-        raise ValueError(f"lag must be 1 or more: {lag}")

@@ -137,7 +137,7 @@ def _losses(quantiles: Array, truth: Array) -> dict[str, Array]:
     loss = scores.pinball(quantiles, truth)
     return {
         "crps": 2 * loss.mean(axis=-1),
-        "mae": scores.absolute_error(quantiles[..., MEDIAN], truth),
+        "mae": np.abs(truth - quantiles[..., MEDIAN]),
         "tail": loss[..., TAILS].mean(axis=-1),
     }
 

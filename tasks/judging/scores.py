@@ -63,11 +63,6 @@ def pit_histogram(quantiles: Array, realised: Array) -> Array:
     return np.bincount(place.ravel(), minlength=LEVELS.size + 1) / place.size
 
 
-def absolute_error(median: Array, realised: Array) -> Array:
-    """Return |error| [N, H] of the median, in log-return."""
-    return np.abs(realised - median)
-
-
 def rmse(median: Array, realised: Array) -> Array:
     """Return the root mean squared error [H] of the median, in log-return."""
     return np.sqrt(((realised - median) ** 2).mean(axis=0))

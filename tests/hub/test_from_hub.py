@@ -161,7 +161,7 @@ def test_a_damaged_copy_without_a_network_says_both(published, tmp_path, monkeyp
     path.write_bytes(path.read_bytes()[:-40])
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
 
-    with pytest.raises(ModelError, match=r"sha256.*cannot be reached"):
+    with pytest.raises(ModelError, match=r"damaged.*cannot be reached"):
         from_hub(REPO, "BTCUSDT", "1h")
 
 
