@@ -127,7 +127,7 @@ class Job:
         return Net(self.architecture, self.options, self.device, self.dtype, kernels)
 
 
-_TELL_S = 0.3
+REPORT_INTERVAL_S = 0.3
 """Seconds between two reports within an epoch: often enough for a bar, and nothing beside the steps."""
 
 
@@ -184,7 +184,7 @@ class Loop:
         stop: Event | None = None,
         on_step: Callable[[Loop, int, int], bool] | None = None,
     ) -> None:
-        self.stop, self.on_step, self.told, self.halted = stop or Event(), on_step, 0.0, False
+        self.stop, self.on_step, self.last_report, self.stop_requested = stop or Event(), on_step, 0.0, False
         self.fleet, self.bank, self.tasks, self.options = fleet, bank, tasks, options
         self.monitor = monitor or Monitor(fleet.flat.device)
         self.progress = [Progress() for _ in tasks]
@@ -231,12 +231,12 @@ class Loop:
         self, checkpoints: Checkpoints | None, on_epoch: Callable[[Loop, int, float], None] | None
     ) -> None:
         """Epoch after epoch until every member has stopped. `on_epoch` gets the epoch's windows and seconds."""
-        self.tell(0, max(self.steps))
+        self.report_progress(0, max(self.steps))
         while self.active:
             started = time.perf_counter()
             windows = self.train_epoch()
-            if self.halted:
-                self.halt()
+            if self.stop_requested:
+                self.stop_now()
                 return
             self.validate_epoch()
             if checkpoints is not None:
@@ -259,19 +259,19 @@ class Loop:
         for step in range(max(steps)):
             if self.stop.is_set():
                 raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
-            if self.halted:
+            if self.stop_requested:
                 break
             self.runner.step(sum(own > step for own in steps))  # rows of members with fewer steps come last
-            self.tell(step + 1, max(steps))
+            self.report_progress(step + 1, max(steps))
         return windows
 
-    def tell(self, step: int, steps: int) -> None:
-        """Report the steps done of this epoch, at most every `_TELL_S` seconds, from the host's side alone."""
-        if self.on_step is not None and (now := time.perf_counter()) - self.told >= _TELL_S:
-            self.told = now
-            self.halted = self.on_step(self, step, steps)
+    def report_progress(self, step: int, steps: int) -> None:
+        """Report the steps done of this epoch, at most every `REPORT_INTERVAL_S`, from the host alone."""
+        if self.on_step is not None and (now := time.perf_counter()) - self.last_report >= REPORT_INTERVAL_S:
+            self.last_report = now
+            self.stop_requested = self.on_step(self, step, steps)
 
-    def halt(self) -> None:
+    def stop_now(self) -> None:
         """Stop all members in the middle of an epoch: their snapshots are of earlier epochs, or the initial weights."""
         for one in self.progress:
             if not one.stopped:

@@ -296,8 +296,8 @@ def _train_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     with Monitor(job.device) as monitor, fast_matmul(job):
         fleet = make_fleet(job, net, tasks)
         set_initial_weights(job, fleet, bank, tasks)
-        tell = step_reporter(job, bank) if job.on_step is not None else None
-        loop = Loop(fleet, bank, tasks, job.options, monitor, job.stop, tell)
+        on_step = step_reporter(job, bank) if job.on_step is not None else None
+        loop = Loop(fleet, bank, tasks, job.options, monitor, job.stop, on_step)
         store = (
             Checkpoints(job.checkpoint / f"fleet-{tasks[0].index:04d}")
             if job.checkpoint is not None

@@ -197,7 +197,7 @@ def test_micro_batches_and_a_resumed_training_keep_rows_apart(tmp_path):
 
 
 def test_on_step_stops_a_fleet_within_an_epoch(monkeypatch):
-    monkeypatch.setattr("cpbmodels.fleet.loop._TELL_S", 0.0)
+    monkeypatch.setattr("cpbmodels.fleet.loop.REPORT_INTERVAL_S", 0.0)
     series = [series_for("gru", 330, seed=1)]
     given = options("gru") | {"seeds": [3], "steps_per_epoch": 4}
     (unborn,) = train_fleet(series, "gru", on_step=lambda record: True, **given)
