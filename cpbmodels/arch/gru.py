@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -110,14 +111,7 @@ class Gru(Architecture):
 class ClassifierGru(Architecture):
     """Sequence classification from the encoder's last state. It has no decoder: H is 1 in its outputs."""
 
-    spec = ArchitectureSpec(
-        sizes=("hidden_dim", "n_layers", "dropout"),
-        defaults={"hidden_dim": 48, "n_layers": 1, "dropout": 0.1},
-        fixed={"head": "classes"},
-        presets=SEED_PRESETS,
-        default_preset="seed-gru",
-        bf16_on_cpu=True,
-    )
+    spec = replace(Gru.spec, fixed={"head": "classes"}, dropout_between_layers=False)
 
     @override
     def params(self) -> list[Param]:

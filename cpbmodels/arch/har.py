@@ -20,7 +20,7 @@ from cpbmodels.arch.heads import START_DF, START_SCALE
 from cpbmodels.arch.layers import Param, Weights, linear, linear_params
 from cpbmodels.arch.options import Preset
 from cpbmodels.data.figures import ROLLING
-from cpbmodels.data.ranges import fit_ranges
+from cpbmodels.data.ranges import RangeModel, fit_ranges
 from cpbmodels.data.student_t import QUANTILES, t_quantiles
 
 HAR_COLUMNS = (
@@ -124,6 +124,20 @@ def with_candle(log_scale: Tensor, w: Weights) -> Tensor:
     return torch.stack([open_, log_scale, high, low], -1)
 
 
+def fitted_weights(model: RangeModel) -> dict[str, np.ndarray]:
+    """The weights that every architecture takes over from a fit of the coming range, by name."""
+    return {
+        "out.weight": model.slopes,
+        "out.bias": model.level[None],
+        "candle": model.candle.T,
+        "head.table": model.table,
+    }
+
+
+FITTED = {"context": 1, "head": "scaled", "calendar_dim": 0, "epochs": 1, "mixed_precision": "off"}
+"""Options that `RobustHar` and its relatives fix: a fit of the last candle's columns in closed form."""
+
+
 class RobustHar(OfOneCandle):
     """Serves what `cpbmodels.data.ranges` fits; the hour of the week is added to its log-scale by the net."""
 
@@ -137,7 +151,7 @@ class RobustHar(OfOneCandle):
             "calendar": "hour_of_week_ny",
             "input_clip": 100.0,
         },
-        fixed={"context": 1, "head": "scaled", "calendar_dim": 0, "epochs": 1, "mixed_precision": "off"},
+        fixed=FITTED,
         closed_form=True,
         exportable=True,
     )
@@ -160,12 +174,4 @@ class RobustHar(OfOneCandle):
         fitted = fit_ranges(
             data.origins(), data.columns, self.options.calendar, self.options.horizon, self.options.input_clip
         )
-        weights = {
-            "out.weight": fitted.slopes,
-            "out.bias": fitted.level[None],
-            "candle": fitted.candle.T,
-            "head.table": fitted.table,
-        }
-        if fitted.calendar:
-            weights["calendar"] = fitted.hours
-        return weights
+        return fitted_weights(fitted) | ({"calendar": fitted.hours} if fitted.calendar else {})

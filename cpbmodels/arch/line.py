@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from cpbmodels.arch.base import ArchitectureSpec, Batch, MemberData
 from cpbmodels.arch.draws import Draws
-from cpbmodels.arch.har import HAR_COLUMNS, OfOneCandle, with_candle
+from cpbmodels.arch.har import FITTED, HAR_COLUMNS, OfOneCandle, fitted_weights, with_candle
 from cpbmodels.arch.layers import Param, embed, linear, linear_params
 from cpbmodels.arch.layers import Weights as Views
 from cpbmodels.arch.options import Preset
@@ -35,7 +35,7 @@ class Line(OfOneCandle):
 
     spec = ArchitectureSpec(
         defaults={"features": FEATURES, "calendar": "hour_of_week_ny", "input_clip": 100.0},
-        fixed={"context": 1, "head": "scaled", "calendar_dim": 0, "epochs": 1, "mixed_precision": "off"},
+        fixed=FITTED,
         closed_form=True,
         exportable=True,
     )
@@ -87,15 +87,11 @@ class Line(OfOneCandle):
     def solved(self, model: RangeModel, training: TrainingOrigins) -> dict[str, np.ndarray]:
         """The weights of a fitted line by name."""
         market = _market_from_own(model, training)
-        return {
-            "out.weight": model.slopes,
-            "out.bias": model.level[None],
+        return fitted_weights(model) | {
             "market.weight": market[1:],
             "market.bias": market[:1],
             "quarter": model.quarters,
             "calendar": model.hours,
-            "candle": model.candle.T,
-            "head.table": model.table,
         }
 
 

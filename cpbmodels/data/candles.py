@@ -54,7 +54,7 @@ def read_candles(
     times = _open_times(table, label)
     _check_order(times, label)
     numbers = {name: _numbers(table, name, label) for name in PRICES}
-    if _has(table, "volume"):
+    if _column(table, "volume") is not None:
         numbers["volume"] = _numbers(table, "volume", label)
         if (numbers["volume"] < 0).any() or not np.isfinite(numbers["volume"]).all():
             raise ModelError(
@@ -88,7 +88,7 @@ def _table(frame: Any, label: str) -> dict[str, Any]:
 def _pandas(frame: Any) -> dict[str, Any]:
     table = {str(name): frame[name] for name in frame.columns}
     index = frame.index
-    if not any(_has(table, name) for name in TIME_NAMES) and (
+    if not any(_column(table, name) is not None for name in TIME_NAMES) and (
         index.name in TIME_NAMES or type(index).__name__ == "DatetimeIndex"
     ):
         table["open_time"] = index.to_series()
@@ -106,10 +106,6 @@ def _from_pandas(column: Any) -> Any:
     return pl.Series(values.tolist(), strict=False) if values.dtype.kind == "O" else pl.Series(values)
 
 
-def _has(table: dict[str, Any], name: str) -> bool:
-    return any(key.lower() == name for key in table)
-
-
 def _column(table: dict[str, Any], name: str) -> pl.Series | None:
     """A column by its name, in lower case or with capitals (`Open`)."""
     if name in table:
@@ -120,7 +116,7 @@ def _column(table: dict[str, Any], name: str) -> pl.Series | None:
 
 def _open_times(table: dict[str, Any], label: str) -> np.ndarray:
     """The open times in microseconds since 1970 UTC, int64."""
-    name = next((name for name in TIME_NAMES if _has(table, name)), None)
+    name = next((name for name in TIME_NAMES if _column(table, name) is not None), None)
     column = _column(table, name) if name else None
     if column is None:
         raise ModelError(

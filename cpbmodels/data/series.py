@@ -204,7 +204,7 @@ class Series:
 
         candles, found = read_candles(frame, symbol or "the frame", timeframe, partial)
         series = cls.from_columns(feature_frame(candles, found), symbol or "", found)
-        return replace(series, spans=_spans(len(series), validation, test, embargo))
+        return replace(series, spans=split_rows(len(series), validation, test, embargo))
 
     @classmethod
     def from_columns(cls, frame: pl.DataFrame, symbol: str, timeframe: str) -> Series:
@@ -253,7 +253,7 @@ class Series:
             names=names,
             volatility=volatility,
             segments=np.asarray(segments),
-            spans=_spans(len(prices), validation, test, embargo),
+            spans=split_rows(len(prices), validation, test, embargo),
             symbol=symbol,
             timeframe=timeframe,
             times=times,
@@ -284,11 +284,6 @@ def _instant(microseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
-def _spans(rows: int, validation: float, test: float, embargo: int | None) -> dict[str, tuple[int, int]]:
-    gap = embargo if embargo is not None else (EMBARGO if rows >= 4000 else 40)
-    return split_rows(rows, validation, test, gap)
-
-
 def contiguous_runs(times: np.ndarray | None, rows: int) -> np.ndarray:
     """Segment ids [rows]: a new segment wherever the step between open times differs from the median step."""
     if times is None or rows < 3:
@@ -297,8 +292,10 @@ def contiguous_runs(times: np.ndarray | None, rows: int) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(steps != np.median(steps))]).astype(np.int64)
 
 
-def split_rows(rows: int, validation: float, test: float, embargo: int) -> dict[str, tuple[int, int]]:
-    """Row ranges train | embargo | validation | embargo | test of a single series."""
+def split_rows(rows: int, validation: float, test: float, embargo: int | None) -> dict[str, tuple[int, int]]:
+    """Row ranges train | embargo | validation | embargo | test of a single series; its defaults as in `from_frame`."""
+    if embargo is None:
+        embargo = EMBARGO if rows >= 4000 else 40
     if not (0 <= test < 1 and 0 <= validation < 1 and test + validation < 1):
         raise ModelError("validation and test are shares of the rows: both in 0..1, together under 1.")
     test_rows, validation_rows = round(rows * test), round(rows * validation)

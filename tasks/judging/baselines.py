@@ -76,18 +76,18 @@ def random_walk(series: Series, origins: Rows, horizon: int) -> ScaledTable:
 
 
 def ewma_walk(series: Series, origins: Rows, horizon: int) -> ScaledTable:
-    """Fit the reference: random walk, EWMA volatility (λ = 0.96), standardised quantiles per step."""
-    return ScaledTable.fit(step_scale, series, origins, horizon)
-
-
-def reference(series: Series, fit_origins: Rows, eval_origins: Rows, horizon: int) -> Array:
-    """Return the reference's quantiles [N, H, 19] at `eval_origins`, fitted on `fit_origins` only.
+    """Fit the reference: random walk, EWMA volatility (λ = 0.96), standardised quantiles per step.
 
     Raises:
         ValueError: there is no training origin.
     """
-    if len(fit_origins) == 0:
+    if len(origins) == 0:
         raise ValueError(f"{series.label}: the reference needs at least one training origin")
+    return ScaledTable.fit(step_scale, series, origins, horizon)
+
+
+def reference(series: Series, fit_origins: Rows, eval_origins: Rows, horizon: int) -> Array:
+    """Return the reference's quantiles [N, H, 19] at `eval_origins`, fitted on `fit_origins` only; see `ewma_walk`."""
     return ewma_walk(series, fit_origins, horizon).quantiles(series, eval_origins)
 
 
@@ -128,15 +128,14 @@ def fit_reference(
         ValueError: there is no training origin.
     """
     origins = series.origins("train", 1, horizon)
-    if len(origins) == 0:
-        raise ValueError(f"{name}: the reference needs at least one training origin")
+    table = ewma_walk(series, origins, horizon).table
     assert series.times is not None
     known = tuple(column for column in columns if column in series.names)
     values = series.columns(known)[origins]
     deciles = np.quantile(values, _DECILES, axis=0).T
     return Reference(
         series=name,
-        table=tuple(map(tuple, ewma_walk(series, origins, horizon).table.tolist())),
+        table=tuple(map(tuple, table.tolist())),
         decay=LAMBDA,
         origins=len(origins),
         span=(int(series.times[origins[0]]), int(series.times[origins[-1]])),

@@ -48,33 +48,24 @@ def title_of(name: str) -> str:
 def leaderboard_rows(pools: Sequence[PoolScore]) -> list[Row]:
     """Return a row per architecture and timeframe, best CRPS ratio first within a timeframe."""
     ordered = sorted(pools, key=lambda p: (p.timeframe, p.metrics["test_crps_ratio"]))
-    return [
-        {
-            "timeframe": p.timeframe,
-            "architecture": p.architecture,
-            "coins": len(p.symbols),
-            **{name: round(p.metrics[metric], 6) for name, metric in _METRICS.items()},
-            "n": int(p.metrics["test_n"]),
-        }
-        for p in ordered
-    ]
+    return [_row(p, "coins", len(p.symbols)) for p in ordered]
 
 
 def member_rows(members: Sequence[MemberScore]) -> list[Row]:
     """Return a row per member with its verdict, best first."""
-    names = {k: v for k, v in _METRICS.items() if k != "coins_below_one"}
     ordered = sorted(members, key=lambda m: (m.timeframe, m.architecture, m.metrics["test_crps_ratio"]))
-    return [
-        {
-            "timeframe": m.timeframe,
-            "architecture": m.architecture,
-            "symbol": m.symbol,
-            **{name: round(m.metrics[metric], 6) for name, metric in names.items()},
-            "n": int(m.metrics["test_n"]),
-            "verdict": m.verdict,
-        }
-        for m in ordered
-    ]
+    return [_row(m, "symbol", m.symbol) | {"verdict": m.verdict} for m in ordered]
+
+
+def _row(score: PoolScore | MemberScore, of: str, value: str | int) -> Row:
+    """Return the columns that a score has; a member has no share of coins."""
+    return {
+        "timeframe": score.timeframe,
+        "architecture": score.architecture,
+        of: value,
+        **{name: round(score.metrics[key], 6) for name, key in _METRICS.items() if key in score.metrics},
+        "n": int(score.metrics["test_n"]),
+    }
 
 
 def as_csv(rows: Sequence[Row]) -> str:
