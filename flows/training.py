@@ -45,7 +45,7 @@ from tasks.tracking.wandb_mirror import check_installed, is_wanted, mirror
 from tasks.train import check_engine, opened_engine, train
 from tasks.training.files import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
 from tasks.training.plan import job_key, shards_of, training_code
-from tasks.training.progress import FleetProgress, busy_share
+from tasks.training.progress import FleetProgress, busy_share, fleet_epochs
 from tasks.training.runner import Engine, EngineLost
 
 
@@ -388,7 +388,7 @@ def report_training(spec: RunSpec, training: Training, say: Say, decisions: Sequ
         fleets = [
             ReportedFleet(
                 shards[0].architecture,
-                [member for one in shards for member in one.members],
+                fleet_epochs(one.epochs for one in shards),
                 read_scores(spec.scope.root, shards),
             )
             for shards in training.results

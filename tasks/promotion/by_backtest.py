@@ -141,10 +141,9 @@ def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) ->
         series=tuple(sorted({f"{one.id.name}:{one.record.digest}" for one in folds})), named_at=datetime.now(UTC),
     )  # fmt: skip
     with promotion_lock(open_store(), home, market):
-        before = submissions(home, market, timeframe)
-        for known in before:
-            if known.digest == made.digest:
-                return known
+        known = {one.digest: one for one in submissions(home, market, timeframe)}
+        if made.digest in known:
+            return known[made.digest]
         number = 1 + max((int(found["number"]) for found in _names(home, market, timeframe)), default=0)
         path = _folder(home, market, timeframe) / f"{number:03d}~{made.count}.json"
         write_record(path, made, of=about(path))

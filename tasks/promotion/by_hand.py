@@ -65,7 +65,11 @@ def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> 
             )  # fmt: skip
         wanted = _registered(store, series, version, aliases)
         before = registered(store, series, aliases[ALIAS]) if ALIAS in aliases else None
-        decision = _decision(wanted, before, reason.strip())
+        text = reason.strip()
+        if same := before is not None and before.version == wanted.version:
+            text = f"it was the champion already ({text})"
+        ruling = Ruling("unchanged" if same else "forced", "by-hand", text)
+        decision = decided(series, ruling, standing(before) if before else None, standing(wanted).ref)
         if decision.moved:
             return promote_version(store, wanted, decision)
         keep_decision(store, decision)
@@ -94,10 +98,3 @@ def _registered(store: Store, series: SeriesId, version: str, aliases: dict[str,
             field=str(found.folder),
         )
     return found
-
-
-def _decision(wanted: Champion, before: Champion | None, reason: str) -> Decision:
-    same = before is not None and before.version == wanted.version
-    text = f"it was the champion already ({reason})" if same else reason
-    ruling = Ruling("unchanged" if same else "forced", "by-hand", text)
-    return decided(wanted.series, ruling, standing(before) if before else None, standing(wanted).ref)

@@ -52,12 +52,6 @@ Task = tuple[Contender, SeriesRecord]
 """A registered model, and tonight's features of its series."""
 
 
-def scored(path: Path) -> Losses:
-    """Return the losses stored by judging; raises `FileNotFoundError` or `DamagedError`."""
-    score = MemberScore.from_npz(path)
-    return Losses(score.times, score.losses["crps"])
-
-
 def predicted(
     home: Path, tasks: Sequence[Task], start: datetime, end: datetime
 ) -> list[Losses | DamagedError]:
@@ -154,7 +148,8 @@ class Comparisons:
         key = self._key(one.model if isinstance(one, Candidate) else one)
         if key not in self._losses and isinstance(one, Candidate):
             try:
-                self._losses[key] = scored(one.score)
+                score = MemberScore.from_npz(one.score)
+                self._losses[key] = Losses(score.times, score.losses["crps"])
             except FileNotFoundError:
                 self._losses[key] = DamagedError(f"{one.score} is missing", field=str(one.score))
             except DamagedError as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from schemas.handover import Decision, Failure, FleetJudgement, ModelRef, SeriesRecord
+from schemas.handover import Decision, Failure, FleetJudgement, SeriesRecord
 from schemas.identity import Recipe
 from schemas.run import RunSpec
 from tasks.forecasting.watch import drifted_first
@@ -68,13 +68,10 @@ class _Night:
     def decide(self, failures: Sequence[Failure]) -> list[Decision]:
         """Rule on every series, move the aliases, and return the decisions."""
         tonight = self._tonight
-        served = [place for place in tonight.places.values() if place.incumbent]
         self._refresh.rule()
         self._challenge.rule()
-        for place in served:
-            self._explain(place)
         for place in tonight.places.values():
-            _name_failed(place, failures)
+            self._explain(place, failures)
         # Drifted champions first, in case the run is killed here.
         order = [tonight.places[series] for series in drifted_first(tonight.home, list(tonight.places))]
         decisions = [self._move(place) for place in order if place.ruling]
@@ -89,19 +86,24 @@ class _Night:
             left = tuple(symbol for symbol in pair.behind if symbol not in moved)
             recipe_pairs.save(self._tonight.home, pair.model_copy(update={"behind": left}))
 
-    def _explain(self, place: Place) -> None:
-        """Add the outcome of tonight's other recipes to a ruling."""
+    def _explain(self, place: Place, failures: Sequence[Failure]) -> None:
+        """Add to a ruling the outcome of tonight's other recipes, and the models that failed, as on a full disk."""
         ruling, serving = place.ruling, place.serving
-        if ruling is None or serving is None:
+        if ruling is None:
             return
-        others = [
-            recipe for recipe in self._tonight.order if recipe in place.fielded and recipe != serving.recipe
-        ]
-        notes = [str(place.evidence)] if place.evidence else []
-        if others and not notes and ruling.rule not in ("smoke", "older", "fewer-candles", "horizon"):
-            notes = [self._no_challenger(others[0], serving)]
-        # Rejected models are named too, unless the rejection is the ruling itself.
-        notes += [note.reason for note in place.notes if note.reason != ruling.reason]
+        notes: list[str] = []
+        if place.incumbent and serving:
+            order, beside = self._tonight.order, ("smoke", "older", "fewer-candles", "horizon")
+            others = [recipe for recipe in order if recipe in place.fielded and recipe != serving.recipe]
+            if place.evidence:
+                notes = [str(place.evidence)]
+            elif others and ruling.rule not in beside:
+                notes = [self._no_challenger(others[0], serving)]
+            # Rejected models are named too, unless the rejection is the ruling itself.
+            notes += [note.reason for note in place.notes if note.reason != ruling.reason]
+        models = [f.model for f in failures if f.model and f.model.series == place.series]
+        if failed := sorted({f"{model.architecture}/{model.recipe}" for model in models}):
+            notes.append(f"not considered, as they failed in this run: {', '.join(failed)}")
         place.ruling = replace(ruling, reason="; ".join([ruling.reason, *notes]))
 
     def _no_challenger(self, recipe: Recipe, serving: Contender) -> str:
@@ -120,31 +122,17 @@ class _Night:
 
     def _move(self, place: Place) -> Decision:
         """Move a series' aliases as ruled, and return the decision."""
-        ruling = place.ruling
+        ruling, incumbent = place.ruling, place.incumbent
         assert ruling is not None
-        decision = decided(
-            place.series, ruling, place.incumbent, self._candidate_ref(place), place.evidence, place.backtest
-        )
+        own = place.fielded.get(incumbent.recipe) if incumbent else None
+        best = place.taken or own or next(iter(place.fielded.values()), None)
+        candidate = best.model.ref if best else None
+        decision = decided(place.series, ruling, incumbent, candidate, place.evidence, place.backtest)
         store = self._tonight.store
         if place.taken:
             return promote_candidate(store, place.taken, decision, place.champion)
         keep_decision(store, decision)
         return decision
-
-    @staticmethod
-    def _candidate_ref(place: Place) -> ModelRef | None:
-        own = place.fielded.get(place.incumbent.recipe) if place.incumbent else None
-        best = place.taken or own or next(iter(place.fielded.values()), None)
-        return best.model.ref if best else None
-
-
-def _name_failed(place: Place, failures: Sequence[Failure]) -> None:
-    """Add to a ruling the models of the series that failed, for example on a full disk, and so took no part in it."""
-    failed = [f.model for f in failures if f.model and f.model.series == place.series]
-    if place.ruling and failed:
-        names = ", ".join(sorted({f"{model.architecture}/{model.recipe}" for model in failed}))
-        reason = f"{place.ruling.reason}; not considered, as they failed in this run: {names}"
-        place.ruling = replace(place.ruling, reason=reason)
 
 
 def _retired(store: Store, stopped: Sequence[SeriesRecord]) -> Iterator[Decision]:

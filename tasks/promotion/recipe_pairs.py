@@ -18,7 +18,7 @@ from schemas.errors import DamagedError
 from schemas.handover import BacktestEvidence, PairEvidence, Record
 from schemas.identity import INTERVAL_SECONDS, Market, Recipe, SeriesId, tree_of
 from tasks.judging.evidence import alpha_share, e_process
-from tasks.judging.gate import MAX_TRIAL, MAX_WAIT
+from tasks.judging.gate import MAX_WAIT
 from tasks.storage.records import SET_ASIDE, read_record, set_aside, write_record
 
 log = logging.getLogger("cpb")
@@ -94,10 +94,6 @@ class Pair(Record):
             missing=sum(row[3] for row in rows) / max(1, sum(row[1] for row in rows)),
             empty=1 - len(rows) / span if rows else 0.0,
         )  # fmt: skip
-
-    def is_over(self, now: datetime) -> bool:
-        """Whether the trial has reached its maximum duration."""
-        return now - self.appointed_at >= MAX_TRIAL
 
 
 def pair_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:

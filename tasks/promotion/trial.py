@@ -89,7 +89,7 @@ def _update_pair(
         behind = {decision.series for decision in decisions if not decision.moved}
         recipe_pairs.save(home, recipe_pairs.end(longer, "switched", clock, behind))
         dismiss(store, (other for series, (_, other) in served.items() if other and series in behind))
-    elif longer.is_over(clock):
+    elif clock - longer.appointed_at >= gate.MAX_TRIAL:
         recipe_pairs.save(home, recipe_pairs.end(longer, "dropped", clock))
         dismiss(store, (other for _, other in served.values() if other))
     return decisions

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 import tempfile
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,48 +131,48 @@ def mend_files(store: Store, run: "Run", folder: Path) -> bool:
 
 
 def foreign_file(store: Store, run_id: str, uri: str, own: "Collection[str]") -> str:
-    """Return the first artifact of a run that is not a file of cpb, or ""; folders and links are not files of cpb.
+    """Return the first artifact of a run that is not a file of cpb, or ""; links are not files of cpb.
 
     Args:
         own: names of cpb's files on this run.
     """
     folder = local_path(uri)
-    if folder is None:
-        listed = store.client.list_artifacts(run_id)
-        if any(f.is_dir and f.path == WHEELS for f in listed):
-            listed = [f for f in listed if f.path != WHEELS] + store.client.list_artifacts(run_id, WHEELS)
-        return next((f.path for f in listed if f.is_dir or f.path not in own), "")
-    beside = [f for f in _inside(folder.parent) if f != folder] if folder.parent.name == run_id else []
-    return next((f.name for f in [*beside, *_files(folder)] if not _is_own(f, folder, own)), "")
+    if folder is not None:
+        return _foreign(_run_folder(folder, run_id), folder, own)
+    listed = store.client.list_artifacts(run_id)
+    if any(f.is_dir and f.path == WHEELS for f in listed):
+        listed = [f for f in listed if f.path != WHEELS] + store.client.list_artifacts(run_id, WHEELS)
+    return next((f.path for f in listed if f.is_dir or f.path not in own), "")
 
 
-def lies_elsewhere(uri: str) -> bool:
-    """Whether the root of a local artifact folder (ROOT/RUN/artifacts) is on another machine or not mounted."""
-    folder = local_path(uri)
-    return folder is not None and not folder.parent.parent.is_dir()
+def _run_folder(folder: Path, run_id: str) -> Path:
+    """Return what a run has for itself: ROOT/RUN around its artifacts, or the folder that a person has chosen."""
+    return folder.parent if folder.parent.name == run_id else folder
+
+
+def _foreign(root: Path, folder: Path, own: "Collection[str]") -> str:
+    """Return the first link below `root`, or file there that is none of `own`, relative to `folder`; "" for none."""
+    for path in sorted(root.rglob("*")):
+        name = os.path.relpath(path.with_name(final_name(path.name)), folder)
+        if path.is_symlink() or not (name in own or path.is_dir()):
+            return name
+    return ""
 
 
 def files_size(uri: str) -> int:
     """Return the bytes of a run's artifacts on this machine, without files shared with other runs."""
     folder = local_path(uri)
-    found = [f.lstat() for f in _files(folder)] if folder else []
-    return sum(f.st_size for f in found if f.st_nlink == 1)
+    found = [path.lstat() for path in folder.rglob("*") if not path.is_dir()] if folder else []
+    return sum(status.st_size for status in found if status.st_nlink == 1)
 
 
 def remove_files(uri: str, run_id: str) -> None:
-    """Delete a run's artifacts, checked by `foreign_file` before, and their folders if empty."""
+    """Delete a run's artifacts, checked by `foreign_file` before."""
     folder = local_path(uri)
     if folder is None:
         delete_remote_files(uri)
-        return
-    for file in _files(folder):
-        file.unlink(missing_ok=True)
-    for emptied in (folder / WHEELS, folder):
-        with suppress(OSError):  # it is missing, or other files were added since
-            emptied.rmdir()
-    if folder.parent.name == run_id:
-        with suppress(OSError):
-            folder.parent.rmdir()
+    elif (whole := _run_folder(folder, run_id)).is_dir():
+        shutil.rmtree(whole)
 
 
 def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, str]") -> tuple[Path, str]:
@@ -187,7 +187,9 @@ def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, s
     if target.is_dir() and not damage_of(target, digests):
         return target, ""
     try:
-        _download(store, version, target)
+        with files_at(store, version.source or "") as fetched, new_folder(target) as draft:
+            only_mlflow = shutil.ignore_patterns(*NAMES, LOADED, WHEELS)
+            shutil.copytree(fetched, draft, dirs_exist_ok=True, ignore=only_mlflow)
     except CpbError as error:
         return target, str(error)
     return target, damage_of(target, digests)
@@ -198,19 +200,9 @@ def stale_copies(home: Path, versions: "Iterable[ModelVersion]") -> list[Path]:
     known = {_copy_name(version) for version in versions}
     return [
         folder
-        for folder in _inside((home / COPIES).absolute())
-        if _COPY.fullmatch(folder.name)
-        and folder.name not in known
-        and all(_is_own(file, folder, FILES) for file in _inside(folder))
+        for folder in sorted((home / COPIES).absolute().glob("*/"))
+        if _COPY.fullmatch(folder.name) and folder.name not in known and not _foreign(folder, folder, FILES)
     ]
-
-
-def remove_stale_copies(folders: "Iterable[Path]") -> None:
-    """Delete folders of fetched models."""
-    for folder in folders:
-        for file in _inside(folder):
-            file.unlink(missing_ok=True)
-        folder.rmdir()
 
 
 @contextmanager
@@ -220,12 +212,19 @@ def files_at(store: Store, source: str) -> "Iterator[Path]":
     Raises:
         CpbError: they cannot be fetched.
     """
+    import mlflow
+    from mlflow.exceptions import MlflowException
+
     local = local_path(source)
     if local is not None:
         yield local
         return
     with tempfile.TemporaryDirectory() as part:
-        yield _fetched(store, source, part)
+        try:
+            fetched = mlflow.artifacts.download_artifacts(source, dst_path=part, tracking_uri=store.uri)
+        except (MlflowException, OSError) as error:
+            raise failure(store.uri, error) from None  # the exception may hold the URI
+        yield Path(fetched)
 
 
 def put_back(store: Store, run_id: str, source: str, name: str, copy: Path) -> None:
@@ -249,47 +248,3 @@ def put_back(store: Store, run_id: str, source: str, name: str, copy: Path) -> N
 def _copy_name(version: "ModelVersion") -> str:
     # With the run's id: another server may have a different model of the same name and number.
     return f"{version.name}-{version.version}-{(version.run_id or '')[:12]}"
-
-
-def _download(store: Store, version: "ModelVersion", target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as part:
-        got = _fetched(store, version.source or "", part)
-        with new_folder(target) as draft:
-            # Files that only MLflow reads are not fetched.
-            shutil.copytree(
-                got, draft, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NAMES, LOADED, WHEELS)
-            )
-
-
-def _fetched(store: Store, source: str, folder: str) -> Path:
-    """Fetch artifacts from a tracking server to a folder and return their path.
-
-    Raises:
-        CpbError: they cannot be fetched.
-    """
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
-    try:
-        return Path(mlflow.artifacts.download_artifacts(source, dst_path=folder, tracking_uri=store.uri))
-    except (MlflowException, OSError) as error:
-        raise failure(store.uri, error) from None  # the exception may hold the URI
-
-
-def _inside(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
-def _files(folder: Path) -> "Iterator[Path]":
-    """Yield the entries of a run's folder, with the contents of its wheels folder in place of the folder."""
-    for path in _inside(folder):
-        if path.name == WHEELS and path.is_dir() and not path.is_symlink():
-            yield from _inside(path)
-        else:
-            yield path
-
-
-def _is_own(path: Path, folder: Path, known: "Collection[str]") -> bool:
-    whole = path.with_name(final_name(path.name))
-    return path.is_file() and not path.is_symlink() and os.path.relpath(whole, folder) in known

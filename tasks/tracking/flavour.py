@@ -8,9 +8,7 @@ Files common to many runs are stored once on this machine, as `ROOT/shared/SHA25
 MLflow and copy tools treat a hard link as a normal file. On file systems without hard links they are copied.
 """
 
-import errno
 import json
-import os
 import platform
 import re
 import shutil
@@ -48,7 +46,6 @@ _LAST = datetime(2025, 1, 1, tzinfo=UTC)
 
 SHARED = "shared"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_NO_LINKS = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def add_flavour(
@@ -201,7 +198,12 @@ def write_shared(root: Path, path: Path, data: bytes) -> None:
     if not shared.is_file() or file_digest(shared) != digest:
         write_bytes(shared, data)
     with replacing(path) as draft:
-        _link(shared, draft)
+        try:
+            draft.hardlink_to(shared)
+        except (
+            OSError
+        ):  # a file system without hard links, or too many links; any other fault is the copy's, too
+            shutil.copyfile(shared, draft)
 
 
 def unused(root: Path) -> list[Path]:
@@ -214,12 +216,3 @@ def unused(root: Path) -> list[Path]:
 def _is_own(file: Path) -> bool:
     named = _DIGEST.fullmatch(final_name(file.name))
     return bool(named) and file.is_file() and not file.is_symlink()
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-        shutil.copyfile(source, target)

@@ -4,17 +4,14 @@ About 2.0 MB, mostly plotly's bundle, compressed: the page is shown in a frame t
 """
 
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import numpy as np
-
 from cpbmodels.data.paths import correlate_coins
-from schemas.handover import Decision, TrainedMember
+from schemas.handover import Decision
 from schemas.identity import SIM
 from tasks.figures.judged import INTRODUCTION, judged_sections, members_section
 from tasks.figures.page import Column, Section, Table, write_page
@@ -39,10 +36,10 @@ _DECISIONS = {
 
 @dataclass(frozen=True)
 class ReportedFleet:
-    """A fleet in a report: the trained members, and the scores of the judged members."""
+    """A fleet in a report: its mean losses per epoch, and the scores of the judged members."""
 
     architecture: str
-    trained: Sequence[TrainedMember]
+    epochs: Sequence[Mapping[str, float]]
     scores: Sequence[MemberScore]
 
 
@@ -97,9 +94,12 @@ def _sections(
     members = [score for fleet in fleets for score in fleet.scores]
     warning = ["All prices are from the built-in simulator, not from a market."] if simulated else []
     losses = [
-        (f"Loss of {fleet.architecture}, mean of its members", losses_figure({fleet.architecture: epochs}))
+        (
+            f"Loss of {fleet.architecture}, mean of its members",
+            losses_figure({fleet.architecture: fleet.epochs}),
+        )
         for fleet in fleets
-        if (epochs := _mean_losses(fleet.trained))
+        if fleet.epochs
     ]
     return [
         Section("What this is", text=[*warning, INTRODUCTION]),
@@ -107,22 +107,6 @@ def _sections(
         *([Section("Training", figures=losses)] if losses else []),
         *([Section("Champions after this run", table=_decision_table(decisions))] if decisions else []),
         members_section(members),
-    ]
-
-
-def _mean_losses(trained: Iterable[TrainedMember]) -> list[dict[str, Any]]:
-    """Return the mean losses of each epoch over the members that were still trained in it."""
-    epochs: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for member in trained:
-        for i, row in enumerate(member.history, 1):
-            epochs[int(row.get("epoch", i))].append(row)
-    return [
-        {"epoch": epoch}
-        | {
-            name: float(np.mean([row.get(name, np.nan) for row in rows]))
-            for name in ("train_loss", "val_loss")
-        }
-        for epoch, rows in sorted(epochs.items())
     ]
 
 

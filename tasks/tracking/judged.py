@@ -1,7 +1,7 @@
 """Judged models in MLflow: the newest model of each recipe, its ratios and losses."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,7 +11,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
 from tasks.tracking.connection import Store, find_run, find_runs, search, search_lazily
-from tasks.tracking.leaderboard import Fleet, fleets_of
 from tasks.tracking.tags import (
     FLEET,
     KEY,
@@ -119,29 +118,28 @@ def coin_ratios(store: Store, rows: Iterable[Mapping[str, Any]]) -> list[dict[st
         `symbol timeframe architecture preset crps_ratio test_span key`, with `test_span` as in `JudgedModel`.
     """
     rows = list(rows)
-    flows = find_runs(store, {row["flow_run"] for row in rows})
-    fleets = {run_id: fleets_of(store, flow) for run_id, flow in flows.items()}
+    fleets = find_runs(store, {row["run_id"] for row in rows})
+    members = {run_id: search(store, f"tags.`{PARENT}` = '{run_id}'") for run_id in fleets}
     models = (
         ((model["symbol"], *(row[name] for name in _NAMES)), (row["as_of"], row["started_at"]), model)
         for row in rows
-        for fleet in fleets.get(row["flow_run"], ())
-        if fleet.run.info.run_id in row["run_id"].split(",") and fleet.architecture == row["architecture"]
-        for model in _coins(fleet, row)
+        if row["run_id"] in fleets
+        for model in _coins(fleets[row["run_id"]], members[row["run_id"]], row)
     )
     return list(newest_of(models).values())
 
 
-def _coins(fleet: Fleet, row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _coins(fleet: "Run", members: "Sequence[Run]", row: Mapping[str, Any]) -> list[dict[str, Any]]:
     names = {name: row[name] or "" for name in _NAMES}
     return [
         {
             "symbol": member.data.tags.get(SYMBOL, ""),
             **names,
             "crps_ratio": member.data.metrics["test_crps_ratio"],
-            "test_span": _span(fleet.run.data.params | member.data.params),
+            "test_span": _span(fleet.data.params | member.data.params),
             "key": member.data.tags.get(KEY, ""),
         }
-        for member in fleet.members
+        for member in members
         if member.data.tags.get(TIMEFRAME) == row["timeframe"]
         and member.info.status == "FINISHED"
         and "test_crps_ratio" in member.data.metrics

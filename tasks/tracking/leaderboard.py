@@ -6,7 +6,6 @@ interval.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
@@ -65,8 +64,7 @@ COLUMNS = {
     "as_of": RUN_COLUMNS["as_of"],
     "started_at": "when the run began (UTC)",
     "flow_run": "the flow's run, which `cpb leaderboard --run` takes",
-    "run_id": "the fleet's run: its config and its members' data digests reproduce the row (several "
-    "fleets: separated by commas)",
+    "run_id": "the fleet's run: its config and its members' data digests reproduce the row",
 }
 """The columns of a row and their meaning."""
 
@@ -79,7 +77,6 @@ _MEANS = {
     "windows_per_s": "windows_per_s",
 }
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
-_NO_COIN = "none"
 
 
 def leaderboard(
@@ -92,8 +89,8 @@ def leaderboard(
 ) -> list[dict[str, Any]]:
     """Return the rows by market and timeframe, complete rows before `partial` rows, the best CRPS ratio first.
 
-    Keys are those of `COLUMNS`; a value that was not measured is None. A row has an interval if a single fleet trained
-    all its coins: the intervals of several fleets cannot be combined.
+    Keys are those of `COLUMNS`; a value that was not measured is None. A row has an interval if it has all coins of its
+    fleet.
 
     Args:
         parent: run id of a flow, or its first characters, for the rows of that run alone; filters are then ignored.
@@ -259,14 +256,14 @@ def rows_of(
         of_flow: the values common to all rows of the flow, by the names of `COLUMNS`.
         symbols, timeframes: filters on members.
     """
-    groups: dict[tuple[str, str], list[BoardRow]] = defaultdict(list)
-    for fleet in fleets:
+    rows: dict[tuple[str, str], BoardRow] = {}
+    for fleet in fleets:  # oldest first: a run continued with other shards, as on a GPU, has a second fleet
         for timeframe, group in _by_timeframe(fleet.members):
             kept = [m for m in group if symbols is None or m.data.tags.get(SYMBOL, "") in symbols]
             if kept and (timeframes is None or timeframe in timeframes):
                 row = _row(fleet, timeframe, kept, whole=len(kept) == len(group)) | of_flow
-                groups[timeframe, fleet.architecture].append(BoardRow(row, _judged(kept)))
-    return [group[0] if len(group) == 1 else _join(group) for group in groups.values()]
+                rows[timeframe, fleet.architecture] = BoardRow(row, _judged(kept))
+    return list(rows.values())
 
 
 def _is_judged(member: "Run") -> bool:
@@ -298,7 +295,7 @@ def _row(fleet: Fleet, timeframe: str, members: "list[Run]", whole: bool) -> dic
         "timeframe": timeframe,
         "architecture": fleet.architecture,
         "preset": fleet.recipe,
-        "coins": coins_label(sorted(_judged(members))) or _NO_COIN,
+        "coins": coins_label(sorted(_judged(members))) or "none",
         "members": len(judged),
         "failed": sum(not _is_judged(m) for m in members),
         "crps_ratio_low": pooled.get(f"pooled_crps_ratio_{timeframe}_low"),
@@ -320,33 +317,6 @@ def _row(fleet: Fleet, timeframe: str, members: "list[Run]", whole: bool) -> dic
 def _mean(runs: list[dict[str, float]], metric: str) -> float | None:
     values = [m[metric] for m in runs if metric in m]
     return fmean(values) if values else None
-
-
-def _join(parts: list[BoardRow]) -> BoardRow:
-    """Join the shards of one run on several devices into one row.
-
-    Means are weighted by members. Intervals of several fleets cannot be combined and are left out.
-    """
-    shards = [part.values for part in parts]
-    symbols = frozenset().union(*(part.symbols for part in parts))
-    joined = shards[0] | dict.fromkeys(("crps_ratio_low", "crps_ratio_high", "p_value", "verdict"))
-    joined["run_id"] = ",".join(dict.fromkeys(s["run_id"] for s in shards))
-    joined["coins"] = coins_label(sorted(symbols)) or _NO_COIN
-    for name in ("members", "failed"):
-        joined[name] = sum(s[name] for s in shards)
-    for name in (*_MEANS, "better_share"):
-        joined[name] = _weighted(shards, name)
-    seconds = [s["train_seconds"] for s in shards if s["train_seconds"] is not None]
-    joined["train_seconds"] = sum(seconds) if seconds else None
-    for name in _PEAKS:
-        joined[name] = max((s[name] for s in shards if s[name] is not None), default=None)
-    return BoardRow(joined, symbols)
-
-
-def _weighted(shards: list[dict[str, Any]], name: str) -> float | None:
-    known = [(s["members"], s[name]) for s in shards if s[name] is not None]
-    weight = sum(n for n, _ in known)
-    return sum(n * v for n, v in known) / weight if weight else None
 
 
 def order(row: Mapping[str, Any]) -> tuple[int, int, bool, float]:

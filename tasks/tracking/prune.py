@@ -5,7 +5,8 @@ Kept are the last nights in full; champions, challengers and their predecessors;
 next pruning completes it.
 """
 
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from schemas.identity import MARKETS, market_home
 from tasks.market.klines import set_aside_files
 from tasks.storage.locks import check_held
 from tasks.storage.urls import local_path
-from tasks.tracking.artifacts import files_size, remove_files, remove_stale_copies, stale_copies
+from tasks.tracking.artifacts import files_size, remove_files, stale_copies
 from tasks.tracking.connection import Store, alone, alone_everywhere
 from tasks.tracking.database import is_server, shrink, sqlite_path
 from tasks.tracking.flavour import unused
@@ -131,16 +132,23 @@ def _prune(store: Store, home: Path, nights: int, now: datetime, report: PruneRe
         if not report.dry_run:
             _delete_flow(store, flow, now)
     fleets_of = old_shards if report.dry_run else remove_old_shards
-    report.fleets += [str(folder) for root in _fleet_roots(home) for folder in fleets_of(root, now)]
-    set_aside, copies = _old_set_aside(home, now), _stale_copies(store, home, versions)
+    for root in _roots(home):
+        if (fleets := root / "fleets").is_dir():
+            report.fleets += map(str, fleets_of(fleets, now))
+    # By ctime: renaming a file updates its ctime but not its mtime.
+    limit = (now - timedelta(days=SET_ASIDE_DAYS)).timestamp()
+    set_aside = [p for root in _roots(home) for p in set_aside_files(root) if p.stat().st_ctime < limit]
+    gone = set(report.versions)
+    copies = stale_copies(home, [v for v in all_versions(store) if full_name(v) not in gone])
     report.files += map(str, (*set_aside, *copies))
     if report.dry_run:
         return
     for path in set_aside:
         path.unlink(missing_ok=True)
-    remove_stale_copies(copies)
-    if root := local_path(store.artifacts):
-        for path in unused(root):  # shared files whose last run was deleted
+    for folder in copies:
+        shutil.rmtree(folder)
+    if shared := local_path(store.artifacts):
+        for path in unused(shared):  # shared files whose last run was deleted
             path.unlink(missing_ok=True)
     if database := sqlite_path(store.uri):
         shrink(database)
@@ -200,21 +208,6 @@ def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
         delete_runs_for_good(store.client, ids, [model.model_id for model in models_of(store, ids)])
 
 
-def _old_set_aside(home: Path, now: datetime) -> list[Path]:
-    """Return files set aside long ago, by ctime: renaming a file updates its ctime but not its mtime."""
-    limit = (now - timedelta(days=SET_ASIDE_DAYS)).timestamp()
-    return [p for root in _roots(home) for p in set_aside_files(root) if p.stat().st_ctime < limit]
-
-
-def _stale_copies(store: Store, home: Path, gone: "Sequence[ModelVersion]") -> list[Path]:
-    names = set(map(full_name, gone))
-    return stale_copies(home, [v for v in all_versions(store) if full_name(v) not in names])
-
-
 def _roots(home: Path) -> list[Path]:
     """Return the folders with manifests, fleets and trees: of the real markets, and of the simulator."""
     return list(dict.fromkeys(market_home(home, market) for market in MARKETS))
-
-
-def _fleet_roots(home: Path) -> list[Path]:
-    return [root / "fleets" for root in _roots(home) if (root / "fleets").is_dir()]

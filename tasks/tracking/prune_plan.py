@@ -11,7 +11,8 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING
 
 from tasks.storage.model_folder import FILES as MODEL_FILES
-from tasks.tracking.artifacts import foreign_file, lies_elsewhere
+from tasks.storage.urls import local_path
+from tasks.tracking.artifacts import foreign_file
 from tasks.tracking.connection import Store, search_lazily
 from tasks.tracking.flavour import LOADED
 from tasks.tracking.records import DEPENDENCE, REPORT
@@ -178,7 +179,8 @@ def plan_runs(
 
 def problem_of(store: Store, run: StoredRun) -> str:
     """Return why an old run cannot be removed, or ""."""
-    if run.files and lies_elsewhere(run.uri):
+    folder = local_path(run.uri)  # ROOT/RUN/artifacts
+    if run.files and folder is not None and not folder.parent.parent.is_dir():
         return "its artifacts are on another machine"
     foreign = foreign_file(store, run.id, run.uri, {*_OWN_FILES[run.kind], *run.files})
     return f"it holds {foreign}, which is not a file of cpb" if foreign else ""

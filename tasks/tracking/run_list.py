@@ -33,8 +33,6 @@ from tasks.tracking.tags import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from mlflow.entities import Run
 
 RUN_COLUMNS = {
@@ -197,20 +195,13 @@ def find_flow(store: Store, text: str) -> "Run":
     found = [flow for flow in flows if flow.info.run_id.startswith(begun)]
     if len(found) == 1:
         return found[0]
-    raise _several(text, found) if found else _none(text)
-
-
-def _several(text: str, found: "Iterable[Run]") -> CpbError:
-    ids = ", ".join(sorted(run.info.run_id for run in found))
-    return CpbError(
-        f"several runs begin with {text!r}: {ids}; give more characters of the id",
-        code="ambiguous-run",
-        field="run",
-    )
-
-
-def _none(text: str) -> CpbError:
-    return CpbError(
+    if found:
+        ids = ", ".join(sorted(flow.info.run_id for flow in found))
+        raise CpbError(
+            f"several runs begin with {text!r}: {ids}; give more characters of the id",
+            code="ambiguous-run", field="run",
+        )  # fmt: skip
+    raise CpbError(
         f"there is no run {text!r}; `cpb leaderboard --list` lists the runs (old runs are pruned; "
         f"give at least {_MIN_TYPED} characters of an id)",
         code="no-run", field="run",

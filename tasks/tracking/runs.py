@@ -161,7 +161,9 @@ def _open_run(
         found = search(store, condition, ["attributes.start_time DESC"])
         if usable := [run for run in found if not _is_anothers(store, run)]:
             return _continue(store, usable[0], tags)
-        return OpenRun(_create(store, name, tags, config), finished=False)
+        run = store.client.create_run(store.experiment_id, run_name=text(name), tags=tag_texts(tags))
+        _log(store, run.info.run_id, params=param_entries(param_texts(config)))
+        return OpenRun(run.info.run_id, finished=False)
 
 
 def _is_anothers(store: Store, run: "Run") -> bool:
@@ -193,12 +195,6 @@ def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _create(store: Store, name: str, tags: Mapping[str, Any], config: Mapping[str, Any]) -> str:
-    run = store.client.create_run(store.experiment_id, run_name=text(name), tags=tag_texts(tags))
-    _log(store, run.info.run_id, params=param_entries(param_texts(config)))
-    return run.info.run_id
 
 
 def _log(store: Store, run_id: str, metrics: "Sequence[Metric]" = (), params: "Sequence[Param]" = ()) -> None:
@@ -314,21 +310,11 @@ def _quoted(value: str) -> str:
 @cache
 def git_commit() -> str:
     """Return the commit of the code in use, `-dirty` if changed, `unknown` outside a git checkout."""
-    root = Path(__file__).parent
+    # No tag matches the excluded pattern, so that the whole commit is its name.
+    command = ["git", "--no-optional-locks", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
-        commit = _git(root, "rev-parse", "HEAD")
-        return f"{commit}-dirty" if _git(root, "status", "--porcelain", "--untracked-files=no") else commit
+        return subprocess.check_output(
+            command, cwd=Path(__file__).parent, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
     except (OSError, subprocess.SubprocessError):  # no git, or no checkout: an installed package
         return "unknown"
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        ["git", "--no-optional-locks", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=10,
-    )
-    return done.stdout.strip()

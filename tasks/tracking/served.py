@@ -74,16 +74,14 @@ def serving(series: Collection[SeriesId] | None = None, *, market: str | None = 
         roles = (kept.champions, kept.challengers)
         return Serving(*([_read(path.parent, model) for model in role if asked(model)] for role in roles))
     if is_server(uri):
+
+        def updated(before: tuple[Champion, ...], read: list[Champion]) -> tuple[Champion, ...]:
+            return (*(model for model in before if not asked(model)), *map(_kept, read))
+
         now = KeptServing(
             store=kept.store,
-            champions=(
-                *(model for model in kept.champions if not asked(model)),
-                *map(_kept, found.champions),
-            ),
-            challengers=(
-                *(model for model in kept.challengers if not asked(model)),
-                *map(_kept, found.challengers),
-            ),
+            champions=updated(kept.champions, found.champions),
+            challengers=updated(kept.challengers, found.challengers),
         )
         if now != kept:
             write_record(path, now)

@@ -5,7 +5,7 @@ view.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from urllib.parse import quote
 from schemas.identity import SIM
 from tasks.storage.locks import is_locked, locked
 from tasks.storage.urls import public_url
-from tasks.tracking.connection import Store, search
+from tasks.tracking.connection import Store
 from tasks.tracking.database import is_server, sqlite_path
 from tasks.tracking.leaderboard import board_of
 from tasks.tracking.records import source_kind
@@ -84,50 +84,37 @@ class View:
 
 
 def views(store: Store) -> list[View]:
-    """Return the views of real data, or of simulated data if nothing else was trained; empty before the first run."""
-    flow = _newest_flow(store)
-    if flow is None:
-        return []
-    fleets = search(store, f"tags.`{PARENT}` = '{flow.info.run_id}'")
-    timeframes = sorted(
-        {name.rpartition("_")[2] for f in fleets for name in f.data.metrics if _SKILL in name}
-    )
-    rows = board_of(store, flow)
-    if not timeframes or not rows:
-        return []
-    best = next(f for f in fleets if f.data.tags.get("architecture") == rows[0]["architecture"])
-    return [_newest(flow, timeframes), _nights(best, timeframes)]
+    """Return the views of real data, or of simulated data if nothing else was trained; empty before the first run.
 
-
-_SKILL = "crps_skill_percent_"
-
-
-def _newest_flow(store: Store) -> "Run | None":
-    """Return the newest finished run of real data, preferably with several architectures to compare."""
+    The run is the newest with several architectures to compare, if there is any.
+    """
     flows = finished_flows(store)
     real = [flow for flow in flows if market_of(flow) != SIM]
-    return max(real or flows, key=_has_several, default=None)  # max returns the first match: the newest
+    flow = max(real or flows, key=_has_several, default=None)  # max returns the first match: the newest
+    rows = board_of(store, flow) if flow else []
+    if flow is None or not rows:
+        return []
+    best = store.client.get_run(rows[0]["run_id"])
+    skills = sorted(name for name in best.data.metrics if name.startswith("crps_skill_percent_"))
+    if not skills:
+        return []
+    kind, sort_by = source_kind(market_of(flow)), f"metrics.`{skills[-1]}`"
+    alike = {n: best.data.tags[n] for n in ("architecture", "preset", COINS) if n in best.data.tags}
+    same = {KIND: FLEET, MARKET: market_of(flow), **alike}
+    return [
+        View(
+            f"the architectures of {flow.info.run_name} ({kind} data)",
+            f"tags.`{PARENT}` = '{flow.info.run_id}'",
+            sort_by,
+        ),
+        View(
+            f"all runs of {', '.join(alike.values())} ({kind} data)",
+            " and ".join(f"tags.`{name}` = '{value}'" for name, value in same.items()),
+            sort_by,
+        ),
+    ]
 
 
 def _has_several(flow: "Run") -> bool:
     asked = flow.data.params.get("architectures", "")
     return asked.startswith("[") and len(json.loads(asked)) > 1
-
-
-def _newest(flow: "Run", timeframes: Sequence[str]) -> View:
-    return View(
-        f"the architectures of {flow.info.run_name} ({source_kind(market_of(flow))} data)",
-        f"tags.`{PARENT}` = '{flow.info.run_id}'",
-        f"metrics.`{_SKILL}{timeframes[-1]}`",
-    )
-
-
-def _nights(fleet: "Run", timeframes: Sequence[str]) -> View:
-    tags = fleet.data.tags
-    alike = {KIND: FLEET, **{n: tags[n] for n in (MARKET, "architecture", "preset", COINS) if n in tags}}
-    what = ", ".join(tags[name] for name in ("architecture", "preset", COINS) if name in tags)
-    return View(
-        f"all runs of {what} ({source_kind(tags.get(MARKET, ''))} data)",
-        " and ".join(f"tags.`{name}` = '{value}'" for name, value in alike.items()),
-        f"metrics.`{_SKILL}{timeframes[-1]}`",
-    )

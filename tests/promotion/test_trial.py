@@ -57,7 +57,7 @@ def issue(hours, coins=(BTC, ETH), roles=("champion", "challenger")):
 def pair(appointed, monkeypatch):
     """The open pair, appointed an hour before FROM, so that forecasts of `issue` are later; a trial without an end."""
     recipe_pairs.save(home(), appointed().model_copy(update={"appointed_at": FROM - HOUR}))
-    monkeypatch.setattr(recipe_pairs, "MAX_TRIAL", timedelta(days=36_500))
+    monkeypatch.setattr("tasks.judging.gate.MAX_TRIAL", timedelta(days=36_500))
     return appointed
 
 

@@ -8,20 +8,19 @@ from tasks.tracking.leaderboard import COLUMNS, leaderboard
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 
 
-def flow(key, ratios, shards=1, finished=True, market="spot", name="train-all", config=None):
-    """One flow with a fleet (in shards) per architecture; `ratios` are its members' CRPS ratios on 1h."""
+def flow(key, ratios, finished=True, market="spot", name="train-all", config=None):
+    """One flow with a fleet per architecture; `ratios` are its members' CRPS ratios on 1h."""
     parent = start_parent(key, config or {"market": market}, name=name)
     for architecture, values in ratios.items():
-        for shard in range(shards):
-            fleet = start_fleet(parent.run_id, architecture, f"{key}/{architecture}/{shard}")
-            records = [
-                member(key=f"{key}/{architecture}/{i}", symbol=f"C{i}USDT", architecture=architecture,
-                       metrics={"test_crps_ratio": v, "windows_per_s": 10.0 * (i + 1), "rss_peak_mb": 100.0 + i})
-                for i, v in enumerate(values) if i % shards == shard
-            ]  # fmt: skip
-            log_members(fleet.run_id, records)
-            log_metrics(fleet.run_id, {"train_seconds": 3.0})
-            finish(fleet.run_id)
+        fleet = start_fleet(parent.run_id, architecture, f"{key}/{architecture}")
+        records = [
+            member(key=f"{key}/{architecture}/{i}", symbol=f"C{i}USDT", architecture=architecture,
+                   metrics={"test_crps_ratio": v, "windows_per_s": 10.0 * (i + 1), "rss_peak_mb": 100.0 + i})
+            for i, v in enumerate(values)
+        ]  # fmt: skip
+        log_members(fleet.run_id, records)
+        log_metrics(fleet.run_id, {"train_seconds": 3.0})
+        finish(fleet.run_id)
     if finished:
         finish(parent.run_id)
     return parent.run_id
@@ -244,15 +243,17 @@ def test_each_market_has_its_own_board(store):
     assert caught.value.code == "no-run"
 
 
-def test_shards_of_one_architecture_are_one_row(store):
-    flow("s", {"gru": [0.9, 1.0, 1.1]}, shards=2)
+def test_of_two_fleets_of_an_architecture_in_a_run_the_newer_counts(store):
+    """A run that was begun on a CPU, and continued on a GPU: with shards of another size it is another fleet."""
+    parent = start_parent("k", {})
+    for key, ratio in (("cpu", 0.9), ("gpu", 0.8)):
+        fleet = start_fleet(parent.run_id, "gru", key)
+        log_members(fleet.run_id, [member(key=key, metrics={"test_crps_ratio": ratio})])
+    finish(parent.run_id)
 
     (row,) = leaderboard()
 
-    assert row["members"] == 3
-    assert row["crps_ratio"] == pytest.approx(1.0)
-    assert row["rss_peak_mb"] == 102.0
-    assert row["train_seconds"] == 6.0
+    assert (row["members"], row["crps_ratio"], row["run_id"]) == (1, 0.8, fleet.run_id)
 
 
 def test_failed_members_are_counted_not_averaged(store):

@@ -200,7 +200,7 @@ def test_where_there_are_no_links_files_are_copied(store, trained, monkeypatch, 
     def no_links(source, target):
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr("tasks.tracking.flavour.os.link", no_links)
+    monkeypatch.setattr("os.link", no_links)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
     register_champion(BTC, log_member(fleet_of().run_id, member(trained)))
 

@@ -413,7 +413,7 @@ for place, name in (
     (module, "delete_runs_for_good"), (module, "shrink"),
 ):
     setattr(place, name, dying(getattr(place, name)))
-Path.unlink = dying(Path.unlink)
+os.unlink = dying(os.unlink)  # of `Path.unlink` and `shutil.rmtree`
 guarded = _Client._guarded
 def counted(self, method):
     call = guarded(self, method)
