@@ -102,7 +102,7 @@ def night(number: int, keep: int, **options: Any) -> dict[str, Any]:
 def date_rows(since: float, moment: datetime) -> None:
     """Date what MLflow's database got since `since` to `moment`."""
     from tasks.tracking.database import sqlite_path
-    from tasks.tracking.store import open_store
+    from tasks.tracking.mlflow_store import open_store
 
     database = sqlite_path(open_store().uri)
     assert database is not None
@@ -120,7 +120,7 @@ def sizes() -> dict[str, Any]:
     """Return bytes of database, artifacts, store and the store's trees, and the number of runs and versions."""
     from schemas.scope import home
     from tasks.tracking.database import sqlite_path
-    from tasks.tracking.store import open_store
+    from tasks.tracking.mlflow_store import open_store
 
     database = sqlite_path(open_store().uri)
     assert database is not None

@@ -18,10 +18,10 @@ from tempfile import TemporaryDirectory
 from schemas.identity import ModelId, SeriesId
 from tasks.tracking.database import make_sqlite
 from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import MemberRecord
 from tasks.tracking.registry import champions, register
 from tasks.tracking.runs import finish, log_members, start_fleet, start_parent
-from tasks.tracking.store import open_store
 from tasks.tracking.versions import succeed
 
 MEMBERS, EPOCHS, FILE_BYTES = 40, 50, 100_000

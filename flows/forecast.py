@@ -22,9 +22,9 @@ from tasks.ingest import ingest
 from tasks.market.sources import check_source
 from tasks.notices.services import Outcome, tell_outcome
 from tasks.score import score
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import Champion
 from tasks.tracking.served import serving
-from tasks.tracking.store import open_store
 from tasks.tracking.versions import series_with_champion
 from tasks.trial import trial
 from tasks.watch import watch

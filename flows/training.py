@@ -36,10 +36,10 @@ from tasks.storage.urls import public_url
 from tasks.tracking.artifacts import check_place
 from tasks.tracking.database import DOWN
 from tasks.tracking.flow_report import ReportedFleet, keep_report
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import OpenRun, run_name, scope_tags
 from tasks.tracking.run_list import short_id
 from tasks.tracking.runs import FAILED, finish, kill, log_metrics, start_parent
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
 from tasks.tracking.wandb_mirror import check_installed, is_wanted, mirror
 from tasks.train import check_engine, opened_engine, train

@@ -16,7 +16,7 @@ from tasks.storage.digests import value_digest
 from tasks.storage.locks import locked
 from tasks.storage.records import write_record
 from tasks.tracking.artifacts import check_place
-from tasks.tracking.store import open_store
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.studies import finish_study, log_trials, start_study
 from tasks.tracking.tags import AS_OF, NEWEST
 from tasks.training.devices import check_device, gpu_held, gpus_of

@@ -99,7 +99,7 @@ def run_rung(symbols: int, options: dict[str, Any]) -> dict[str, Any]:
     from flows.train_all import run_train_all
     from schemas.run import RunSpec
     from tasks import evaluate
-    from tasks.tracking.store import open_store
+    from tasks.tracking.mlflow_store import open_store
 
     meter = Meter()
 
@@ -158,7 +158,7 @@ def run_rung(symbols: int, options: dict[str, Any]) -> dict[str, Any]:
 def database_bytes() -> dict[str, int]:
     """Return the bytes of each table and index of MLflow's SQLite database, the largest first."""
     from tasks.tracking.database import sqlite_path
-    from tasks.tracking.store import open_store
+    from tasks.tracking.mlflow_store import open_store
 
     path = sqlite_path(open_store().uri)
     assert path is not None

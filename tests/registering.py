@@ -1,7 +1,7 @@
 """A run made champion without a gate's decision."""
 
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import register
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import REASON
 from tasks.tracking.versions import succeed
 

@@ -19,9 +19,9 @@ from tasks.tracking.decisions import decisions_on, newest_decisions
 from tasks.tracking.judged import coin_ratios, judged_models, loss_histories
 from tasks.tracking.leaderboard import COLUMNS
 from tasks.tracking.leaderboard import leaderboard as read_board
+from tasks.tracking.mlflow_store import open_store, tracking_uri
 from tasks.tracking.registry import champions, registered
 from tasks.tracking.run_list import newest_flow_runs
-from tasks.tracking.store import open_store, tracking_uri
 from tasks.tracking.views import interface_of, run_page
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity

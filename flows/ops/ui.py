@@ -22,7 +22,7 @@ from schemas.errors import CpbError
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import PROXIED, is_server
-from tasks.tracking.store import open_store, reconcile
+from tasks.tracking.mlflow_store import open_store, reconcile
 from tasks.tracking.views import announced, runs_page, views
 
 FILTER = "tags.timeframe = '1h' and tags.market != 'sim' and metrics.test_crps_ratio < 1"

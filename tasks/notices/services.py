@@ -30,7 +30,7 @@ from schemas.scope import Scope
 from tasks.notices import findings
 from tasks.notices.event import Event, Message, claim, message, release
 from tasks.storage.files import read_private
-from tasks.tracking.store import open_store
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.versions import ALIAS, versions_with_alias
 
 VARIABLE, FILE_VARIABLE, FILE_NAME = "CPB_NOTIFY", "CPB_NOTIFY_FILE", "notify"

@@ -26,8 +26,8 @@ from tasks.promotion.contenders import standing
 from tasks.promotion.moves import promotion_lock
 from tasks.storage.digests import value_digest
 from tasks.storage.records import SET_ASIDE, find_record, write_record
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
-from tasks.tracking.store import open_store
 from tasks.training.plan import planned_recipe
 
 CHAMPION = "champion"
@@ -180,14 +180,13 @@ def decide(
         [found[name].p if name in found else 1.0 for name in contest.recipes],
         [submission.trials] * len(contest.recipes), before,
     )  # fmt: skip
-    figures, unmet = [], []
+    judged: list[tuple[BacktestEvidence, str]] = []
     for (name, recipe), p in zip(contest.recipes.items(), values, strict=True):
         if name in found:
-            figures.append(_evidence(recipe, submission, before, found[name], p))
             short = found[name].days < MIN_COVER * min_days(INTERVAL_SECONDS[timeframe])
-            unmet.append("too few days have rows" if short else failed(found[name], p))
-    passed = [one for one, why in zip(figures, unmet, strict=True) if not why]
-    winner = min(passed, key=lambda one: one.ratio, default=None)
+            why = "too few days have rows" if short else failed(found[name], p)
+            judged.append((_evidence(recipe, submission, before, found[name], p), why))
+    winner = min((one for one, why in judged if not why), key=lambda one: one.ratio, default=None)
     if winner:
         pair = recipe_pairs.Pair(
             market=market, timeframe=timeframe, challenger=winner.challenger, incumbent=winner.incumbent, k=0,
@@ -195,7 +194,7 @@ def decide(
         )  # fmt: skip
         with promotion_lock(open_store(), home, market):
             recipe_pairs.save(home, recipe_pairs.end(pair, "switched", datetime.now(UTC), contest.served))
-    for one, why in zip(figures, unmet, strict=True):
+    for one, why in judged:
         if one == winner:
             say(f"passed the gate: {one}; it replaces {one.incumbent} in the next night that trains it")
         else:
@@ -205,7 +204,7 @@ def decide(
         say(
             f"{lacking} replaces nothing: it was judged on too few of the coins that the champions' recipe serves"
         )
-    rows = [one.model_dump(mode="json") | {"failed": why} for one, why in zip(figures, unmet, strict=True)]
+    rows = [one.model_dump(mode="json") | {"failed": why} for one, why in judged]
     return {
         "named": submission.digest, "passed": winner.challenger if winner else None, "recipes": rows,
         "unjudged": unjudged,

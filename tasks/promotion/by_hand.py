@@ -11,8 +11,8 @@ from tasks.promotion.contenders import standing
 from tasks.promotion.moves import decided, promote_version, promotion_lock
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import decision_in, keep_decision, newest_decisions
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import Champion, champions, registered
-from tasks.tracking.store import open_store
 from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, versions_of
 
 

@@ -24,8 +24,8 @@ from tasks.promotion.refresh import Refresh
 from tasks.promotion.standings import Place, Standings
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import keep_decision
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
-from tasks.tracking.store import open_store
 
 
 def decide_night(

@@ -26,8 +26,8 @@ from tasks.promotion.moves import decided, dismiss, promote_version, promotion_l
 from tasks.promotion.recipe_pairs import Pair
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import keep_decision
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import Champion, challengers, champions
-from tasks.tracking.store import open_store
 
 Versions = tuple[Champion, Champion | None]
 """Champion and challenger, if any, of a series."""

@@ -15,9 +15,9 @@ from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.tracking.connection import Store
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import param_texts
 from tasks.tracking.run_list import finished_flows
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import LEFT_OUT, age_of
 from tasks.tracking.versions import ALIAS, CHALLENGER, versions_with_alias
 from tasks.training.plan import preset_label

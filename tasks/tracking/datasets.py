@@ -10,8 +10,8 @@ from schemas.handover import JobMember, SeriesRecord
 from schemas.identity import coins_label
 from tasks.storage.digests import value_digest
 from tasks.storage.urls import without_credentials
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import source_kind, text
-from tasks.tracking.store import open_store
 
 if TYPE_CHECKING:
     from mlflow.entities import DatasetInput

@@ -22,8 +22,8 @@ from tasks.storage.files import write_json
 from tasks.storage.model_folder import file_digests
 from tasks.tracking.artifacts import keep_files
 from tasks.tracking.connection import Store
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import DEPENDENCE, REPORT
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import FILES, market_of
 
 _DECISIONS = {

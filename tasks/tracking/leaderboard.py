@@ -15,9 +15,9 @@ from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, SPOT, coins_label, market_option
 from tasks.judging.inference import relation
 from tasks.tracking.connection import Store, search
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.run_list import RUN_COLUMNS, find_flow, finished_flows
 from tasks.tracking.runs import COMPLETE
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import (
     FLEET,
     KIND,

@@ -24,6 +24,7 @@ from tasks.tracking.database import is_server, shrink, sqlite_path
 from tasks.tracking.flavour import unused
 from tasks.tracking.logged_models import delete_models, link_version, models_of
 from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good
+from tasks.tracking.mlflow_store import open_store, reconcile
 from tasks.tracking.prune_plan import (
     NIGHTS,
     OldFlow,
@@ -34,7 +35,6 @@ from tasks.tracking.prune_plan import (
     stored_runs,
 )
 from tasks.tracking.records import REPORT
-from tasks.tracking.store import open_store, reconcile
 from tasks.tracking.tags import PRUNED
 from tasks.tracking.versions import all_versions, full_name
 from tasks.training.files import no_shards_in_use, old_shards, remove_old_shards

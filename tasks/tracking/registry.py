@@ -26,8 +26,8 @@ from tasks.tracking.artifacts import model_folder
 from tasks.tracking.connection import Store, alone, find_run, find_runs
 from tasks.tracking.flavour import add_flavour
 from tasks.tracking.logged_models import link_version
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import tag_texts
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, SELECTED, digests_of, series_tags
 from tasks.tracking.versions import (
     ALIAS,

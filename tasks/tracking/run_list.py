@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from schemas.errors import CpbError
 from schemas.identity import Market
 from tasks.tracking.connection import Store, find_run, search, search_lazily
+from tasks.tracking.mlflow_store import dead_runs, open_store
 from tasks.tracking.records import source_kind
-from tasks.tracking.store import dead_runs, open_store
 from tasks.tracking.tags import (
     CANDLES_UNTIL,
     COINS,

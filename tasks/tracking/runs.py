@@ -19,6 +19,7 @@ from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
 from tasks.tracking.connection import Store, alone, alone_everywhere, search
 from tasks.tracking.database import sqlite_path
 from tasks.tracking.logged_models import FIGURES, delete_models, open_model
+from tasks.tracking.mlflow_store import open_store, reconcile
 from tasks.tracking.records import (
     MemberRecord,
     OpenRun,
@@ -30,7 +31,6 @@ from tasks.tracking.records import (
     tag_texts,
     text,
 )
-from tasks.tracking.store import open_store, reconcile
 from tasks.tracking.tags import (
     FILES,
     FLEET,

@@ -21,8 +21,8 @@ from tasks.storage.records import find_record, write_record
 from tasks.storage.urls import public_url
 from tasks.tracking.artifacts import COPIES
 from tasks.tracking.database import DOWN, is_server
+from tasks.tracking.mlflow_store import open_store, tracking_uri
 from tasks.tracking.registry import Champion, challengers, champions
-from tasks.tracking.store import open_store, tracking_uri
 from tasks.tracking.tags import FILES
 
 log = logging.getLogger("cpb")

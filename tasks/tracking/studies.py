@@ -10,9 +10,9 @@ from typing import Any
 from schemas.tuning import TrialRecord
 from tasks.tracking.artifacts import keep_files
 from tasks.tracking.connection import Store, search
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import OpenRun, metric_entries, param_entries, param_texts, tag_texts
 from tasks.tracking.runs import COMPLETE, finish, start_parent
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import KIND, OUTCOME, PARENT, STUDY, TRIAL
 
 

@@ -23,8 +23,8 @@ from tasks.storage.verify import (
 from tasks.tracking.artifacts import files_at, put_back
 from tasks.tracking.connection import Store, alone, find_run, search
 from tasks.tracking.flavour import add_flavour, damaged
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import Champion, champions, find_copy, training_command
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import FLOW, KIND, digests_of, market_of
 
 

@@ -71,7 +71,7 @@ def _copy(run_id: str, folder: Path) -> None:
     import wandb
 
     from tasks.tracking.connection import search
-    from tasks.tracking.store import open_store
+    from tasks.tracking.mlflow_store import open_store
     from tasks.tracking.tags import PARENT
 
     store = open_store()

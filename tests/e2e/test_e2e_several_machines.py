@@ -227,7 +227,7 @@ from flows.prefect_server import share_leases
 from schemas.errors import CpbError
 from tasks.promotion.moves import promotion_lock
 from tasks.tracking.connection import alone_everywhere
-from tasks.tracking.store import open_store
+from tasks.tracking.mlflow_store import open_store
 share_leases()
 store = open_store()
 hold = promotion_lock(store, Path("data"), "sim") if sys.argv[1] == "registry" else alone_everywhere(store, "runs")

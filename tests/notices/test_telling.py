@@ -19,8 +19,8 @@ from tasks.market.manifest import MANIFEST, FileRecord, Manifest
 from tasks.notices import findings
 from tasks.notices.event import Event, claim, message, release
 from tasks.notices.services import beat, senders, services, tell, tell_outcome, try_services, within
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.runs import finish, log_members
-from tasks.tracking.store import open_store
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
 GRU = ModelId("gru", "default", BTC, 1)

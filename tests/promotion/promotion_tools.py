@@ -7,7 +7,7 @@ from flows.train_all import run_train_all
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.tracking.decisions import newest_decisions
-from tasks.tracking.store import open_store
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.versions import aliases_of
 from tasks.training import trainer as worker
 from tasks.training.files import read_job

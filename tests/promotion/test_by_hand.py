@@ -15,8 +15,8 @@ from tasks.promotion import by_hand, moves
 from tasks.storage.urls import local_path
 from tasks.storage.wheel import Wheel
 from tasks.tracking.decisions import decisions_on
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions, register
-from tasks.tracking.store import open_store
 from webapp import registry
 from webapp.overview import overview
 

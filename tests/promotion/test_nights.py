@@ -23,8 +23,8 @@ from tasks.promotion import recipe_pairs
 from tasks.promotion.contenders import standing
 from tasks.storage.files import DiskFull
 from tasks.tracking.decisions import decision_in, decisions_on
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
-from tasks.tracking.store import open_store
 from tasks.training.files import read_job
 
 

@@ -19,8 +19,8 @@ from tasks.judging import gate
 from tasks.promotion import recipe_pairs, trial
 from tasks.promotion.trial import live_differences, on_trial, update_trials
 from tasks.storage.records import write_record
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import challengers, champions
-from tasks.tracking.store import open_store
 
 FROM = datetime(2025, 1, 2, 1, tzinfo=UTC)
 """The first hour after the origin at which the night itself has forecast: that is a replay, which does not count."""

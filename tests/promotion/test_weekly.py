@@ -13,8 +13,8 @@ from schemas.errors import UsageError
 from schemas.run import BacktestSpec, RunSpec
 from tasks.promotion.weekly import decide, plan_night
 from tasks.tracking.connection import search
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import register
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import LEFT_OUT
 from tasks.tracking.versions import CHALLENGER
 from tasks.training.plan import preset_label

@@ -19,8 +19,8 @@ from schemas.run import RunSpec
 from tasks.promotion import night
 from tasks.promotion.contenders import standing
 from tasks.tracking.connection import search
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
-from tasks.tracking.store import open_store
 from tasks.training import trainer as worker
 from tasks.training.files import LATEST, read_job, read_result
 from tasks.training.runner import TrainerDied, TrainingTimeout

@@ -3,7 +3,7 @@ import shutil
 import pytest
 
 from tasks.tracking.database import make_sqlite
-from tasks.tracking.store import open_store
+from tasks.tracking.mlflow_store import open_store
 
 
 @pytest.fixture(scope="session")

@@ -22,9 +22,9 @@ from test_runs import fleet_of, log_member, member
 from cpbmodels.errors import pip_install
 from schemas.errors import CpbError
 from tasks.tracking import database as database_module
-from tasks.tracking import store as store_module
+from tasks.tracking import mlflow_store
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.runs import finish, log_metrics, start_parent
-from tasks.tracking.store import open_store
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,8 +36,8 @@ def impatient(monkeypatch):
 
 
 def forget():
-    store_module._opened.clear()
-    store_module._opened_for_writing.clear()
+    mlflow_store._opened.clear()
+    mlflow_store._opened_for_writing.clear()
 
 
 def refused(uri, code, **options):
@@ -194,7 +194,7 @@ import os, sys, tempfile
 from schemas.errors import CpbError
 from tasks.tracking.leaderboard import leaderboard
 from tasks.tracking.registry import champions
-from tasks.tracking.store import open_store
+from tasks.tracking.mlflow_store import open_store
 with tempfile.TemporaryDirectory() as other:  # imports all that MLflow needs: another user may not read Python's files
     open_store(f"sqlite:///{other}/mlflow.db")
 if os.getuid() == 0:  # whom no mode keeps from writing
@@ -303,7 +303,7 @@ def test_the_password_of_the_interfaces_database_is_on_no_command_line(postgres,
     code = f"""
     import os
     os.environ["MLFLOW_TRACKING_URI"] = {uri(port)!r}
-    from tasks.tracking.store import open_store
+    from tasks.tracking.mlflow_store import open_store
     from flows.ops.ui import serve_ui
     open_store()
     serve_ui(port={own}, ready=lambda where: print(where, flush=True))

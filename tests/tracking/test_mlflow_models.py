@@ -31,9 +31,9 @@ from tasks.storage.wheel import light_wheel
 from tasks.tracking.artifacts import files_size, remove_files
 from tasks.tracking.database import make_sqlite
 from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged, unused
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.prune_plan import StoredRun, problem_of
 from tasks.tracking.registry import champions
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import MLFLOW_FILES
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))

@@ -16,7 +16,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag
 from benchmarks.size import PRODUCT, module
 from tasks.tracking import mlflow_private
 from tasks.tracking.database import sqlite_path
-from tasks.tracking.store import open_store
+from tasks.tracking.mlflow_store import open_store
 
 
 def test_the_checked_version_is_the_installed_one():

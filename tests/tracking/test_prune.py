@@ -26,10 +26,10 @@ from tasks.tracking.database import make_sqlite, sqlite_path
 from tasks.tracking.leaderboard import leaderboard
 from tasks.tracking.logged_models import models_of
 from tasks.tracking.mlflow_private import close_connections
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import start_parent
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import KEEP, PRUNED
 from tasks.training.files import ShardsInUse
 from webapp import registry

@@ -10,9 +10,9 @@ import pytest
 from test_runs import fleet_of, log_member, member
 
 from tasks.storage.processes import ProcessId
-from tasks.tracking import store as store_module
+from tasks.tracking import mlflow_store
+from tasks.tracking.mlflow_store import LEASE, open_store, reconcile
 from tasks.tracking.runs import finish, start_fleet, start_parent
-from tasks.tracking.store import LEASE, open_store, reconcile
 from tasks.tracking.tags import OPENED, PARENT, PROCESS, REASON
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,7 @@ TRAINING = """
 import threading
 import time
 from tasks.tracking.runs import start_fleet, start_parent
-from tasks.tracking.store import open_store
+from tasks.tracking.mlflow_store import open_store
 store = open_store()
 flow = start_parent("killed", {})
 fleet = start_fleet(flow.run_id, "gru", "killed/gru")
@@ -53,8 +53,8 @@ def test_the_runs_of_a_killed_process_are_marked_by_the_next_writer(store, tmp_p
         process.send_signal(signal.SIGKILL)
         process.wait(30)
 
-    store_module._opened.clear()
-    store_module._opened_for_writing.clear()
+    mlflow_store._opened.clear()
+    mlflow_store._opened_for_writing.clear()
     open_store(create=False)
     assert {status(store, run) for run in runs} == {"RUNNING"}  # a reader marks nothing
     open_store()

@@ -14,12 +14,12 @@ from verifying import verify_champions as verify
 
 from schemas.errors import CpbError
 from tasks.storage.urls import local_path
-from tasks.tracking import store as store_module
+from tasks.tracking import mlflow_store
 from tasks.tracking.leaderboard import leaderboard
 from tasks.tracking.mlflow_private import close_connections
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
-from tasks.tracking.store import open_store
 
 NIGHTS = 3
 
@@ -111,7 +111,7 @@ def test_a_store_that_was_moved_is_whole_at_its_new_place(original, tmp_path, ca
         champions(store=opened(place, create=False))[0].check()
         assert len(warnings_of(caplog)) == 1
         assert "\n" not in warnings_of(caplog)[0]
-        store_module._opened.clear()
+        mlflow_store._opened.clear()
         opened(place)
         assert len(warnings_of(caplog)) == 1  # once
     assert not original.exists()
@@ -162,7 +162,7 @@ def test_a_place_of_the_users_own_is_left_as_it_is(original, tmp_path, caplog, b
     own, place = tmp_path / "large disk", tmp_path / "store"
     original.rename(place)
     opened(place)
-    store_module._opened.clear()
+    mlflow_store._opened.clear()
     (place / "mlruns/artifacts").rename(own)
     if beside:
         (place / "mlruns/artifacts/0123").mkdir(parents=True)
@@ -199,7 +199,7 @@ def test_a_moved_store_that_may_only_be_read_is_refused(original, tmp_path, monk
     copy = tmp_path / "copy"
     shutil.copytree(original, copy)
     before = bytes_of(copy)
-    monkeypatch.setattr(store_module, "is_writable", lambda database: not database.is_relative_to(copy))
+    monkeypatch.setattr(mlflow_store, "is_writable", lambda database: not database.is_relative_to(copy))
     with pytest.raises(CpbError, match="may only be read") as caught:
         opened(copy, create=False)
     assert caught.value.code == "copied-store"

@@ -18,13 +18,12 @@ from test_runs import log_member, member
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
 from tasks.storage.model_folder import file_digests
-from tasks.tracking import served
-from tasks.tracking import store as store_module
+from tasks.tracking import mlflow_store, served
 from tasks.tracking.database import DOWN, make_sqlite
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import Champion
 from tasks.tracking.runs import start_fleet, start_parent
 from tasks.tracking.served import serving
-from tasks.tracking.store import open_store
 from tasks.tracking.tags import FILES
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
@@ -162,7 +161,7 @@ def test_a_server_that_is_killed_is_gone_on_without(tmp_path, folder, monkeypatc
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
-    store_module._opened.clear()
+    mlflow_store._opened.clear()
     with pytest.raises(CpbError) as caught:
         open_store(create=False)
     assert caught.value.code == DOWN

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import CpbError
-from tasks.tracking import store as store_module
+from tasks.tracking import mlflow_store
 from tasks.tracking.database import EXPERIMENT, sqlite_path, wal_of
 from tasks.tracking.mlflow_private import close_connections
-from tasks.tracking.store import open_store, tracking_uri
+from tasks.tracking.mlflow_store import open_store, tracking_uri
 
 
 def test_the_default_store_lies_under_mlruns_with_its_artifacts(store, tmp_path):
@@ -144,7 +144,7 @@ def test_a_store_that_may_only_be_read_is_read_again_when_it_has_changed(
     other = sqlite3.connect(database)
     if in_use:  # then the newest changes lie in the WAL
         other.execute("SELECT 1 FROM runs")
-    monkeypatch.setattr(store_module, "is_writable", lambda _: False)
+    monkeypatch.setattr(mlflow_store, "is_writable", lambda _: False)
     for number in range(4):
         with closing(sqlite3.connect(database)) as owner, owner:
             owner.execute("UPDATE runs SET name = ?", (f"change {number}",))
@@ -160,7 +160,7 @@ def test_a_store_that_may_only_be_read_is_read_again_when_it_has_changed(
 
 def test_an_experiment_of_another_version_is_refused(store):
     store.client.set_experiment_tag(store.experiment_id, "cpb.layout", "2")
-    store_module._opened.clear()
+    mlflow_store._opened.clear()
 
     with pytest.raises(CpbError, match="another version of cpb") as caught:
         open_store(create=False)

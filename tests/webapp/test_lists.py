@@ -16,8 +16,8 @@ from schemas.handover import Decision, JobMember, ModelRef, SeriesRecord, ShardJ
 from schemas.identity import ModelId
 from tasks.storage.locks import locked
 from tasks.tracking.decisions import keep_decision
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.runs import start_parent
-from tasks.tracking.store import open_store
 from tasks.tracking.studies import start_study
 from tasks.training.files import prepare
 from webapp.answers import Runs

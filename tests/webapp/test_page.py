@@ -11,8 +11,8 @@ from browsing import WAIT_S
 from webapp_store import BTC, SIM_BTC, forecast_at, small_home, write_candles
 
 from tasks.forecasting.chain import append
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.runs import start_parent
-from tasks.tracking.store import open_store
 from tasks.tracking.views import announced
 
 ROOT = Path(__file__).resolve().parents[2]
