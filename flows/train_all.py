@@ -46,8 +46,8 @@ def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Sum
 def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome: Outcome) -> Summary:
     """Promote and publish the trained models, and forecast."""
     summary, scope = training.summary, spec.scope
-    failures = tuple(summary.failures)
-    decisions = outcome.decisions = steps.one(promote, spec, training.judged, training.stopped, failures)
+    failed = summary.failures
+    decisions = outcome.decisions = steps.one(promote, spec, training.judged, training.stopped, failed)
     for line in decision_lines(decisions):
         say(line)
     trained = set(scope.series)

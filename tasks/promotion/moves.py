@@ -56,7 +56,9 @@ def promote_candidate(
     chosen = f"{found.first:%Y-%m-%d}/{found.last:%Y-%m-%d}" if found else ""
     if before and standing(before).recipe == candidate.model.recipe:
         chosen = before.tags.get(SELECTED, "")
-    selected = {SELECTED: chosen} if still_selected(chosen, candidate.model) else {}
+    tested = candidate.model.tested_from
+    overlaps = chosen and (tested is None or f"{tested:%Y-%m-%d}" <= chosen.rpartition("/")[2])
+    selected = {SELECTED: chosen} if overlaps else {}
     return _promote(store, _registered(store, candidate, {REASON: decision.reason, **selected}), decision)
 
 
@@ -108,13 +110,6 @@ def dismiss(store: Store, losers: Iterable[Champion]) -> None:
         aliases = store.client.get_registered_model(one.name).aliases
         if CHALLENGER in aliases:
             store.client.delete_registered_model_alias(one.name, CHALLENGER)
-
-
-def still_selected(span: str, model: Contender) -> bool:
-    """Whether a model's test span overlaps the rows on which its recipe was chosen (`SELECTED`)."""
-    if not span:
-        return False
-    return model.tested_from is None or f"{model.tested_from:%Y-%m-%d}" <= span.rpartition("/")[2]
 
 
 def _registered(store: Store, candidate: Candidate, tags: Mapping[str, str]) -> "ModelVersion":
