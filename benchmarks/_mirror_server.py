@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tasks.market import mirror
-from tasks.market.layout import SeriesId, months, period_bounds, source_file, step_us
+from tasks.market.layout import SeriesId, months, period_bounds, source_file
 from tasks.market.simulator import candles
 
 
@@ -31,7 +31,7 @@ def build(root: Path, symbols: list[str], intervals: list[str], first: str, last
                 if path.exists():
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
-                csv = mirror.to_csv(candles(symbol, step_us(interval), *file.bounds), interval)
+                csv = mirror.to_csv(candles(symbol, file.series.seconds * 1_000_000, *file.bounds), interval)
                 body = mirror.to_zip(file.member, csv)
                 path.with_name(f"{path.name}.CHECKSUM").write_bytes(mirror.to_checksum(path.name, body))
                 path.write_bytes(body)

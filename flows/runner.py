@@ -186,9 +186,10 @@ def read_pairs(spec: Scoped, say: Say) -> Scoped:
     Raises:
         CpbError: the listing cannot be read, or no pair is left.
     """
+    if not spec.whole_exchange or spec.pairs is not None:
+        return spec
     found, sentence = with_listed_pairs(spec)
-    if sentence:
-        say(sentence)
+    say(sentence)
     return found
 
 

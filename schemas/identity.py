@@ -30,6 +30,9 @@ EXCHANGE = "exchange"
 MONTH = "1mo"
 """Binance's calendar month, the only interval whose candles differ in length."""
 
+INTERVALS = (*INTERVAL_SECONDS, MONTH)
+"""Binance's intervals, shortest first; models need candles of equal length, so none learns from the last."""
+
 MARKET_FOLDERS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm", "sim": "spot", "own": "own"}
 """Markets and their folders under `data/` in Binance Vision's layout, also used for the simulator and tables."""
 
@@ -144,7 +147,7 @@ def parse_timeframes(text: str, months: bool = False) -> list[str]:
             f"leave {MONTH} out (1w is the longest that can be used), only `cpb ingest` takes it",
             code="timeframes", field="timeframes",
         )  # fmt: skip
-    known = [*INTERVAL_SECONDS, MONTH] if months else [*INTERVAL_SECONDS]
+    known = INTERVALS if months else [*INTERVAL_SECONDS]
     unknown = [n for n in names if n not in known]
     if unknown or not names:
         raise UsageError(
@@ -182,8 +185,8 @@ def check_symbol(text: str) -> str:
 
 def check_timeframe(text: str) -> str:
     """Return the text if it is an interval of Binance; raises `UsageError` otherwise."""
-    if text not in INTERVAL_SECONDS and text != MONTH:
-        raise UsageError(f"timeframe {text!r} is unknown: choose from {', '.join([*INTERVAL_SECONDS, MONTH])}",
+    if text not in INTERVALS:
+        raise UsageError(f"timeframe {text!r} is unknown: choose from {', '.join(INTERVALS)}",
                          code="timeframe", field="timeframe")  # fmt: skip
     return text
 
@@ -276,14 +279,19 @@ def tree_of(home: Path, tree: str, market: str) -> Path:
 
 def stored_series(home: Path, tree: str) -> list[SeriesId]:
     """Return every series that has a folder in a tree of the store, sorted; other folders are ignored."""
-    return sorted(series for market in MARKETS for series in _in_tree(tree_of(home, tree, market), market))
+    return sorted(
+        SeriesId(market, symbol, timeframe)
+        for market in MARKETS
+        for _, symbol, timeframe in series_folders(tree_of(home, tree, market))
+    )
 
 
-def _in_tree(tree: Path, market: str) -> Iterator[SeriesId]:
-    for folder in tree.glob("interval=*/symbol=*"):
+def series_folders(tree: Path) -> Iterator[tuple[Path, str, str]]:
+    """Yield the folders of series in a tree of one market, sorted, each with its symbol and timeframe."""
+    for folder in sorted(tree.glob("interval=*/symbol=*")):
         symbol, timeframe = folder.name.removeprefix("symbol="), folder.parent.name.removeprefix("interval=")
-        if SYMBOL.fullmatch(symbol) and (timeframe in INTERVAL_SECONDS or timeframe == MONTH):
-            yield SeriesId(market, symbol, timeframe)  # type: ignore[arg-type]
+        if SYMBOL.fullmatch(symbol) and timeframe in INTERVALS and folder.is_dir():
+            yield folder, symbol, timeframe
 
 
 @dataclass(frozen=True, order=True)

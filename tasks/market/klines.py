@@ -25,7 +25,7 @@ import polars as pl
 
 from schemas.errors import BusyError, CpbError, MemberError
 from schemas.frames import KLINES
-from schemas.identity import INTERVAL_SECONDS, MARKETS, MONTH, SPOT, SYMBOL, SeriesId
+from schemas.identity import MARKETS, SPOT, SeriesId, series_folders
 from tasks.market import cache
 from tasks.market.layout import Grid, grid_of, month_of, period_bounds, to_us
 from tasks.market.manifest import Part
@@ -38,7 +38,7 @@ TREES = {
     "klines": re.compile(_MONTH_FILE),
     "offgrid": re.compile(_MONTH_FILE),
     "provisional": re.compile(r"tail\.parquet"),
-    "cache": re.compile(r"[0-9a-f]{24}-[0-9a-f]{8}\.arrow"),
+    "cache": cache.NAME,
     "features": re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.parquet"),
     "forecasts": re.compile(rf"{_MONTH_FILE}|\.lock"),
     "ledger": re.compile(rf"{_MONTH_FILE}|\.lock"),
@@ -52,20 +52,16 @@ QUARANTINE = "quarantine"
 _REFUSED = re.compile(r"(?P<series>\w+-\w+-)?[0-9]{4}-[0-9]{2}(-[0-9]{2})?\.(zip|json)(\.reason\.txt)?")
 
 
-def series_folders(root: Path, tree: str) -> Iterator[Path]:
+def _folders(root: Path, tree: str) -> Iterator[Path]:
     """Yield the series folders of a tree, including futures (`klines-um`)."""
     for market in MARKETS:
-        name = tree if market == SPOT else f"{tree}-{market}"
-        for folder in sorted((root / name).glob("interval=*/symbol=*")):
-            interval = folder.parent.name.removeprefix("interval=")
-            known = interval in INTERVAL_SECONDS or interval == MONTH
-            if known and SYMBOL.fullmatch(folder.name.removeprefix("symbol=")) and folder.is_dir():
-                yield folder
+        for folder, _, _ in series_folders(root / (tree if market == SPOT else f"{tree}-{market}")):
+            yield folder
 
 
 def own_files(root: Path, tree: str) -> Iterator[Path]:
     """Yield cpb's own files in a tree of series folders."""
-    for folder in series_folders(root, tree):
+    for folder in _folders(root, tree):
         yield from sorted(p for p in folder.iterdir() if TREES[tree].fullmatch(p.name) and p.is_file())
 
 
@@ -77,7 +73,7 @@ def is_own(root: Path) -> bool:
 def set_aside_files(root: Path) -> Iterator[Path]:
     """Yield cpb's own files in trees of series folders that were set aside as damaged."""
     for tree, names in TREES.items():
-        for folder in series_folders(root, tree):
+        for folder in _folders(root, tree):
             for path in sorted(folder.iterdir()):
                 found = SET_ASIDE.fullmatch(path.name)
                 own = found and (names.fullmatch(found["name"]) or RECORDS.fullmatch(found["name"]))
@@ -87,7 +83,7 @@ def set_aside_files(root: Path) -> Iterator[Path]:
 
 def drafts(root: Path, tree: str) -> Iterator[Path]:
     """Yield the drafts left by a killed run in a tree of series folders."""
-    for folder in series_folders(root, tree):
+    for folder in _folders(root, tree):
         for path in folder.iterdir():
             name = _final_name(path)
             if name and TREES[tree].fullmatch(name) and path.is_file():

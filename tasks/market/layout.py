@@ -121,11 +121,6 @@ def text(us: int) -> str:
     return to_datetime(us).isoformat().replace("+00:00", "Z")
 
 
-def step_us(interval: str) -> int:
-    """Return the length of a candle in microseconds; not defined for the calendar month."""
-    return INTERVAL_SECONDS[interval] * US
-
-
 @lru_cache(maxsize=1 << 14)
 def period_bounds(period: str) -> tuple[int, int]:
     """Return `[start, end)` of `2024-01` or `2024-01-31`."""

@@ -8,7 +8,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from schemas.errors import CpbError
@@ -126,21 +126,18 @@ class Manifest:
 
     def files(self, series: SeriesId) -> dict[str, FileRecord]:
         """Return the records of a series' files by period."""
-        rows = self._select("period, key, version, sha256, rows, status, reason, facts", "files", series)
-        return {
-            p: FileRecord(p, k, v, sha, n, status, why, json.loads(f))
-            for p, k, v, sha, n, status, why, f in rows
-        }
+        rows = self._select(_columns(FileRecord), "files", series)
+        return {row[0]: FileRecord(*[*row[:-1], json.loads(row[-1])]) for row in rows}
 
     def parts(self, series: SeriesId) -> dict[str, Part]:
         """Return the parts of a series by month, oldest first."""
-        rows = self._select("month, rows, bytes, digest, runs, zeros, edges", "parts", series)
+        rows = self._select(_columns(Part), "parts", series)
         found = {m: Part(m, n, b, d, _pairs(r), z, _pairs(e)) for m, n, b, d, r, z, e in rows}
         return dict(sorted(found.items()))
 
     def anomalies(self, series: SeriesId) -> list[Anomaly]:
         """Return the anomalous candles of a series, oldest first."""
-        return [Anomaly(*r) for r in self._select("open_time, kind, detail", "oddities", series)]
+        return [Anomaly(*r) for r in self._select(_columns(Anomaly), "oddities", series)]
 
     def searched(self, series: SeriesId) -> list[tuple[int, int, int]]:
         """Return the holes `[start, until)` that neither other files nor REST filled, and the time of the search."""
@@ -183,7 +180,7 @@ class Manifest:
             self._insert("parts", [(*name, *_flat(p)) for p in parts])
             within = f"DELETE FROM oddities WHERE {_SERIES} AND open_time>=? AND open_time<?"
             self._db.execute(within, (*name, *span))
-            self._insert("oddities", [(*name, o.open_time, o.kind, o.detail) for o in anomalies])
+            self._insert("oddities", [(*name, *_flat(a)) for a in anomalies])
             for part in parts:  # with new candles, holes of that month must be searched again
                 start, until = period_bounds(part.month)
                 overlapping = f"DELETE FROM searched WHERE {_SERIES} AND start<? AND until>?"
@@ -265,9 +262,14 @@ def _name(series: SeriesId) -> tuple[str, str, str]:
     return series.market, series.symbol, series.timeframe
 
 
+def _columns(kind: type[FileRecord | Part | Anomaly]) -> str:
+    """Return the columns of a kind of record: its fields, in their order."""
+    return ", ".join(field.name for field in fields(kind))
+
+
 def _pairs(text: str) -> list:
     return [tuple(pair) for pair in json.loads(text)]
 
 
-def _flat(record: FileRecord | Part) -> tuple:
+def _flat(record: FileRecord | Part | Anomaly) -> tuple:
     return tuple(json.dumps(v) if isinstance(v, list | dict) else v for v in asdict(record).values())

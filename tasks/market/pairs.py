@@ -20,7 +20,7 @@ from schemas.identity import EXCHANGE, INTERVAL_SECONDS, SeriesId, pair_kind
 from schemas.scope import Scope, ScopeSpec
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import BadFile, SourceFault
-from tasks.market.layout import DAY, SourceFile, step_us, to_us
+from tasks.market.layout import DAY, SourceFile, grid_of, to_us
 from tasks.market.parser import fetch, read, trim
 from tasks.market.sources import Catalogue, Source, open_source
 from tasks.running.parallel import thread_pool
@@ -66,14 +66,12 @@ class Pairs:
 
 
 def with_listed_pairs(spec: S) -> tuple[S, str]:
-    """Return a specification with its source's listed pairs, and a sentence on them; others unchanged, with "".
+    """Return a specification of the whole exchange with its source's listed pairs, and a sentence on them.
 
     Raises:
         CpbError: the source has no listing, cannot be reached, or no pair is left.
         UsageError: the run is offline.
     """
-    if not spec.whole_exchange or spec.pairs is not None:
-        return spec, ""
     if spec.offline:
         raise UsageError(
             f"offline: coins {EXCHANGE} reads the source's listing; name the coins, or leave offline out",
@@ -177,9 +175,8 @@ class _Choice:
         if end <= self._until and not begin <= oldest < end:
             return pair
         opened = int(self._candles(first)["open_time"].min())  # type: ignore[arg-type]
-        return (
-            replace(pair, first=opened) if opened + step_us(first.series.timeframe) <= self._until else None
-        )
+        closed = grid_of(first.series.timeframe).end(opened)
+        return replace(pair, first=opened) if closed <= self._until else None
 
     def _last_month(self, pairs: Sequence[Pair]) -> str:
         """Return the newest complete month published for any pair; "" if there is none."""

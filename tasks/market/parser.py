@@ -61,6 +61,11 @@ _CELL = re.compile(
 )
 
 
+def to_microseconds(time: int) -> int:
+    """Return a time of Binance's, in milliseconds or microseconds since 1970, in microseconds."""
+    return time if time >= _MICRO else time * 1000
+
+
 @dataclass
 class Fetched:
     """A downloaded file: its CSV, or its fault."""

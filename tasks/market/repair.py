@@ -28,7 +28,7 @@ from tasks.market.holes import (
 )
 from tasks.market.klines import write_parquet
 from tasks.market.layout import DAY, SourceFile, day_of, grid_of, opening_days, period_bounds, text
-from tasks.market.parser import Fetched, read
+from tasks.market.parser import Fetched, read, to_microseconds
 from tasks.market.run import SEARCH_AGAIN, Run, batches, calendars, holdings_of, store_all
 from tasks.market.writer import store_fetched, trim_all, with_stored_columns
 
@@ -108,7 +108,7 @@ def _from_rest(run: Run, series: SeriesId, wanted: list[str]) -> tuple[list[str]
     if len(wanted) > _MAX_REST_DAYS:
         return [], False
     fetched = [item for day in wanted if (item := fetch_day(run, series, day))]
-    bad = store_fetched(run.home, run.manifest, series, fetched, "repaired").bad if fetched else []
+    bad = store_fetched(run.home, run.manifest, series, fetched, "repaired") if fetched else []
     return [item.file.period for item in fetched if item.file not in bad], was_asked(run) and not bad
 
 
@@ -156,7 +156,7 @@ def fetch_day(run: Run, series: SeriesId, day: str) -> Fetched | None:
         run.notes.append(f"REST not available: {fault}")
         return None
     end = min(run.end, run.now + int(1e6 * min(0, getattr(run.source, "clock_ahead", None) or 0)))
-    closed = [row for row in rows if grid_of(series.timeframe).end(row[0] * _unit(row[0])) <= end]
+    closed = [row for row in rows if grid_of(series.timeframe).end(to_microseconds(row[0])) <= end]
     csv = "".join(",".join(map(str, row)) + "\n" for row in closed)
     return Fetched(file, csv.encode(), "rest") if closed else None
 
@@ -169,10 +169,6 @@ def available(run: Run) -> bool:
 def was_asked(run: Run) -> bool:
     """Whether REST responded, or the source has no REST API: after a refusal its contents are unknown."""
     return not isinstance(run.source, HttpSource) or run.rest_off in ("", NO_REST)
-
-
-def _unit(time: int) -> int:
-    return 1 if time >= 10**14 else 1000
 
 
 def _ask(run: Run, series: SeriesId, start: int, end: int) -> list[list]:
@@ -188,7 +184,7 @@ def _ask(run: Run, series: SeriesId, start: int, end: int) -> list[list]:
         page = run.source.klines(PATHS[series.market], query)
         if any(not isinstance(row, list) or len(row) != 12 or type(row[0]) is not int for row in page):
             raise SourceFault("answered with something other than a list of candles")
-        times = [row[0] * _unit(row[0]) for row in page]
+        times = [to_microseconds(row[0]) for row in page]
         # also prevents an endless loop
         if times and not start <= min(times) <= max(times) < end:
             raise SourceFault("answered with candles outside the requested time range")

@@ -272,14 +272,14 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
 def _finish(run: Run, writing: Writing) -> list[SourceFile]:
     """Record a batch; return its faulty files."""
     try:
-        outcome = writing.finish()
+        bad = writing.finish()
     except DiskFull as error:
         raise DiskFull(f"{error}; about {_left(run)} MB more are needed") from error
     run.fetched_files += len(writing.batch)
-    run.notes += outcome.notes
+    run.notes += writing.notes
     due = sum(len(p.fetch) for p in run.plans.values())
     tell("ingest", min(run.fetched_files, due - 0.5), due, "files", str(writing.series))
-    return outcome.bad
+    return bad
 
 
 def _left(run: Run) -> int:

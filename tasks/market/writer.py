@@ -2,7 +2,7 @@
 
 import time
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import polars as pl
@@ -32,16 +32,8 @@ WRITERS = 2  # threads: while one waits for the disk, another compresses
 
 
 @dataclass
-class Outcome:
-    """The outcome of a batch: sentences to report, and the faulty files."""
-
-    notes: list[str] = field(default_factory=list)
-    bad: list[SourceFile] = field(default_factory=list)
-
-
-@dataclass
 class Writing:
-    """A checked batch whose months are being written: not in the manifest before `finish`."""
+    """A checked batch whose months are being written: not in the manifest before `finish`, which adds to `notes`."""
 
     home: Path
     manifest: Manifest
@@ -56,26 +48,27 @@ class Writing:
     parts: "list[Future[Part | None]]"
     notes: list[str]
 
-    def finish(self) -> Outcome:
-        """Wait for the months, then record the whole batch.
+    def finish(self) -> list[SourceFile]:
+        """Wait for the months, then record the whole batch; return its faulty files.
 
         Raises:
             CpbError: the disk is full or the folder cannot be written.
         """
-        outcome = Outcome(list(self.notes))
         parts = [written for future in self.parts if (written := future.result())]
         if parts:
             sync(self.series.folder(self.home, "klines"))
         for month, part in split_months(with_stored_columns(self.checked.off_grid)):
             write_parquet(self.series.folder(self.home, "offgrid") / f"{month}.parquet", part, {})
         root = market_home(self.home, self.series.market)
-        records = [_record(root, item, outcome, self.known) for item in self.batch if item.fault]
-        records += self._good_records(root, outcome)
+        faulty = [item for item in self.batch if item.fault]
+        records = [_record(root, item, self.known) for item in faulty]
+        self.notes += [f"{item.file}: {item.fault}" for item in faulty]
+        records += self._good_records(root)
         anomalies = _anomalies(self.series, self.checked)
         self.manifest.save(self.series, records, parts, anomalies, _span(self.good))
-        return outcome
+        return [item.file for item in faulty]
 
-    def _good_records(self, root: Path, outcome: Outcome) -> list[FileRecord]:
+    def _good_records(self, root: Path) -> list[FileRecord]:
         counts = dict(self.checked.rows.group_by("file").len().iter_rows())
         records = []
         for index, item in self.good.items():
@@ -83,7 +76,7 @@ class Writing:
             record = _good_record(item, self.blocks[index], rows, self.checked, index, self.status)
             if self.changed.get(index):
                 record.facts |= {"changed": self.changed[index], "at": int(time.time())}
-                outcome.notes.append(f"{item.file}: changed upstream, {count(self.changed[index], 'row')}")
+                self.notes.append(f"{item.file}: changed upstream, {count(self.changed[index], 'row')}")
             records.append(record)
             if item.file.period in self.known and self.known[item.file.period].status == "quarantined":
                 for path in _quarantined(root, item.file):
@@ -93,8 +86,8 @@ class Writing:
 
 def store_fetched(
     home: Path, manifest: Manifest, series: SeriesId, batch: list[Fetched], status: str = "ok"
-) -> Outcome:
-    """Store the good candles of a batch and record everything else.
+) -> list[SourceFile]:
+    """Store the good candles of a batch and record everything else; return its faulty files.
 
     Raises:
         CpbError: the disk is full or the folder cannot be written.
@@ -244,11 +237,9 @@ def _rows_changed(
     return changed
 
 
-def _record(root: Path, item: Fetched, outcome: Outcome, known: dict[str, FileRecord]) -> FileRecord:
+def _record(root: Path, item: Fetched, known: dict[str, FileRecord]) -> FileRecord:
     """Record a faulty file; a file that could not be downloaded will be requested again."""
-    outcome.bad.append(item.file)
     reason = str(item.fault)
-    outcome.notes.append(f"{item.file}: {reason}")
     if isinstance(item.fault, BadFile):
         path, beside = _quarantined(root, item.file)
         write_bytes(path, item.fault.payload or item.payload or item.csv)

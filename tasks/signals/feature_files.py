@@ -24,6 +24,7 @@ from schemas.frames import check_features
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId, stored_series
 from tasks.market.klines import TREES, read_klines
+from tasks.market.layout import to_us
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.digests import code_digest, file_digest
 from tasks.storage.files import write_bytes
@@ -210,8 +211,7 @@ def klines_digest(klines: pl.DataFrame) -> str:
 
 
 def _rows(times: np.ndarray, start: datetime, end: datetime) -> tuple[int, int]:
-    edges = [round(t.timestamp() * 1e6) for t in (start, end)]
-    a, b = np.searchsorted(times, edges)
+    a, b = np.searchsorted(times, [to_us(start), to_us(end)])
     return int(a), int(b)
 
 

@@ -5,7 +5,7 @@ days of the market through another coin. Spans are separated by an embargo.
 """
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -15,6 +15,7 @@ from cpbmodels.data.series import Series
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import INTERVAL_SECONDS, SeriesId
+from tasks.market.layout import to_datetime
 
 
 class SplitPolicy(BaseModel):
@@ -180,10 +181,6 @@ def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, da
         raise ValueError(f"spans are made for one timeframe at a time, got {sorted(timeframes)}")
     timeframe = timeframes.pop()
     step = timedelta(seconds=INTERVAL_SECONDS[timeframe])
-    start = _instant(min(r.first_us for r in records))
-    end = _instant(max(r.last_us for r in records)) + step
+    start = to_datetime(min(r.first_us for r in records))
+    end = to_datetime(max(r.last_us for r in records)) + step
     return timeframe, step, start, end
-
-
-def _instant(microseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)

@@ -33,6 +33,8 @@ from tasks.training.plan import job_key
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
 EPOCHS = "epochs.jsonl"
 """Of a shard in training: the cost of each epoch, a line per report (`progress.py`)."""
+CHECKPOINTS = "checkpoints"
+"""Folder of a shard in training: a checkpoint per epoch, in a folder per fleet that trains separately."""
 KERNELS = "CPB_KERNELS"
 """Environment of a trainer: the architectures whose kernels it compiles before its first order, as JSON."""
 _KEY = re.compile(r"[0-9a-f]{16}")
@@ -98,8 +100,15 @@ def progress_so_far(folder: Path) -> str:
     """Return the progress of earlier runs in words: trained, started, or "" for none."""
     if (folder / RESULT).exists():
         return "trained before by the same command"
-    checkpoints = folder / "checkpoints"
-    return "from its last checkpoint on" if checkpoints.is_dir() and any(checkpoints.iterdir()) else ""
+    return "from its last checkpoint on" if any(checkpoints_of(folder)) else ""
+
+
+def checkpoints_of(folder: Path) -> list[list[str]]:
+    """Return the names below a shard's folder of the checkpoints of each part of it, oldest first."""
+    parts: dict[Path, list[str]] = defaultdict(list)
+    for path in sorted((folder / CHECKPOINTS).rglob("epoch-*.safetensors")):
+        parts[path.parent].append(path.relative_to(folder).as_posix())
+    return list(parts.values())
 
 
 def is_training(folder: Path) -> bool:
@@ -179,14 +188,14 @@ class Checkpoint:
     def put_into(self, shard: Path) -> None:
         """Write it to the folder of checkpoints of the shard in a folder."""
         for name, content in self.files.items():
-            path = shard / "checkpoints" / name
+            path = shard / CHECKPOINTS / name
             path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, content)
 
     def take_out_of(self, shard: Path) -> None:
         """Remove the files of `put_into` after a training failed to resume from them: no later run must use them."""
         for name in self.files:
-            (shard / "checkpoints" / name).unlink(missing_ok=True)
+            (shard / CHECKPOINTS / name).unlink(missing_ok=True)
 
 
 def _part(file: Path) -> str:
@@ -200,8 +209,8 @@ MAX_SHARDS_PER_KIND = 3
 MAX_UNUSED_DAYS = 90
 """Days without use after which all shards of a kind are removed: the kinds change with every newly listed coin."""
 
-_RECORDS = "|".join(map(re.escape, (JOB, RESULT, EPOCHS, "progress.json")))
-_TOP = re.compile(rf"{_RECORDS}|worker\.log(\.\d+)?|lock")
+_RECORDS = "|".join(map(re.escape, (JOB, RESULT, EPOCHS, PROGRESS)))
+_TOP = re.compile(rf"{_RECORDS}|{re.escape(LOG)}(\.\d+)?|lock")
 _MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
 
 log = logging.getLogger("cpb")
@@ -300,7 +309,7 @@ def _is_shard_file(parts: tuple[str, ...], members: set[str]) -> bool:
     top, *rest = map(final_name, parts)
     if not rest:
         return _TOP.fullmatch(top) is not None
-    if top == "checkpoints":
+    if top == CHECKPOINTS:
         return True
     if top != "members" or rest[0] not in members:
         return False

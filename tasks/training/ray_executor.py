@@ -24,6 +24,7 @@ from tasks.storage.model_folder import NEEDED
 from tasks.storage.records import parse_record
 from tasks.training import ray_node
 from tasks.training.files import (
+    CHECKPOINTS,
     EPOCHS,
     JOB,
     LOG,
@@ -276,4 +277,4 @@ def keep_result(folder: Path, files: Files) -> None:
                     field=str(path),
                 )
         (folder / EPOCHS).unlink(missing_ok=True)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

@@ -31,9 +31,9 @@ from schemas.errors import CpbError
 from tasks.storage.files import DiskFull, is_disk_full, write_bytes
 from tasks.storage.locks import is_locked, locked, temporary_lock
 from tasks.training.devices import Slots, visible_gpus
-from tasks.training.files import EPOCHS, JOB, RESULT, kernel_cache
+from tasks.training.files import EPOCHS, JOB, LOG, RESULT, checkpoints_of, kernel_cache
 from tasks.training.plan import training_code
-from tasks.training.runner import DISK_FULL, LOG, run_trainer
+from tasks.training.runner import DISK_FULL, run_trainer
 
 log = logging.getLogger("cpb")
 
@@ -51,8 +51,6 @@ _LAST_S = 30.0
 
 _MAX_CHECKPOINTS = 2
 """Checkpoints kept per part of a shard, as its trainer does: the older in case the newer is damaged."""
-
-_CHECKPOINTS = "checkpoints"
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class Board:
     def begun(self, key: str) -> Files:
         """Return the files in the home of an unfinished shard: its checkpoints and epoch reports."""
         folder = self._home / key
-        names = [name for part in _checkpoints(folder) for name in part] + [EPOCHS]
+        names = [name for part in checkpoints_of(folder) for name in part] + [EPOCHS]
         return read_files(folder, names)
 
     def keep(self, key: str, files: Files) -> None:
@@ -149,7 +147,7 @@ class Board:
         try:
             for name, content in files.items():
                 write_bytes(folder / name, content.data)
-            for part in _checkpoints(folder):
+            for part in checkpoints_of(folder):
                 for name in part[:-_MAX_CHECKPOINTS]:
                     (folder / name).unlink(missing_ok=True)
         except (CpbError, OSError) as error:  # training continues; the next checkpoint may fit
@@ -252,14 +250,6 @@ def _files_below(folder: Path, name: str) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in (folder / name).rglob("*") if p.is_file())
 
 
-def _checkpoints(folder: Path) -> list[list[str]]:
-    """Return the names of the checkpoints of each part of a shard, oldest first."""
-    parts: dict[Path, list[str]] = defaultdict(list)
-    for path in sorted((folder / _CHECKPOINTS).rglob("epoch-*.safetensors")):
-        parts[path.parent].append(path.relative_to(folder).as_posix())
-    return list(parts.values())
-
-
 def _answer(reference: Any, timeout_s: float | None = None) -> Any:
     """Return an actor's result; raises Ray's errors.
 
@@ -293,7 +283,7 @@ class _Reports(logging.Handler):
         files: Files = _answer(self._board.begun.remote(self._key))
         write_files(folder, files)
         self._folder, self._sent = folder, set(files)
-        if _checkpoints(folder):
+        if checkpoints_of(folder):
             log.info("%s continues from its newest checkpoint", folder.name)
 
     def __call__(self, state: dict[str, Any]) -> None:
@@ -342,7 +332,7 @@ class _Reports(logging.Handler):
         return False
 
     def _send(self, *more: str) -> None:
-        new = [part[-1] for part in _checkpoints(self._folder) if part[-1] not in self._sent]
+        new = [part[-1] for part in checkpoints_of(self._folder) if part[-1] not in self._sent]
         if new or more:  # epoch costs are read last: they must cover the checkpoint's epochs
             files = read_files(self._folder, [*new, EPOCHS, *more])
             self._on_its_way = self._board.keep.remote(self._key, files)

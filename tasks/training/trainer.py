@@ -52,7 +52,7 @@ from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
 from tasks.storage.records import write_npz, write_record
-from tasks.training.files import EPOCHS, KERNELS, RESULT, earlier_model, home_of, read_job
+from tasks.training.files import CHECKPOINTS, EPOCHS, KERNELS, RESULT, earlier_model, home_of, read_job
 from tasks.training.plan import is_universal, job_key
 from tasks.training.progress import EpochReports, ProgressFile, plain
 
@@ -251,7 +251,7 @@ def train_job(folder: Path) -> ShardResult:
     device = str(pick_device(job.device.partition(":")[0]))  # the trainer of cuda:1 sees only that GPU
     with watch.running():
         models = train_members(
-            job, loaded, home, checkpoint=folder / "checkpoints", resume=True, device=device,
+            job, loaded, home, checkpoint=folder / CHECKPOINTS, resume=True, device=device,
             profile=_profile(job.profile, job.device), dtype=job.dtype, kernels=job.kernels, on_epoch=on_epoch,
             on_step=progress.on_step,
         )  # fmt: skip
@@ -271,7 +271,7 @@ def train_job(folder: Path) -> ShardResult:
     )
     write_record(folder / RESULT, result, of=folder.name)
     (folder / EPOCHS).unlink(missing_ok=True)  # the result contains them
-    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return result
 
 

@@ -12,7 +12,7 @@ from schemas.frames import KLINES
 from tasks.market import mirror
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
-from tasks.market.layout import source_file, step_us
+from tasks.market.layout import source_file
 from tasks.market.parser import COLUMNS
 
 BTC = key()
@@ -26,7 +26,7 @@ def run(tmp_path, lists=True, coins="BTC", **options):
 
 def flat(file, start):
     """Candles of one price on the grid that goes through `start`, as far as they open in the file's period."""
-    step, (first, last) = step_us(file.series.timeframe), file.bounds
+    step, (first, last) = file.series.seconds * 1_000_000, file.bounds
     times = range(first + (start - first) % step, last, step)
     values = dict.fromkeys(KLINES, 100.0) | {"volume": 0.0, "count": 0}
     values |= dict.fromkeys([c for c in KLINES if "quote" in c or "taker" in c], 0.0)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from market_tools import build, frame, key, put
 
 from flows import cli
+from flows.runner import read_pairs
 from schemas.errors import CpbError, UsageError
 from schemas.identity import _LEVERAGED, _STABLE, pair_kind
 from schemas.run import RunSpec
@@ -149,9 +150,11 @@ def test_a_specification_gets_its_pairs_once_and_keeps_what_was_asked(market):
     assert found.scope.symbols == found.pairs == ("BTCUSDT", "JUPUSDT")
     assert found.model_dump() == spec.model_dump()
     assert "2 of 6" in sentence
-    assert with_listed_pairs(found) == (found, "")
     assert spec.scope.symbols == ()
-    assert with_listed_pairs(RunSpec(coins="BTC", preset="smoke"))[1] == ""
+    said: list[str] = []
+    named = RunSpec(coins="BTC", preset="smoke")
+    assert (read_pairs(found, said.append), read_pairs(named, said.append)) == (found, named)
+    assert said == []
 
 
 @pytest.mark.parametrize(
