@@ -39,8 +39,8 @@ a hole in a report; features restart after every hole, whatever the price did.
 
 _MAX_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
 _MIN_RELISTING_PAUSE = DAY
-# data ending this long before the requested end: files are published within a day or two
-_DELISTED_AFTER = 3 * DAY
+LATE_AFTER = 3 * DAY
+"""Data that ends so long before the requested end is late, or trading has ended: files come within a day or two."""
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _label(
     if _relisted(holdings, start, end) and (codes != _CODE[UNPUBLISHED]).all():
         codes[unexplained] = _CODE[RELISTING]
     published = max((f.covered[1] for f in holdings.wanted), default=end)
-    if end >= published and end + _DELISTED_AFTER < holdings.last < 1 << 61:
+    if end >= published and end + LATE_AFTER < holdings.last < 1 << 61:
         codes[unexplained] = _CODE[ENDED]
     return codes
 

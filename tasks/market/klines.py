@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -59,10 +58,16 @@ def _folders(root: Path, tree: str) -> Iterator[Path]:
             yield folder
 
 
-def own_files(root: Path, tree: str) -> Iterator[Path]:
-    """Yield cpb's own files in a tree of series folders."""
+_ANY_NAME = re.compile("(?P<name>.+)")
+
+
+def own_files(root: Path, tree: str, form: re.Pattern[str] = _ANY_NAME) -> Iterator[Path]:
+    """Yield cpb's own files in a tree of series folders; with `form`, those whose names hold such a name, as drafts."""
     for folder in _folders(root, tree):
-        yield from sorted(p for p in folder.iterdir() if TREES[tree].fullmatch(p.name) and p.is_file())
+        for path in sorted(folder.iterdir()):
+            found = form.fullmatch(path.name)
+            if found and TREES[tree].fullmatch(found["name"]) and path.is_file():
+                yield path
 
 
 def is_own(root: Path) -> bool:
@@ -81,36 +86,15 @@ def set_aside_files(root: Path) -> Iterator[Path]:
                     yield path
 
 
-def drafts(root: Path, tree: str) -> Iterator[Path]:
-    """Yield the drafts left by a killed run in a tree of series folders."""
-    for folder in _folders(root, tree):
-        for path in folder.iterdir():
-            name = _final_name(path)
-            if name and TREES[tree].fullmatch(name) and path.is_file():
-                yield path
-
-
-def refused_drafts(root: Path) -> Iterator[Path]:
-    """Yield the drafts left by a killed run in the quarantine."""
-    return (path for path in _quarantined(root) if _is_refused(path, _final_name(path)))
-
-
-def _quarantined(root: Path) -> list[Path]:
-    """Return the contents of cpb's quarantine folders: `…/klines/SYMBOL/INTERVAL/` and `rest/SYMBOL/INTERVAL/`."""
+def _refused_drafts(root: Path) -> Iterator[Path]:
+    """Yield the drafts of a killed run in the quarantine: `…/klines/SYMBOL/INTERVAL/` and `rest/SYMBOL/INTERVAL/`."""
     folder = root / QUARANTINE
-    return sorted([*folder.glob("*/**/klines/*/*/*"), *folder.glob("rest/*/*/*")])
-
-
-def _is_refused(path: Path, name: str) -> bool:
-    match = _REFUSED.fullmatch(name)
-    series = "-".join(path.parts[-3:-1]) + "-"
-    return match is not None and match["series"] in (None, series) and path.is_file()
-
-
-def _final_name(draft: Path) -> str:
-    """Return the final name of a draft; empty for any other file."""
-    match = DRAFT.fullmatch(draft.name)
-    return match["name"] if match else ""
+    for path in (*folder.glob("*/**/klines/*/*/*"), *folder.glob("rest/*/*/*")):
+        draft = DRAFT.fullmatch(path.name)
+        refused = draft and _REFUSED.fullmatch(draft["name"])
+        series = "-".join(path.parts[-3:-1]) + "-"
+        if refused and refused["series"] in (None, series) and path.is_file():
+            yield path
 
 
 DIGEST = "cpb.digest"  # metadata key: digest of the candles' values
@@ -300,8 +284,7 @@ def write_part(home: Path, series: SeriesId, month: str, rows: pl.DataFrame, ori
     digest = digest_of(rows)
     size = write_parquet(part_path(home, series, month), rows, origin, digest)
     runs, edges = find_runs(rows, grid_of(series.timeframe))
-    zeros = int((rows["volume"].to_numpy() == 0).sum())
-    return Part(month, rows.height, size, digest, runs, zeros, edges)
+    return Part(month, rows.height, size, digest, runs, _zeros(rows), edges)
 
 
 def write_parquet(path: Path, rows: pl.DataFrame, metadata: dict[str, str], digest: str = "") -> int:
@@ -338,44 +321,36 @@ def digest_of(rows: pl.DataFrame) -> str:
     return state.hexdigest()
 
 
-def series_digest(home: Path, series: SeriesId, parts: list[Part], first: int, last: int) -> str:
-    """Return a digest of the candles with `first <= open_time <= last`: complete months contribute their digests."""
-    state = hashlib.sha256()
-    for part in parts:
-        share = _share(part, series, first, last)
-        if share:
-            cut = share == "some"
-            digest = digest_of(_cut_part(home, series, part, first, last)) if cut else part.digest
-            state.update(f"{part.month}:{digest};".encode())
-    return state.hexdigest()
+def digest_and_zeros(
+    home: Path, series: SeriesId, parts: list[Part], first: int, last: int
+) -> tuple[str, int]:
+    """Return a digest of the candles with `first <= open_time <= last`, and how many of them have no volume.
+
+    Whole months contribute what the manifest has of them; a month that is cut is read.
+    """
+    state, zeros = hashlib.sha256(), 0
+    for part in (part for part in parts if part.runs):
+        begin, newest = part.runs[0][0], grid_of(series.timeframe).latest(part.runs[-1][1])
+        if begin > last or newest < first:
+            continue
+        digest, idle = part.digest, part.zeros
+        if begin < first or newest > last:
+            cut = _between(read_part(home, series, part.month), first, last)
+            digest, idle = digest_of(cut), _zeros(cut)
+        state.update(f"{part.month}:{digest};".encode())
+        zeros += idle
+    return state.hexdigest(), zeros
 
 
-def zeros_of(home: Path, series: SeriesId, part: Part, first: int, last: int) -> int:
-    """Return the number of a part's candles in `[first, last]` without volume."""
-    share = _share(part, series, first, last)
-    if share == "some" and part.zeros:
-        return int((_cut_part(home, series, part, first, last)["volume"] == 0).sum())
-    return part.zeros if share else 0
+def _zeros(rows: pl.DataFrame) -> int:
+    """Return the number of candles in which nothing was traded."""
+    return int((rows["volume"].to_numpy() == 0).sum())
 
 
 def provisional_rows(home: Path, series: SeriesId, first: int, last: int) -> int:
     """Return the number of tail candles in `[first, last]`, whether or not files contain them by now."""
     tail = _tail(home, series)
     return 0 if tail is None else _between(tail, first, last).height
-
-
-def _share(part: Part, series: SeriesId, first: int, last: int) -> str:
-    """Return how much of a part is in `[first, last]`: `all`, `some` or "" for nothing."""
-    if not part.runs:
-        return ""
-    begin, newest = part.runs[0][0], grid_of(series.timeframe).latest(part.runs[-1][1])
-    if begin > last or newest < first:
-        return ""
-    return "all" if begin >= first and newest <= last else "some"
-
-
-def _cut_part(home: Path, series: SeriesId, part: Part, first: int, last: int) -> pl.DataFrame:
-    return _between(read_part(home, series, part.month), first, last)
 
 
 def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
@@ -392,7 +367,7 @@ def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
 def sweep(root: Path) -> int:
     """Delete the drafts left by a killed run in a market home; return their number."""
     trees = ("cache", "klines", "offgrid", "provisional")
-    leftovers = list(chain(*(drafts(root, tree) for tree in trees), refused_drafts(root)))
+    leftovers = [*(path for tree in trees for path in own_files(root, tree, DRAFT)), *_refused_drafts(root)]
     for path in leftovers:
         path.unlink(missing_ok=True)
     return len(leftovers)

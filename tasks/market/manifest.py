@@ -18,8 +18,14 @@ from tasks.storage.records import set_aside
 
 MANIFEST = "manifest.db"
 VERSION = 2  # of the tables below: increase it with every change
-REBUILD = "move that folder away and run `cpb ingest` again, or set CPB_HOME to another folder"
+_REBUILD = "move that folder away and run `cpb ingest` again, or set CPB_HOME to another folder"
 """The remedy for an unusable manifest."""
+
+
+def unusable(path: Path, error: BaseException) -> CpbError:
+    """Return the error for a damaged manifest."""
+    return CpbError(f"{path} is damaged ({error}); {_REBUILD}", code="damaged", field=str(path))
+
 
 # The table of anomalies keeps its original name, `oddities`, so that existing stores stay readable.
 _TABLES = """
@@ -99,9 +105,7 @@ class Manifest:
         except BaseException as error:
             self._db.close()
             if is_corrupt(error):
-                raise CpbError(
-                    f"{path} is damaged ({error}); {REBUILD}", code="damaged", field=str(path)
-                ) from error
+                raise unusable(path, error) from error
             raise
 
     def _open(self, path: Path) -> None:
@@ -110,7 +114,7 @@ class Manifest:
             self._db.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={VERSION};COMMIT;")
         elif version != VERSION:
             raise CpbError(
-                f"{path} was written by another version of cpb (tables {version}, this one has {VERSION}); {REBUILD}",
+                f"{path} was written by another version of cpb (tables {version}, this one has {VERSION}); {_REBUILD}",
                 code="manifest-version",
             )
 

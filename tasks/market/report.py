@@ -6,15 +6,13 @@ from pathlib import Path
 
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.identity import SeriesId
-from tasks.market.holes import LACKING, RELISTING, Holdings, Hole, OutageCalendar, find_holes
-from tasks.market.klines import provisional_rows, series_digest, zeros_of
+from tasks.market.holes import LACKING, LATE_AFTER, RELISTING, Holdings, Hole, OutageCalendar, find_holes
+from tasks.market.klines import digest_and_zeros, provisional_rows
 from tasks.market.layout import DAY, grid_of, text
 from tasks.storage.files import write_bytes
 
 COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
 PLANNED_SERIES = "planned"  # nothing was fetched
-
-_LATE_AFTER = 3 * DAY  # files are published a day or two after their candles
 
 
 @dataclass
@@ -82,7 +80,9 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
     if runs:
         report.first, report.last = text(runs[0][0]), text(grid_of(series.timeframe).latest(runs[-1][1]))
         last = grid_of(series.timeframe).latest(holdings.last)
-        report.digest = series_digest(home, series, holdings.parts, holdings.first, last)
+        report.digest, report.zero_volume = digest_and_zeros(
+            home, series, holdings.parts, holdings.first, last
+        )
     holes = find_holes(holdings, calendar)
     report.holes = [
         {"from": text(h.start), "to": text(h.end), "bars": h.bars, "cause": h.cause} for h in holes
@@ -120,7 +120,6 @@ def _add_anomalies(report: SeriesReport, home: Path, holdings: Holdings, holes: 
     report.off_grid_times = [text(o.open_time) for o in seen if o.kind == "off-grid"]
     report.off_grid = len(report.off_grid_times)
     report.odd_close = [text(o.open_time) for o in seen if o.kind == "odd close"]
-    report.zero_volume = sum(zeros_of(home, holdings.series, p, holdings.first, last) for p in holdings.parts)
     confirmed = max((part.runs[-1][1] for part in holdings.parts if part.runs), default=0)
     report.provisional = provisional_rows(home, holdings.series, max(holdings.first, confirmed), last)
     report.relistings = [text(h.end) for h in holes if h.cause == RELISTING]
@@ -136,7 +135,7 @@ def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], rea
     if (
         runs
         and last < 1 << 61
-        and grid_of(holdings.series.timeframe).floor(last - _LATE_AFTER, runs[0][0]) > runs[-1][1]
+        and grid_of(holdings.series.timeframe).floor(last - LATE_AFTER, runs[0][0]) > runs[-1][1]
     ):
         behind = (last - runs[-1][1]) // DAY
         report.notes.append(

@@ -33,13 +33,13 @@ from tasks.market.layout import (
 )
 from tasks.market.manifest import (
     MANIFEST,
-    REBUILD,
     FileRecord,
     Manifest,
     Part,
     is_corrupt,
     manifest_damage,
     set_manifest_aside,
+    unusable,
 )
 from tasks.market.parser import Fetched, fetch_one
 from tasks.market.sources import Catalogue, Source
@@ -116,9 +116,7 @@ def open_manifest(root: Path, plan: bool) -> Iterator[Manifest]:
         if not isinstance(error, CpbError) and is_disk_full(error):
             raise DiskFull(f"no space left in {root}: free some, or set CPB_HOME to another disk") from error
         if is_corrupt(error):
-            raise CpbError(
-                f"{path} is damaged ({error}); {REBUILD}", code="damaged", field=str(path)
-            ) from error
+            raise unusable(path, error) from error
         if isinstance(error, OSError | sqlite3.OperationalError):
             raise CpbError(
                 f"cannot work in {root} ({error}); set CPB_HOME to a folder you own", code="store"
