@@ -9,7 +9,6 @@ at its ends, lose its oldest candles and correct some candles. Candles of the sa
 ever equal.
 """
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from schemas.frames import KLINES
 from schemas.identity import OWN, SeriesId
 from schemas.scope import Scope
 from schemas.tables import Table, tables_of
-from tasks.market.klines import damage_of, part_path, read_part
+from tasks.market.klines import damage_of, digest_of, part_path, read_part, split_months
 from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file, text
 from tasks.market.manifest import Manifest
 from tasks.market.mirror import to_csv
@@ -117,21 +116,13 @@ def _cut(series: SeriesId, candles: pl.DataFrame, path: Path) -> Iterable[tuple[
     grid = grid_of(series.timeframe)
     times = candles["open_time"].to_physical()
     begin, end = int(times[0]), grid.end(int(times[-1]))
-    by_month = candles.with_columns(month=candles["open_time"].dt.strftime("%Y-%m"))
-    for (name,), part in by_month.partition_by("month", as_dict=True, include_key=False).items():
-        first, last = period_bounds(str(name))
+    for name, part in split_months(candles):
+        first, last = period_bounds(name)
         file = replace(
-            source_file(series, str(name)), etag=f"{path.name}@{_digest(part)}",
+            source_file(series, name), etag=f"{path.name}@{digest_of(part)[:16]}",
             since=max(begin, first), until=min(end, last), table=str(path.absolute()),
         )  # fmt: skip
         yield file.period, Month(file, part)
-
-
-def _digest(part: pl.DataFrame) -> str:
-    digest = hashlib.sha256()
-    for column in part:
-        digest.update(column.to_physical().to_numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from cpbmodels.data.columns import feature_frame
 from cpbmodels.data.prices import PRICES
@@ -23,8 +22,8 @@ from schemas.errors import DamagedError, MemberError
 from schemas.frames import check_features
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId, stored_series
-from tasks.market.klines import TREES, read_klines
-from tasks.market.layout import to_us
+from tasks.market.klines import TREES, find_runs, read_klines
+from tasks.market.layout import grid_of, to_us
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.digests import code_digest, file_digest
 from tasks.storage.files import write_bytes
@@ -64,7 +63,8 @@ def write_features(
     frame = check_features(feature_frame(klines, series.timeframe))
     frame.write_parquet(buffer, compression="lz4", statistics=False)
     write_bytes(path, buffer.getvalue())
-    runs = _runs(klines["open_time"].cast(pl.Int64).to_numpy(), series)
+    grid = grid_of(series.timeframe)
+    runs = tuple((start, grid.latest(end)) for start, end in find_runs(klines, grid)[0])
     record = SeriesRecord(
         series=series, path=path.relative_to(home).as_posix(), digest=digest,
         file_digest=hashlib.sha256(buffer.getbuffer()).hexdigest(),
@@ -73,13 +73,6 @@ def write_features(
     write_record(path.with_suffix(".json"), record, of=record.path)
     _prune(path.parent)
     return record
-
-
-def _runs(open_times: NDArray[np.int64], series: SeriesId) -> tuple[tuple[int, int], ...]:
-    """Return the first and last open time (µs UTC) of every run of candles without a hole."""
-    starts = np.flatnonzero(np.diff(open_times, prepend=open_times[0]) != series.seconds * 1_000_000)
-    ends = np.append(starts[1:], len(open_times)) - 1
-    return tuple((int(open_times[a]), int(open_times[b])) for a, b in zip(starts, ends, strict=True))
 
 
 def _known(home: Path, path: Path) -> SeriesRecord | None:
