@@ -266,6 +266,11 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
+def is_universal(architecture: str) -> bool:
+    """Whether a single model is trained on all series of a timeframe."""
+    return architecture.endswith(UNIVERSAL_SUFFIX)
+
+
 def base_of(architecture: str) -> str:
     """Return the architecture's name in `cpbmodels`, without `-universal`."""
     return architecture.removesuffix(UNIVERSAL_SUFFIX)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, model_validator
 
 from schemas.errors import UsageError
-from schemas.run import UNIVERSAL_SUFFIX, RunSpec
+from schemas.run import RunSpec, is_universal
 
 MAX_BATCH = 4096
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -83,7 +83,7 @@ class TuneSpec(RunSpec):
     def _what_can_be_searched(self) -> Self:
         import cpbmodels
 
-        if len(self.names) != 1 or self.names[0].endswith(UNIVERSAL_SUFFIX):
+        if len(self.names) != 1 or is_universal(self.names[0]):
             raise UsageError(
                 f"architectures {','.join(self.names)}: name one architecture that learns a coin at a time, as in gru",
                 code="architectures", field="architectures",

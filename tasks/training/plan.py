@@ -36,7 +36,7 @@ from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
 from schemas.handover import FleetPlan, JobMember, ShardJob
 from schemas.identity import Recipe, SeriesId
-from schemas.run import UNIVERSAL_SUFFIX, RunSpec, base_of
+from schemas.run import RunSpec, base_of, is_universal
 from tasks.storage.digests import code_digest, value_digest
 from tasks.storage.model_folder import ModelConfig, recipe_of
 
@@ -89,11 +89,6 @@ def preset_label(spec: RunSpec, architecture: str) -> str:
     return spec.preset if changed == standard else f"{spec.preset}+{value_digest(changed)[:8]}"
 
 
-def is_universal(job: ShardJob) -> bool:
-    """Whether a single model is trained on all series of a timeframe."""
-    return job.architecture.endswith(UNIVERSAL_SUFFIX)
-
-
 def plan_fleet(
     spec: RunSpec, architecture: str, members: Sequence[JobMember], *, gpu: bool = False
 ) -> FleetPlan:
@@ -101,7 +96,7 @@ def plan_fleet(
 
     `gpu`: the plan is for GPUs, on this machine or in a cluster.
     """
-    if architecture.endswith(UNIVERSAL_SUFFIX):
+    if is_universal(architecture):
         parts = cut_universal(members)
     else:
         options = resolved(spec.preset, architecture, spec.profile, spec.overrides)
@@ -182,7 +177,7 @@ def resolved(preset: str, architecture: str, profile: str, overrides: dict[str, 
 def planned_recipe(spec: RunSpec, architecture: str) -> Recipe:
     """Return the recipe of the models that a run trains, as it is read from their folders afterwards."""
     options = resolved(spec.preset, architecture, spec.profile, spec.overrides).as_dict()
-    scope = "universal" if architecture.endswith(UNIVERSAL_SUFFIX) else "per-series"
+    scope = "universal" if is_universal(architecture) else "per-series"
     own = {"architecture": base_of(architecture), "preset": spec.preset, "scope": scope, "dtype": spec.dtype}
     return recipe_of(ModelConfig(**options | own | {"seeds": [0] * spec.copies(architecture)}))
 

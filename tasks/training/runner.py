@@ -20,7 +20,7 @@ from typing import IO, Any, Protocol
 
 from schemas.errors import BusyError, CpbError
 from schemas.handover import ShardJob, ShardResult
-from schemas.run import UNIVERSAL_SUFFIX, RunSpec, base_of
+from schemas.run import RunSpec, base_of, is_universal
 from schemas.scope import home
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, Resident
@@ -291,7 +291,7 @@ class Engine(Protocol):
 def kernel_environment(spec: RunSpec) -> dict[str, str]:
     """Return where a trainer's compiled kernels are kept, and what it compiles before its first shard."""
     used = spec.kernels and spec.dtype == "float32"
-    names = [base_of(name) for name in spec.names if not name.endswith(UNIVERSAL_SUFFIX)] if used else []
+    names = [base_of(name) for name in spec.names if not is_universal(name)] if used else []
     wanted = {"names": names, "preset": spec.preset, "profile": spec.profile, "overrides": spec.overrides}
     return kernel_cache(home()) | {KERNELS: json.dumps(wanted)}
 

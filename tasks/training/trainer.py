@@ -45,7 +45,7 @@ from schemas.handover import (
     ShardResult,
     TrainedMember,
 )
-from schemas.run import base_of
+from schemas.run import base_of, is_universal
 from tasks.running.resident import Orders
 from tasks.signals.feature_files import market_key, markets, read_features, with_bounds
 from tasks.storage.digests import file_digest
@@ -53,7 +53,7 @@ from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
 from tasks.storage.records import write_npz, write_record
 from tasks.training.files import CHECKPOINTS, EPOCHS, KERNELS, RESULT, earlier_model, home_of, read_job
-from tasks.training.plan import is_universal, job_key
+from tasks.training.plan import job_key
 from tasks.training.progress import EpochReports, ProgressFile, plain
 
 log = logging.getLogger("cpb")
@@ -72,7 +72,7 @@ def train_members(
         checkpoint: folder for checkpoints.
         how: passed to `cpbmodels.train_fleet`.
     """
-    if not is_universal(job):
+    if not is_universal(job.architecture):
         return _averaged(
             job, _train(job, loaded, [s for m, _ in loaded for s in _seeds(m, job)], home, checkpoint, how)
         )
@@ -106,7 +106,7 @@ def _part(member: JobMember) -> tuple[int, str]:
 def _train(
     job: ShardJob, loaded: Loaded, seeds: list[int], home: Path, checkpoint: Path | None, how: dict[str, Any]
 ) -> list[Member]:
-    universal = is_universal(job)
+    universal = is_universal(job.architecture)
     return cpbmodels.train_fleet(
         [series for _, series in loaded] if universal else [s for _, s in loaded for _ in range(job.seeds)],
         architecture=base_of(job.architecture),
@@ -135,7 +135,7 @@ def _earlier_rows(job: ShardJob, loaded: Loaded, home: Path) -> list[Member | No
     if not any(m.continues for m in job.members):
         return None
     folders = [m.continues for m, _ in loaded]
-    if is_universal(job):  # any folder of a timeframe: they contain the same model
+    if is_universal(job.architecture):  # any folder of a timeframe: they contain the same model
         timeframes = dict.fromkeys(m.model.series.timeframe for m, _ in loaded)
         folders = [
             next((m.continues for m, _ in loaded if m.model.series.timeframe == t), None) for t in timeframes
@@ -430,7 +430,7 @@ def _extra(
         "market": of.market,
         "symbol": of.symbol,
         "timeframe": of.timeframe,
-        "scope": "universal" if is_universal(job) else "per-series",
+        "scope": "universal" if is_universal(job.architecture) else "per-series",
         "data_digest": spec.features.digest,
         "rows": spec.features.rows,
         "warm_start": spec.continues,

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
-from schemas.run import RunSpec
+from schemas.run import RunSpec, is_universal
 from tasks.training.files import home_of, prepare, progress_so_far, read_job, shard_folder
-from tasks.training.plan import is_universal, job_key, member_seed, plan_job, preset_label
+from tasks.training.plan import job_key, member_seed, plan_job, preset_label
 
 
 def day(n):
@@ -52,7 +52,7 @@ def test_a_job_is_read_back_from_the_fleets_folder(tmp_path):
         assert folder == shard_folder(root, planned)
         assert read_job(folder) == planned
         assert home_of(folder, planned) == tmp_path.resolve()
-        assert is_universal(planned)
+        assert is_universal(planned.architecture)
         assert progress_so_far(folder) == ""
 
 
