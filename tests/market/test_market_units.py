@@ -10,8 +10,9 @@ import pytest
 from market_tools import key, rows_of
 
 from schemas.errors import CpbError, UsageError
-from schemas.frames import KLINES
+from schemas.frames import KLINES, Contract
 from schemas.scope import ScopeSpec
+from tasks.market import klines
 from tasks.market.checks import check, validate_klines
 from tasks.market.holes import Holdings, OutageCalendar, clip, find_holes, inside, join_runs
 from tasks.market.ingest import ingest
@@ -223,6 +224,26 @@ def test_a_candle_refused_on_its_way_in_is_refused_by_the_store_too(fault):
     assert str(faults[0]).startswith("line 6,")
     with pytest.raises(pandera.errors.SchemaError, match=fault):
         validate_klines(broken, "1h")
+
+
+def test_candles_without_a_fault_do_not_wait_for_pandera(monkeypatch):
+    monkeypatch.setattr(Contract, "schema", lambda _: pytest.fail("imports pandera"))
+    assert validate_klines(rows_of(source_file(key(), "2024-02-01")), "1h").height == 24
+
+
+def test_a_month_that_the_time_range_cuts_is_read_once(tmp_path, monkeypatch):
+    rows = rows_of(source_file(key(), "2024-02")).with_columns(
+        volume=pl.when(pl.int_range(pl.len()) < 3).then(0.0).otherwise("volume")
+    )
+    part, read = write_part(tmp_path, key(), "2024-02", rows, {}), []
+    monkeypatch.setattr(klines, "read_part", lambda *place: read.append(place) or rows)
+    start, end = period_bounds("2024-02")
+    whole = klines.digest_and_zeros(tmp_path, key(), [part], start, end - HOUR)
+    assert (whole[1], read) == (3, [])
+    cut = klines.digest_and_zeros(tmp_path, key(), [part], start + HOUR, end - HOUR)
+    assert (cut[1], len(read)) == (2, 1)
+    assert cut[0] != whole[0]
+    assert klines.digest_and_zeros(tmp_path, key(), [part], end, end + HOUR)[1] == 0
 
 
 def test_the_contract_refuses_repeated_times():
