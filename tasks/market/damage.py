@@ -52,9 +52,12 @@ def candles(asked: Asked) -> Iterator[Stored]:
     path = root / MANIFEST
     if not path.exists() or not is_own(root):
         return
-    read_only = not os.access(root, os.W_OK)  # then there are no writers, and SQLite must be opened read-only
+    no_access = not os.access(root, os.W_OK)  # then there are no writers
     damaged: list[tuple[SeriesId, Path, str]] = []
-    with nullcontext() if read_only else writer_lock(root):
+    with nullcontext() if no_access else writer_lock(root):
+        # On opening SQLite writes beside the file, which a full disk refuses: for a repair, and after a kill, it must.
+        killed = path.with_name(f"{path.name}-wal").exists()
+        read_only = no_access or not (asked.repair or killed)
         if broken := manifest_damage(path, read_only):
             if asked.repair:
                 set_manifest_aside(path, broken)

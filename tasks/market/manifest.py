@@ -91,7 +91,8 @@ class Manifest:
     `read_only` opens it in a folder that cannot be written (SQLite's WAL needs write access).
 
     Raises:
-        CpbError: the file was written by another version of cpb, or is not a manifest.
+        CpbError: the file was written by another version of cpb, or is not a manifest, or (code `manifest`) SQLite
+            cannot open it, for example on a full disk.
     """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
@@ -106,6 +107,11 @@ class Manifest:
             self._db.close()
             if is_corrupt(error):
                 raise unusable(path, error) from error
+            if isinstance(error, sqlite3.OperationalError):
+                raise CpbError(
+                    f"{path} cannot be opened ({error}); check that its disk has free space, that this user may write "
+                    "there, and that no other process holds it", code="manifest", field=str(path),
+                ) from error  # fmt: skip
             raise
 
     def _open(self, path: Path) -> None:

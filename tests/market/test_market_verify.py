@@ -1,7 +1,9 @@
 """Bit rot is found, named and put right; one file's damage stops no other series."""
 
+import os
 import random
 import shutil
+import subprocess
 
 import polars as pl
 import pytest
@@ -171,6 +173,43 @@ def test_a_damaged_manifest_that_markets_share_is_named_once(home):
     (home / "manifest.db").write_bytes(b"no database" * 1000)
     assert [d.path for d in verify(home, "um")] == ["manifest.db"]
     assert [d.path for d in verify_all(home, ("spot", "um", "cm")).damaged] == ["manifest.db"]
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """Return a function that moves a folder to a disk of its own, which is full then."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or not shutil.which("mount") or subprocess.run(command, check=False).returncode:
+        pytest.skip("a small tmpfs needs root")
+
+    def fill(folder):
+        shutil.copytree(folder, disk / "home")
+        (disk / "filler").write_bytes(bytes(shutil.disk_usage(disk).free))
+        return disk / "home"
+
+    yield fill
+    subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
+def test_candles_on_a_full_disk_are_checked(home, full_disk):
+    home = full_disk(home)
+    found = verify_all(home, ("spot",))
+    assert (found.damaged, found.unchecked) == ([], [])
+    assert found.checked > 6
+    (sentence,) = {text for text in verify_all(home, ("spot",), repair=True).unchecked if "candles" in text}
+    assert "manifest.db cannot be opened (" in sentence
+
+
+def test_a_manifest_that_sqlite_cannot_open_is_a_sentence_and_the_other_kinds_are_checked(home):
+    (home / "manifest.db-wal").mkdir()
+    (sentence,) = verify_all(home, ("spot",)).unchecked
+    assert "the candles of market spot could not be checked: " in sentence
+    assert (
+        "manifest.db cannot be opened (unable to open database file); check that its disk has free"
+        in sentence
+    )
 
 
 def test_a_damaged_manifest_is_set_aside_by_the_next_ingest_which_fetches_all_again(home, tmp_path):
