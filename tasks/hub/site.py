@@ -53,7 +53,7 @@ sdk: static
 
 `{PAGE}` shows the record. `forecasts/` and `ledger/` hold every forecast and every score as JSON lines, `{CHAIN}` the
 chain of their digests. `python {VERIFIER}` checks them against each other and against the head on the page; it needs
-Python 3.9 or newer and nothing else. `python {VERIFIER} HASH`, with a head that was noted earlier, also checks that
+Python 3.8 or newer and nothing else. `python {VERIFIER} HASH`, with a head that was noted earlier, also checks that
 this head is still in the chain.
 
 Made by cpb. Times are UTC, in the rows as microseconds since 1970. Not investment advice.
@@ -153,8 +153,9 @@ def _write(home: Path, market: str, folder: Path, chain: Chain, before: Chain, o
 
     for name, record in sorted(chain.files.items()):
         place = f"{name.removesuffix('.parquet')}.jsonl.gz"
-        same = name in before.files and before.files[name].file_sha256 == record.file_sha256
-        if same and place in old and not digest_fault(folder / place, old[place]):
+        written_of = before.files[name].file_sha256 if name in before.files else ""
+        sources = ((market_home(home, market) / name, written_of), (folder / place, old.get(place, "")))
+        if written_of == record.file_sha256 and not any(digest_fault(*source) for source in sources):
             digests[place] = old[place]
         else:
             put(place, _json_lines(home, market, name, record))
@@ -216,7 +217,7 @@ def _sections(home: Path, market: str, chain: Chain, rows: list[str]) -> list[Se
         "digests of a batch of rows and the hash of the line before it, so the head stands for everything up to it: "
         f"{total}{earlier}.",
         f"Download this folder and run in it: python {VERIFIER}. All digests are computed again from the rows. It "
-        "needs Python 3.9 or newer and nothing else; read its 40 lines first.",
+        "needs Python 3.8 or newer and nothing else; read its 40 lines first.",
         f"Note the head. Later, python {VERIFIER} HASH checks that it is still in the chain. Without a head that was "
         "noted elsewhere, by you or in the history of a repository, nobody can tell whether the owner of this folder "
         "has made all of it anew.",

@@ -106,11 +106,11 @@ def test_a_stranger_checks_the_record_without_cpb(site, home):
     assert listed.returncode == 0
 
 
-def test_the_verifier_is_forty_lines_of_the_standard_library_for_python_3_9(site):
+def test_the_verifier_is_forty_lines_of_the_standard_library_for_python_3_8(site):
     text = (site.folder / "verify.py").read_text()
     assert len(text.splitlines()) <= 40
     assert max(map(len, text.splitlines())) <= 120
-    found = list(ast.walk(ast.parse(text, feature_version=(3, 9))))
+    found = list(ast.walk(ast.parse(text, feature_version=(3, 8))))
     names = {alias.name for node in found if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in found if isinstance(node, ast.ImportFrom)}
     assert names <= sys.stdlib_module_names
@@ -221,6 +221,29 @@ def test_another_head_on_the_page_is_found(site):
     code, _, error = verify(site.folder)
     assert code == 1
     assert f"the chain ends with {site.head}; the page shows []" in error
+
+
+@pytest.mark.parametrize("name", ["chain.jsonl", "index.html", "SHA256SUMS"])
+def test_a_file_that_is_missing_is_a_sentence(site, name):
+    (site.folder / name).unlink()
+    code, told, error = verify(site.folder)
+    assert (code, told, error.count("\n")) == (1, "", 1)
+    assert error.startswith("this folder: ")
+    assert "No such file" in error
+    assert str(site.folder / name) in error
+
+
+def test_the_verifier_says_how_it_is_called(site):
+    for option in ("-h", "--help"):
+        code, told, error = verify(site.folder, option)
+        assert (code, error) == (0, "")
+        assert told.startswith("Checks the record in this folder: `python verify.py [HASH ...]`")
+
+
+def test_a_figure_of_the_page_that_was_changed_afterwards_is_found_by_the_list(site):
+    page = site.folder / "index.html"
+    page.write_text(page.read_text().replace("Live forecasts", "Life forecasts", 1))
+    assert verify(site.folder) == (1, "", "index.html is not the page that SHA256SUMS lists\n")
 
 
 def test_a_head_that_was_noted_is_still_there_unless_the_chain_was_made_anew(site, home):
@@ -354,6 +377,21 @@ def test_a_damaged_record_is_not_published(site, home):
         write_site(home, "spot", home.with_name("new"))
 
 
+def test_a_month_that_was_damaged_after_it_was_written_is_found_although_the_chain_has_not_changed(
+    site, home
+):
+    path = home / ROWS.format("ETH", 1).replace(".jsonl.gz", ".parquet")
+    intact, before = path.read_bytes(), times_of(site.folder)
+    path.write_bytes(intact[:1000] + b"x" + intact[1001:])
+    with pytest.raises(DamagedError, match=r"2025-01\.parquet is damaged"):
+        write_site(home, "spot", site.folder)
+    assert times_of(site.folder) == before
+    path.write_bytes(intact)
+    rewrite(site.folder / BTC_ROWS, change_last_digit)
+    assert write_site(home, "spot", site.folder).written == (BTC_ROWS,)
+    assert verify(site.folder)[0] == 0
+
+
 def test_simulated_forecasts_have_a_site_of_their_own_that_says_so(tmp_path):
     sim = SeriesId("sim", "BTCUSDT", "1h")
     store(tmp_path / "data", [30], sim)
@@ -420,6 +458,17 @@ def test_the_ratio_is_that_of_the_published_rows_as_the_page_of_docs_computes_it
     )
     row = re.search(r">BTCUSDT 1h</td>.*?</tr>", (site.folder / "index.html").read_text())[0]
     assert f">{done.stdout.strip()}</td>" in row, (done, row)
+
+
+def test_the_stored_rows_are_read_as_the_page_of_docs_reads_them(recorded):
+    """`daily.parquet` beside the scores' months has other columns, so a glob over all files fails."""
+    text = (Path(__file__).parents[2] / "docs" / "publishing.md").read_text()
+    (code,) = re.findall(r"```python\n(import polars as pl\nrows = .+?)```", text, flags=re.S)
+    *lines, last = code.strip().replace('"data/', f'"{recorded}/').splitlines()
+    code = "\n".join([*lines, f"print(len({last}), 'realised_close' in {last}.columns)"])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert list(recorded.rglob("daily.parquet"))
+    assert done.stdout == "280 True\n", done
 
 
 @needs_browser
