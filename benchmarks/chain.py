@@ -27,11 +27,11 @@ from benchmarks._live_record import STEPS, hourly_forecasts, walk
 from schemas.forecasts import LEDGER_SCHEMA
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import Kind, append
+from tasks.forecasting.check_months import forecasts
 from tasks.forecasting.lines import ORIGIN, Entry, Line, RowDigests, chain_path, line_hash
 from tasks.forecasting.months import FORECASTS, LEDGER, month_bytes
-from tasks.forecasting.verify import forecasts
 from tasks.hub.site import write_site
-from tasks.storage.verify import Asked, damages
+from tasks.storage.damage import Asked, damages
 
 FIRST = datetime(2023, 12, 31, 23, tzinfo=UTC)
 """The first candle opens; its forecast is the first of the year."""

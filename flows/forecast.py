@@ -16,7 +16,7 @@ from schemas.identity import SeriesId, check_known, coins_label
 from schemas.scope import ForecastSpec, Scope
 from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
-from tasks.forecasting.store import latest, stored
+from tasks.forecasting.stored_forecasts import latest, series_with_forecasts
 from tasks.forecasting.summary import champion_records, read_summary
 from tasks.ingest import ingest
 from tasks.market.sources import check_source
@@ -128,7 +128,7 @@ def _is_untrained(spec: ForecastSpec) -> bool:
             return one.market == scope.market and one.timeframe in scope.timeframes
         return one in series
 
-    if any(map(is_requested, stored(scope.home, scope.market))):
+    if any(map(is_requested, series_with_forecasts(scope.home, scope.market))):
         return False
     try:
         known = series_with_champion(open_store(create=False))

@@ -1,6 +1,6 @@
 """Checks every stored artefact of one or all markets: candles, features, fleets, champions, forecasts and the ledger.
 
-Not a step of the DAG: `cpb verify` runs it separately. Each kind has a manifest of its files (`tasks.storage.verify`);
+Not a step of the DAG: `cpb verify` runs it separately. Each kind has a manifest of its files (`tasks.storage.damage`);
 the manifests of candles, forecasts, champions and the published folder are beside the code that repairs them, the
 others here. If damage prevents checking one kind, the other kinds are still checked.
 """
@@ -17,8 +17,8 @@ from schemas.handover import Damage, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import SPOT, SeriesId, is_series_name, market_home, options_of, tree_of
 from schemas.ledger import DailyState, KnownVersions, LedgerSummary
 from schemas.reference import Reference
+from tasks.forecasting.check_months import forecasts
 from tasks.forecasting.daily import DAILY
-from tasks.forecasting.verify import forecasts
 from tasks.forecasting.watch import Watch
 from tasks.hub.tree import published
 from tasks.market.damage import candles
@@ -27,17 +27,7 @@ from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Submission
 from tasks.promotion.recipe_pairs import Pair, about, pair_files
 from tasks.signals.feature_files import write_features
-from tasks.storage.files import check_writable
-from tasks.storage.model_folder import (
-    METRICS,
-    PICTURES,
-    REFERENCE,
-    metrics_damage,
-    picture_damage,
-    trained_file_damage,
-)
-from tasks.storage.records import member_subject, parse_record, read_npz, set_aside
-from tasks.storage.verify import (
+from tasks.storage.damage import (
     REPAIRED,
     VERIFY,
     Asked,
@@ -51,6 +41,16 @@ from tasks.storage.verify import (
     removed,
     sound_record,
 )
+from tasks.storage.files import check_writable
+from tasks.storage.model_folder import (
+    METRICS,
+    PICTURES,
+    REFERENCE,
+    metrics_damage,
+    picture_damage,
+    trained_file_damage,
+)
+from tasks.storage.records import member_subject, parse_record, read_npz, set_aside
 from tasks.tracking.verify import runs_and_champions
 from tasks.training.files import JOB, RESULT, is_training, shard_folders
 

@@ -14,7 +14,7 @@ from tasks.figures.forecast import forecast_figure
 from tasks.figures.record import coverage_figure, decisions_figure, record_figure
 from tasks.figures.theme import THEMES, themed
 from tasks.figures.training import losses_figure
-from tasks.forecasting import store as forecast_store
+from tasks.forecasting import stored_forecasts
 from tasks.forecasting.daily import read_sums
 from tasks.forecasting.summary import SCHEMA, record_by_day
 from tasks.judging.fleet import stored_score
@@ -77,10 +77,10 @@ def _before(home: Path, series: SeriesId, shown: pl.DataFrame, count: int) -> pl
     end: datetime = shown["issued_at"][0]
     found: list[pl.DataFrame] = []
     for issued in reversed(
-        forecast_store.issues(home, series, (count + 1) * len(shown), end)["issued_at"].to_list()
+        stored_forecasts.issues(home, series, (count + 1) * len(shown), end)["issued_at"].to_list()
     ):
         if len(found) < count and issued + length <= end:
-            found.append(forecast_store.latest(home, series, issued))
+            found.append(stored_forecasts.latest(home, series, issued))
             end = issued
     return pl.concat(found) if found else None
 

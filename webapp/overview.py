@@ -8,7 +8,7 @@ import polars as pl
 
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, Market, SeriesId, market_option, stored_series
-from tasks.forecasting import store as forecast_store
+from tasks.forecasting import stored_forecasts
 from tasks.forecasting.summary import champion_records
 from tasks.forecasting.watch import alarms
 from webapp import registry
@@ -51,11 +51,11 @@ def overview(home: Path, market: Market) -> Answer:
 
 
 def _stored(home: Path) -> list[SeriesId]:
-    return sorted({*forecast_store.stored(home), *stored_series(home, "klines")})
+    return sorted({*stored_forecasts.series_with_forecasts(home), *stored_series(home, "klines")})
 
 
 def _markets(home: Path, everything: list[SeriesId]) -> list[MarketInfo]:
-    with_forecast = forecast_store.stored(home)
+    with_forecast = stored_forecasts.series_with_forecasts(home)
     first = default_market(home)
     found = {market: [s for s in everything if s.market == market] for market in MARKETS}
     return [

@@ -140,11 +140,13 @@ def ledger(
     Example: cpb ledger --coins BTC --timeframes 1h
     """
     check_one_form(json, as_csv)
-    from tasks.forecasting.store import stored
+    from tasks.forecasting.stored_forecasts import series_with_forecasts
     from tasks.forecasting.summary import ledger_rows
 
     home = stored_home()
-    check_known(spec.symbols, {s.symbol for s in stored(home)}, f"the forecast store in {home}")
+    check_known(
+        spec.symbols, {s.symbol for s in series_with_forecasts(home)}, f"the forecast store in {home}"
+    )
     rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals, history=history)
     if json:
         emit({"ledger": rows, "exit": 0})
@@ -155,7 +157,7 @@ def ledger(
             if lines := [_ledger_cells(row) for row in rows if row["live"] == live]:
                 title = f"{title}, against the random walk with EWMA volatility (below 1 is better)"
                 print_table(title, _LEDGER, lines)
-    elif stored(home):
+    elif series_with_forecasts(home):
         say(
             "no forecast has come due yet: `cpb forecast` issues forecasts and scores those whose candles have closed"
         )

@@ -1,19 +1,19 @@
 """Issued forecasts and their realised outcomes, from the champions' models to the ledger.
 
-issue          forecasts of champions, and the random walk's beside each of them, into the store
-store          forecast rows: append, read, latest, stored
-ledger         scores of forecasts whose candle has closed
-losses         CRPS, tail loss and coverage of scored rows, for model and reference; one loss per complete forecast
-daily          daily sums of the losses
-summary        the live record made from the daily sums: small, for page, API and `cpb ledger`
-months         month files of forecasts and scores: append-only, each with its own digest
-chain          the single write path: a batch of many series, and its line in the market's chain
-lines          the chain's format: its lines with their hashes, the canonical form of rows
-commit         crash-safe commit of a batch
-watch          the state of each champion: fine, watch or drifted
-check_drift    the inputs of the drift watch after a scoring
-fallback       a robust HAR in place of a champion that has drifted
-staleness      candles and forecasts that are too old
-verify         the manifest of a market's forecasts and scores; damaged files are found and set aside
-read_isolated  compares bytes without a matching digest in a child process, which may crash
+issue             forecasts of champions, and the random walk's beside each of them, into the store
+stored_forecasts  the newest forecasts of a series, and the series that have any
+ledger            scores of forecasts whose candle has closed
+losses            CRPS, tail loss and coverage of scored rows, for model and reference; one loss per complete forecast
+daily             daily sums of the losses
+summary           the live record made from the daily sums: small, for page, API and `cpb ledger`
+months            month files of forecasts and scores: append-only, each with its own digest
+chain             the single write path: a batch of many series, and its line in the market's chain
+lines             the chain's format: its lines with their hashes, the canonical form of rows
+commit            crash-safe commit of a batch
+check_months      the manifest of a market's forecasts and scores; damaged files are found and set aside
+read_isolated     compares bytes without a matching digest in a child process, which may crash
+watch             the state of each champion: fine, watch or drifted
+check_drift       the inputs of the drift watch after a scoring
+fallback          a robust HAR in place of a champion that has drifted
+staleness         candles and forecasts that are too old
 """

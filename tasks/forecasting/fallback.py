@@ -17,8 +17,15 @@ from schemas.handover import Failure
 from schemas.identity import SeriesId
 from schemas.reference import Reference
 from schemas.scope import Scope
-from tasks.forecasting.issue import ANY_ERROR, Champion, failure, reference_of, reference_prices, store_batch
-from tasks.forecasting.store import forecast_rows
+from tasks.forecasting.issue import (
+    ANY_ERROR,
+    Champion,
+    contract_rows,
+    failure,
+    reference_of,
+    reference_prices,
+    store_batch,
+)
 from tasks.forecasting.watch import is_drifted
 from tasks.judging.fitted import robust_har
 from tasks.signals.feature_files import newest_series
@@ -66,7 +73,7 @@ def fallback_forecast(
     row = series.newest_origin(1)
     last = float(series.prices[row, 3])
     close, candle = _prices(model, model.scale(series, np.asarray([row]))[0], last)
-    return forecast_rows(
+    return contract_rows(
         wanted,
         fallback_version(wanted),
         issued_at=series.end_of(row),

@@ -14,17 +14,17 @@ import numpy as np
 import polars as pl
 
 import cpbmodels
+from cpbmodels.data.rows import QUANTILE_COLUMNS, forecast_rows
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET, Market
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.forecasts import CHALLENGER, CHAMPION
+from schemas.forecasts import CHALLENGER, CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
 from schemas.reference import Reference
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
 from tasks.forecasting.daily import note_version
-from tasks.forecasting.store import forecast_rows
 from tasks.judging.baselines import reference_quantiles
 from tasks.judging.scores import Array
 from tasks.running.parallel import run_each, usable_cores
@@ -222,7 +222,7 @@ def forecast_with(
             f"`cpb train-all {wanted.options}`",
             code="non-finite",
         )
-    return forecast_rows(
+    return contract_rows(
         wanted,
         model_version,
         issued_at=series.end_of(forecast.issued_row),
@@ -234,6 +234,54 @@ def forecast_with(
         if reference
         else None,
     )
+
+
+def contract_rows(
+    series: SeriesId,
+    model_version: str,
+    issued_at: datetime,
+    close: np.ndarray,
+    candle: np.ndarray,
+    last_close: float,
+    *,
+    role: str = CHAMPION,
+    reference: np.ndarray | None = None,
+    made_at: datetime | None = None,
+) -> pl.DataFrame:
+    """Return one forecast as rows of the contract, steps 1 … H.
+
+    Args:
+        model_version: registered model and version, `cpb-BTCUSDT-1h/3`.
+        issued_at: UTC end of the last candle used.
+        close: float64 [19, H], the close's quantiles 0.05 … 0.95, in prices.
+        candle: float64 [H, 4], the median candle's open, high, low, close, in prices.
+        last_close: close of the last candle used.
+        role: a member of `ROLES`.
+        reference: float64 [19, H], the close's quantiles by the random walk from the same origin, in prices.
+        made_at: UTC time of storing; default null, which `append` replaces by the current time.
+
+    Raises:
+        ValueError: the arrays' shapes do not match.
+    """
+    horizon = len(candle)
+    if np.shape(close) != (len(QUANTILE_COLUMNS), horizon) or np.shape(candle) != (horizon, 4):
+        raise ValueError(f"close must be [19, H] and candle [H, 4], got {np.shape(close)} {np.shape(candle)}")
+    if reference is not None and np.shape(reference) != np.shape(close):
+        raise ValueError(f"the reference must be [19, H] like close, got {np.shape(reference)}")
+    rows = forecast_rows([issued_at], series.seconds, np.asarray(close).T[None], np.asarray(candle)[None])
+    named = rows.with_columns(
+        symbol=pl.lit(series.symbol),
+        timeframe=pl.lit(series.timeframe),
+        model_version=pl.lit(model_version),
+        last_close=pl.lit(float(last_close)),
+        role=pl.lit(role),
+        made_at=pl.lit(made_at),
+        **{
+            name: pl.lit(None) if reference is None else pl.Series(np.asarray(reference, np.float64)[i])
+            for i, name in enumerate(REFERENCE_COLUMNS)
+        },
+    )
+    return named.select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())
 
 
 def reference_of(series: SeriesId, folder: Path) -> Reference:

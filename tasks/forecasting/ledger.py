@@ -13,7 +13,7 @@ import polars as pl
 from schemas.forecasts import KEY, LEDGER_SCHEMA
 from schemas.handover import Failure, Score
 from schemas.identity import SeriesId
-from tasks.forecasting import store
+from tasks.forecasting import stored_forecasts
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import LOST, failure, store_batch
 from tasks.forecasting.losses import scored_rows
@@ -55,7 +55,7 @@ def score_due(
     failures += [problem for problem in more if problem.code != LOST]
     for market in dict.fromkeys(s.market for s in series):
         try:
-            if store.stored(home, market):
+            if stored_forecasts.series_with_forecasts(home, market):
                 write_summary(home, market, now)
         except ANY_ERROR as error:  # scores are stored; the next scoring updates the record
             failures.append(Failure.of(None, "score", f"the record of {market} is not updated: {error}"))

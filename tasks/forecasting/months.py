@@ -30,7 +30,7 @@ from schemas.forecasts import (
     check_ledger,
 )
 from schemas.identity import SeriesId
-from tasks.storage.verify import VERIFY
+from tasks.storage.damage import VERIFY
 
 log = logging.getLogger("cpb")
 

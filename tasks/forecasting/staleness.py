@@ -14,7 +14,7 @@ import polars as pl
 
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, OWN, SIM, SeriesId
-from tasks.forecasting import store
+from tasks.forecasting import stored_forecasts
 from tasks.forecasting.months import forecast_command, month_of
 from tasks.market.klines import ingest_command, read_klines
 
@@ -103,7 +103,7 @@ def oldest_allowed(series: SeriesId, now: datetime, live: bool) -> datetime:
 
 def newest_forecast(home: Path, series: SeriesId, now: datetime | None = None) -> datetime | None:
     """Return when the newest forecast of a series was issued (by `now`), None without forecasts."""
-    rows = store.latest(home, series, now)
+    rows = stored_forecasts.latest(home, series, now)
     return rows["issued_at"][0] if len(rows) else None
 
 

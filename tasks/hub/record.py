@@ -94,7 +94,7 @@ def compare(home: Path, market: str, repo: str) -> Comparison:
     """Compare the newest published record with the stored record.
 
     The published head must be a line of the stored chain, byte for byte, and each published file must match the chain
-    up to that line; `tasks.forecasting.verify` checks the stored rows against the chain.
+    up to that line; `tasks.forecasting.check_months` checks the stored rows against the chain.
 
     Raises:
         CpbError: (code `hub`) the Hub cannot be reached; (code `no-ledger`) no record is published, or none is stored.

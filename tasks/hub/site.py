@@ -31,12 +31,12 @@ from tasks.forecasting.lines import (
     parse_line,
 )
 from tasks.forecasting.months import load, owner_of
-from tasks.forecasting.store import stored
+from tasks.forecasting.stored_forecasts import series_with_forecasts
 from tasks.forecasting.summary import ledger_rows
 from tasks.hub.record import check_head
 from tasks.hub.tree import SUMS, read_sums, sums_bytes
+from tasks.storage.damage import digest_fault
 from tasks.storage.files import check_writable, write_bytes
-from tasks.storage.verify import digest_fault
 
 PAGE, README, CHAIN, VERIFIER = "index.html", "README.md", "chain.jsonl", "verify.py"
 TITLE = "Live record of forecasts"
@@ -105,7 +105,7 @@ def write_site(home: Path, market: str, folder: Path) -> Site:
         UsageError: the folder cannot be written to.
         DamagedError: the stored record is damaged.
     """
-    if not stored(home, market):
+    if not series_with_forecasts(home, market):
         raise CpbError(
             f"no forecast of market {market} is stored in {home}, so there is no record to publish; "
             "`cpb train-all` and `cpb forecast` issue some",

@@ -16,6 +16,7 @@ from pathlib import Path
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SPOT, is_series_name, tree_of
 from tasks.hub.card import is_card, model_card
+from tasks.storage.damage import REPAIRED, Asked, Stored, checked, digest_fault
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import (
@@ -27,7 +28,6 @@ from tasks.storage.model_folder import (
     WEIGHTS,
     write_published_config,
 )
-from tasks.storage.verify import REPAIRED, Asked, Stored, checked, digest_fault
 from tasks.storage.wheel import light_wheel
 from tasks.tracking.registry import Champion, champions
 
@@ -120,7 +120,7 @@ def check_replaceable(folder: Path, market: str) -> None:
     """Raise `CpbError` if the folder contains anything but a tree written by cpb."""
     if not folder.exists() and not folder.is_symlink():
         return
-    foreign = _foreign_file(folder) if folder.is_dir() else folder
+    foreign = _first_other_file(folder) if folder.is_dir() else folder
     if foreign is not None:
         raise CpbError(
             f"{folder} is to be replaced by the models to publish, but {foreign} is damaged or was not written by cpb; "
@@ -136,7 +136,7 @@ def _free_name(folder: Path) -> Path:
     return next(name for name in names if not name.exists() and not name.is_symlink())
 
 
-def _foreign_file(folder: Path) -> Path | None:
+def _first_other_file(folder: Path) -> Path | None:
     """Return the first file of a folder that does not belong to a published tree, or None."""
     for path in sorted(folder.rglob("*")):
         if path.is_symlink() or not (path.is_dir() or _is_tree_file(folder, path)):

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId, market_home, tree_of
+from tasks.storage.damage import VERIFY
 from tasks.storage.digests import file_digest
 from tasks.storage.model_folder import damage_of, read_config
 from tasks.storage.urls import local_path
-from tasks.storage.verify import VERIFY
 from tasks.tracking.artifacts import model_folder
 from tasks.tracking.connection import Store, alone, find_run, find_runs
 from tasks.tracking.flavour import add_flavour

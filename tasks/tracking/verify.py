@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from schemas.errors import CpbError
-from tasks.storage.model_folder import NEEDED, damage_of
-from tasks.storage.urls import local_path
-from tasks.storage.verify import (
+from tasks.storage.damage import (
     REPAIRED,
     VERIFY,
     Asked,
@@ -20,6 +18,8 @@ from tasks.storage.verify import (
     checked,
     digest_fault,
 )
+from tasks.storage.model_folder import NEEDED, damage_of
+from tasks.storage.urls import local_path
 from tasks.tracking.artifacts import files_at, put_back
 from tasks.tracking.connection import Store, alone, find_run, search
 from tasks.tracking.flavour import add_flavour, damaged

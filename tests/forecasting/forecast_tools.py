@@ -9,7 +9,7 @@ from schemas.errors import CpbError
 from schemas.frames import KLINES
 from schemas.identity import SeriesId
 from tasks.forecasting import chain
-from tasks.forecasting.store import forecast_rows
+from tasks.forecasting.issue import contract_rows
 
 HOUR = timedelta(hours=1)
 START = datetime(2025, 5, 31, 20, tzinfo=UTC)
@@ -35,7 +35,7 @@ def rows_at(hours=0, last=8.25e-6, series=PEPE, version=1, horizon=10, made_at=L
     close = last * np.exp(np.linspace(-1.6, 1.6, 19)[:, None] * spread)
     candle = np.stack([close[9], close[9] * 1.01, close[9] * 0.99, close[9]], axis=1)
     model = f"{series.registered}/{version}"
-    return forecast_rows(series, model, START + hours * HOUR, close, candle, last, made_at=made_at)
+    return contract_rows(series, model, START + hours * HOUR, close, candle, last, made_at=made_at)
 
 
 def write_candles(home, closes, series=PEPE, first=START, tree="klines", name=None):

@@ -26,9 +26,9 @@ from schemas.errors import DamagedError
 from tasks.forecasting import months
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.months import FORECASTS
-from tasks.forecasting.store import latest
+from tasks.forecasting.stored_forecasts import latest
 from tasks.forecasting.summary import read_summary
-from tasks.storage.verify import REPAIRED
+from tasks.storage.damage import REPAIRED
 
 
 def cut(path):

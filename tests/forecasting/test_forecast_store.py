@@ -9,7 +9,8 @@ from live_record import read
 
 from schemas.errors import MemberError
 from schemas.forecasts import FORECAST_SCHEMA
-from tasks.forecasting.store import forecast_rows, latest, stored
+from tasks.forecasting.issue import contract_rows
+from tasks.forecasting.stored_forecasts import latest, series_with_forecasts
 
 
 def test_a_ten_step_forecast_is_ten_rows_of_the_contract(tmp_path):
@@ -63,11 +64,11 @@ def test_the_reference_is_stored_beside_the_forecast(tmp_path):
     close, candle = np.full((19, 10), 2.0), np.full((10, 4), 2.0)
     reference = np.linspace(1.0, 3.0, 19)[:, None] * np.linspace(1.0, 1.1, 10)
 
-    append(tmp_path, BTC, forecast_rows(BTC, "m/1", START, close, candle, 2.0, reference=reference))
+    append(tmp_path, BTC, contract_rows(BTC, "m/1", START, close, candle, 2.0, reference=reference))
 
     assert read(tmp_path, BTC).select("^ref_.*$").to_numpy().T.tolist() == reference.tolist()
     with pytest.raises(ValueError, match="reference"):
-        forecast_rows(BTC, "m/1", START, close, candle, 2.0, reference=reference[:, :9])
+        contract_rows(BTC, "m/1", START, close, candle, 2.0, reference=reference[:, :9])
 
 
 def test_forecasts_carry_the_time_at_which_they_were_stored(tmp_path):
@@ -81,7 +82,7 @@ def test_forecasts_carry_the_time_at_which_they_were_stored(tmp_path):
 def test_an_unknown_series_is_empty(tmp_path):
     assert latest(tmp_path, BTC).is_empty()
     assert read(tmp_path, BTC).columns == list(FORECAST_SCHEMA)
-    assert stored(tmp_path) == []
+    assert series_with_forecasts(tmp_path) == []
 
 
 def test_markets_lie_apart_and_never_share_a_file(tmp_path):
@@ -89,8 +90,8 @@ def test_markets_lie_apart_and_never_share_a_file(tmp_path):
     for i, series in enumerate(everything):
         append(tmp_path, series, rows_at(series=series, last=1.0 + i))
 
-    assert stored(tmp_path) == sorted(everything)
-    assert stored(tmp_path, "um") == [UM_PEPE]
+    assert series_with_forecasts(tmp_path) == sorted(everything)
+    assert series_with_forecasts(tmp_path, "um") == [UM_PEPE]
     assert [read(tmp_path, s)["last_close"][0] for s in everything] == [1.0, 2.0, 3.0, 4.0]
     assert [f.parent.parent.parent for f in files_of(tmp_path, "")] == [
         tmp_path / tree for tree in (
@@ -104,7 +105,7 @@ def test_rows_are_stored_under_their_own_series_alone(tmp_path):
         append(tmp_path, BTC, rows_at())
 
     assert (caught.value.code, caught.value.field) == ("rows", "symbol")
-    assert stored(tmp_path) == []
+    assert series_with_forecasts(tmp_path) == []
 
 
 def test_the_newest_forecast_of_an_earlier_time(tmp_path):
@@ -143,7 +144,7 @@ def test_rows_that_break_the_contract_are_not_written(tmp_path, name):
         append(tmp_path, PEPE, rows_at().with_columns(BROKEN[name]))
 
     assert caught.value.code == "rows"
-    assert stored(tmp_path) == []
+    assert series_with_forecasts(tmp_path) == []
 
 
 def test_duplicates_missing_columns_and_emptiness_are_refused(tmp_path):
@@ -160,4 +161,4 @@ def test_duplicates_missing_columns_and_emptiness_are_refused(tmp_path):
 
 def test_arrays_of_the_wrong_shape_are_named():
     with pytest.raises(ValueError, match=r"\[19, H\]"):
-        forecast_rows(BTC, "m", START, np.ones((18, 10)), np.ones((10, 4)), 1.0)
+        contract_rows(BTC, "m", START, np.ones((18, 10)), np.ones((10, 4)), 1.0)

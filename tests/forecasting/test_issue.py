@@ -20,7 +20,7 @@ from schemas.reference import Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting import issue
 from tasks.forecasting.daily import recipes_of
-from tasks.forecasting.store import latest, stored
+from tasks.forecasting.stored_forecasts import latest, series_with_forecasts
 from tasks.storage.model_folder import write_reference
 
 LINK = BTC.__class__("spot", "LINKUSDT", "1h")
@@ -163,7 +163,7 @@ def test_whatever_fails_in_one_series_is_its_failure_alone(scope, name):
     (failure,) = batch.failures
     assert (failure.series, failure.step, failure.code) == (LINK, "forecast", code)
     assert failure.reason
-    assert stored(scope.home) == [BTC, PEPE]
+    assert series_with_forecasts(scope.home) == [BTC, PEPE]
 
 
 def test_a_damaged_forecast_file_stops_no_forecast_and_is_told_once(scope):
@@ -184,7 +184,7 @@ def test_a_damaged_forecast_file_stops_no_forecast_and_is_told_once(scope):
 def test_simulated_forecasts_lie_in_the_simulators_home(scope):
     issue.issue_forecasts(scope, [Model(SIM_PEPE), Model(PEPE, scale=1.01)])
 
-    assert stored(scope.home, "sim") == [SIM_PEPE]
+    assert series_with_forecasts(scope.home, "sim") == [SIM_PEPE]
     assert latest(scope.home, SIM_PEPE)["model_version"][0] == "cpb-sim-PEPEUSDT-1h/1"
     assert latest(scope.home, SIM_PEPE)["q50"][0] != latest(scope.home, PEPE)["q50"][0]
 

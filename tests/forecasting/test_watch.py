@@ -19,7 +19,7 @@ from tasks.forecasting.check_drift import check_drift
 from tasks.forecasting.fallback import fallback_version, issue_fallbacks
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.losses import evidence_rows
-from tasks.forecasting.store import latest
+from tasks.forecasting.stored_forecasts import latest
 from tasks.forecasting.watch import (
     FILE_NAME,
     SeriesWatch,

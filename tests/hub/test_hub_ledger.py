@@ -12,8 +12,8 @@ from schemas.errors import CpbError
 from schemas.forecasts import LEDGER_SCHEMA
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
+from tasks.forecasting.issue import contract_rows
 from tasks.forecasting.lines import chain_path, last_line
-from tasks.forecasting.store import forecast_rows
 from tasks.hub.publish import publish
 from tasks.hub.record import check_head, compare, copy_ledger
 from tasks.hub.tree import build_tree
@@ -26,7 +26,7 @@ def issue(home, hour):
     """One forecast and its scores."""
     close = np.linspace(90.0, 110.0, 19)[:, None] * np.ones(10)
     origin = datetime(2025, 6, 1, hour, tzinfo=UTC)
-    rows = forecast_rows(BTC, "cpb-BTCUSDT-1h/1", origin, close, np.full((10, 4), 100.0), 100.0)
+    rows = contract_rows(BTC, "cpb-BTCUSDT-1h/1", origin, close, np.full((10, 4), 100.0), 100.0)
     scores = rows.with_columns(realised_close=pl.lit(100.0), scored_at=pl.col("target_time")).select(
         *LEDGER_SCHEMA
     )

@@ -12,7 +12,7 @@ from flows.runner import Runner
 from schemas.forecasts import CHAMPION, FALLBACK
 from schemas.reference import BANDS
 from schemas.scope import ForecastSpec
-from tasks.forecasting.store import latest
+from tasks.forecasting.stored_forecasts import latest
 from tasks.forecasting.watch import Recent, keep, read_watch
 from webapp.reading import scored
 

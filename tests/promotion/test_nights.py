@@ -192,11 +192,11 @@ def test_a_recipe_that_is_better_on_validation_is_appointed_and_forecasts_beside
     assert newest().evidence.k == 1
     assert pair.rows == ()  # test spans were public before the appointment
     assert summary.forecast_rows == 20  # champions' alone
-    from tasks.forecasting import store
+    from tasks.forecasting import stored_forecasts
 
     roles = read(home(), BTC)["role"].value_counts()
     assert dict(roles.iter_rows()) == {"champion": 20, "challenger": 10}
-    assert store.latest(home(), BTC)["role"].unique().to_list() == ["champion"]
+    assert stored_forecasts.latest(home(), BTC)["role"].unique().to_list() == ["champion"]
     challenged(trainer)  # the same night again
     assert recipe_pairs.pairs(home(), "sim", "1h") == [pair]
     assert aliases()["challenger"] == "2"

@@ -17,8 +17,8 @@ from sqlalchemy.pool import NullPool
 from schemas.forecasts import LEDGER_SCHEMA
 from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
-from tasks.forecasting import store as forecasts
 from tasks.forecasting.chain import append
+from tasks.forecasting.issue import contract_rows
 from tasks.tracking.datasets import log_datasets
 from tasks.tracking.records import MemberRecord
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
@@ -120,7 +120,7 @@ def add_forecast(home, series, version, issued_at, scored=True):
     """One forecast of a version, and its scores."""
     close = np.linspace(90.0, 110.0, 19)[:, None] * np.ones(10)
     candle = np.full((10, 4), 100.0)
-    rows = forecasts.forecast_rows(
+    rows = contract_rows(
         series, f"{series.registered}/{version}", issued_at, close, candle, 100.0, made_at=issued_at
     )
     append(home, series.market, "forecasts", {series: rows})

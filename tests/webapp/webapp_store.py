@@ -10,8 +10,8 @@ from registering import register_champion
 from schemas.frames import KLINES
 from schemas.identity import ModelId, SeriesId
 from tasks.forecasting.chain import append
+from tasks.forecasting.issue import contract_rows
 from tasks.forecasting.ledger import score_due
-from tasks.forecasting.store import forecast_rows
 from tasks.tracking.records import MemberRecord
 from tasks.tracking.registry import Champion
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
@@ -59,7 +59,7 @@ def forecast_at(series, last_row, close, sigma=0.004, horizon=10, version=1, sta
     ones = np.ones(horizon)
     candle = last * np.stack([ones, np.exp(sigma * ones), np.exp(-sigma * ones), ones], axis=1)
     issued = start + timedelta(seconds=series.seconds * (last_row + 1))
-    return forecast_rows(series, f"{series.registered}/{version}", issued, quantiles, candle, last)
+    return contract_rows(series, f"{series.registered}/{version}", issued, quantiles, candle, last)
 
 
 def fill(home, series=BTC, price=108_000.0, rows=300, open_end=True, seed=0, start=START):

@@ -8,63 +8,12 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import polars as pl
 
-from cpbmodels.data.rows import QUANTILE_COLUMNS
-from cpbmodels.data.rows import forecast_rows as rows_of
-from schemas.forecasts import CHAMPION, FALLBACK, FORECAST_SCHEMA, REFERENCE_COLUMNS
+from schemas.forecasts import CHAMPION, FALLBACK, FORECAST_SCHEMA
 from schemas.identity import SeriesId, stored_series
 from tasks.forecasting.months import FORECASTS, month_files, month_of, read_month
 from tasks.forecasting.watch import is_drifted
-
-
-def forecast_rows(
-    series: SeriesId,
-    model_version: str,
-    issued_at: datetime,
-    close: np.ndarray,
-    candle: np.ndarray,
-    last_close: float,
-    *,
-    role: str = CHAMPION,
-    reference: np.ndarray | None = None,
-    made_at: datetime | None = None,
-) -> pl.DataFrame:
-    """Return one forecast as rows of the contract, steps 1 … H.
-
-    Args:
-        model_version: registered model and version, `cpb-BTCUSDT-1h/3`.
-        issued_at: UTC end of the last candle used.
-        close: float64 [19, H], the close's quantiles 0.05 … 0.95, in prices.
-        candle: float64 [H, 4], the median candle's open, high, low, close, in prices.
-        last_close: close of the last candle used.
-        role: a member of `ROLES`.
-        reference: float64 [19, H], the close's quantiles by the random walk from the same origin, in prices.
-        made_at: UTC time of storing; default null, which `append` replaces by the current time.
-
-    Raises:
-        ValueError: the arrays' shapes do not match.
-    """
-    horizon = len(candle)
-    if np.shape(close) != (len(QUANTILE_COLUMNS), horizon) or np.shape(candle) != (horizon, 4):
-        raise ValueError(f"close must be [19, H] and candle [H, 4], got {np.shape(close)} {np.shape(candle)}")
-    if reference is not None and np.shape(reference) != np.shape(close):
-        raise ValueError(f"the reference must be [19, H] like close, got {np.shape(reference)}")
-    rows = rows_of([issued_at], series.seconds, np.asarray(close).T[None], np.asarray(candle)[None])
-    named = rows.with_columns(
-        symbol=pl.lit(series.symbol),
-        timeframe=pl.lit(series.timeframe),
-        model_version=pl.lit(model_version),
-        last_close=pl.lit(float(last_close)),
-        role=pl.lit(role),
-        made_at=pl.lit(made_at),
-        **{
-            name: pl.lit(None) if reference is None else pl.Series(np.asarray(reference, np.float64)[i])
-            for i, name in enumerate(REFERENCE_COLUMNS)
-        },
-    )
-    return named.select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())
 
 
 def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.DataFrame:
@@ -115,7 +64,7 @@ def _shown(home: Path, series: SeriesId, until: datetime | None) -> Iterator[pl.
             yield rows.filter(shown & (pl.col("issued_at") <= until) if until else shown)
 
 
-def stored(home: Path, market: str | None = None) -> list[SeriesId]:
+def series_with_forecasts(home: Path, market: str | None = None) -> list[SeriesId]:
     """Return every series (of `market`, default of all) that has forecasts, in order."""
     known = stored_series(home, FORECASTS.name)
     return [s for s in known if market in (None, s.market) and month_files(s.folder(home, FORECASTS.name))]
