@@ -9,7 +9,6 @@ summary           the live record made from the daily sums: small, for page, API
 months            month files of forecasts and scores: append-only, each with its own digest
 chain             the single write path: a batch of many series, and its line in the market's chain
 lines             the chain's format: its lines with their hashes, the canonical form of rows
-commit            crash-safe commit of a batch
 check_months      the manifest of a market's forecasts and scores; damaged files are found and set aside
 read_isolated     compares bytes without a matching digest in a child process, which may crash
 watch             the state of each champion: fine, watch or drifted

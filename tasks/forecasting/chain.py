@@ -1,11 +1,16 @@
 """The single write path of forecasts and scores: a batch of many series, and its line in the market's chain.
 
-A batch is checked, written to drafts, and committed as a unit (`commit.py`). The cost is two fsyncs and a rename per
-file; a database would be as safe, but its rows could not be checked with a few lines of Python.
+A batch is checked, written to drafts, and committed as a unit. The cost is two fsyncs and a rename per file; a database
+would be as safe, but its rows could not be checked with a few lines of Python.
+
+A draft's name contains its sha256, so the line alone describes what is to be done. It is first written to
+`chain.pending`, which commits the batch, and removed when the files are renamed and the line is appended: after a crash
+at any point either both the rows and the line are stored, or neither, and the next process completes the batch.
 """
 
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -18,8 +23,19 @@ import polars as pl
 
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.identity import SeriesId, market_home, stored_series
-from tasks.forecasting.commit import WRITERS, commit, draft_of, finish_pending, pending_path
-from tasks.forecasting.lines import Chain, Entry, FileRecord, chain_path, rows_digest
+from tasks.forecasting.lines import (
+    ORIGIN,
+    BatchKind,
+    Chain,
+    Entry,
+    FileRecord,
+    Line,
+    chain_path,
+    last_line,
+    line_hash,
+    parse_line,
+    rows_digest,
+)
 from tasks.forecasting.months import (
     FORECASTS,
     LEDGER,
@@ -34,7 +50,7 @@ from tasks.forecasting.months import (
 )
 from tasks.running.parallel import run_each
 from tasks.storage.digests import file_digest
-from tasks.storage.files import DiskFull, is_disk_full, sync
+from tasks.storage.files import DiskFull, is_disk_full, rename, sync, write_bytes
 from tasks.storage.locks import locked
 from tasks.storage.records import aside_name, set_aside
 
@@ -45,6 +61,9 @@ Kind = Literal["forecasts", "scores"]
 
 ANY_ERROR = (Exception, pl.exceptions.PanicException)
 """Errors of a single series; polars' panics are not subclasses of `Exception`."""
+
+WRITERS = 8
+"""Files written concurrently: a disk handles many syncs in hardly more time than a single sync."""
 
 _TREES: dict[Kind, Tree] = {"forecasts": FORECASTS, "scores": LEDGER}
 
@@ -92,7 +111,7 @@ def append(
                 damaged = _Damaged()
                 found |= _stage_all(home, tree, _checked_all(batch, market, tree, now), damaged)
                 _set_damaged_aside(home, market, tree, damaged, lost)
-                commit(
+                _commit(
                     home,
                     market,
                     kind,
@@ -132,7 +151,7 @@ def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[bool]:
     path = chain_path(home, market)
     gone = False
     with locked(path.with_name(".chain.lock")):
-        finish_pending(home, market)
+        _finish_pending(home, market)
         if begin and not path.exists():
             gone = _begin(home, market)
         yield gone
@@ -163,7 +182,7 @@ def quarantine(
         Entry(_place(home, market, path), 0, _NO_ROWS, file_digest(path) if name else "")
         for path, name in names
     ]
-    commit(home, market, "lost", entries, datetime.now(UTC))
+    _commit(home, market, "lost", entries, datetime.now(UTC))
     for path, name in names:
         if name:
             log.warning("%s is set aside as %s: %s", path, name, reason)
@@ -189,7 +208,7 @@ def register_rows(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree,
         path = series.folder(home, tree.name) / f"{rows['issued_at'][0]:%Y-%m}.parquet"
         known = chain.files.get(_place(home, market, path), FileRecord()).rows
         entries.append(_draft(home, market, path, rows, rows[known:]))
-    commit(home, market, "before", entries, datetime.now(UTC))
+    _commit(home, market, "before", entries, datetime.now(UTC))
 
 
 @contextmanager
@@ -232,8 +251,10 @@ def _checked(
     """Return the rows as they are to be stored; raises the first error in any of them."""
     if others := [series for series in batch if series.market != market]:
         raise MemberError(f"{others[0]} is not of market {market}", code="rows", field="market")
-    whole = pl.concat([_stamped(tree, rows, now) for rows in batch.values()], how="vertical")
+    whole = pl.concat(batch.values(), how="vertical")
     tree.check(whole)
+    if "made_at" in tree.schema:
+        whole = whole.with_columns(pl.col("made_at").fill_null(now))
     sizes = [len(rows) for rows in batch.values()]
     owners = np.repeat(np.arange(len(batch)), sizes)
     names = {f: pl.Series([getattr(s, f) for s in batch]).gather(owners) for f in ("symbol", "timeframe")}
@@ -257,13 +278,6 @@ def _stage_all(
 
     found = run_each([partial(stage, *item) for item in batch.items()], WRITERS)
     return dict(zip(batch, found, strict=True))  # type: ignore[arg-type]
-
-
-def _stamped(tree: Tree, rows: pl.DataFrame, now: datetime) -> pl.DataFrame:
-    """Return rows with null `made_at` set to `now`."""
-    if "made_at" in tree.schema and rows.schema.get("made_at") == tree.schema["made_at"]:
-        return rows.with_columns(pl.col("made_at").fill_null(now))
-    return rows
 
 
 def _stage(home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame, damaged: _Damaged) -> list[Entry]:
@@ -305,7 +319,7 @@ def _draft(home: Path, market: str, path: Path, whole: pl.DataFrame, new: pl.Dat
     data = month_bytes(path, whole)
     digest = hashlib.sha256(data).hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = draft_of(path, digest)
+    draft = _draft_of(path, digest)
     draft.write_bytes(data)
     sync(draft)
     return Entry(_place(home, market, path), len(new), rows_digest(new), digest)
@@ -336,5 +350,103 @@ def _begin(home: Path, market: str) -> bool:
                 entries.append(
                     Entry(_place(home, market, path), len(rows), rows_digest(rows), file_digest(path))
                 )
-    commit(home, market, "before", entries, datetime.now(UTC))
+    _commit(home, market, "before", entries, datetime.now(UTC))
     return gone
+
+
+def _draft_of(path: Path, sha256: str) -> Path:
+    """Return the draft of a file with this sha256."""
+    return path.with_name(f".{path.name}.{sha256[:12]}")
+
+
+def pending_path(home: Path, market: str) -> Path:
+    """Return the path of the line of the batch being committed."""
+    return chain_path(home, market).with_name("chain.pending")
+
+
+def _commit(home: Path, market: str, kind: BatchKind, entries: Sequence[Entry], now: datetime) -> None:
+    """Commit a batch, whose drafts are on disk; of kind `lost`, the files of the entries are set aside instead."""
+    if not entries:
+        return
+    chain = chain_path(home, market)
+    chain.parent.mkdir(parents=True, exist_ok=True)
+    line = _next_line(chain, kind, entries, now)
+    write_bytes(pending_path(home, market), line.encode())
+    sync(chain.parent)
+    _put_in_place(home, market, line)
+
+
+def _finish_pending(home: Path, market: str) -> None:
+    """Complete the batch of a killed process; the caller holds the lock.
+
+    Raises:
+        DiskFull, OSError: it cannot be completed now; the next call tries again.
+    """
+    pending = pending_path(home, market)
+    try:
+        line = parse_line(pending.read_bytes())
+    except FileNotFoundError:
+        return
+    except DamagedError as error:
+        # It is written by rename, so a crash never leaves it partial. `cpb verify` finds rows that are in no line.
+        set_aside(pending, str(error))
+        return
+    _put_in_place(home, market, line)
+
+
+def _next_line(chain: Path, kind: BatchKind, entries: Sequence[Entry], now: datetime) -> Line:
+    """Return the chain's next line. It also follows a damaged last line, which `cpb verify` reports."""
+    number, previous = 0, ORIGIN
+    with suppress(FileNotFoundError):
+        if raw := last_line(chain):
+            previous = line_hash(raw)  # for a damaged line, the hash of its current text
+            try:
+                number = parse_line(raw).number
+            except DamagedError as error:
+                number = len(chain.read_bytes().splitlines())
+                log_once(
+                    chain, f"the last line of {chain} is damaged ({error}); `cpb verify` says what to do"
+                )
+    time = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return Line(number + 1, time, kind, tuple(entries), previous)
+
+
+def _put_in_place(home: Path, market: str, line: Line) -> None:
+    """Rename the files, append the line, remove the pending line; can be repeated after a crash at any point."""
+    base = market_home(home, market)
+    calls = [
+        partial(_rename, base / entry.file, entry.file_sha256, line.kind == "lost") for entry in line.entries
+    ]
+    for error in run_each(calls, WRITERS):
+        if error is not None:
+            raise error
+    _append_line(chain_path(home, market), line.encode())
+    pending_path(home, market).unlink()
+
+
+def _rename(path: Path, sha256: str, is_lost: bool) -> None:
+    """Rename a draft into its place, or a lost file aside, unless that is done."""
+    if not is_lost and (draft := _draft_of(path, sha256)).exists():
+        rename(draft, path)
+    elif is_lost and path.exists() and file_digest(path) == sha256:
+        rename(path, aside_name(path))
+
+
+def _append_line(chain: Path, line: bytes) -> None:
+    """Append a line if it is not there yet; a part of it that a crash left is replaced, any other content stays."""
+    new = not chain.exists()
+    handle = os.open(chain, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    with os.fdopen(handle, "r+b") as file:
+        last = last_line(chain)
+        if last == line:
+            return
+        end = file.seek(0, 2)
+        if line.startswith(last):
+            file.truncate(file.seek(end - len(last)))
+        elif not last.endswith(b"\n"):  # a truncated last line must not corrupt this line
+            line = b"\n" + line
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+    if new:
+        sync(chain.parent)

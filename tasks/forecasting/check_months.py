@@ -10,7 +10,6 @@ from typing import Literal, NamedTuple
 from schemas.errors import DamagedError
 from schemas.identity import SeriesId, market_home
 from tasks.forecasting.chain import chain_lock, quarantine, register_rows, restart
-from tasks.forecasting.commit import pending_path
 from tasks.forecasting.lines import Chain, FileRecord, chain_path
 from tasks.forecasting.months import (
     LEDGER,
@@ -58,9 +57,6 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
     """
     home, market = asked.home, asked.market
     read_only = not os.access(market_home(home, market), os.W_OK)  # then there are no writers
-    if pending_path(home, market).exists() and not read_only:
-        with chain_lock(home, market, begin=False):  # completes the pending batch
-            pass
     chain = Chain.read(chain_path(home, market))
     months, sound = _months(asked, chain), set()
     for month, fault in _check(months, chain, explain=False):
@@ -70,7 +66,8 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
     damage, faults = _chain_fault(chain, months), list[_Fault]()
     if damage or len(sound) < len(months):
         with nullcontext() if read_only else chain_lock(home, market, begin=False):
-            # Check again under the lock: a writer may have replaced files between the two reads.
+            # Check again under the lock, which completes the batch of a killed process: a writer may have replaced
+            # files between the two reads.
             chain = Chain.read(chain_path(home, market))
             damage = _chain_fault(chain, months := _months(asked, chain))
             months = [month for month in months if month.name not in sound]
@@ -125,16 +122,16 @@ def _fault(month: _Month, chain: Chain | None, explain: bool) -> _Fault | None:
         explain: find the row that does not match in such bytes, in a child process.
     """
     record = chain.files.get(month.name, FileRecord()) if chain else FileRecord()
-    slices, owner = record.slices if chain else None, (month.series, month.tree, month.path.stem)
+    slices = record.slices if chain else None
     try:
-        found, doubt = compare(read_bytes(month.path), slices, owner), ""
+        found, doubt = compare(month.path, read_bytes(month.path), slices), ""
     except FileNotFoundError:
         return _Fault(month, _GONE)
     except DamagedError as error:
         if error.code == UNREADABLE:
             return _Fault(month, str(error), "allow reading")
         doubt = str(error)
-        found = (compare_isolated(month.path, slices, owner) if explain else None) or Finding(doubt)
+        found = (compare_isolated(month.path, slices) if explain else None) or Finding(doubt)
         if found.reason == doubt and record.slices:
             found = Finding(f"{doubt}; line {record.slices[0].line} of the chain records its first batch")
     if found.reason:

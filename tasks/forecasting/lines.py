@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
@@ -115,16 +116,10 @@ def read_lines(path: Path) -> Iterator[Line]:
 def last_line(path: Path) -> bytes:
     """Return the bytes of a file's last line, empty if the file is empty; errors as in `open`."""
     with path.open("rb") as file:
-        size = file.seek(0, 2)
-        block = b""
-        for back in range(16):
-            start = max(0, size - (65536 << back))
-            file.seek(start)
-            block = file.read()
-            place = block.rfind(b"\n", 0, -1)
-            if place >= 0 or start == 0:
-                return block[place + 1 :]
-    return block
+        if not file.seek(0, 2):
+            return b""
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as content:  # only the pages at its end are read
+            return content[content.rfind(b"\n", 0, -1) + 1 :]
 
 
 class Slice(NamedTuple):

@@ -4,7 +4,6 @@ Polars aborts the whole process on some invalid parquet bytes (an allocation of 
 bytes without a matching digest are parsed only here.
 """
 
-import io
 import json
 import resource
 import subprocess
@@ -16,15 +15,12 @@ from typing import NamedTuple
 import polars as pl
 
 from schemas.errors import DamagedError, MemberError
-from schemas.identity import SeriesId
+from schemas.identity import SPOT, SeriesId
 from tasks.forecasting.lines import Slice, first_misfit
-from tasks.forecasting.months import NO_PARQUET, TREES, Tree, parse_rows
+from tasks.forecasting.months import Tree, owner_of, parse_rows
 
 _LIMIT_S = 60
 """A month is read in milliseconds; damaged bytes must not block a check forever."""
-
-Owner = tuple[SeriesId, Tree, str]
-"""Series, tree and month of a stored file, which define the contract of its rows."""
 
 
 class Finding(NamedTuple):
@@ -37,36 +33,32 @@ class Finding(NamedTuple):
     is_whole: bool = False
 
 
-def compare(content: bytes, slices: Sequence[Slice] | None, owner: Owner | None = None) -> Finding:
-    """Compare the rows in a file's bytes with the chain, line by line.
+def compare(path: Path, content: bytes, slices: Sequence[Slice] | None) -> Finding:
+    """Compare the rows in a month file's bytes with their contract and, line by line, with the chain.
 
     Args:
+        path: stored, or of a published copy: its last four parts name the series and the month.
         slices: the chain's record of the file; None without a usable chain.
-        owner: of a stored month; without an owner any columns are accepted.
 
     Raises:
         DamagedError: the bytes contain no rows; the message is only the reason.
-        NO_PARQUET: the same, without an owner.
     """
-    if owner:
-        rows = parse_rows(owner[1], content)
-        fault = _contract_fault(rows, *owner)
-    else:
-        rows, fault = pl.read_parquet(io.BytesIO(content), hive_partitioning=False), ""
+    series, tree = owner_of("/".join(path.parts[-4:]), SPOT) or (None, None)
+    if series is None or tree is None:
+        raise DamagedError("its path is not that of a month file")
+    rows = parse_rows(tree, content)
+    fault = _contract_fault(rows, series, tree, path.stem)
     misfit = first_misfit(rows, slices) if slices is not None else None
     reasons = (fault, _described(rows, *misfit) if misfit else "")
     is_whole = not fault and misfit is not None and misfit[1] == 0
     return Finding("; ".join(filter(None, reasons)), is_whole)
 
 
-def compare_isolated(
-    path: Path, slices: Sequence[Slice] | None, owner: Owner | None = None
-) -> Finding | None:
-    """Run `compare` on a file in a child process; None if it crashes or finds no rows."""
-    about = owner and (owner[0].name, owner[1].name, owner[2])
+def compare_isolated(path: Path, slices: Sequence[Slice] | None) -> Finding | None:
+    """Run `compare` on a file in a child process; None if it crashes."""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "tasks.forecasting.read_isolated"], input=json.dumps([str(path), slices, about]),
+            [sys.executable, "-m", "tasks.forecasting.read_isolated"], input=json.dumps([str(path), slices]),
             capture_output=True, text=True, timeout=_LIMIT_S, check=False,
         )  # fmt: skip
         return Finding(*json.loads(done.stdout))
@@ -81,7 +73,7 @@ def _contract_fault(rows: pl.DataFrame, series: SeriesId, tree: Tree, month: str
     except MemberError as error:
         return str(error)
     if rows.select("symbol", "timeframe").unique().rows() != [(series.symbol, series.timeframe)]:
-        return f"it contains rows of another series than {series}"
+        return f"it contains rows of another series than {series.symbol} {series.timeframe}"
     if rows["issued_at"].dt.strftime("%Y-%m").unique().to_list() != [month]:
         return f"it contains rows of another month than {month}"
     return ""
@@ -100,16 +92,13 @@ def _described(rows: pl.DataFrame, start: int, line: int) -> str:
 
 
 def _answer(asked: str) -> None:
-    """Print the result of `compare`; print nothing if there are no rows."""
-    path, slices, about = json.loads(asked)
-    owner = about and (SeriesId.parse(about[0]), next(t for t in TREES if t.name == about[1]), about[2])
+    """Print the result of `compare` as JSON."""
+    path, slices = json.loads(asked)
     try:
-        known = slices and [Slice(*part) for part in slices]
-        print(json.dumps(compare(Path(path).read_bytes(), known, owner)))
+        found = compare(Path(path), Path(path).read_bytes(), slices and [Slice(*part) for part in slices])
     except DamagedError as error:
-        print(json.dumps(Finding(str(error))))
-    except NO_PARQUET:
-        pass
+        found = Finding(str(error))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from schemas.identity import market_home, stored_series
 from tasks.forecasting.chain import chain_lock
 from tasks.forecasting.lines import Chain, chain_path, last_line, parse_line, read_lines
 from tasks.forecasting.months import MONTH_FILE, TREES, month_files, read_bytes
-from tasks.forecasting.read_isolated import compare_isolated
+from tasks.forecasting.read_isolated import Finding, compare_isolated
 from tasks.storage.digests import file_digest
 from tasks.storage.files import write_bytes
 
@@ -161,9 +161,7 @@ def _file_fault(repo: str, name: str, file: str, commit: str, chain: Chain) -> s
         path = fetch_file(repo, name, commit, again=again)
         if file_digest(path) == record.file_sha256:
             return ""
-    found = compare_isolated(path, record.slices)
-    if found is None:
-        return "no rows can be read from it"
+    found = compare_isolated(path, record.slices) or Finding("no rows can be read from it")
     return found.reason or "its rows equal the stored rows, but its bytes differ"
 
 

@@ -17,7 +17,7 @@ from live_record import read
 from verifying import verify_forecasts as verify
 
 from schemas.errors import CpbError
-from tasks.forecasting import chain, commit
+from tasks.forecasting import chain
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, read_lines, rows_digest
 from tasks.forecasting.months import month_bytes
@@ -322,7 +322,7 @@ def test_a_store_whose_chain_is_gone_gets_one_that_says_what_was_there_before_it
 def test_a_line_that_a_crash_left_half_written_is_written_anew(home, there, monkeypatch):
     written = []
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "_append_line", lambda path, line: written.append(line) or 1 / 0)
+        patch.setattr(chain, "_append_line", lambda path, line: written.append(line) or 1 / 0)
         done = issue(home, 20)
     assert {error.code for error in done.values()} == {"unexpected"}
     with chain_path(home, "spot").open("ab") as file:
@@ -336,9 +336,9 @@ def test_a_line_that_a_crash_left_half_written_is_written_anew(home, there, monk
 
 def test_a_pending_file_that_cannot_be_read_stops_nothing(home, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "_append_line", lambda *_: 1 / 0)
+        patch.setattr(chain, "_append_line", lambda *_: 1 / 0)
         issue(home, 20)
-    flip(commit.pending_path(home, "spot"), 0.2)
+    flip(chain.pending_path(home, "spot"), 0.2)
 
     assert all("no line" in reason for reason in faults(home).values())
     assert faults(home, repair=True)
