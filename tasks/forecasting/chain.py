@@ -22,7 +22,7 @@ import numpy as np
 import polars as pl
 
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.identity import SeriesId, market_home, stored_series
+from schemas.identity import SeriesId, market_home
 from tasks.forecasting.lines import (
     ORIGIN,
     BatchKind,
@@ -39,14 +39,13 @@ from tasks.forecasting.lines import (
 from tasks.forecasting.months import (
     FORECASTS,
     LEDGER,
-    TREES,
     UNREADABLE,
     Tree,
     consequence,
+    files_of_market,
     load,
     log_once,
     month_bytes,
-    month_files,
 )
 from tasks.running.parallel import run_each
 from tasks.storage.digests import file_digest
@@ -109,7 +108,7 @@ def append(
                 lost(next(iter(batch)), _GONE)
             with _drafts(home, market, [series.folder(home, tree.name) for series in batch]):
                 damaged = _Damaged()
-                found |= _stage_all(home, tree, _checked_all(batch, market, tree, now), damaged)
+                found |= _stage_all(home, market, tree, batch, now, damaged)
                 _set_damaged_aside(home, market, tree, damaged, lost)
                 _commit(
                     home,
@@ -153,7 +152,7 @@ def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[bool]:
     with locked(path.with_name(".chain.lock")):
         _finish_pending(home, market)
         if begin and not path.exists():
-            gone = _begin(home, market)
+            gone = begin_chain(home, market)
         yield gone
 
 
@@ -189,13 +188,6 @@ def quarantine(
     return names
 
 
-def restart(home: Path, market: str) -> None:
-    """Start a new chain with the stored rows; an old chain is set aside. The caller holds the lock."""
-    with suppress(FileNotFoundError):
-        set_aside(chain_path(home, market), "`cpb verify` found it damaged")
-    _begin(home, market)
-
-
 def register_rows(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, pl.DataFrame]]) -> None:
     """Rewrite files, with a line for the rows at their end that are in no line; the caller holds the lock.
 
@@ -227,24 +219,6 @@ def _drafts(home: Path, market: str, folders: Sequence[Path]) -> Iterator[None]:
             sweep()
 
 
-def _checked_all(
-    batch: Mapping[SeriesId, pl.DataFrame], market: str, tree: Tree, now: datetime
-) -> dict[SeriesId, pl.DataFrame | CpbError]:
-    """Return the rows of each series as they are to be stored, or its error.
-
-    The contract is checked on all rows at once, since every rule compares rows of a single series; if that fails, it
-    is checked series by series.
-    """
-    try:
-        return {**_checked(batch, market, tree, now)}
-    except ANY_ERROR as error:
-        if len(batch) == 1:
-            return {series: as_error(series, error) for series in batch}
-    return {
-        s: found for s, rows in batch.items() for found in _checked_all({s: rows}, market, tree, now).values()
-    }
-
-
 def _checked(
     batch: Mapping[SeriesId, pl.DataFrame], market: str, tree: Tree, now: datetime
 ) -> dict[SeriesId, pl.DataFrame]:
@@ -266,13 +240,26 @@ def _checked(
 
 
 def _stage_all(
-    home: Path, tree: Tree, batch: Mapping[SeriesId, pl.DataFrame | CpbError], damaged: _Damaged
+    home: Path,
+    market: str,
+    tree: Tree,
+    batch: Mapping[SeriesId, pl.DataFrame],
+    now: datetime,
+    damaged: _Damaged,
 ) -> dict[SeriesId, list[Entry] | CpbError]:
-    """Write the drafts of all series concurrently: most of the time is spent waiting for the disk."""
+    """Check the rows and write the drafts of all series concurrently: most of the time is spent waiting for the disk.
 
-    def stage(series: SeriesId, rows: pl.DataFrame | CpbError) -> list[Entry] | CpbError:
+    The contract is checked on all rows at once, since every rule compares rows of a single series; if that fails, it
+    is checked series by series.
+    """
+    checked = dict[SeriesId, pl.DataFrame]()
+    with suppress(*ANY_ERROR):
+        checked = _checked(batch, market, tree, now)
+
+    def stage(series: SeriesId, rows: pl.DataFrame) -> list[Entry] | CpbError:
         try:
-            return rows if isinstance(rows, CpbError) else _stage(home, series, tree, rows, damaged)
+            rows = checked[series] if checked else _checked({series: rows}, market, tree, now)[series]
+            return _stage(home, series, tree, rows, damaged)
         except ANY_ERROR as error:
             return as_error(series, error)
 
@@ -330,26 +317,23 @@ def _place(home: Path, market: str, path: Path) -> str:
     return path.relative_to(market_home(home, market)).as_posix()
 
 
-def _begin(home: Path, market: str) -> bool:
-    """Start a chain with one line for all stored months.
+def begin_chain(home: Path, market: str) -> bool:
+    """Start a chain with one line for all stored months; a damaged chain is set aside. The caller holds the lock.
 
     Returns whether forecasts are among them: they were written with a chain, which has been removed.
     """
+    with suppress(FileNotFoundError):
+        set_aside(chain_path(home, market), "`cpb verify` found it damaged")
     entries, gone = [], False
-    for tree in TREES:
-        for series in stored_series(home, tree.name):
-            for path in month_files(series.folder(home, tree.name)) if series.market == market else ():
-                try:
-                    rows = load(home, series, tree, path)
-                except DamagedError as error:  # the next write to it, or `cpb verify --repair`, sets it aside
-                    log_once(path, f"{error}; it is left out of the chain")
-                    continue
-                if rows.is_empty():
-                    continue
-                gone |= tree is FORECASTS
-                entries.append(
-                    Entry(_place(home, market, path), len(rows), rows_digest(rows), file_digest(path))
-                )
+    for series, tree, path in files_of_market(home, market):
+        try:
+            rows = load(home, series, tree, path)
+        except DamagedError as error:  # the next write to it, or `cpb verify --repair`, sets it aside
+            log_once(path, f"{error}; it is left out of the chain")
+            continue
+        if not rows.is_empty():
+            gone |= tree is FORECASTS
+            entries.append(Entry(_place(home, market, path), len(rows), rows_digest(rows), file_digest(path)))
     _commit(home, market, "before", entries, datetime.now(UTC))
     return gone
 

@@ -13,7 +13,7 @@ from schemas.scope import Scope
 from tasks.forecasting.issue import ANY_ERROR, Champion, failure, reference_of
 from tasks.forecasting.losses import evidence_rows
 from tasks.forecasting.staleness import find_stale
-from tasks.forecasting.watch import SeriesWatch, Watched, alarm_of, follow, judge, keep, read_watch, take
+from tasks.forecasting.watch import SeriesWatch, alarm_of, follow, judge, keep, read_watch, take
 from tasks.judging.baselines import population_stability
 from tasks.signals.feature_files import newest_series
 from tasks.storage.model_folder import read_config, recipe_of
@@ -58,7 +58,7 @@ def _check(
     series = champion.series
     reference = reference_of(series, champion.folder)
     recipe = str(recipe_of(read_config(champion.folder)))
-    state = follow(before, Watched(series, champion.model_version, recipe, reference))
+    state = follow(before, series, champion.model_version, recipe, reference)
     state = take(state, evidence_rows(scope.home, [series], state.taken_to, scope.as_of, roles=(CHAMPION,)))
     day = f"{now:%Y-%m-%d}"
     if state.stability_day != day or state.model_version != (before.model_version if before else ""):

@@ -9,16 +9,15 @@ from typing import Literal, NamedTuple
 
 from schemas.errors import DamagedError
 from schemas.identity import SeriesId, market_home
-from tasks.forecasting.chain import chain_lock, quarantine, register_rows, restart
+from tasks.forecasting.chain import begin_chain, chain_lock, quarantine, register_rows
 from tasks.forecasting.lines import Chain, FileRecord, chain_path
 from tasks.forecasting.months import (
     LEDGER,
-    TREES,
     UNREADABLE,
     Tree,
     consequence,
+    files_of_market,
     forecast_command,
-    month_files,
     owner_of,
     parse_rows,
     read_bytes,
@@ -86,11 +85,8 @@ def _months(asked: Asked, chain: Chain | None) -> list[_Month]:
     """Return all month files of a market, also missing files recorded in the chain."""
     base = market_home(asked.home, asked.market)
     names = set(chain.files if chain and not chain.fault else ())
-    for tree in TREES:
-        for series in asked.series(tree.name):
-            names |= {
-                p.relative_to(base).as_posix() for p in month_files(series.folder(asked.home, tree.name))
-            }
+    stored = files_of_market(asked.home, asked.market)
+    names |= {path.relative_to(base).as_posix() for _, _, path in stored}
     return [
         _Month(name, base / name, *owner) for name in sorted(names) if (owner := owner_of(name, asked.market))
     ]
@@ -145,7 +141,7 @@ def _repair(asked: Asked, chain_fault: str, faults: list[_Fault]) -> None:
     """Repair what can be repaired; the caller holds the chain's lock."""
     home, market = asked.home, asked.market
     if chain_fault:
-        restart(home, market)
+        begin_chain(home, market)
     lost = [(f.month.series, f.month.tree, f.month.path.stem) for f in faults if f.remedy == "quarantine"]
     if lost:
         quarantine(home, market, lost, "`cpb verify` found it damaged")

@@ -98,10 +98,13 @@ def _forecasts(
     )
 
     def of(model: Champion) -> tuple[pl.DataFrame | None, list[Failure]]:
-        made, problems = None, list[Failure]()
+        made, reference, problems = None, None, list[Failure]()
         try:
             model.check()
-            reference, missing = _reference(model)
+            try:
+                reference = reference_of(model.series, model.folder)
+            except MemberError as error:  # a forecast without reference is better than none
+                problems.append(failure(model.series, "forecast", error))
             forecast = forecast_with(
                 cpbmodels.load(model.folder), model.series, model.model_version, scope, provisional,
                 reference=reference, role=role, market=of_market.get(market_key(model.series)),
@@ -109,7 +112,6 @@ def _forecasts(
             config = read_config(model.folder)
             _check_out_of_sample(model, config, forecast["issued_at"][0], is_replay=scope.as_of is not None)
             made = forecast
-            problems += [missing] if missing else []
             note_version(scope.home, model.series, model.model_version, str(recipe_of(config)))
         except ANY_ERROR as error:
             problems.append(failure(model.series, "forecast", error))
@@ -155,13 +157,6 @@ def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
     """Return the failure of one series; an unexpected error is also logged with its traceback."""
     known = error if isinstance(error, cpbmodels.ModelError) else as_error(series, error)
     return Failure.of(series, step, known)
-
-
-def _reference(champion: Champion) -> tuple[Reference | None, Failure | None]:
-    try:
-        return reference_of(champion.series, champion.folder), None
-    except MemberError as error:  # a forecast without reference is better than none
-        return None, failure(champion.series, "forecast", error)
 
 
 def _reads_market(champion: Champion) -> bool:

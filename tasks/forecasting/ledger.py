@@ -103,7 +103,9 @@ def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
         pl.DataFrame(schema={**{n: LEDGER_SCHEMA[n] for n in KEY}, "target_time": pl.Datetime("us", "UTC")})
     ]
     for path in month_files(series.folder(home, FORECASTS.name)):
-        if path.stem > month_of(now) or _is_scored(home, series, path):
+        # A month whose rows are all scored is not read again, so that the work does not grow with history.
+        scores = series.folder(home, LEDGER.name) / path.name
+        if path.stem > month_of(now) or count_rows(path) == count_rows(scores) >= 0:
             continue
         rows = read_month(home, series, FORECASTS, path.stem)
         if rows is None:
@@ -112,8 +114,3 @@ def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
         due = rows.filter(pl.col("target_time") <= now).select(*KEY, "target_time")
         found.append(due if done is None else due.join(done, on=list(KEY), how="anti"))
     return pl.concat(found)
-
-
-def _is_scored(home: Path, series: SeriesId, path: Path) -> bool:
-    """Whether all rows of a month are scored; it is not read again, so that the work does not grow with history."""
-    return count_rows(path) == count_rows(series.folder(home, LEDGER.name) / path.name) >= 0

@@ -12,7 +12,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -29,7 +29,7 @@ from schemas.forecasts import (
     check_forecasts,
     check_ledger,
 )
-from schemas.identity import SeriesId
+from schemas.identity import SeriesId, stored_series
 from tasks.storage.damage import VERIFY
 
 log = logging.getLogger("cpb")
@@ -88,6 +88,15 @@ def month_of(moment: datetime) -> str:
 def month_files(folder: Path) -> list[Path]:
     """Return the month files of a folder, oldest first."""
     return sorted(folder.glob("????-??.parquet"))
+
+
+def files_of_market(home: Path, market: str) -> Iterator[tuple[SeriesId, Tree, Path]]:
+    """Yield series, tree and path of all month files of a market."""
+    for tree in TREES:
+        for series in stored_series(home, tree.name):
+            if series.market == market:
+                for path in month_files(series.folder(home, tree.name)):
+                    yield series, tree, path
 
 
 def read_months(

@@ -6,7 +6,6 @@ newest month of each series, whatever the age of the ledger.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -82,37 +81,25 @@ class Watch(Record):
     series: dict[str, SeriesWatch] = Field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Watched:
-    """The champion's data that the watch needs. `recipe`: of its training; unchanged by a refresh."""
-
-    series: SeriesId
-    version: str
-    recipe: str
-    reference: Reference
-
-
-def follow(known: SeriesWatch | None, champion: Watched) -> SeriesWatch:
+def follow(
+    known: SeriesWatch | None, series: SeriesId, version: str, recipe: str, reference: Reference
+) -> SeriesWatch:
     """Return the state to continue from under the current champion.
 
     A refresh (same recipe) continues: with a new version every night, evidence that restarted with each version would
     never accumulate. Each forecast is compared with the promise of its own version. Another recipe restarts.
+
+    Args:
+        version, recipe, reference: the champion's; `recipe` is unchanged by a refresh.
     """
-    if known is None or known.recipe != champion.recipe or len(known.crps) != champion.reference.horizon:
-        return SeriesWatch(
-            series=champion.series,
-            recipe=champion.recipe,
-            model_version=champion.version,
-            promises={champion.version: champion.reference.promised},
-            crps=(0.0,) * champion.reference.horizon,
-        )
-    if known.model_version == champion.version:
+    promises = {version: reference.promised}
+    if known is None or known.recipe != recipe or len(known.crps) != reference.horizon:
+        crps = (0.0,) * reference.horizon
+        return SeriesWatch(series=series, recipe=recipe, model_version=version, promises=promises, crps=crps)
+    if known.model_version == version:
         return known
-    promises = {
-        known.model_version: known.promises.get(known.model_version),
-        champion.version: champion.reference.promised,
-    }
-    return known.model_copy(update={"model_version": champion.version, "promises": promises})
+    promises = {known.model_version: known.promises.get(known.model_version), **promises}
+    return known.model_copy(update={"model_version": version, "promises": promises})
 
 
 def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:

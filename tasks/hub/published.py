@@ -1,7 +1,6 @@
 """Forecasts with published models: the models of a Hub repository, applied to the candles of the store."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -42,8 +41,10 @@ def published_models(repo: str, revision: str | None = None) -> list[PublishedMo
     Raises:
         CpbError: (code `hub`) the Hub cannot be reached, or the repository or revision does not exist.
     """
-    with _one_error():
+    try:
         found = list_models(repo, revision)
+    except ModelError as error:
+        raise CpbError(f"{error}".rstrip("."), code="hub", field="model") from None
     series = (series_of(name.replace("/", "-")) for name in found.models)
     return [PublishedModel(s, repo, found.commit) for s in series if s]
 
@@ -74,11 +75,3 @@ def forecast_published(
         except ANY_ERROR as error:
             failures.append(failure(series, "forecast", error))
     return pl.concat(parts), failures
-
-
-@contextmanager
-def _one_error() -> Iterator[None]:
-    try:
-        yield
-    except ModelError as error:
-        raise CpbError(f"{error}".rstrip("."), code="hub", field="model") from None

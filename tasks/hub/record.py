@@ -11,10 +11,10 @@ from cpbmodels import ModelError
 from cpbmodels.adapters.hub import fetch_file, list_models
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage
-from schemas.identity import market_home, stored_series
+from schemas.identity import market_home
 from tasks.forecasting.chain import chain_lock
 from tasks.forecasting.lines import Chain, chain_path, last_line, parse_line, read_lines
-from tasks.forecasting.months import MONTH_FILE, TREES, month_files, read_bytes
+from tasks.forecasting.months import MONTH_FILE, files_of_market, read_bytes
 from tasks.forecasting.read_isolated import Finding, compare_isolated
 from tasks.storage.digests import file_digest
 from tasks.storage.files import write_bytes
@@ -52,13 +52,7 @@ def copy_ledger(home: Path, market: str, target: Path) -> None:
 
     A damaged file is left out and logged.
     """
-    files = [
-        path
-        for tree in TREES
-        for series in stored_series(home, tree.name)
-        if series.market == market
-        for path in month_files(series.folder(home, tree.name))
-    ]
+    files = [path for _, _, path in files_of_market(home, market)]
     if not files:
         return
     with chain_lock(home, market):

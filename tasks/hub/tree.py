@@ -71,14 +71,12 @@ def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = N
         picture = next((name for name in pictures if (draft / name).is_file()), "")
         card = model_card(ordered, repo or "USER/NAME", wheel, picture)
         (draft / CARD).write_text(card, encoding="utf-8")
-        _write_sums(draft)
+        # The sha256 of every file, so that the folder can be checked with `sha256sum -c`.
+        files = {
+            p.relative_to(draft).as_posix(): file_digest(p) for p in sorted(draft.rglob("*")) if p.is_file()
+        }
+        (draft / SUMS).write_bytes(sums_bytes(files))
     return folder
-
-
-def _write_sums(tree: Path) -> None:
-    """Write the sha256 of every file, so that the folder can be checked with `sha256sum -c`."""
-    files = {p.relative_to(tree).as_posix(): file_digest(p) for p in sorted(tree.rglob("*")) if p.is_file()}
-    (tree / SUMS).write_bytes(sums_bytes(files))
 
 
 def sums_bytes(files: Mapping[str, str]) -> bytes:

@@ -68,12 +68,14 @@ class Stored:
 Manifest = Callable[[Asked], Iterable[Stored]]
 """Yields stored files. Each is checked, and repaired, before the next is requested, under any locks held meanwhile."""
 
-Seen = Callable[[Path], None]
-"""Called with each file once it is checked."""
 
+def damages(
+    asked: Asked, manifest: Manifest, seen: Callable[[Path], None] = lambda _path: None
+) -> Iterator[Damage]:
+    """Check every file of a manifest, and yield each damage; with `asked.repair` repair it.
 
-def damages(asked: Asked, manifest: Manifest, seen: Seen = lambda _path: None) -> Iterator[Damage]:
-    """Check every file of a manifest, and yield each damage; with `asked.repair` repair it."""
+    `seen` is called with each file once it is checked.
+    """
     for stored in manifest(asked):
         command, mend = stored.command, stored.mend
         try:

@@ -140,15 +140,10 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (json.dumps(value, indent=2, default=str) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
-    """Return the JSON value in `path`."""
-    return json.loads(path.read_text())
-
-
 def read_json_or_none(path: Path) -> Any:
     """Return the JSON value in `path`; None if the file is missing or not JSON."""
     try:
-        return read_json(path)
+        return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
         return None
 

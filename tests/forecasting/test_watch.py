@@ -23,7 +23,6 @@ from tasks.forecasting.stored_forecasts import latest
 from tasks.forecasting.watch import (
     FILE_NAME,
     SeriesWatch,
-    Watched,
     alarm_of,
     drifted_first,
     evidence_of,
@@ -141,7 +140,7 @@ def test_a_forecast_is_taken_once_and_in_order_however_often_one_looks(tmp_path)
     again = looked(tmp_path, now + HOUR)
     assert (again.evidence, again.forecasts) == (whole.evidence, whole.forecasts)
 
-    known, rows = follow(None, Watched(PEPE, f"{PEPE.registered}/1", "r", reference())), rows_of(tmp_path)
+    known, rows = follow(None, PEPE, f"{PEPE.registered}/1", "r", reference()), rows_of(tmp_path)
     for first in range(0, len(rows), 7):
         known = take(known, rows[: first + 7].sample(fraction=1.0, shuffle=True, seed=first))
     assert evidence_of(known) == pytest.approx(whole.evidence)
@@ -175,8 +174,11 @@ def test_a_refresh_goes_on_by_its_own_promise_and_another_recipe_begins_anew(tmp
 
     strict = take(
         follow(
-            take(follow(None, Watched(PEPE, f"{PEPE.registered}/1", "r", reference())), rows_of(tmp_path)),
-            Watched(PEPE, f"{PEPE.registered}/2", "r", reference()),
+            take(follow(None, PEPE, f"{PEPE.registered}/1", "r", reference()), rows_of(tmp_path)),
+            PEPE,
+            f"{PEPE.registered}/2",
+            "r",
+            reference(),
         ),
         rows_of(tmp_path),
     )
@@ -186,7 +188,7 @@ def test_a_refresh_goes_on_by_its_own_promise_and_another_recipe_begins_anew(tmp
 
 
 def test_drifted_ends_only_when_the_evidence_has_gone(tmp_path):
-    known = follow(None, Watched(PEPE, "v", "r", reference()))
+    known = follow(None, PEPE, "v", "r", reference())
     steps = (
         (1.5, "fine"), (2.5, "watch"), (11.0, "drifted"), (3.0, "drifted"), (0.9, "fine"), (3.0, "watch"),
     )  # fmt: skip
@@ -230,7 +232,7 @@ def test_a_model_without_promise_is_held_to_the_nominal_bands(tmp_path):
 
 
 def test_the_record_survives_damage_and_keeps_the_series_of_others(tmp_path):
-    one, two = (follow(None, Watched(s, f"{s.registered}/1", "r", reference(s))) for s in (PEPE, BTC))
+    one, two = (follow(None, s, f"{s.registered}/1", "r", reference(s)) for s in (PEPE, BTC))
     keep(tmp_path, "spot", [one])
     keep(tmp_path, "spot", [two])
     assert set(read_watch(tmp_path, "spot").series) == {PEPE.name, BTC.name}
@@ -245,7 +247,7 @@ def test_the_record_survives_damage_and_keeps_the_series_of_others(tmp_path):
 
 
 def drifted(home, series=PEPE, since=FIRST):
-    known: SeriesWatch = follow(None, Watched(series, f"{series.registered}/1", "r", reference(series)))
+    known: SeriesWatch = follow(None, series, f"{series.registered}/1", "r", reference(series))
     keep(
         home,
         series.market,
