@@ -31,7 +31,7 @@ from tasks.forecasting.check_months import forecasts
 from tasks.forecasting.lines import ORIGIN, Entry, Line, RowDigests, chain_path, line_hash
 from tasks.forecasting.months import FORECASTS, LEDGER, month_bytes
 from tasks.hub.site import write_site
-from tasks.storage.damage import Asked, damages
+from tasks.storage.checked_files import Asked, damages
 
 FIRST = datetime(2023, 12, 31, 23, tzinfo=UTC)
 """The first candle opens; its forecast is the first of the year."""

@@ -1,8 +1,8 @@
 """Checks every stored artefact of one or all markets: candles, features, fleets, champions, forecasts and the ledger.
 
-Not a step of the DAG: `cpb verify` runs it separately. Each kind has a manifest of its files (`tasks.storage.damage`);
-the manifests of candles, forecasts, champions and the published folder are beside the code that repairs them, the
-others here. If damage prevents checking one kind, the other kinds are still checked.
+Not a step of the DAG: `cpb verify` runs it separately. Each kind has a manifest of its files
+(`tasks.storage.checked_files`); the manifests of candles, forecasts, champions and the published folder are beside the
+code that repairs them, the others here. If damage prevents checking one kind, the other kinds are still checked.
 """
 
 import logging
@@ -27,7 +27,7 @@ from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Submission
 from tasks.promotion.recipe_pairs import Pair, about, pair_files
 from tasks.signals.feature_files import write_features
-from tasks.storage.damage import (
+from tasks.storage.checked_files import (
     REPAIRED,
     VERIFY,
     Asked,

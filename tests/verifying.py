@@ -1,6 +1,6 @@
 """The check of one kind of stored files, as `cpb verify` runs it, for tests of that kind."""
 
-from tasks.storage.damage import Asked, damages
+from tasks.storage.checked_files import Asked, damages
 from tasks.verify import KINDS
 
 

@@ -107,7 +107,7 @@ def verify(
     quiet_libraries()
     markets = MARKETS if market == _ALL else (market,)
     with shown_progress("verify"):
-        from tasks.storage.damage import REPAIRED
+        from tasks.storage.checked_files import REPAIRED
         from tasks.verify import verify_all
 
         home = stored_home()

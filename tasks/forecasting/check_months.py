@@ -24,7 +24,7 @@ from tasks.forecasting.months import (
 )
 from tasks.forecasting.read_isolated import Finding, compare, compare_isolated
 from tasks.forecasting.summary import write_summary
-from tasks.storage.damage import REPAIRED, VERIFY, Asked, Stored, allow_reading, checked
+from tasks.storage.checked_files import REPAIRED, VERIFY, Asked, Stored, allow_reading, checked
 
 _THREADS = 2  # Python threads; polars and hashing use further threads
 _GONE = "the file is missing"

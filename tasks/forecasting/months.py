@@ -30,7 +30,7 @@ from schemas.forecasts import (
     check_ledger,
 )
 from schemas.identity import SeriesId, stored_series
-from tasks.storage.damage import VERIFY
+from tasks.storage.checked_files import VERIFY
 
 log = logging.getLogger("cpb")
 

@@ -35,7 +35,7 @@ from tasks.forecasting.stored_forecasts import series_with_forecasts
 from tasks.forecasting.summary import ledger_rows
 from tasks.hub.record import check_head
 from tasks.hub.tree import SUMS, read_sums, sums_bytes
-from tasks.storage.damage import digest_fault
+from tasks.storage.checked_files import digest_fault
 from tasks.storage.files import check_writable, write_bytes
 
 PAGE, README, CHAIN, VERIFIER = "index.html", "README.md", "chain.jsonl", "verify.py"

@@ -16,7 +16,7 @@ from pathlib import Path
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SPOT, is_series_name, tree_of
 from tasks.hub.card import is_card, model_card
-from tasks.storage.damage import REPAIRED, Asked, Stored, checked, digest_fault
+from tasks.storage.checked_files import REPAIRED, Asked, Stored, checked, digest_fault
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import (

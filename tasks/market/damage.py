@@ -34,7 +34,7 @@ from tasks.market.klines import (
 from tasks.market.layout import period_bounds, to_datetime
 from tasks.market.manifest import MANIFEST, Manifest, Part, manifest_damage, set_manifest_aside
 from tasks.market.writer import set_part_aside
-from tasks.storage.damage import REPAIRED, VERIFY, Asked, Stored, aside, checked, removed
+from tasks.storage.checked_files import REPAIRED, VERIFY, Asked, Stored, aside, checked, removed
 from tasks.storage.records import set_aside
 
 log = logging.getLogger("cpb")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId, market_home, tree_of
-from tasks.storage.damage import VERIFY
+from tasks.storage.checked_files import VERIFY
 from tasks.storage.digests import file_digest
 from tasks.storage.model_folder import damage_of, read_config
 from tasks.storage.urls import local_path

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from schemas.errors import CpbError
-from tasks.storage.damage import (
+from tasks.storage.checked_files import (
     REPAIRED,
     VERIFY,
     Asked,

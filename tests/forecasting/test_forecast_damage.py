@@ -28,7 +28,7 @@ from tasks.forecasting.ledger import score_due
 from tasks.forecasting.months import FORECASTS
 from tasks.forecasting.stored_forecasts import latest
 from tasks.forecasting.summary import read_summary
-from tasks.storage.damage import REPAIRED
+from tasks.storage.checked_files import REPAIRED
 
 
 def cut(path):

@@ -17,7 +17,7 @@ from tasks.judging.baselines import realised, reference_quantiles
 from tasks.judging.member import MemberScore
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import load_series, read_features, write_features
-from tasks.storage.damage import REPAIRED
+from tasks.storage.checked_files import REPAIRED
 from tasks.storage.digests import file_digest
 from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_reference
