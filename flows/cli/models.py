@@ -144,9 +144,8 @@ def ledger(
     from tasks.forecasting.summary import ledger_rows
 
     home = stored_home()
-    check_known(
-        spec.symbols, {s.symbol for s in series_with_forecasts(home)}, f"the forecast store in {home}"
-    )
+    stored = series_with_forecasts(home)
+    check_known(spec.symbols, {s.symbol for s in stored}, f"the forecast store in {home}")
     rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals, history=history)
     if json:
         emit({"ledger": rows, "exit": 0})
@@ -157,7 +156,7 @@ def ledger(
             if lines := [_ledger_cells(row) for row in rows if row["live"] == live]:
                 title = f"{title}, against the random walk with EWMA volatility (below 1 is better)"
                 print_table(title, _LEDGER, lines)
-    elif series_with_forecasts(home):
+    elif stored:
         say(
             "no forecast has come due yet: `cpb forecast` issues forecasts and scores those whose candles have closed"
         )

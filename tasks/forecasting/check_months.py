@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 
 from schemas.errors import DamagedError
 from schemas.identity import SeriesId, market_home
-from tasks.forecasting.chain import begin_chain, chain_lock, quarantine, register_rows
+from tasks.forecasting.chain import begin_chain, chain_lock, pending_path, quarantine, register_rows
 from tasks.forecasting.lines import Chain, FileRecord, chain_path
 from tasks.forecasting.months import (
     LEDGER,
@@ -56,6 +56,9 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
     """
     home, market = asked.home, asked.market
     read_only = not os.access(market_home(home, market), os.W_OK)  # then there are no writers
+    if pending_path(home, market).exists() and not read_only:
+        with chain_lock(home, market, begin=False):  # completes the pending batch
+            pass
     chain = Chain.read(chain_path(home, market))
     months, sound = _months(asked, chain), set()
     for month, fault in _check(months, chain, explain=False):
@@ -65,8 +68,7 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
     damage, faults = _chain_fault(chain, months), list[_Fault]()
     if damage or len(sound) < len(months):
         with nullcontext() if read_only else chain_lock(home, market, begin=False):
-            # Check again under the lock, which completes the batch of a killed process: a writer may have replaced
-            # files between the two reads.
+            # Check again under the lock: a writer may have replaced files between the two reads.
             chain = Chain.read(chain_path(home, market))
             damage = _chain_fault(chain, months := _months(asked, chain))
             months = [month for month in months if month.name not in sound]
