@@ -29,10 +29,10 @@ from tasks.judging.baselines import reference_quantiles
 from tasks.judging.scores import Array
 from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.feature_files import market_key, newest_markets, newest_series
-from tasks.storage.model_folder import ModelConfig, read_config, read_reference, recipe_of
+from tasks.storage.model_folder import read_config, read_reference, recipe_of
 
 LEARNT = "learnt"
-"""Code of the failure for an origin inside the candles that a model was trained, selected or judged on."""
+"""Code of the failure for an origin inside the candles that a model was trained or selected on."""
 
 LOST = "forecasts-lost"
 """Code of the failure for a damaged month that was set aside."""
@@ -110,7 +110,7 @@ def _forecasts(
                 reference=reference, role=role, market=of_market.get(market_key(model.series)),
             )  # fmt: skip
             config = read_config(model.folder)
-            _check_out_of_sample(model, config, forecast["issued_at"][0], is_replay=scope.as_of is not None)
+            _check_unlearnt(model, config.learnt_until, forecast["issued_at"][0])
             made = forecast
             note_version(scope.home, model.series, model.model_version, str(recipe_of(config)))
         except ANY_ERROR as error:
@@ -166,19 +166,12 @@ def _reads_market(champion: Champion) -> bool:
         return False
 
 
-def _check_out_of_sample(
-    champion: Champion, config: ModelConfig, issued_at: datetime, is_replay: bool
-) -> None:
-    """Raise `MemberError` (code `LEARNT`) for an origin inside the candles that a model knows.
-
-    A replay inside the test span would count in the record, although the champion was chosen by its score there.
-    Without `--as-of`, only a gap or a coin that is late leads there, and the forecast is still issued.
-    """
-    known = config.known_until if is_replay else config.learnt_until
-    if known and issued_at < known:
+def _check_unlearnt(champion: Champion, learnt_until: datetime | None, issued_at: datetime) -> None:
+    """Raise `MemberError` (code `LEARNT`) for an origin inside the candles that a model was trained or selected on."""
+    if learnt_until and issued_at <= learnt_until:
         raise MemberError(
             f"{champion.series}: {champion.model_version} was trained or chosen on candles until "
-            f"{known:%Y-%m-%d %H:%M}, so a forecast from {issued_at:%Y-%m-%d %H:%M} would not be out of "
+            f"{learnt_until:%Y-%m-%d %H:%M}, so a forecast from {issued_at:%Y-%m-%d %H:%M} would not be out of "
             "sample; give a later --as-of, or none",
             code=LEARNT, field="as_of",
         )  # fmt: skip

@@ -74,13 +74,11 @@ class ModelConfig(BaseModel):
 
     @property
     def learnt_until(self) -> datetime | None:
-        """The end (UTC) of the candles used to fit and stop the model: of its validation span; None if not recorded."""
-        return self.span("validation")[1]
+        """The end (UTC) of the candles used to fit and stop the model: of its validation span; None if not recorded.
 
-    @property
-    def known_until(self) -> datetime | None:
-        """The end (UTC) of all candles that it was fitted, stopped or judged on, as `cpbmodels.Member.known_until`."""
-        return self.span("test")[1]
+        The library's `Member.known_until` is later: it includes the test span.
+        """
+        return self.span("validation")[1]
 
 
 def read_config(folder: Path) -> ModelConfig:

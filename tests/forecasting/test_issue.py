@@ -241,16 +241,11 @@ def test_a_challengers_failure_costs_no_champions_forecast(scope):
     assert (failure.series, failure.code) == (BTC, "damaged")
 
 
-@pytest.mark.parametrize(
-    ("as_of", "hours", "code"),
-    [(START, 1, "learnt"), (START, 0, None), (None, 1, None), (None, 200, "learnt")],
-)
-def test_no_replay_is_issued_within_what_a_model_was_fitted_or_judged_on(scope, as_of, hours, code):
-    """Its test span ends `hours` after the origin, its validation span 178 hours earlier."""
-    ends = {"validation": START + (hours - 178) * HOUR, "test": START + hours * HOUR}
-    known = Model(
-        PEPE, bounds={name: ["2020-01-01T00:00:00Z", end.isoformat()] for name, end in ends.items()}
-    )
-    batch = issue.issue_forecasts(scope.model_copy(update={"as_of": as_of}), [known])
+@pytest.mark.parametrize(("learnt", "code"), [(START, "learnt"), (START - HOUR, None)])
+def test_nothing_is_issued_within_what_a_model_has_learnt(scope, learnt, code):
+    origin = issue.issue_forecasts(scope, [Model(BTC)]) and latest(scope.home, BTC)["issued_at"][0]
+    end = origin + (learnt - START)
+    known = Model(PEPE, bounds={"validation": ["2020-01-01T00:00:00Z", end.isoformat()]})
+    batch = issue.issue_forecasts(scope, [known])
     assert [f.code for f in batch.failures] == ([code] if code else [])
     assert batch.rows == (0 if code else 10)
