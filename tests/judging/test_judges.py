@@ -72,7 +72,7 @@ def test_a_judge_dies_with_the_command(fake):
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(fake)], cwd=ROOT)
     try:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not (found := psutil.Process(parent.pid).children()):
             assert time.monotonic() < end
             time.sleep(0.05)
@@ -81,4 +81,4 @@ def test_a_judge_dies_with_the_command(fake):
     finally:
         parent.kill()
         parent.wait()
-    assert not psutil.wait_procs(found, timeout=5)[1]
+    assert not psutil.wait_procs(found, timeout=60)[1]

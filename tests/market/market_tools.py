@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,10 @@ from tasks.market.layout import grid_of, source_file
 from tasks.market.simulator import candles
 from tasks.storage.files import DRAFT
 
-FAST = Limits(connect=2, read=2, deadline=0.8, tries=3, backoff=0.01, longest_wait=5)
+FAST = Limits(connect=10, read=10, deadline=60, tries=3, backoff=0.01, longest_wait=5)
+"""Quick to try again; an answer has time also where other processes take all cores."""
+IMPATIENT = replace(FAST, deadline=0.8)
+"""For servers whose answers never end."""
 AS_OF = datetime(2024, 4, 1, tzinfo=UTC)
 
 

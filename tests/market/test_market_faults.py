@@ -8,7 +8,20 @@ import zipfile
 import polars as pl
 import pytest
 from folder_mirror import FolderMirror
-from market_tools import FAST, Misbehaving, build, csv_of, drafts, key, lines, put, rows_of, scope, stored
+from market_tools import (
+    FAST,
+    IMPATIENT,
+    Misbehaving,
+    build,
+    csv_of,
+    drafts,
+    key,
+    lines,
+    put,
+    rows_of,
+    scope,
+    stored,
+)
 
 from tasks.market import mirror
 from tasks.market.ingest import ingest
@@ -22,8 +35,9 @@ NAME = "BTCUSDT-1h-2024-02.zip"
 
 def served(tmp_path, hook=None, **options):
     """Ingest tmp_path/mirror over loopback HTTP."""
+    limits = IMPATIENT if "trickle" in getattr(hook, "fault", "") else FAST
     with mirror.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
-        return ingest(scope(tmp_path / "home", url, **options), limits=FAST)
+        return ingest(scope(tmp_path / "home", url, **options), limits=limits)
 
 
 def btc(report):
@@ -133,9 +147,14 @@ def bad_payloads():
 
 
 @pytest.mark.parametrize(
-    ("name", "payload", "reason", "checksum_of"), list(bad_payloads()), ids=lambda v: str(v)[:12]
-)
-def test_a_bad_zip_is_quarantined_with_its_reason(market, name, payload, reason, checksum_of):
+    "name",
+    [
+        "truncated", "flipped byte", "crc", "html", "empty", "two members", "no member", "path in the name", "bomb",
+        "huge",
+    ],
+)  # fmt: skip
+def test_a_bad_zip_is_quarantined_with_its_reason(market, name):
+    payload, reason, checksum_of = next(found for known, *found in bad_payloads() if known == name)
     path = market / "mirror" / MONTH.key
     path.write_bytes(payload)
     path.with_name(NAME + ".CHECKSUM").write_bytes(mirror.to_checksum(NAME, checksum_of or payload))

@@ -18,7 +18,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 from folder_mirror import FolderMirror
-from market_tools import FAST, Flood, build, key, put, scope
+from market_tools import FAST, IMPATIENT, Flood, build, key, put, scope
 
 from schemas.errors import CpbError, UsageError
 from tasks.market import client, mirror
@@ -184,7 +184,7 @@ def test_a_deadline_holds_through_a_proxy_too(tmp_path, monkeypatch, through_pro
     with mirror.serve(FolderMirror(tmp_path), trickle) as url:
         if through_proxy:
             monkeypatch.setenv("HTTP_PROXY", url)
-        source = HttpSource("http://mirror.invalid" if through_proxy else url, limits=FAST)
+        source = HttpSource("http://mirror.invalid" if through_proxy else url, limits=IMPATIENT)
         with pytest.raises(Unreachable, match=r"timed out: not finished in 0.8 s after 3 tries"):
             source.get("x")
         assert source.requests == 3

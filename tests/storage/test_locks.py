@@ -72,12 +72,12 @@ def test_a_wait_ends_with_the_hold_and_with_an_interrupt(tmp_path):
         time.sleep(0.15)
         assert ended == []
         stop.set()
-        first.join(2)
+        first.join(60)
         assert ended == ["interrupted"]
         stop.clear()
         second = threading.Thread(target=wait, args=("second",))
         second.start()
-    second.join(2)
+    second.join(60)
     assert ended == ["interrupted", "second"]
 
 
@@ -89,7 +89,7 @@ def test_a_file_that_was_deleted_and_made_again_while_one_waited_is_the_one_that
     def wait():
         with locked(path):
             held.set()
-            release.wait(5)
+            release.wait(60)
 
     with locked(path):
         thread = threading.Thread(target=wait)
@@ -97,7 +97,7 @@ def test_a_file_that_was_deleted_and_made_again_while_one_waited_is_the_one_that
         time.sleep(0.15)
         path.unlink()
         path.touch()
-    assert held.wait(2)
+    assert held.wait(60)
     assert is_locked(path)
     release.set()
     thread.join()

@@ -37,17 +37,19 @@ def test_results_and_errors_come_back_in_order():
 
 def test_no_more_than_the_workers_run_at_once():
     guard, inside, most = threading.Lock(), 0, 0
+    meet = threading.Barrier(3, timeout=60)
 
     def work():
         nonlocal inside, most
         with guard:
             inside += 1
             most = max(most, inside)
-        time.sleep(0.03)
+        meet.wait()  # three run at once, or this fails
+        time.sleep(0.01)
         with guard:
             inside -= 1
 
-    run_each([work] * 8, workers=3)
+    assert run_each([work] * 9, workers=3) == [None] * 9
     assert most == 3
 
 
@@ -123,22 +125,22 @@ def test_a_wait_for_a_device_ends_with_an_interrupt(tmp_path, monkeypatch):
             thread.start()
             time.sleep(0.2)
             stop.set()
-            thread.join(2)
+            thread.join(60)
             assert ended
 
 
 def test_a_pool_drops_what_has_not_begun_when_an_error_ends_its_block():
-    begun = []
+    begun, waiting, futures = [], threading.Event(), []
 
     def work():
         begun.append(1)
-        time.sleep(0.2)
+        waiting.set()
+        wait_until(lambda: len(futures) == 5 and futures[-1].cancelled())
 
     def fail_within_the_block():
         with thread_pool(1, "t") as pool:
-            for _ in range(5):
-                pool.submit(work)
-            time.sleep(0.05)
+            futures.extend(pool.submit(work) for _ in range(5))
+            waiting.wait(60)
             raise ValueError
 
     with pytest.raises(ValueError):
@@ -146,23 +148,25 @@ def test_a_pool_drops_what_has_not_begun_when_an_error_ends_its_block():
     assert len(begun) == 1
 
 
-@pytest.mark.parametrize(("grace_s", "written"), [(0.0, False), (3.0, True)])
+@pytest.mark.parametrize(("grace_s", "written"), [(0.0, False), (60.0, True)])
 def test_an_interrupt_waits_for_running_calls_of_a_pool_as_long_as_it_is_told(grace_s, written):
-    done = threading.Event()
+    begun, over, done = threading.Event(), threading.Event(), threading.Event()
 
     def write():
-        time.sleep(0.3)
+        begun.set()
+        over.wait(0.3 if written else 60)
         done.set()
 
     def interrupt_the_block():
         with thread_pool(1, "t", grace_s=grace_s) as pool:
             pool.submit(write)
-            time.sleep(0.05)
+            begun.wait(60)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupt_the_block()
     assert done.is_set() is written
+    over.set()
 
 
 SCRIPT = """\

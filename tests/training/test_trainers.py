@@ -224,7 +224,7 @@ def test_a_trainer_dies_with_its_parent_whenever_that_is_killed(folder, worker, 
     parent.kill()
     parent.wait()
     time.sleep(0.3)  # a trainer that is still being started when its parent dies comes up now
-    wait_until(lambda: not trainers_in(folder), 2)
+    wait_until(lambda: not trainers_in(folder))
 
 
 def test_a_trainer_that_asks_for_its_parent_long_after_its_death_ends(folder, worker, start_parent):
@@ -238,7 +238,7 @@ def test_a_trainer_that_asks_for_its_parent_long_after_its_death_ends(folder, wo
     time.sleep(0.2)
     assert trainers_in(folder)
     trainer.resume()
-    wait_until(lambda: not trainers_in(folder), 3)
+    wait_until(lambda: not trainers_in(folder))
     assert not (folder / "pid").exists()
 
 
@@ -250,7 +250,7 @@ def test_a_child_of_the_parent_that_keeps_the_pipe_open_does_not_keep_the_traine
         "import threading, time, os\n"
         "def fork():\n"
         "    while not pathlib.Path(sys.argv[1], 'pid').exists(): time.sleep(0.01)\n"
-        "    if not os.fork(): time.sleep(30); os._exit(0)\n"
+        "    if not os.fork(): time.sleep(600); os._exit(0)\n"
         "    pathlib.Path(sys.argv[1], 'forked').touch()\n"
         "threading.Thread(target=fork, daemon=True).start()"
     )
@@ -258,6 +258,6 @@ def test_a_child_of_the_parent_that_keeps_the_pipe_open_does_not_keep_the_traine
     (child,) = [c for c in psutil.Process(parent.pid).children() if c not in trainers_in(folder)]
     parent.kill()
     parent.wait()
-    wait_until(lambda: not trainers_in(folder), 2)
+    wait_until(lambda: not trainers_in(folder))
     assert child.is_running()
     child.kill()

@@ -27,7 +27,7 @@ def trainers_in(folder):
     return found
 
 
-def wait_until(done, timeout=20.0):
+def wait_until(done, timeout=60.0):
     end = time.monotonic() + timeout
     while not done():
         assert time.monotonic() < end, "waited in vain"
