@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 from known_markets import judged, market
-from statsmodels.stats.multitest import multipletests
 
 from tasks.backtesting.judge import all_pairs
 from tasks.judging import pool
 
 
 def test_every_pair_of_a_timeframe_is_compared_once():
+    from statsmodels.stats.multitest import multipletests  # takes seconds
+
     series = [market(seed=i, symbol=f"C{i}USDT") for i in range(2)]
     spreads = {"good": 1.0, "wide": 2.0, "same": 1.0}
     members = [judged(one, spread, architecture=name) for name, spread in spreads.items() for one in series]

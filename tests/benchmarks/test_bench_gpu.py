@@ -9,9 +9,10 @@ from benchmarks import gpu
 from benchmarks._flops import flops_per_window
 
 
+@pytest.mark.slow  # ten seconds: each part of the benchmark, which other tests try one by one
 @pytest.mark.parametrize(
     "names",
-    [["gru"], pytest.param(["transformer", "gru", "lstm"], marks=pytest.mark.slow)],
+    [["gru"], ["transformer", "gru", "lstm"]],
 )
 def test_the_gpu_benchmark_runs_whole_on_a_cpu(names, tmp_path, capsys):
     out = tmp_path / "gpu.json"

@@ -11,7 +11,6 @@ import pytest
 from mlflow.tracking import MlflowClient
 from prefect.client.orchestration import get_client
 from prefect.settings import get_current_settings
-from prefect.testing.utilities import prefect_test_harness
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -40,6 +39,8 @@ CLOCK = (
 
 @pytest.fixture(scope="module")
 def server():
+    from prefect.testing.utilities import prefect_test_harness  # imports Prefect's server, for 3 s
+
     with prefect_test_harness(server_startup_timeout=180):
         yield get_current_settings().api.url
 

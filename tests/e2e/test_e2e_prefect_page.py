@@ -13,7 +13,6 @@ from prefect.client.schemas.filters import FlowRunFilter, LogFilter, TaskRunFilt
 from prefect.events.schemas.automations import AutomationCore
 from prefect.settings import get_current_settings
 from prefect.states import Completed
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.console import say
 from flows.runner import Runner, flow_parameters, plain_failures
@@ -31,6 +30,8 @@ BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 @pytest.fixture(scope="module")
 def server():
     """The address of a real server with an empty database."""
+    from prefect.testing.utilities import prefect_test_harness  # imports Prefect's server, for 3 s
+
     with prefect_test_harness(server_startup_timeout=180):
         yield get_current_settings().api.url
 

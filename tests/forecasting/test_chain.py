@@ -22,6 +22,8 @@ from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, read_lines, rows_digest
 from tasks.forecasting.months import month_bytes
 
+pytestmark = pytest.mark.usefixtures("forked_reader")
+
 PEPE_MAY = "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet"
 PEPE_JUNE = PEPE_MAY.replace("05.parquet", "06.parquet")
 BTC_JUNE = PEPE_JUNE.replace("PEPE", "BTC")

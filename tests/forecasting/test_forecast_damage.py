@@ -30,6 +30,8 @@ from tasks.forecasting.stored_forecasts import latest
 from tasks.forecasting.summary import read_summary
 from tasks.storage.checked_files import REPAIRED
 
+pytestmark = pytest.mark.usefixtures("forked_reader")
+
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:-200])

@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-import statsmodels.api as sm
 from scipy.stats import norm
-from statsmodels.stats.multitest import multipletests
 
 from tasks.judging import inference
 
@@ -20,6 +18,8 @@ def autocorrelated(n, mean=0.0, rho=0.6, seed=0):
 
 @pytest.mark.parametrize("lags", [0, 1, 9, 50])
 def test_hac_variance_equals_statsmodels(lags):
+    import statsmodels.api as sm  # takes seconds, which other tests need not wait for
+
     x = autocorrelated(400)
     fit = sm.OLS(x, np.ones(400)).fit(cov_type="HAC", cov_kwds={"maxlags": lags, "use_correction": False})
     assert inference.hac_variance(x, lags) == pytest.approx(fit.cov_params()[0, 0], rel=1e-9)
@@ -39,6 +39,8 @@ def test_no_skill_is_taken_for_skill_about_as_often_as_promised(n, horizon):
 
 
 def test_holm_equals_statsmodels():
+    from statsmodels.stats.multitest import multipletests
+
     p = np.random.default_rng(1).uniform(0, 0.1, 40)
     np.testing.assert_allclose(inference.holm(p), multipletests(p, method="holm")[1], rtol=1e-9)
     assert inference.holm([]) == []

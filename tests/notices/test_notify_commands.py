@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 
@@ -14,21 +15,26 @@ from tasks.storage.processes import ProcessId
 from tasks.storage.records import write_record
 
 
-def cpb(*arguments, **env):
+def cpb(*arguments, program=(sys.executable, "-m", "flows.cli"), **env):
     return subprocess.run(
-        [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+        [*program, *map(str, arguments)],
         env=os.environ | env, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
+
+
+@pytest.fixture
+def forked(forking):
+    return partial(cpb, program=[forking / "cpb"])
 
 
 def last(done):
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
-def test_services_are_listed_and_tried_by_their_scheme_alone(inbox):
-    listed = cpb("notify", "--json")
+def test_services_are_listed_and_tried_by_their_scheme_alone(inbox, forked):
+    listed = forked("notify", "--json")
     assert last(listed) == {"services": ["json (service 1)"], "exit": 0}
-    tried = cpb("notify", "--test", "--json", CPB_NOTIFY=f"{inbox.url} json://127.0.0.1:9/other-token")
+    tried = forked("notify", "--test", "--json", CPB_NOTIFY=f"{inbox.url} json://127.0.0.1:9/other-token")
     assert tried.returncode == 0
     assert [one["accepted"] for one in last(tried)["services"]] == [True, False]
     assert "test message" in inbox.messages[0]["message"]
@@ -36,15 +42,15 @@ def test_services_are_listed_and_tried_by_their_scheme_alone(inbox):
         assert secret not in listed.stdout + listed.stderr + tried.stdout + tried.stderr
 
 
-def test_where_no_service_accepts_it_exits_1_and_without_any_2(home):
-    assert cpb("notify", "--test", CPB_NOTIFY="json://127.0.0.1:9/token").returncode == 1
-    unset = cpb("notify", "--test")
+def test_where_no_service_accepts_it_exits_1_and_without_any_2(home, forked):
+    assert forked("notify", "--test", CPB_NOTIFY="json://127.0.0.1:9/token").returncode == 1
+    unset = forked("notify", "--test")
     assert unset.returncode == 2
     assert unset.stderr.count("\n") == 1
     assert "CPB_NOTIFY" in unset.stderr
     (home / "notify").write_text("json://127.0.0.1:9/token")
     (home / "notify").chmod(0o644)
-    refused = cpb("notify")
+    refused = forked("notify")
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "chmod 600" in refused.stderr
 

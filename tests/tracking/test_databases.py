@@ -13,6 +13,7 @@ import textwrap
 import threading
 from pathlib import Path
 
+import fork_server
 import pytest
 from postgres_tools import needs_driver, place_artifacts, postgres, uri  # noqa: F401
 from registering import register_champion
@@ -223,7 +224,7 @@ def foreign(schema, monkeypatch):
 
 
 @pytest.mark.parametrize("open_elsewhere", [False, True])
-def test_a_store_that_may_only_be_read_is_read(foreign, folder, open_elsewhere):  # noqa: F811
+def test_a_store_that_may_only_be_read_is_read(foreign, folder, forking, open_elsewhere):  # noqa: F811
     store = open_store()
     fleet = fleet_of()
     register_champion(series(), log_member(fleet.run_id, member(folder)))
@@ -242,8 +243,9 @@ def test_a_store_that_may_only_be_read_is_read(foreign, folder, open_elsewhere):
             path.chmod(0o555 if path.is_dir() else 0o444)
         scratch.chmod(0o777)
         before = {path: path.stat().st_mtime_ns for path in (foreign / "mlruns").rglob("*")}
+        program = [forking / fork_server.CODE] if open_elsewhere else [sys.executable, "-c"]
         done = subprocess.run(
-            [sys.executable, "-c", READ], cwd=foreign, capture_output=True, text=True, timeout=120, check=False,
+            [*program, READ], cwd=foreign, capture_output=True, text=True, timeout=120, check=False,
             env={"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"], "HOME": "/nonexistent",
                  "TMPDIR": str(scratch)},
         )  # fmt: skip

@@ -474,8 +474,9 @@ def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, mome
     assert (btc, eth, leaderboard(nights.flow(7))) == ([5, 6, 7], [5, 6, 7], board)
 
 
-def test_two_processes_that_prune_at_once_end_as_one_does(nights):
-    children = [child(nights, CHILD, 10_000, wait=False) for _ in range(2)]
+def test_two_processes_that_prune_at_once_end_as_one_does(nights, forking):
+    forked = (forking / fork_server.CODE,)
+    children = [child(nights, CHILD, 10_000, wait=False, program=forked) for _ in range(2)]
     told = [one.communicate(timeout=120)[0].splitlines()[-1] for one in children]
     assert [one.returncode for one in children] == [0, 0]
     assert sorted(line.split()[0] for line in told) == ["deleted", "nothing"]

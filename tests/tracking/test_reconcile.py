@@ -1,11 +1,10 @@
 import os
 import signal
 import subprocess
-import sys
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
+import fork_server
 import pytest
 from test_runs import fleet_of, log_member, member
 
@@ -15,10 +14,10 @@ from tasks.tracking.mlflow_store import LEASE, open_store, reconcile
 from tasks.tracking.runs import finish, start_fleet, start_parent
 from tasks.tracking.tags import OPENED, PARENT, PROCESS, REASON
 
-ROOT = Path(__file__).resolve().parents[2]
 NOW = datetime.now(UTC)
 
 TRAINING = """
+import os
 import threading
 import time
 from tasks.tracking.runs import start_fleet, start_parent
@@ -27,31 +26,37 @@ store = open_store()
 flow = start_parent("killed", {})
 fleet = start_fleet(flow.run_id, "gru", "killed/gru")
 member = store.client.create_run(store.experiment_id, tags={"mlflow.parentRunId": fleet.run_id, "cpb.key": "m"})
-print(flow.run_id, fleet.run_id, member.info.run_id, flush=True)
+print(os.getpid(), flow.run_id, fleet.run_id, member.info.run_id, flush=True)
 time.sleep(600)
 """
 
 
-def start_training(folder):
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+@pytest.fixture
+def training(forking, tmp_path):
+    """A process that trains: a function that kills it, its number, and its runs."""
     process = subprocess.Popen(
-        [sys.executable, "-c", TRAINING], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True
+        [forking / fork_server.CODE, TRAINING], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
-    return process, process.stdout.readline().split()
+    number, *runs = process.stdout.readline().split()
+
+    def kill():
+        if process.poll() is None:
+            os.kill(int(number), signal.SIGKILL)
+        assert process.wait(60) == -signal.SIGKILL  # that of the client follows its child's
+
+    yield kill, number, runs
+    kill()
 
 
 def status(store, run_id):
     return store.client.get_run(run_id).info.status
 
 
-def test_the_runs_of_a_killed_process_are_marked_by_the_next_writer(store, tmp_path):
-    process, runs = start_training(tmp_path)
-    try:
-        assert reconcile(store) == []  # it lives
-        assert {status(store, run) for run in runs} == {"RUNNING"}
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait(30)
+def test_the_runs_of_a_killed_process_are_marked_by_the_next_writer(store, training):
+    kill, number, runs = training
+    assert reconcile(store) == []  # it lives
+    assert {status(store, run) for run in runs} == {"RUNNING"}
+    kill()
 
     mlflow_store._opened.clear()
     mlflow_store._opened_for_writing.clear()
@@ -60,23 +65,21 @@ def test_the_runs_of_a_killed_process_are_marked_by_the_next_writer(store, tmp_p
     open_store()
 
     assert {status(store, run) for run in runs} == {"KILLED"}
-    assert f"process {process.pid} " in store.client.get_run(runs[0]).data.tags[REASON]
+    assert f"process {number} " in store.client.get_run(runs[0]).data.tags[REASON]
 
 
-def test_a_new_flow_marks_the_runs_of_dead_ones(store, tmp_path):
-    process, runs = start_training(tmp_path)
-    process.kill()
-    process.wait(30)
+def test_a_new_flow_marks_the_runs_of_dead_ones(store, training):
+    kill, _, runs = training
+    kill()
 
     start_parent("next", {})
 
     assert {status(store, run) for run in runs} == {"KILLED"}
 
 
-def test_a_killed_flow_is_continued_by_the_same_key(store, tmp_path):
-    process, (flow_id, fleet_id, _) = start_training(tmp_path)
-    process.kill()
-    process.wait(30)
+def test_a_killed_flow_is_continued_by_the_same_key(store, training):
+    kill, _, (flow_id, fleet_id, _) = training
+    kill()
     reconcile(store)
 
     flow = start_parent("killed", {})

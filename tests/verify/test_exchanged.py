@@ -90,8 +90,14 @@ def test_both_files_are_named(stored, kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["candles of two coins", "candles of two months", "records of features", "jobs", "results", "weights",
-             "scores of models", "references", "pictures", "sums of scores", "versions"],
+    "kind",
+    [
+        "candles of two coins", "weights", "sums of scores",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
+            "candles of two months", "records of features", "jobs", "results", "scores of models", "references",
+            "pictures", "versions",
+        )),
+    ],
 )  # fmt: skip
 def test_the_next_runs_mend_what_can_be_made_anew(stored, monkeypatch, kind):
     exchange(*FILES[kind](stored))

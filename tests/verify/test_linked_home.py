@@ -31,7 +31,11 @@ def other_disk(tmp_path):
         yield Path(folder)
 
 
-@pytest.mark.parametrize("parts", LINKED, ids=",".join)
+@pytest.mark.parametrize(
+    "parts",
+    [parts if parts is LINKED[0] else pytest.param(parts, marks=pytest.mark.slow) for parts in LINKED],
+    ids=",".join,
+)
 def test_parts_of_the_home_lie_on_another_disk(stored, other_disk, parts):
     places = {stored / MARKET / part: other_disk / f"elsewhere-{part.strip('.')}" for part in parts}
     for place, target in places.items():
