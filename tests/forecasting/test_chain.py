@@ -446,7 +446,7 @@ def test_two_processes_at_once_lose_nothing_and_their_lines_fit(tmp_path):
     tests = str(Path(__file__).parent)
     codes = [WRITER.format(tests=tests, home=str(tmp_path), first=first) for first in (0, 6)]
     writers = [subprocess.Popen([sys.executable, "-c", code]) for code in codes]
-    assert [writer.wait(60) for writer in writers] == [0, 0]
+    assert [writer.wait(120) for writer in writers] == [0, 0]
 
     assert len(read(tmp_path, PEPE)) == 180
     assert faults(tmp_path) == {}

@@ -61,7 +61,7 @@ def test_nothing_to_judge_starts_no_process(fake):
     before = psutil.Process().children()  # of tests that ran earlier in this process
     with Judges(Cores(2), fake) as judges:
         assert judges.judge(fake, []) == []
-        assert psutil.Process().children() == before
+        assert set(psutil.Process().children()) <= set(before)
 
 
 def test_a_judge_dies_with_the_command(fake):

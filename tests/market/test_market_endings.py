@@ -77,7 +77,7 @@ def test_ctrl_c_leaves_a_whole_store_and_no_temp_file(root, tmp_path):
     while not list(home.glob("klines/*/*/*.parquet")) and run.poll() is None:
         time.sleep(0.002)
     run.send_signal(signal.SIGINT)
-    _, err = run.communicate(timeout=30)
+    _, err = run.communicate(timeout=120)
     if run.returncode != 0:  # it may have been faster than the signal
         assert run.returncode == 130, err
         assert "Traceback" not in err
@@ -96,7 +96,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(root, tmp_path):
         pytest.skip("mounting is not allowed here")
     try:
         run = start(root, disk / "home")
-        _, err = run.communicate(timeout=60)
+        _, err = run.communicate(timeout=120)
         assert run.returncode == 1
         assert "no space left in" in err
         assert "CPB_HOME" in err
@@ -105,7 +105,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(root, tmp_path):
         assert not drafts(disk)
         readable_parts(disk / "home")
         subprocess.run(["mount", "-o", "remount,size=40m", str(disk)], check=True)
-        told = json.loads(start(root, disk / "home").communicate(timeout=60)[0].splitlines()[-1])
+        told = json.loads(start(root, disk / "home").communicate(timeout=120)[0].splitlines()[-1])
         assert told["exit"] == 0
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -115,7 +115,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(root, tmp_path):
 def test_a_second_writer_gets_one_sentence(root, tmp_path):
     home = tmp_path / "home"
     runs = [start(root, home), start(root, home)]
-    ends = [(r.communicate(timeout=60), r.returncode) for r in runs]
+    ends = [(r.communicate(timeout=120), r.returncode) for r in runs]
     codes = sorted(code for _, code in ends)
     assert codes in ([0, 0], [0, 1])  # one after the other, or one refused
     refused = [err for (_, err), code in ends if code == 1]

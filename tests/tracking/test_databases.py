@@ -71,7 +71,7 @@ def held(database):
         yield
     finally:
         holder.kill()
-        holder.wait(30)
+        holder.wait(120)
 
 
 def test_a_database_that_another_process_has_locked(store, impatient):

@@ -81,7 +81,7 @@ def test_after_a_kill_the_same_call_completes_the_fleet_once(store, monkeypatch)
 
     victim = FORK.Process(target=killed)
     victim.start()
-    victim.join(60)
+    victim.join(120)
     assert victim.exitcode == -signal.SIGKILL
     assert Counter(r.info.status for r in children_of(store, fleet.run_id)) == {"FINISHED": 3, "RUNNING": 1}
 

@@ -46,7 +46,7 @@ def test_parallel_first_use_makes_one_whole_store(schema, tmp_path):
         child.start()
     experiments = {answers.get(timeout=120) for _ in children}
     for child in children:
-        child.join(60)
+        child.join(120)
 
     assert [c.exitcode for c in children] == [0] * 4
     assert len(experiments) == 1

@@ -120,7 +120,7 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path, nights):
     other.stdout.readline()
     assert ShardsInUse(tmp_path).release() == []
     other.kill()
-    other.wait(30)
+    other.wait(120)
     assert len(ShardsInUse(tmp_path).release()) == 2
 
 

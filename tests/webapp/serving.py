@@ -26,7 +26,7 @@ def serve(app, hosts=()):
     server = uvicorn.Server(uvicorn.Config(Guard(app, PAGE, hosts), log_level="critical"))
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not server.started:
         assert time.monotonic() < deadline, "the server does not start"
         time.sleep(0.02)
