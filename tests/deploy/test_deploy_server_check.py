@@ -94,7 +94,13 @@ def test_a_server_that_never_answers(monkeypatch):
             assert failure().code == "server-unreachable"
 
 
-@pytest.mark.parametrize("where", ["nowhere", "environment", "profile", "prefect.toml", ".env"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "nowhere", "profile",
+        *(pytest.param(place, marks=pytest.mark.slow) for place in ("environment", "prefect.toml", ".env")),
+    ],
+)  # fmt: skip
 def test_whatever_prefect_would_use_counts(tmp_path, monkeypatch, where):
     url = "http://127.0.0.1:1/api"
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "home"))

@@ -471,6 +471,7 @@ def test_the_stored_rows_are_read_as_the_page_of_docs_reads_them(recorded):
     assert done.stdout == "280 True\n", done
 
 
+@pytest.mark.slow
 @needs_browser
 def test_the_page_is_whole_from_a_file_without_any_request(site):
     from playwright.sync_api import sync_playwright
