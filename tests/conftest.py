@@ -19,8 +19,8 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 os.environ.pop("PREFECT_API_URL", None)
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ.pop("CPB_HOME", None)
-# As the command line does: looking for garbage among the objects of all libraries takes a fifth of an import's time.
-gc.set_threshold(5000)
+# Looking for garbage among the objects of all libraries takes a fifth of an import's time, and a twentieth of a test's.
+gc.set_threshold(20_000)
 
 _ENVIRONMENT = dict(os.environ)
 """Without what single tests set."""
