@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from schemas.errors import CpbError, UsageError
-from schemas.handover import BacktestEvidence, Paired, Record, SplitBounds
+from schemas.handover import BacktestEvidence, Record, SplitBounds
 from schemas.identity import INTERVAL_SECONDS, Market, Recipe, SeriesId, tree_of
 from schemas.run import BacktestSpec
 from tasks.backtesting.folds import FoldSeries
@@ -107,13 +107,8 @@ def open_contest(spec: BacktestSpec) -> Contest:
     own = next((name for name, recipe in planned.items() if recipe == incumbent), None)
     if own:
         return Contest(submitted, incumbent, own, coins, None)
-    change: dict[str, Any] = {
-        "architectures": incumbent.architecture,
-        "preset": incumbent.preset,
-        "overrides": {},
-        "seeds": None,
-    }
-    beside = spec.model_copy(update=change)
+    own_options = {"architectures": incumbent.architecture, "preset": incumbent.preset}
+    beside = spec.model_copy(update=own_options | {"overrides": {}, "seeds": None})
     if planned_recipe(beside, incumbent.architecture) != incumbent:
         raise UsageError(
             f"gate: the champions' recipe {incumbent} is not what its preset trains now; add its architecture with the "
@@ -185,7 +180,11 @@ def decide(
         if name in found:
             short = found[name].days < MIN_COVER * min_days(INTERVAL_SECONDS[timeframe])
             why = "too few days have rows" if short else failed(found[name], p)
-            judged.append((_evidence(recipe, submission, before, found[name], p), why))
+            evidence = BacktestEvidence(
+                challenger=str(recipe), incumbent=submission.incumbent, first=submission.first, last=submission.last,
+                submitted=before + submission.count, named=submission.digest, **found[name].model_dump() | {"p": p},
+            )  # fmt: skip
+            judged.append((evidence, why))
     winner = min((one for one, why in judged if not why), key=lambda one: one.ratio, default=None)
     if winner:
         pair = recipe_pairs.Pair(
@@ -268,15 +267,6 @@ def _check_coins(contest: Contest, folds: Sequence[FoldSeries]) -> None:
 def _covers(coins: int, contest: Contest) -> bool:
     """Whether this number of the coins that the champions' recipe serves is enough for a decision about them."""
     return coins >= MIN_COVER * len(contest.served)
-
-
-def _evidence(
-    recipe: Recipe, submission: Submission, before: int, found: Paired, p: float
-) -> BacktestEvidence:
-    return BacktestEvidence(
-        challenger=str(recipe), incumbent=submission.incumbent, first=submission.first, last=submission.last,
-        submitted=before + submission.count, named=submission.digest, **found.model_dump() | {"p": p},
-    )  # fmt: skip
 
 
 def _folder(home: Path, market: str, timeframe: str) -> Path:
