@@ -28,10 +28,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
+from cpbmodels.arch.layers import Layout
 from cpbmodels.arch.presets import preset
 from cpbmodels.arch.torch_private import TorchDispatchMode
 from cpbmodels.device import steps
-from cpbmodels.fleet import training
 
 NO_LAUNCH = {
     "view", "_unsafe_view", "_reshape_alias", "reshape", "transpose", "permute", "t", "expand", "slice", "select",
@@ -168,7 +168,7 @@ def validation_launches(architecture: str, members: int = 40) -> Counter[str]:
 
 def _meta_step(architecture: str, members: int, **overrides: Any) -> steps.FleetStep:
     options, meta = preset(f"seed-{architecture}", architecture, **overrides), torch.device("meta")
-    empty = patch.object(training, "_new_row", lambda net, task: torch.empty(1, net.layout.size, device=meta))
+    empty = patch.object(Layout, "initial", lambda layout, seed: torch.empty(layout.size, device=meta))
     with empty:  # 40 LSTMs' initial weights are 80 million random numbers that nobody looks at
         return steps.fleet_step(architecture, options, members, meta, torch.bfloat16, rows=500)
 

@@ -204,7 +204,8 @@ def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
         if old.fleets and (folder := local_path(old.top.uri)):
             (folder / REPORT).unlink(missing_ok=True)  # 2 MB, about models that are no longer there
         for run in old.runs:
-            remove_files(run.uri, run.id)
+            if not problem_of(store, run):  # again: a long pruning leaves people minutes to add a file
+                remove_files(run.uri, run.id)
         delete_runs_for_good(store.client, ids, [model.model_id for model in models_of(store, ids)])
 
 

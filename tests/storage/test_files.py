@@ -143,7 +143,7 @@ def test_no_glob_of_the_product_finds_a_draft():
     for package in ("tasks", "flows", "webapp", "cpbmodels", "schemas"):
         for file in sorted((ROOT / package).rglob("*.py")):
             for pattern in GLOB.findall(file.read_text()):
-                name = re.sub(r"\{[^}]*\}", "x", pattern).rpartition("/")[2]
+                name = re.sub(r"\{[^}]*\}", "x", pattern).rstrip("/").rpartition("/")[2]
                 whole = name.replace("*", "x").replace("?", "x")
                 if not name.startswith(".") and name != "*" and fnmatch(draft_name(Path(whole)).name, name):
                     found[file.relative_to(ROOT).as_posix()] = pattern

@@ -21,6 +21,7 @@ from postgres_tools import place_artifacts, postgres, uri  # noqa: F401
 
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
+from tasks.tracking import prune as pruning
 from tasks.tracking.connection import find_run
 from tasks.tracking.database import make_sqlite, sqlite_path
 from tasks.tracking.leaderboard import leaderboard
@@ -288,6 +289,21 @@ def test_runs_files_and_models_of_others_are_untouched(nights):
     assert listed.tags["mlflow.modelVersions"] == "[]"  # the version is gone, its run stays
     assert (stray / "notes.txt").exists()
     assert (nights.place / "trained").is_dir()
+
+
+def test_a_file_added_while_others_are_deleted_stays(nights, monkeypatch):
+    added = nights.artifacts(nights.members(3)[2]) / "notes.txt"
+    deleted = pruning._delete_flow
+
+    def add_and_delete(store, flow, now):
+        if nights.members(3)[2] in {run.id for run in flow.runs}:
+            added.write_text("mine")
+        deleted(store, flow, now)
+
+    monkeypatch.setattr(pruning, "_delete_flow", add_and_delete)
+    nights.prune()
+    assert added.read_text() == "mine"
+    assert not nights.artifacts(nights.members(3)[3]).exists()
 
 
 def test_artifacts_of_another_machine_keep_their_runs(nights):
