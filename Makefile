@@ -53,7 +53,7 @@ lint: .venv/.installed-dev ## ruff, mypy, import rules, limits of size
 
 # By file: what a module's tests share (a server, a cluster, a trained home) is then made once, and not in every process.
 test: lint ## lint, types, import rules and the fast tests
-	@echo "The fast tests: 8 minutes on two quiet cores."
+	@echo "The fast tests: 7 minutes on two quiet cores."
 	$(BIN)/pytest -n 2 --dist loadfile --durations=20
 
 test-all: lint ## everything, with real servers, browser, kills and long trainings
