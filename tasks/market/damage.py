@@ -33,7 +33,7 @@ from tasks.market.klines import (
 )
 from tasks.market.layout import period_bounds, to_datetime
 from tasks.market.manifest import MANIFEST, Manifest, Part, manifest_damage, set_manifest_aside
-from tasks.market.writer import set_part_aside
+from tasks.market.writer import SET_ASIDE_PART, set_part_aside
 from tasks.storage.checked_files import REPAIRED, VERIFY, Asked, Stored, aside, checked, removed
 from tasks.storage.records import set_aside
 
@@ -100,10 +100,19 @@ def record_damage(home: Path, series: SeriesId) -> None:
 
 
 def _months(asked: Asked, manifest: Manifest, series: SeriesId) -> Iterator[tuple[Path, str]]:
-    """Yield each month's candles and off-grid candles with their fault; a repair sets damaged files aside."""
-    for month, part in manifest.parts(series).items():
+    """Yield each month's candles and off-grid candles with their fault; a repair sets damaged files aside.
+
+    A month that an earlier repair set aside, and could not fetch again, is missing until it is fetched.
+    """
+    parts = manifest.parts(series)
+    lost = {
+        period[:7]
+        for period, file in manifest.files(series).items()
+        if file.status == "failed" and file.reason.startswith(SET_ASIDE_PART)
+    }
+    for month in sorted({*parts, *lost}):
         path = part_path(asked.home, series, month)
-        reason = _part_damage(path, part)
+        reason = _part_damage(path, parts[month]) if month in parts else damage_of(path)
         if reason and asked.repair:
             set_part_aside(asked.home, manifest, series, month, reason)
         yield path, reason

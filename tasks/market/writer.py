@@ -153,11 +153,15 @@ def _drop_months_with_damaged_parts(
     return notes
 
 
+SET_ASIDE_PART = "stored part was damaged"
+"""Start of the manifest's reason for the files of a month that was set aside and is to be fetched again."""
+
+
 def set_part_aside(home: Path, manifest: Manifest, series: SeriesId, month: str, reason: str) -> str:
     """Rename a damaged part, so that the next ingest fetches its files again; return a sentence about it."""
     path = part_path(home, series, month)
     aside = set_aside(path, reason) if path.exists() else None
-    manifest.fail_files(series, month, f"stored part was damaged: {reason}", part_is_gone=True)
+    manifest.fail_files(series, month, f"{SET_ASIDE_PART}: {reason}", part_is_gone=True)
     where = f" and set aside as {aside.name}" if aside else ""
     return (
         f"{series} {month}: stored part was damaged ({reason}){where}; the next `cpb ingest` fetches it again"

@@ -128,6 +128,21 @@ def test_what_cannot_be_fetched_now_is_fetched_by_the_next_ingest(home, tmp_path
     assert read_klines(home, BTC).equals(before)
 
 
+def test_what_a_repair_could_not_fetch_is_missing_until_a_repair_can(home, tmp_path):
+    before = read_klines(home, BTC)
+    flip(part(home), 1)
+    list(verify(home, repair=True, source="http://127.0.0.1:9"))
+    (found,) = verify(home)
+    assert (found.path, "missing" in found.reason) == (
+        "klines/interval=1h/symbol=BTCUSDT/2024-02.parquet",
+        True,
+    )
+    (found,) = verify(home, repair=True, source=str(tmp_path / "mirror"))
+    assert found.repaired
+    assert not list(verify(home))
+    assert read_klines(home, BTC).equals(before)
+
+
 def test_a_damaged_cache_file_is_deleted_by_a_repair(home):
     read_klines(home, BTC)
     flip(cache_of(home), 3)
