@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from cpbmodels.arch import ENTRY_POINT_GROUP, architectures, find
@@ -259,6 +258,7 @@ def load(folder: str | Path) -> Member:
     Raises:
         ModelError: what is wrong and where, in one sentence.
     """
+    from safetensors import SafetensorError
     from safetensors.torch import load as from_bytes
 
     folder = Path(folder)
@@ -384,6 +384,8 @@ def _of_part(tensors: Mapping[str, Tensor], place: int, of: int) -> dict[str, Te
 
 def _check_header(path: Path, nets: Sequence[Net], folder: Path) -> None:
     """Raise ModelError if the header of a safetensors file lists tensors other than those of these nets."""
+    from safetensors import safe_open
+
     with safe_open(str(path), "pt") as file:  # reads the header alone
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         found = {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}

@@ -68,7 +68,8 @@ import sys, json, pathlib, threading
 executed = set()
 def trace(frame, event, arg):
     executed.add(frame.f_code.co_filename)
-import schemas.identity, tasks.signals.feature_files, tasks.training.trainer as worker
+import schemas.identity, tasks.training.trainer as worker
+from tasks.signals import feature_files
 threading.settrace(trace)
 sys.settrace(trace)
 home, out, symbol, *folders = sys.argv[1:]
