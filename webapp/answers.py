@@ -344,10 +344,7 @@ class FlowRun(FlowRunInfo, OfMarket):
     `status`: RUNNING, FINISHED, FAILED or KILLED, also if the run's process has died. `coins`, `timeframes` and
     `architectures` as requested, so that coins may be `all`.
     `as_of`: candles that close after it were ignored, as requested; else the day (UTC) of the newest candle.
-    `mlflow`: its page in MLflow; null unless the store is a tracking server's or `cpb ui` runs.
     """
-
-    mlflow: str | None = None
 
 
 class Runs(BaseModel):

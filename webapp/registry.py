@@ -22,7 +22,6 @@ from tasks.tracking.leaderboard import leaderboard as read_board
 from tasks.tracking.mlflow_store import open_store, tracking_uri
 from tasks.tracking.registry import champions, registered
 from tasks.tracking.run_list import newest_flow_runs
-from tasks.tracking.views import interface_of, run_page
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity
 from webapp.replies import Answer, State, database_state, kept_while
@@ -175,14 +174,7 @@ def decisions(series: SeriesId, limit: int) -> Answer:
 def flow_runs(limit: int) -> tuple[list[FlowRun], str | None]:
     """Return the newest runs of the flow, newest first, and the error if the store cannot be read."""
 
-    def read(store: Store) -> list[FlowRun]:
-        url = interface_of(store)
-        return [
-            FlowRun(**dict(one), mlflow=run_page(url, store, one.run_id) if url else None)
-            for one in newest_flow_runs(store, limit)
-        ]
-
-    return _or_note(read)
+    return _or_note(lambda store: [FlowRun(**dict(run)) for run in newest_flow_runs(store, limit)])
 
 
 def _champion(champion: Any, decision: Decision | None) -> ChampionInfo:

@@ -127,23 +127,18 @@ def ui(
 
     Example: cpb ui
     """
-    from flows.ops.ui import FILTER, serve_ui
+    from flows.ops.ui import serve_ui
 
     def ready(where: "Address") -> None:
         if json:
             signing_in = {"sign_in": where.sign_in or None, "auth_file": where.auth_file}
-            emit({"url": where.url, "runs": where.runs, **signing_in, "views": where.views, "filter": FILTER})
+            emit({"url": where.url, "runs": where.runs, **signing_in})
             return
         if where.sign_in:
             say(f"MLflow: {where.sign_in}  (valid once, for a minute; stop with Ctrl-C)")
             say(f"later, or in another browser: {where.runs}, user and password in {where.auth_file}")
-            say("in the signed-in browser:")
         else:
             say(f"MLflow: {where.runs}")
-        for about, link in where.views.items():
-            say(f"{about}: {link}")
-        say(f"filter for members that beat the random walk: {FILTER}")
-        say(f"the matching members: {where.filtered_url}")
 
     say("starting MLflow's interface, about ten seconds")
     serve_ui(host, port, ready)

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from urllib.parse import quote
 
 from flows.ops.guard import SignIn
 from flows.ops.listeners import UI
@@ -23,28 +22,23 @@ from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import PROXIED, is_server
 from tasks.tracking.mlflow_store import open_store, reconcile
-from tasks.tracking.views import announced, runs_page, views
-
-FILTER = "tags.timeframe = '1h' and tags.market != 'sim' and metrics.test_crps_ratio < 1"
-"""Filter of the 1h members that beat the random walk on real candles."""
 
 log = logging.getLogger("cpb")
 
 
 @dataclass(frozen=True)
 class Address:
-    """URLs of the interface: its runs page, by their content (`views.py`), and the table with the filter applied.
+    """Where the interface is, and how to get in.
 
     Args:
         url: of the server, for programs.
+        runs: page of the experiment's runs.
         sign_in: the link that signs a browser in; empty if the store is a server, which has its own sign-in.
         auth_file: file with the password of this run.
     """
 
     url: str
     runs: str
-    views: dict[str, str]
-    filtered_url: str
     sign_in: str = ""
     auth_file: Path | None = None
 
@@ -64,7 +58,8 @@ def serve_ui(
     """
     store = open_store(create=False)
     if is_server(store.uri):
-        ready(address(public_url(store.uri), store))
+        url = public_url(store.uri)
+        ready(Address(url, runs_page(url, store)))
         return
     check_port(host, port)
     try:
@@ -82,8 +77,7 @@ def serve_ui(
         running.callback(file.path.unlink, missing_ok=True)
 
         def announce(url: str) -> None:
-            running.enter_context(announced(store, url))
-            ready(address(url, store, sign_in.new_link(url), file.path))
+            ready(Address(url, runs_page(url, store), sign_in.new_link(url), file.path))
 
         serve(UI, app, host, port, announce, sign_in=sign_in)
 
@@ -97,9 +91,6 @@ def password_file(port: int) -> PasswordFile:
     )
 
 
-def address(url: str, store: Store, sign_in: str = "", auth_file: Path | None = None) -> Address:
-    """Return the URLs of the interface at `url`."""
-    runs = runs_page(url, store)
-    members = f"searchFilter={quote(FILTER)}&orderByKey={quote('metrics.`test_crps_ratio`')}&orderByAsc=true"
-    links = {view.about: view.link(url, store) for view in views(store)}
-    return Address(url, runs, links, f"{runs}&{members}", sign_in, auth_file)
+def runs_page(url: str, store: Store) -> str:
+    """Return the page of the experiment's runs; without the query MLflow 3.17 opens the page of traces."""
+    return f"{url}/#/experiments/{store.experiment_id}/runs?workflowType=machine_learning"

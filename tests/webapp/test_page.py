@@ -11,9 +11,7 @@ from browsing import WAIT_S
 from webapp_store import BTC, SIM_BTC, forecast_at, small_home, write_candles
 
 from tasks.forecasting.chain import append
-from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.runs import start_parent
-from tasks.tracking.views import announced
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -327,18 +325,6 @@ def test_runs_are_listed_and_simulated_ones_named(open_page, mixed):
     expect(rows.filter(has_text="simulated")).to_have_count(1)
     assert "No training is active" in page.locator("#active-trainings").inner_text()
     assert page.locator("#newest-runs .note code").inner_text() == "cpb ui"
-    assert rows.locator("a").count() == 0
-
-
-def test_a_runs_id_leads_to_its_page_in_mlflow_while_that_runs(open_page, filled, monkeypatch):
-    monkeypatch.chdir(filled)
-    with announced(open_store(), "http://127.0.0.1:5999"):
-        page = open_page(filled, "/#/runs")
-        link = page.locator("#newest-runs tbody tr a")
-        run = page.request.get(page.url.split("#")[0] + "api/runs").json()["runs"][0]
-        expect(link).to_have_text(run["run_id"][:8])
-        assert link.get_attribute("href") == run["mlflow"]
-        assert run["mlflow"].endswith(f"/runs/{run['run_id']}?workflowType=machine_learning")
 
 
 def test_runs_at_work_without_a_training_are_named_on_runs_and_models(open_page, tmp_path, monkeypatch):

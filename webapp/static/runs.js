@@ -17,7 +17,7 @@ export async function open(root) {
   }
 
   await load();
-  root.append(h("h1", {}, "Runs"), card("Active trainings", {}, now), card("Newest runs", { note: marked("While `cpb ui` runs, a run's id leads to its page in MLflow."), aside: downloads("/api/runs", "the runs") }, list));
+  root.append(h("h1", {}, "Runs"), card("Active trainings", {}, now), card("Newest runs", { note: marked("`cpb ui` shows each in MLflow."), aside: downloads("/api/runs", "the runs") }, list));
   return {
     title: "Runs",
     async refresh(changed) {
@@ -55,13 +55,5 @@ const COLUMNS = [
   { key: "what", label: "trained", text: true, kind: () => "wide", cell: (r) => [r.architectures, r.coins, r.timeframes].map((names) => names.join(", ")).filter(Boolean).join(" · ") || "–" },
   { key: "preset", label: "preset", text: true, cell: (r) => r.preset || "–" },
   { key: "asof", label: "candles up to", text: true, cell: (r) => asOf(r.as_of) },
-  { key: "id", label: "run id", text: true, cell: inMlflow },
+  { key: "id", label: "run id", text: true, cell: (r) => h("code", {}, r.run_id.slice(0, 8)) },
 ];
-
-// A run's id, with a link where this browser can reach MLflow: an address of the service's own machine is no other's.
-function inMlflow(run) {
-  const id = h("code", {}, run.run_id.slice(0, 8));
-  const isHere = (host) => ["localhost", "127.0.0.1", "[::1]"].includes(host);
-  if (!run.mlflow || (isHere(new URL(run.mlflow).hostname) && !isHere(location.hostname))) return id;
-  return h("a", { href: run.mlflow, target: "_blank", rel: "noopener", "aria-label": `run ${run.run_id.slice(0, 8)} in MLflow, opens a new tab` }, id);
-}
