@@ -25,7 +25,6 @@ from tasks.judging.pool import PoolScore
 from tasks.running.step import step
 from tasks.storage.model_folder import WEIGHTS, read_config
 from tasks.storage.urls import public_url
-from tasks.tracking.datasets import log_datasets
 from tasks.tracking.records import MemberRecord, run_name, scope_tags, source_tags
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import FILES, NEWEST
@@ -107,7 +106,6 @@ def _log(
     ids = log_members(run.run_id, [*good, *(_failed(fleet, f, of_run) for f in failures)])
     seconds = sum(result.train_seconds for result in results)
     pooled = _named(job, _pooled(score.pools)) | {"train_seconds": seconds}
-    log_datasets(run.run_id, [member for shard in fleet.shards for member in shard.members])
     epochs = fleet_epochs(result.epochs for result in results)
     log_metrics(run.run_id, pooled, history=() if run.finished else epochs)
     finish(

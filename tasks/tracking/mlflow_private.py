@@ -105,22 +105,9 @@ def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]", model
     Args:
         models: ids of the runs' logged models.
 
-    3.17.2: `SqlAlchemyStore._hard_delete_run` and `_hard_delete_logged_model`, which `mlflow gc` calls for each. They
-    leave the runs' inputs in place; here these are deleted too, and a data set with its last input.
+    3.17.2: `SqlAlchemyStore._hard_delete_run` and `_hard_delete_logged_model`, which `mlflow gc` calls for each.
     """
-    from mlflow.store.tracking.dbmodels.models import SqlDataset, SqlInput, SqlInputTag
-
     store: Any = client._tracking_client.store
-    with store.ManagedSessionMaker(read_only=False) as session:
-        own = session.query(SqlInput).filter(
-            SqlInput.destination_type == "RUN", SqlInput.destination_id.in_(run_ids)
-        )
-        ids, datasets = {row.input_uuid for row in own}, {row.source_id for row in own}
-        session.query(SqlInputTag).filter(SqlInputTag.input_uuid.in_(ids)).delete(False)
-        own.delete(False)
-        used = session.query(SqlInput.source_id)
-        unused = SqlDataset.dataset_uuid.in_(datasets) & SqlDataset.dataset_uuid.not_in(used)
-        session.query(SqlDataset).filter(unused).delete(False)
     for model_id in models:
         store._hard_delete_logged_model(model_id)
     for run_id in run_ids:

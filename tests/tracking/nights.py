@@ -15,11 +15,9 @@ from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.pool import NullPool
 
 from schemas.forecasts import LEDGER_SCHEMA
-from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.issue import contract_rows
-from tasks.tracking.datasets import log_datasets
 from tasks.tracking.records import MemberRecord
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 
@@ -77,7 +75,6 @@ def add_night(
     for architecture in ("gru", "har"):
         fleet = start_fleet(flow.run_id, architecture, f"{key}/{architecture}", {"lr": 1}, store=store)
         fleets.append(fleet.run_id)
-        log_datasets(fleet.run_id, candles_of(market, symbols, number), store)
         records = []
         for symbol in symbols:
             series = SeriesId(market, symbol, "1h")
@@ -101,19 +98,6 @@ def add_night(
         finish(flow.run_id, store=store)
     date_rows(f"sqlite:///{database}" if database else store.uri, began, day(number))
     return flow.run_id, fleets, members
-
-
-def candles_of(market, symbols, number):
-    """The candles of a night's fleets, whose test span moves by a day."""
-    span = (day(number), day(number + 1))
-    bounds = SplitBounds(timeframe="1h", train=span, validation=span, test=span)
-    found = []
-    for symbol in symbols:
-        series = SeriesId(market, symbol, "1h")
-        features = SeriesRecord(series=series, path=f"features/{symbol}", digest=f"d{number}", file_digest="f",
-                                rows=100, first_us=0, last_us=1)  # fmt: skip
-        found.append(JobMember(model=ModelId("gru", "smoke", series, 1), features=features, bounds=bounds))
-    return found
 
 
 def add_forecast(home, series, version, issued_at, scored=True):

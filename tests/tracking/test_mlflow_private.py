@@ -11,8 +11,6 @@ from importlib.metadata import version
 from inspect import getsource, isfunction
 from pathlib import Path
 
-from mlflow.entities import Dataset, DatasetInput, InputTag
-
 from benchmarks.size import PRODUCT, module
 from tasks.tracking import mlflow_private
 from tasks.tracking.database import sqlite_path
@@ -84,10 +82,7 @@ def rows(store, *tables):
 
 def test_runs_are_deleted_with_everything_of_theirs_and_nothing_of_others(store):
     kept, *others = (store.client.create_run(store.experiment_id).info.run_id for _ in range(3))
-    context = [InputTag("mlflow.data.context", "training")]
     for run in (kept, *others):
-        common, own = (Dataset(name, "d", "local", "{}") for name in ("common", run))
-        store.client.log_inputs(run, datasets=[DatasetInput(one, context) for one in (common, own)])
         store.client.log_metric(run, "m", 1)
         store.client.log_param(run, "p", 1)
         store.client.set_tag(run, "t", 1)
@@ -102,8 +97,6 @@ def test_runs_are_deleted_with_everything_of_theirs_and_nothing_of_others(store)
     assert rows(store, *tables) == dict.fromkeys(tables, 1)
     (left,) = store.client.search_runs([store.experiment_id])
     assert left.info.run_id == kept
-    assert {one.dataset.name for one in left.inputs.dataset_inputs} == {"common", kept}
-    assert rows(store, "inputs", "input_tags", "datasets") == {"inputs": 2, "input_tags": 2, "datasets": 2}
 
 
 def test_a_version_is_deleted_with_its_tags(store):

@@ -1,17 +1,14 @@
 import json
 import sqlite3
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 from schemas.errors import CpbError, DamagedError
-from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.model_folder import file_digests
 from tasks.tracking.connection import search
-from tasks.tracking.datasets import log_datasets
 from tasks.tracking.records import MemberRecord
 from tasks.tracking.runs import (
     PARTIAL,
@@ -93,7 +90,6 @@ def test_a_member_run_holds_the_contract(store, folder):
     }  # fmt: skip
     assert run.data.metrics["test_crps_ratio"] == 0.98
     assert {f.path for f in store.client.list_artifacts(run.info.run_id)} == set(FILES)
-    assert not run.inputs.dataset_inputs  # the fleet's run lists the candles, a data set per timeframe
 
 
 def models(store):
@@ -255,7 +251,6 @@ def test_no_password_reaches_mlflow(store, folder, text):
         reason=text,
     )
     log_member(fleet.run_id, record)
-    log_datasets(fleet.run_id, members_of(("BTCUSDT", "1h"), path=text))
     finish(flow.run_id, PARTIAL, {"reason": text})
 
     database = store.uri.removeprefix("sqlite:///")
@@ -329,29 +324,3 @@ def test_epochs_of_a_fleet_are_logged_in_batches_beside_its_results(store, monke
     assert [len(one["metrics"]) for one in batches] == [1000, 801]
     values = store.client.get_metric_history(fleet.run_id, "m3_mb")
     assert [(m.step, m.value) for m in values] == [(e, float(e)) for e in range(1, 201)]
-
-
-def members_of(*series, path="features"):
-    day = datetime(2025, 1, 1, tzinfo=UTC)
-    span, found = (day, day + timedelta(days=10)), []
-    for symbol, timeframe in series:
-        series = SeriesId("spot", symbol, timeframe)
-        features = SeriesRecord(series=series, path=f"{path}/{series.name}.npz", digest=f"d-{series.name}",
-                                file_digest="f", rows=500, first_us=0, last_us=1)  # fmt: skip
-        bounds = SplitBounds(timeframe=timeframe, train=span, validation=span, test=span)
-        found.append(JobMember(model=ModelId("gru", "smoke", series, 1), features=features, bounds=bounds))
-    return found
-
-
-def test_data_sets_of_a_fleet_are_one_per_timeframe_and_span(store):
-    members = members_of(("BTCUSDT", "1h"), ("ETHUSDT", "1h"), ("BTCUSDT", "15m"))
-    run_id = start_parent("f", {}).run_id
-    for _ in range(2):  # a run that is continued lists them once
-        log_datasets(run_id, members)
-    inputs = store.client.get_run(run_id).inputs.dataset_inputs
-    assert {(i.dataset.name, i.tags[0].value, json.loads(i.dataset.profile)["num_rows"]) for i in inputs} == {
-        ("BTC 15m (real)", "training", 500), ("BTC, ETH 1h (real)", "training", 1000),
-        ("BTC 15m (real), 2025-01-01 to 2025-01-10", "test", 960),
-        ("BTC, ETH 1h (real), 2025-01-01 to 2025-01-10", "test", 480),
-    }  # fmt: skip
-    assert len(inputs) == 4
