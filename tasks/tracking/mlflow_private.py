@@ -38,11 +38,12 @@ _PLACES = (
 def write_schema(path: Path) -> None:
     """Write MLflow's current SQLite schema to an empty file, built in memory: half the time of a migration on disk.
 
-    3.17.2: `mlflow.store.db.utils.create_sqlalchemy_engine`, `_initialize_tables` (as MLflow does for a new store).
+    3.17.2: `mlflow.store.db.utils._initialize_tables` (as MLflow does for a new store).
     """
+    import sqlalchemy
     from mlflow.store.db import utils
 
-    engine = utils.create_sqlalchemy_engine("sqlite:///:memory:")
+    engine = sqlalchemy.create_engine("sqlite:///:memory:")
     utils._initialize_tables(engine)
     with engine.connect() as connection, closing(sqlite3.connect(path)) as target:
         source: Any = connection.connection.driver_connection
@@ -82,19 +83,6 @@ def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response"
 
     options: dict[str, Any] = {"max_retries": 0, "timeout": timeout_s, "raise_on_status": False}
     return http_request(get_default_host_creds(uri), endpoint, "GET", **options)
-
-
-def close_connections(uri: str) -> None:
-    """Close all connections to a database, before a fork or after its file was replaced; the next call reconnects.
-
-    3.17.2: MLflow keeps engines for the life of the process, in `_engine_map` of its SQL stores for runs and models.
-    """
-    from mlflow.store.model_registry.sqlalchemy_store import SqlAlchemyStore as Models
-    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore as Runs
-
-    for engines in (Runs._engine_map, Models._engine_map):
-        if (engine := engines.get(uri)) is not None:
-            engine.dispose()
 
 
 def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]", models: "Sequence[str]") -> None:

@@ -26,9 +26,8 @@ from tasks.tracking.database import (
     make_sqlite,
     read_only_uri,
     sqlite_path,
-    wal_of,
 )
-from tasks.tracking.mlflow_private import close_connections, move_artifacts
+from tasks.tracking.mlflow_private import move_artifacts
 from tasks.tracking.tags import OPENED, PARENT, PROCESS, REASON
 
 if TYPE_CHECKING:
@@ -40,8 +39,7 @@ log = logging.getLogger("cpb")
 
 _opened: dict[str, Store] = {}
 _opened_for_writing: set[str] = set()
-_files: dict[str, tuple[int, ...]] = {}
-"""State (`_state`) of each SQLite database when it was opened."""
+"""The opened stores by the URI that MLflow reads, and those of them that were opened for writing."""
 
 
 def tracking_uri() -> str:
@@ -68,8 +66,6 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
     """
     uri = uri or tracking_uri()
     database = sqlite_path(uri)
-    if database:
-        _close_if_replaced(uri, database)
     if database and not database.exists():
         if not create:
             raise CpbError(
@@ -83,40 +79,18 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
             "or set MLFLOW_TRACKING_URI to another store",
             code="read-only-store",
         )
-    if uri not in _opened or (create and uri not in _opened_for_writing):
+    if served != uri:  # SQLite is told that the file does not change: MLflow shall open it anew for each call
+        os.environ["MLFLOW_SQLALCHEMYSTORE_POOLCLASS"] = "NullPool"
+    if served not in _opened or (create and served not in _opened_for_writing):
         check(served, write=create)
-    if uri not in _opened:
+    if served not in _opened:
         store = connect(uri, served)
         _relocate(store)
-        _opened[uri] = store
-        if database:
-            _files[uri] = _state(database)
-    if create and uri not in _opened_for_writing:
-        reconcile(_opened[uri])
-        _opened_for_writing.add(uri)
-    return _opened[uri]
-
-
-def _state(database: Path) -> tuple[int, ...]:
-    """Return the device and inode of the file at this path; of a read-only database also what tells its state."""
-    try:
-        found = database.stat()
-    except FileNotFoundError:
-        return ()
-    of_content = () if is_writable(database) else (found.st_mtime_ns, int(wal_of(database).exists()))
-    return found.st_dev, found.st_ino, *of_content
-
-
-def _close_if_replaced(uri: str, database: Path) -> None:
-    """Close a database that was deleted or replaced: MLflow would keep using the unlinked file.
-
-    A read-only database is closed whenever it has changed: SQLite was told that it does not.
-    """
-    if uri in _files and _files[uri] != _state(database):
-        _opened_for_writing.discard(uri)
-        _files.pop(uri, None)
-        if store := _opened.pop(uri, None):
-            close_connections(store.served)
+        _opened[served] = store
+    if create and served not in _opened_for_writing:
+        reconcile(_opened[served])
+        _opened_for_writing.add(served)
+    return _opened[served]
 
 
 def _relocate(store: Store) -> None:

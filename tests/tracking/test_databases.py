@@ -15,6 +15,7 @@ from pathlib import Path
 
 import fork_server
 import pytest
+from engines import close_connections
 from postgres_tools import needs_driver, place_artifacts, postgres, uri  # noqa: F401
 from registering import register_champion
 from test_registry import folder, series  # noqa: F401
@@ -236,8 +237,6 @@ def test_a_store_that_may_only_be_read_is_read(foreign, folder, forking, open_el
         if open_elsewhere:  # then the last changes lie in the WAL alone
             stack.enter_context(contextlib.closing(sqlite3.connect(database))).execute("SELECT 1 FROM runs")
         else:
-            from tasks.tracking.mlflow_private import close_connections
-
             close_connections(store.uri)
         for path in sorted(foreign.rglob("*"), reverse=True):
             path.chmod(0o555 if path.is_dir() else 0o444)

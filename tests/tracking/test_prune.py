@@ -15,6 +15,7 @@ from pathlib import Path
 
 import fork_server
 import pytest
+from engines import close_connections
 from nights import add_night, counts, day, model_files, rows_by_table, state_of
 from ports import free_port
 from postgres_tools import place_artifacts, postgres, uri  # noqa: F401
@@ -26,7 +27,6 @@ from tasks.tracking.connection import find_run
 from tasks.tracking.database import make_sqlite, sqlite_path
 from tasks.tracking.leaderboard import leaderboard
 from tasks.tracking.logged_models import models_of
-from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions

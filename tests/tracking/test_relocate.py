@@ -9,6 +9,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from engines import close_connections
 from nights import add_night, day
 from verifying import verify_champions as verify
 
@@ -16,7 +17,6 @@ from schemas.errors import CpbError
 from tasks.storage.urls import local_path
 from tasks.tracking import mlflow_store
 from tasks.tracking.leaderboard import leaderboard
-from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
@@ -200,6 +200,7 @@ def test_a_moved_store_that_may_only_be_read_is_refused(original, tmp_path, monk
     shutil.copytree(original, copy)
     before = bytes_of(copy)
     monkeypatch.setattr(mlflow_store, "is_writable", lambda database: not database.is_relative_to(copy))
+    monkeypatch.setenv("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "QueuePool")  # undone after the test
     with pytest.raises(CpbError, match="may only be read") as caught:
         opened(copy, create=False)
     assert caught.value.code == "copied-store"

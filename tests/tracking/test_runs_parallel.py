@@ -3,10 +3,10 @@ import signal
 from collections import Counter
 from multiprocessing import get_context
 
+from engines import close_connections
 from test_runs import fleet_of, member
 
 from tasks.tracking.connection import search
-from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.runs import finish, log_members, start_fleet, start_parent
 from tasks.tracking.tags import KEY
 

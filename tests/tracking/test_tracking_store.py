@@ -1,4 +1,3 @@
-import shutil
 import sqlite3
 import sys
 from contextlib import closing, suppress
@@ -6,11 +5,11 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from engines import close_connections
 
 from schemas.errors import CpbError
 from tasks.tracking import mlflow_store
 from tasks.tracking.database import EXPERIMENT, sqlite_path, wal_of
-from tasks.tracking.mlflow_private import close_connections
 from tasks.tracking.mlflow_store import open_store, tracking_uri
 
 
@@ -118,23 +117,6 @@ def use(store):
 
 
 @needs_proc
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_database_that_was_deleted_or_replaced_is_let_go(store, schema, tmp_path, replaced):
-    database = sqlite_path(store.uri)
-    use(store)
-    held = descriptors(tmp_path)
-    for _ in range(3):
-        shutil.rmtree(database.parent)
-        if replaced:
-            database.parent.mkdir()
-            shutil.copyfile(schema, database)
-        run_id = use(open_store())
-        with closing(sqlite3.connect(database)) as connection:
-            assert connection.execute("SELECT run_uuid FROM runs").fetchall() == [(run_id,)]
-        assert descriptors(tmp_path) <= held + 3  # a pool may hold one connection more
-
-
-@needs_proc
 @pytest.mark.parametrize("in_use", [False, True])
 def test_a_store_that_may_only_be_read_is_read_again_when_it_has_changed(
     store, tmp_path, monkeypatch, in_use
@@ -145,6 +127,7 @@ def test_a_store_that_may_only_be_read_is_read_again_when_it_has_changed(
     if in_use:  # then the newest changes lie in the WAL
         other.execute("SELECT 1 FROM runs")
     monkeypatch.setattr(mlflow_store, "is_writable", lambda _: False)
+    monkeypatch.setenv("MLFLOW_SQLALCHEMYSTORE_POOLCLASS", "QueuePool")  # undone after the test
     for number in range(4):
         with closing(sqlite3.connect(database)) as owner, owner:
             owner.execute("UPDATE runs SET name = ?", (f"change {number}",))
