@@ -41,7 +41,7 @@ from tasks.tracking.records import OpenRun, run_name, scope_tags
 from tasks.tracking.run_list import short_id
 from tasks.tracking.runs import FAILED, finish, kill, log_metrics, start_parent
 from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
-from tasks.tracking.wandb_mirror import check_installed, is_wanted, mirror
+from tasks.tracking.wandb import check_installed, is_wanted, mirror
 from tasks.train import check_engine, opened_engine, train
 from tasks.training.files import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
 from tasks.training.plan import job_key, shards_of, training_code

@@ -1,29 +1,26 @@
-"""Copies a finished flow's params and metrics from MLflow to Weights & Biases.
+"""Copies a finished flow's params and metrics from MLflow, which remains the record, to Weights & Biases.
 
-MLflow remains the record; this mirror is made after the run in a separate process
-(`python -m tasks.tracking.wandb_mirror RUN_ID FOLDER`), so that W&B cannot slow, change or end a training. One W&B run
-per fleet, in a group per flow. The target is set by W&B's environment variables: `WANDB_API_KEY` (read by W&B only),
-`WANDB_PROJECT` (default `cpb`), `WANDB_ENTITY`, `WANDB_MODE=offline`, `WANDB_DIR`.
+One W&B run per fleet, in a group per flow. The target is set by W&B's environment variables: `WANDB_API_KEY` (read by
+W&B only), `WANDB_PROJECT` (default `cpb`), `WANDB_ENTITY`, `WANDB_MODE=offline`, `WANDB_DIR`.
 """
 
 import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import UsageError, install_extra
 from tasks.storage.urls import without_credentials
+from tasks.tracking.connection import search
+from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.tags import PARENT
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
 SWITCH = "CPB_WANDB"
 """Environment variable: 1 enables the mirror, like `--wandb`."""
-
-TIMEOUT_S = 300
-_INIT_TIMEOUT_S = 30
+_INIT_TIMEOUT_S, _FINISH_TIMEOUT_S = 30, 120
 _ONCE = "test_"  # metrics of a finished model; all others are per epoch
 
 
@@ -42,63 +39,53 @@ def check_installed() -> None:
         )
 
 
-def mirror(run_id: str, root: Path, timeout_s: float = TIMEOUT_S) -> str:
+def mirror(run_id: str, root: Path) -> str:
     """Copy a flow's run to W&B; return "" or, in one sentence, why the copy is missing or incomplete.
 
     Args:
         run_id: of the flow's run in MLflow.
         root: the market's home, the folder of W&B's own files unless `WANDB_DIR` is set.
     """
-    command = [sys.executable, "-m", __name__, run_id, os.environ.get("WANDB_DIR") or str(root)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    except subprocess.TimeoutExpired:
-        return _sentence(f"it took longer than {timeout_s:.0f} s")
-    reason = (done.stderr or done.stdout).strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-    return _sentence(reason[0]) if done.returncode else ""
-
-
-def _sentence(reason: str) -> str:
-    key = os.environ.get("WANDB_API_KEY")
-    public = without_credentials(reason.replace(key, "…") if key else reason)
-    return (
-        f"Weights & Biases has no complete copy of this run ({public[:200]}); MLflow has all of it: check "
-        "WANDB_API_KEY and the network, or set WANDB_MODE=offline"
-    )
+        _copy(run_id, Path(os.environ.get("WANDB_DIR") or root))
+    except Exception as error:  # noqa: BLE001 - whatever W&B raises ends no training
+        key = os.environ.get("WANDB_API_KEY") or "\0"
+        reason = " ".join(f"{type(error).__name__}: {error}".replace(key, "…").split())
+        return (
+            f"Weights & Biases has no complete copy of this run ({without_credentials(reason)[:200]}); MLflow has all "
+            "of it: check WANDB_API_KEY and the network, or set WANDB_MODE=offline"
+        )
+    return ""
 
 
 def _copy(run_id: str, folder: Path) -> None:
     import wandb
-
-    from tasks.tracking.connection import search
-    from tasks.tracking.mlflow_store import open_store
-    from tasks.tracking.tags import PARENT
 
     store = open_store()
     flow = store.client.get_run(run_id)
     folder.mkdir(parents=True, exist_ok=True)
     settings = wandb.Settings(
         console="off", silent=True, disable_git=True, disable_code=True, x_disable_stats=True,
-        init_timeout=_INIT_TIMEOUT_S,
+        init_timeout=_INIT_TIMEOUT_S, finish_timeout=_FINISH_TIMEOUT_S, finish_timeout_raises=True,
     )  # fmt: skip
+    wandb.setup(settings)  # silent: it asks nobody at the terminal for a key
     for fleet in search(store, f"tags.`{PARENT}` = '{run_id}'"):
         members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
-        own = {_name(member): dict(member.data.params) for member in members if member.data.params}
+        own = {m.info.run_name: dict(m.data.params) for m in members if m.data.params}
         config = {**flow.data.params, **fleet.data.params, **({"members": own} if own else {})}
         with wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "cpb", dir=str(folder), settings=settings, config=config,
-            id=fleet.info.run_id, resume="allow", group=_name(flow), name=_name(fleet), reinit="finish_previous",
+            id=fleet.info.run_id, resume="allow", group=flow.info.run_name, name=fleet.info.run_name,
+            reinit="finish_previous",
         ) as copy:  # fmt: skip
-            copy.define_metric("epoch")
             copy.define_metric("*", step_metric="epoch")
             for row in _by_epoch(store.client, members):
-                copy.log(dict(row))
+                copy.log(row)
             copy.summary.update(fleet.data.metrics)
             for member in members:
-                once = {
-                    f"{_name(member)}/{k}": v for k, v in member.data.metrics.items() if k.startswith(_ONCE)
-                }
-                copy.summary.update(once)
+                scores = {k: v for k, v in member.data.metrics.items() if k.startswith(_ONCE)}
+                copy.summary.update({f"{member.info.run_name}/{k}": v for k, v in scores.items()})
+    wandb.teardown()
 
 
 def _by_epoch(client: Any, members: "list[Run]") -> list[dict[str, float]]:
@@ -107,16 +94,6 @@ def _by_epoch(client: Any, members: "list[Run]") -> list[dict[str, float]]:
     for member in members:
         for metric in (m for m in member.data.metrics if not m.startswith(_ONCE)):
             for point in client.get_metric_history(member.info.run_id, metric):
-                rows.setdefault(point.step, {"epoch": point.step})[f"{_name(member)}/{metric}"] = point.value
+                row = rows.setdefault(point.step, {"epoch": point.step})
+                row[f"{member.info.run_name}/{metric}"] = point.value
     return [rows[epoch] for epoch in sorted(rows)]
-
-
-def _name(run: "Run") -> str:
-    return str(run.info.run_name)
-
-
-if __name__ == "__main__":
-    try:
-        _copy(sys.argv[1], Path(sys.argv[2]))
-    except Exception as error:  # noqa: BLE001 - whatever W&B raises becomes the last line, which the parent says
-        sys.exit(f"{type(error).__name__}: {' '.join(str(error).split())}")
