@@ -44,7 +44,7 @@ docs: .venv/.installed-dev ## the documentation site, build/site/index.html; war
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html, or: $(BIN)/mkdocs serve"
 
-lint: .venv/.installed-dev ## ruff, mypy, import rules, limits of size
+lint: .venv/.installed-dev ## ruff, mypy, import rules, limit of size
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
