@@ -22,11 +22,6 @@ LOCAL, RAY = "local", "ray"
 BASELINES = ("random-walk", "robust-har", "garch-t", "lightgbm")
 """Baselines that a backtest can compare the models with; the last two need the extra `judging`."""
 
-ZERO_SHOT = ("chronos:MODEL_OR_FOLDER", "timesfm:MODEL_OR_FOLDER", "kronos:CLONE:MODEL:TOKENIZER")
-"""Baselines that other projects have trained, by their form; they need the extra `zeroshot`."""
-
-_ZERO_SHOT = re.compile(r"(chronos|timesfm):.+|kronos(:[^:]+){3}")
-
 
 class RunSpec(ScopeSpec):
     """Options of a training run, from candles to forecasts.
@@ -169,7 +164,7 @@ class BacktestSpec(RunSpec):
     folds: int = Field(4, ge=1, le=24, description="test periods, the newest last")
     refit: bool = Field(True, description="train again for every fold")
     expanding: bool = Field(True, description="train on all the past, or on a span of fixed length")
-    baselines: str = Field("random-walk,robust-har", description=f"any of {', '.join(BASELINES + ZERO_SHOT)}")
+    baselines: str = Field("random-walk,robust-har", description=f"any of {', '.join(BASELINES)}")
     check_lookahead: bool = Field(False, description="recompute everything without the future")
     out: str | None = Field(
         None, description="folder for tables, verdicts, forecast rows and the report; default: none"
@@ -186,10 +181,9 @@ class BacktestSpec(RunSpec):
     @field_validator("baselines")
     @classmethod
     def _known_baselines(cls, text: str) -> str:
-        named = [name for name in _listed(text) if not _ZERO_SHOT.fullmatch(name)]
-        if unknown := [name for name in named if name not in BASELINES]:
+        if unknown := [name for name in _listed(text) if name not in BASELINES]:
             raise UsageError(
-                f"baselines {text!r}: unknown {', '.join(unknown)}; choose from {', '.join(BASELINES + ZERO_SHOT)}",
+                f"baselines {text!r}: unknown {', '.join(unknown)}; choose from {', '.join(BASELINES)}",
                 code="baselines", field="baselines",
             )  # fmt: skip
         return text

@@ -1,1 +1,1 @@
-"""Other people's formats: the Hugging Face Hub and ONNX. Each imports its library when it is used."""
+"""The Hugging Face Hub; its library is imported when it is used."""

@@ -53,7 +53,6 @@ class ArchitectureSpec:
     dropout_between_layers: dropout acts between layers only, as torch's nn.GRU has it: none with one layer.
     bf16_on_cpu: bf16 products are worthwhile on a CPU that has them (measured: 1.5 to 2 times the windows per second,
         losses equal to four digits), so `mixed_precision="auto"` chooses them there.
-    exportable: it can be written for other languages (`cpbmodels.adapters.onnx`): no loop over the steps.
     threads_from_width: `hidden_dim` from which one member's products are worth more than one CPU core; None: never.
         A step of many small products is slower with threads: on a recurrent net, two threads took 3.5 times as long.
     """
@@ -66,7 +65,6 @@ class ArchitectureSpec:
     closed_form: bool = False
     dropout_between_layers: bool = False
     bf16_on_cpu: bool = False
-    exportable: bool = False
     threads_from_width: int | None = None
 
 

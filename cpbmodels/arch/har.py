@@ -65,7 +65,6 @@ class Har(OfOneCandle):
             "warmup_steps": 10,
         },
         fixed={"context": 1},
-        exportable=True,
     )
 
     @override
@@ -153,7 +152,6 @@ class RobustHar(OfOneCandle):
         },
         fixed=FITTED,
         closed_form=True,
-        exportable=True,
     )
 
     @override

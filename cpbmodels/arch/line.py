@@ -37,7 +37,6 @@ class Line(OfOneCandle):
         defaults={"features": FEATURES, "calendar": "hour_of_week_ny", "input_clip": 100.0},
         fixed=FITTED,
         closed_form=True,
-        exportable=True,
     )
 
     @override

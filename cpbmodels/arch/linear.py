@@ -16,7 +16,7 @@ from cpbmodels.arch.layers import Param, Weights, linear
 class Linear(Architecture):
     """No non-linearity anywhere: what a sequence model must at least beat."""
 
-    spec = ArchitectureSpec(defaults={"weight_decay": 1e-2}, exportable=True)
+    spec = ArchitectureSpec(defaults={"weight_decay": 1e-2})
 
     @override
     def params(self) -> list[Param]:

@@ -10,14 +10,10 @@ import math
 import numpy as np
 import polars as pl
 
-from cpbmodels.data import wide
 from cpbmodels.data.figures import CEILING, FLOOR, INTERVAL_SECONDS, ROLLING, SEGMENT_JUMP
 from cpbmodels.data.prices import (
     CANDLE_COLUMNS,
-    LAMBDA,
     PRICES,
-    SIGMA_WARMUP,
-    VOLATILITY_FLOOR,
     candle_columns,
 )
 
@@ -38,47 +34,6 @@ The first six are defined in `cpbmodels.data.prices`, the rest here.
 
 WINSOR = 8.0
 """Log-ranges are cut at so many EWMA standard deviations of one candle."""
-
-_DEFINITIONS = {
-    "r_open": "ln(open_t / close_{t-1})",
-    "r_high": "ln(high_t / close_{t-1})",
-    "r_low": "ln(low_t / close_{t-1})",
-    "r_close": "ln(close_t / close_{t-1})",
-    "abs_return": "|r_close_t|",
-    "log_sigma": f"ln sigma_t; undefined for a segment's first {SIGMA_WARMUP} returns",
-    "log_range": f"min(ln(high_t / low_t), {WINSOR:g} sigma_t)",
-    "close_location": "(2 ln close_t - ln high_t - ln low_t) / ln(high_t / low_t), in [-1, 1]; 0 where high = low",
-    "log_volume_change": "ln(volume_t / volume_{t-1}), in [-5, 5]; 0 where both are 0",
-    **{
-        f"{column}_mean_{n}": f"ln of mean({column} over the last {n} candles) / sigma_t, that quotient in "
-        f"[{FLOOR:g}, {CEILING:g}]"
-        for column in ("abs_return", "log_range")
-        for n in ROLLING
-    },
-    "hour_of_week_utc": "hour of the week at which candle t + 1 opens, UTC: 0 is Monday 00:00, 167 Sunday 23:00",
-    "hour_of_week_ny": "hour of the week at which candle t + 1 opens, on the clock of New York: 0 is Monday 00:00",
-}
-
-SIGMA = (
-    f"sqrt(sum_k w^k r_close_{{t-k}}^2 / sum_k w^k) over the segment's returns up to t, w = {LAMBDA:g}; at least "
-    f"{VOLATILITY_FLOOR:g}"
-)
-"""The volatility, sigma_t, in words."""
-
-SEGMENT = (
-    "a run of candles without a missing candle and without |ln(open_t / close_{t-1})| > ln 3; nothing is computed "
-    "across its start, whose first row has no return"
-)
-"""A segment in words."""
-
-
-def definition(name: str) -> str:
-    """Return the definition of a column in words, for implementations in other languages.
-
-    Raises:
-        KeyError: there is no such column.
-    """
-    return (_DEFINITIONS | wide.DEFINITIONS)[name]
 
 
 def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:

@@ -50,44 +50,6 @@ OWN_COLUMNS: tuple[str, ...] = (
 )
 WIDE_COLUMNS = (*OWN_COLUMNS, *MARKET_COLUMNS, NO_MARKET, QUARTER)
 
-_OWN_RANGE = (
-    f"ln(mean log_range over the last {{}} candles / sigma_t), that quotient in [{FLOOR:g}, {CEILING:g}]"
-)
-DEFINITIONS: dict[str, str] = {
-    **{f"range_{n}": _OWN_RANGE.format(n) for n in RANGES},
-    **{f"range_{n}": f"{_OWN_RANGE.format(n)}, minus log_range_mean_{WEEK}; 0 if unknown" for n in LONG},
-    "no_long": f"1 where the segment is younger than {LONG[-1]} candles, else 0",
-    **{
-        f"return_{n}": f"ln(close_t / close_{{t-{n}}}) / (sigma_t sqrt({n})), in [-{MAX_RETURN:g}, {MAX_RETURN:g}]"
-        for n in RETURNS
-    },
-    **{
-        f"slot_{cycle}_{n}": f"ln of the mean log_range that the clock times of the next {n} candles had on the last "
-        f"{'1 to 7 days' if cycle == 'days' else '1 to 4 weeks'} of the segment over its mean over the last {WEEK} "
-        f"candles, in [-{MAX_SLOT:g}, {MAX_SLOT:g}]; 0 if unknown"
-        for cycle in ("days", "weeks")
-        for n in SLOTS
-    },
-    **{
-        f"volume_{n}": f"mean over the last {n} candles minus mean over the last {WEEK} of ln(volume x (high + low + "
-        f"close) / 3), the volume as the sum of log_volume_change, in [-{MAX_VOLUME:g}, {MAX_VOLUME:g}]; 0 if unknown"
-        for n in VOLUMES
-    },
-    **{f"market_return_{n}": f"mean of return_{n} over all coins with a candle t" for n in MARKET_RETURNS},
-    **{f"market_spread_{n}": f"ln of the standard deviation of return_{n} over those coins" for n in SPREADS},
-    **{
-        f"market_range_{n}": f"mean of log_range_mean_{n} over those coins, minus the coin's own"
-        for n in MARKET_RANGES
-    },
-    **{
-        f"bitcoin_range_{n}": f"log_range_mean_{n} of BTC, else the coins' mean, minus the coin's own"
-        for n in BITCOIN_RANGES
-    },
-    NO_MARKET: f"1 where fewer than {MIN_COINS} coins have a candle t; all columns of the market are 0 then",
-    QUARTER: "quarter of the day, 0 to 95, at which candle t + 1 opens, on the clock of New York",
-}
-"""Each column in words."""
-
 
 @dataclass(frozen=True)
 class Market:

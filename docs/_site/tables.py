@@ -13,7 +13,6 @@ import cpbmodels
 from cpbmodels.arch import find
 from cpbmodels.arch.options import ALIASES, CHOICES, RANGES
 from cpbmodels.arch.presets import all_presets
-from cpbmodels.data.columns import FEATURES, definition
 from schemas.presets import PRESET_ABOUT, PRESET_ARCHITECTURES, PRESET_COPIES
 
 OPTIONS_FILE = Path(cpbmodels.__file__).parent / "arch" / "options.py"
@@ -67,11 +66,6 @@ def profiles() -> str:
         ("profile", "sets"),
         ((f"`{name}`", _changes(values)) for name, values in cpbmodels.PROFILES.items()),
     )
-
-
-def columns() -> str:
-    """Every column that a model can read, in words."""
-    return table(("column", "definition"), ((f"`{name}`", definition(name)) for name in FEATURES))
 
 
 def commands() -> str:
@@ -217,7 +211,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "options": options,
     "architectures": architectures,
     "profiles": profiles,
-    "columns": columns,
     "commands": commands,
     "http": http,
 }

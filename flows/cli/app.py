@@ -37,7 +37,6 @@ COMMANDS = {
         "champions": ("flows.cli.champions", "champions"),
         "promote": ("flows.cli.champions", "promote"),
         "publish": ("flows.cli.champions", "publish"),
-        "export": ("flows.cli.champions", "export"),
     },
     "Data and machine": {
         "ingest": ("flows.cli.data", "ingest"),

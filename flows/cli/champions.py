@@ -1,4 +1,4 @@
-"""`cpb champions`, `promote`, `publish` and `export`: show, change and share the champions."""
+"""`cpb champions`, `promote` and `publish`: show, change and share the champions."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,7 +9,7 @@ from flows.cli.options import Json, cli_options
 from flows.console import emit, quiet_libraries, say
 from flows.summary import problem_line
 from flows.tables import Column, finding, print_table
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError, count
 from schemas.identity import SIM, check_known
 from schemas.run import BoardSpec, RunSpec
 from schemas.scope import ScopeSpec
@@ -249,48 +249,3 @@ def _publish_site(spec: RunSpec, folder: Path, json: bool) -> None:
         else "nothing had changed"
     )
     say(f"record: {folder / PAGE} ({count(site.rows, 'row')}; {changed}); head of the chain: {site.head}")
-
-
-FORMATS = ("onnx",)
-
-
-@cli_options(ScopeSpec, only=("coins", "timeframes", "market"))
-def export(
-    spec: ScopeSpec,
-    form: Annotated[str, typer.Option("--format", help="onnx")] = "onnx",
-    out: Annotated[Path | None, typer.Option(help="folder; default: export/COIN-TIMEFRAME")] = None,
-    json: Json = False,
-) -> None:
-    """Write a champion (har, robust-har or linear) as model.onnx, with model.json that defines its columns.
-
-    Example: cpb export BTC 1h --format onnx
-    """
-    if form not in FORMATS:
-        raise UsageError(
-            f"format {form!r} is unknown: choose from {', '.join(FORMATS)}", code="format", field="format"
-        )
-    if len(spec.scope.series) != 1:
-        raise UsageError("`cpb export` writes one model: name one coin and one timeframe", code="one-model")
-    quiet_libraries()
-    import cpbmodels
-    from cpbmodels.adapters.onnx import export_onnx
-    from tasks.signals.feature_files import newest_series
-    from tasks.tracking.registry import champions
-
-    series = spec.scope.series[0]
-    found = champions([series])
-    if not found:
-        raise CpbError(
-            f"{series} has no champion yet; train first, as in `cpb train-all {series.options}`",
-            code="no-champion",
-        )
-    found[0].check()
-    folder = out or Path("export", series.name)
-    try:
-        paths = export_onnx(cpbmodels.load(found[0].folder), folder, newest_series(checked_home(), series))
-    except cpbmodels.ModelError as error:
-        raise CpbError(str(error), code="export") from None
-    if json:
-        emit({"exported": found[0].model_version, "files": [str(path) for path in paths], "exit": 0})
-    else:
-        say(f"exported {found[0].model_version}: {' and '.join(map(str, paths))}")

@@ -21,7 +21,7 @@ from tasks.backtesting import lookahead
 from tasks.backtesting.fleets import plan_folds
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.lookahead import LEAK
-from tasks.backtesting.models import fit_of
+from tasks.backtesting.models import BASELINES
 from tasks.judging.baselines import Rows, ewma_walk, reference
 from tasks.judging.member import judge_member
 from tasks.judging.scores import Array
@@ -132,7 +132,7 @@ def _check_models(spec: BacktestSpec, one: FoldSeries, result: Audit) -> None:
     """Check training, baselines and forecasts of every model on a series, and train on shuffled inputs."""
     klines = _klines(spec, one)
     trained = {name: _train(spec, name, one, one.series) for name in spec.names}
-    fits = {name: fit_of(name, spec.device) for name in spec.baseline_names}
+    fits = {name: BASELINES[name] for name in spec.baseline_names}
     inputs = {name: training_inputs(member) for name, member in trained.items()}
     exact = lookahead.pipeline(one.id, one.bounds, {"reference": ewma_walk, **fits}, training_inputs=inputs)
     first = first_cut(one.series)

@@ -96,7 +96,7 @@ def finish_backtest(
         )
         for fleet, found, name in zip(plan.fleets, results, plan.names, strict=True)
     ]
-    models: list[Model] = [*baselines(spec.baseline_names, spec.names, spec.device), *fleets]
+    models: list[Model] = [*baselines(spec.baseline_names, spec.names), *fleets]
     # The rows of an earlier backtest in the same folder are replaced atomically.
     with new_folder(Path(spec.out) / "forecasts") if spec.out else nullcontext() as rows:
         recorder = output.FoldRecorder(rows, spec.names, plan.folds)

@@ -13,7 +13,6 @@ from schemas.identity import ModelId
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.baselines import Fit, import_extra, random_walk
 from tasks.judging.fitted import boosted, garch, robust_har
-from tasks.judging.zeroshot import load, zero_shot
 from tasks.signals.splits import HORIZON
 
 BASELINES: dict[str, Fit] = {
@@ -78,20 +77,13 @@ class Baseline:
         return forecaster
 
 
-def fit_of(name: str, device: str) -> Fit:
-    """Return the fit of a baseline; a name with a colon is a zero-shot model, which forecasts on `device`."""
-    return zero_shot(name, device) if ":" in name else BASELINES[name]
-
-
-def baselines(names: tuple[str, ...], architectures: tuple[str, ...], device: str) -> list[Model]:
+def baselines(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[Model]:
     """Return the requested baselines, except those also trained as an architecture of the same name."""
-    return [Baseline(name, fit_of(name, device)) for name in names if name not in architectures]
+    return [Baseline(name, BASELINES[name]) for name in names if name not in architectures]
 
 
 def check_installed(names: tuple[str, ...]) -> None:
-    """Raise `CpbError` if a baseline needs a package that is not installed, or a model that cannot be loaded."""
+    """Raise `CpbError` if a baseline needs a package that is not installed."""
     for name in names:
         if package := _EXTRA_PACKAGES.get(name):
             import_extra(package)
-        elif ":" in name:
-            load(name, "cpu")  # and dropped: the fleets train first, and a GPU's memory is theirs

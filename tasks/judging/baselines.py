@@ -96,8 +96,8 @@ def levels(moves: Array) -> Array:
     return np.ascontiguousarray(np.quantile(moves, LEVELS, axis=0).T)
 
 
-def import_extra(package: str, extra: str = "judging") -> Any:
-    """Import a package of an extra.
+def import_extra(package: str) -> Any:
+    """Import a package of the extra `judging`.
 
     Raises:
         CpbError: the package is not installed.
@@ -106,7 +106,7 @@ def import_extra(package: str, extra: str = "judging") -> Any:
         return import_module(package)
     except ImportError as error:
         raise CpbError(
-            f"baselines: the package {package} is not installed; run {install_extra(extra)}",
+            f"baselines: the package {package} is not installed; run {install_extra('judging')}",
             code="extra-missing",
             field="baselines",
         ) from error

@@ -12,16 +12,12 @@ def test_baselines_are_the_known_ones_each_once():
     assert tuple(models.BASELINES) == BASELINES
     assert BacktestSpec(preset="smoke", baselines="garch-t, garch-t").baseline_names == ("garch-t",)
     assert BacktestSpec(preset="smoke", baselines="").baseline_names == ()
-    zero_shot = "chronos:amazon/chronos-bolt-small,timesfm:folder/of/weights,kronos:clone:a/model:a/tokenizer"
-    assert BacktestSpec(preset="smoke", baselines=zero_shot).baseline_names == tuple(zero_shot.split(","))
 
 
 @pytest.mark.parametrize(
     ("wrong", "code", "field"),
     [
         ({"baselines": "magic,robust-har"}, "baselines", "baselines"),
-        ({"baselines": "chronos:"}, "baselines", "baselines"),
-        ({"baselines": "kronos:clone"}, "baselines", "baselines"),
         ({"architectures": "har,classifier-gru"}, "classifier", "architectures"),
         ({"warm_start": "champion"}, "warm-start", "warm_start"),
         ({"repo": "alice/models"}, "repo", "repo"),
@@ -35,7 +31,7 @@ def test_what_cannot_be_backtested_is_refused(wrong, code, field):
 
 
 def test_a_baseline_of_the_same_name_as_an_architecture_is_not_judged_twice():
-    named = models.baselines(("random-walk", "robust-har"), ("robust-har", "har"), "cpu")
+    named = models.baselines(("random-walk", "robust-har"), ("robust-har", "har"))
     assert [one.name for one in named] == ["random-walk"]
 
 

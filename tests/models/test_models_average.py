@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from cpbmodels import ModelError, Series, ensemble, load, predict, preset, train_fleet
 from cpbmodels.arch.heads import bent, pinball
 from cpbmodels.arch.walk import LEVELS, _gradient
-from cpbmodels.data.columns import definition
 from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, WIDE_COLUMNS, with_market
 
 ROWS = 1200
@@ -94,7 +93,6 @@ def test_columns_are_what_they_are_defined_as(coins):
     )
     own, bitcoin = (s.columns(("log_range_mean_24",))[row, 0] for s in (one, coins[0]))
     assert value["bitcoin_range_24"] == pytest.approx(bitcoin - own)
-    assert all(definition(name) for name in WIDE_COLUMNS)
 
 
 def test_the_quarter_of_the_day_is_new_yorks_in_summer_and_winter():
