@@ -1,44 +1,10 @@
-"""Shared by the benchmarks: paired measurements, medians, one table, one command line.
-
-Two ways are run alternately, A B B A, and the ratio is taken within each pair: whatever else the machine is
-doing slows both. The reported figure is the median of those ratios.
-"""
+"""Shared by the benchmarks: seconds, one table, one command line."""
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
-
-
-@dataclass
-class Paired:
-    """Seconds of the slow way and the fast way, run by run."""
-
-    slow: list[float] = field(default_factory=list)
-    fast: list[float] = field(default_factory=list)
-
-    @property
-    def ratios(self) -> list[float]:
-        """How many times faster, pair by pair."""
-        return [a / b for a, b in zip(self.slow, self.fast, strict=True)]
-
-    @property
-    def ratio(self) -> float:
-        """The median of the paired ratios."""
-        return statistics.median(self.ratios)
-
-    def as_dict(self) -> dict[str, float]:
-        """ratio with its range, and the median seconds of both ways."""
-        return {
-            "ratio": self.ratio,
-            "ratio_min": min(self.ratios),
-            "ratio_max": max(self.ratios),
-            "slow_s": statistics.median(self.slow),
-            "fast_s": statistics.median(self.fast),
-        }
 
 
 def seconds(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
@@ -46,28 +12,6 @@ def seconds(run: Callable[[], object], clock: Callable[[], float] = time.perf_co
     start = clock()
     run()
     return clock() - start
-
-
-def paired(
-    slow: Callable[[], object],
-    fast: Callable[[], object],
-    *,
-    repeats: int = 5,
-    warm_up: bool = True,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Paired:
-    """Run both ways alternately `repeats` times; the order turns round at every pair."""
-    if warm_up:
-        slow()
-        fast()
-    out = Paired()
-    for turn in range(repeats):
-        for way in (("slow", "fast"), ("fast", "slow"))[turn % 2]:
-            if way == "slow":
-                out.slow.append(seconds(slow, clock))
-            else:
-                out.fast.append(seconds(fast, clock))
-    return out
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:

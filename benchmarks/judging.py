@@ -1,34 +1,36 @@
-"""How fast judging and features are: `python -m benchmarks.judging [--only judge|features|pictures] [--json]`.
+"""How fast judging is, and what the gate by a backtest lets through: `python -m benchmarks.judging [--only gate]`.
 
-`judge` scores 40 members × 4 architectures × 2,000 origins × 10 steps (3.2 million forecast rows of 19
-quantiles) with intervals, tests, Holm's correction, pooling and every pair of models, on two threads at most.
+judge: 40 members × 4 architectures × 2,000 origins × 10 steps (3.2 million forecast rows of 19 quantiles) with
+    intervals, tests, Holm's correction, pooling and every pair of models, on two threads at most.
+gate: 37 months of daily losses at 1h, simulated. A day's difference is as wide and as heavy-tailed as that of two real
+    recipes, and uncorrelated as theirs: `har-universal` averaged with `walk` against `har-universal` alone, June 2022
+    to May 2025 (.0073 of the mean loss, kurtosis 33; `research/gate.py` at a6dc485d drew those days themselves).
+    null_5, null_20: share of backtests in which any of 5 or 20 equal recipes passes, named together or one after
+    another, whichever is more. power_5, power_20: share in which one that is truly .1 % better passes among 4 or 19
+    equal ones.
 """
 
 import argparse
-import json
 import resource
 import time
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from statistics import median
-from tempfile import TemporaryDirectory
+from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import polars as pl
 
-from cpbmodels.data.columns import feature_frame
+from benchmarks._paired import main
 from cpbmodels.data.prices import candle_columns
 from cpbmodels.data.series import Series
+from schemas.handover import Paired
 from tasks.backtesting.judge import all_pairs
 from tasks.judging import baselines
 from tasks.judging.member import judge_member
-from tasks.judging.pictures import forecast_png, loss_png
+from tasks.judging.paired import DailyLosses, corrected, failed, paired
 from tasks.judging.pool import apply_holm, judge_pools
 
 HOUR = 3_600_000_000
+DAYS, SPREAD, KURTOSIS, GAIN = 1126, 0.0073, 33, 0.001
+FREEDOM = 4 + 6 / (KURTOSIS - 3)  # Student-t's degrees of freedom with that kurtosis
 
 
 def market(seed: int, rows: int = 8000) -> Series:
@@ -43,16 +45,16 @@ def market(seed: int, rows: int = 8000) -> Series:
     return Series(prices, features, names, volatility, segments, spans, f"C{seed}USDT", "1h", times)
 
 
-def judge(members: int = 40, architectures: int = 4) -> dict[str, float]:
-    series = [market(i) for i in range(members)]
+def judge(args: argparse.Namespace) -> dict[str, float]:
+    series = [market(i) for i in range(args.members)]
     started, forecast_rows, scores = time.perf_counter(), 0, []
-    for a in range(architectures):
+    for a in range(4):
         for one in series:
             train, test = one.origins("train", 1, 10), one.origins("test", 1, 10)
-            known = baselines.reference(one, train, test, 10)
-            forecast = SimpleNamespace(origins=test, quantiles=known * (0.9 + 0.05 * a))
-            scores.append(judge_member(one, forecast, known, architecture=f"a{a}"))
-            forecast_rows += known.shape[0] * known.shape[1]
+            reference = baselines.reference(one, train, test, 10)
+            forecast = SimpleNamespace(origins=test, quantiles=reference * (0.9 + 0.05 * a))
+            scores.append(judge_member(one, forecast, reference, architecture=f"a{a}"))
+            forecast_rows += reference.shape[0] * reference.shape[1]
     scores = apply_holm(scores)
     pools, pairs = judge_pools(scores), all_pairs(scores)
     seconds = time.perf_counter() - started
@@ -61,57 +63,47 @@ def judge(members: int = 40, architectures: int = 4) -> dict[str, float]:
     return {"seconds": seconds, **counts, "rss_peak_mb": peak}
 
 
-def features(rows: int = 500_000) -> dict[str, float]:
-    one = market(1, rows)
-    start = datetime(2000, 1, 1, tzinfo=UTC)
-    times = pl.datetime_range(start, start + timedelta(hours=rows - 1), "1h", time_unit="us", eager=True)
-    frame = pl.DataFrame(
-        {"open_time": times, **{n: one.prices[:, i] for i, n in enumerate(("open", "high", "low", "close"))}}
-    ).with_columns(volume=pl.lit(1.0))
-    feature_frame(frame.head(1000), "1h")
-    started = time.perf_counter()
-    feature_frame(frame, "1h")
-    seconds = time.perf_counter() - started
-    return {"seconds": seconds, "rows_per_s": rows / seconds}
+def backtest(random: np.random.Generator, gain: float) -> Paired:
+    """Figures of one simulated backtest of a recipe that is truly better by `gain`."""
+    noise = SPREAD * np.sqrt((FREEDOM - 2) / FREEDOM) * random.standard_t(FREEDOM, (DAYS, 1))
+    other = np.ones((DAYS, 1))
+    return paired(DailyLosses(np.arange(DAYS) + 19_000, (1 - gain) * other + noise, other))
 
 
-def pictures(count: int = 50) -> dict[str, float]:
-    """Return the median CPU time of a picture in a warm process, each of other data."""
-    one = market(1)
-    train, test = one.origins("train", 1, 10), one.origins("test", 1, 10)
-    forecast = SimpleNamespace(origins=test, quantiles=baselines.reference(one, train, test, 10))
-    history = [{"train_loss": 2 / (e + 1), "val_loss": 2.1 / (e + 1)} for e in range(50)]
-    with TemporaryDirectory() as folder:
-        forecast_png(Path(folder) / "warm.png", one, forecast)
-        loss_png(Path(folder) / "warm.png", history)
-        fans = [_cpu_ms(forecast_png, Path(folder) / "f.png", one, forecast, -1 - i) for i in range(count)]
-        losses = [_cpu_ms(loss_png, Path(folder) / "l.png", history[i:]) for i in range(count)]
-    return {"forecast_png_cpu_ms": median(fans), "loss_png_cpu_ms": median(losses)}
+def passes(recipes: Sequence[Paired], together: bool) -> list[bool]:
+    """Whether each recipe passes, named together or one after another."""
+    if together:
+        p_values = corrected([one.p for one in recipes], [1] * len(recipes), 0)
+    else:
+        p_values = [corrected([one.p], [1], before)[0] for before, one in enumerate(recipes)]
+    return [not failed(one, p) for one, p in zip(recipes, p_values, strict=True)]
 
 
-def _cpu_ms(call: Callable[..., None], *arguments: Any) -> float:
-    started = time.process_time()
-    call(*arguments)
-    return (time.process_time() - started) * 1e3
+def gate(args: argparse.Namespace) -> dict[str, float]:
+    random = np.random.default_rng(0)
+    equal = [[backtest(random, 0.0) for _ in range(20)] for _ in range(args.runs)]
+    better = [backtest(random, GAIN) for _ in range(args.runs)]
+    shares = {
+        f"null_{m}": max(
+            float(np.mean([any(passes(row[:m], way)) for row in equal])) for way in (True, False)
+        )
+        for m in (5, 20)
+    }
+    return shares | {
+        f"power_{m}": float(
+            np.mean([passes([one, *row[: m - 1]], True)[0] for one, row in zip(better, equal, strict=True)])
+        )
+        for m in (5, 20)
+    }
 
 
-PARTS = {"judge": judge, "features": features, "pictures": pictures}
+PARTS = {"judge": judge, "gate": gate}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", choices=list(PARTS))
-    parser.add_argument("--json", action="store_true")
-    asked = parser.parse_args()
-    found = {name: part() for name, part in PARTS.items() if asked.only in (None, name)}
-    if asked.json:
-        print(json.dumps(found))
-        return
-    for name, figures in found.items():
-        print(f"{name:>10}  " + "  ".join(f"{k} {v:,.1f}" for k, v in figures.items()))
+def options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--members", type=int, default=40, help="of each architecture, in the part judge")
+    parser.add_argument("--runs", type=int, default=400, help="simulated backtests in the part gate")
 
 
 if __name__ == "__main__":
-    main()
+    main("judging", PARTS, options=options)

@@ -7,7 +7,6 @@ while that imports torch. Exit code 1 where a trainer was left.
 """
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -18,6 +17,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
+
+from benchmarks._paired import main
+from benchmarks.size import ROOT
 
 MOMENTS, SPAN_S, LIMIT_S = 20, 3.0, 2.0
 
@@ -49,21 +51,19 @@ class Kill:
 
 def slow(folder: Path, moments: int) -> list[Kill]:
     (folder / "slow_trainer.py").write_text(SLOW_TRAINER)
-    env = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{Path(__file__).parents[1]}"}
+    env = os.environ | {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}
     fleet = folder / "fleet"
     fleet.mkdir()
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", RUN, str(fleet)], env=env)
 
-    return [kill(start, folder, moment) for moment in spread(moments)]
+    return kills(start, folder, moments)
 
 
 def real(folder: Path, moments: int) -> list[Kill]:
-    env = {
-        k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_TRACKING", "PREFECT_API"))
-    }
-    env |= {"PYTHONPATH": str(Path(__file__).parents[1])}
+    outside = ("CPB_", "MLFLOW_TRACKING", "PREFECT_API")
+    env = {k: v for k, v in os.environ.items() if not k.startswith(outside)} | {"PYTHONPATH": str(ROOT)}
     log = folder / "run.log"
 
     def start() -> subprocess.Popen[bytes]:
@@ -77,11 +77,11 @@ def real(folder: Path, moments: int) -> list[Kill]:
             time.sleep(0.02)
         return run
 
-    return [kill(start, folder, moment) for moment in spread(moments)]
+    return kills(start, folder, moments)
 
 
-def spread(moments: int) -> list[float]:
-    return [SPAN_S * i / max(1, moments - 1) for i in range(moments)]
+def kills(start: Callable[[], subprocess.Popen[bytes]], folder: Path, moments: int) -> list[Kill]:
+    return [kill(start, folder, SPAN_S * i / max(1, moments - 1)) for i in range(moments)]
 
 
 def kill(start: Callable[[], subprocess.Popen[bytes]], folder: Path, moment: float) -> Kill:
@@ -90,8 +90,7 @@ def kill(start: Callable[[], subprocess.Popen[bytes]], folder: Path, moment: flo
     seen = bool(trainers_in(folder))
     run.kill()
     run.wait()
-    killed = time.monotonic()
-    last_seen = killed
+    last_seen = killed = time.monotonic()
     while time.monotonic() - killed < LIMIT_S:  # to the end: one that was being started comes up late
         if trainers_in(folder):
             last_seen = time.monotonic()
@@ -112,33 +111,23 @@ def trainers_in(folder: Path) -> list[psutil.Process]:
     return found
 
 
-PARTS = {"slow": slow, "real": real}
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", choices=list(PARTS))
-    parser.add_argument("--moments", type=int, default=MOMENTS)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    results = {}
-    for name in [options.only] if options.only else list(PARTS):
+def part(run: Callable[[Path, int], list[Kill]]) -> Callable[[argparse.Namespace], dict[str, float]]:
+    def counted(args: argparse.Namespace) -> dict[str, float]:
         with TemporaryDirectory() as folder:
-            kills = PARTS[name](Path(folder).resolve(), options.moments)
-        results[name] = {
-            "kills": len(kills),
-            "with_a_trainer": sum(k.trainer_seen for k in kills),
-            "trainers_left": sum(k.gone_after_s is None for k in kills),
-            "longest_s": max((k.gone_after_s or 0.0 for k in kills), default=0.0),
+            killed = run(Path(folder).resolve(), args.moments)
+        return {
+            "kills": len(killed),
+            "with_a_trainer": sum(one.trainer_seen for one in killed),
+            "trainers_left": sum(one.gone_after_s is None for one in killed),
+            "longest_s": max((one.gone_after_s or 0.0 for one in killed), default=0.0),
         }
-    left = sum(int(result["trainers_left"]) for result in results.values())
-    if options.json:
-        print(json.dumps(results | {"exit": int(left > 0)}))
-    else:
-        for name, result in results.items():
-            print(name, *(f"{key}={value:.3g}" for key, value in result.items()))
-    return int(left > 0)
+
+    return counted
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    results = main(
+        "kills", {"slow": part(slow), "real": part(real)},
+        options=lambda parser: parser.add_argument("--moments", type=int, default=MOMENTS),
+    )  # fmt: skip
+    sys.exit(any(result["trainers_left"] for result in results.values()))

@@ -10,25 +10,25 @@ proportional set sizes (`Pss` of proc(5), smaps_rollup), in which pages that sev
 """
 
 import argparse
-import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import psutil
 
+from benchmarks._paired import main, seconds
 from benchmarks.size import ROOT
 
 FIGURES = ("seconds", "cpu_seconds", "peak_pss_mb")
 
 
-def measure(arguments: list[str], folder: Path, root: Path = ROOT) -> dict[str, Any]:
+def measure(arguments: list[str], folder: Path, root: Path) -> dict[str, Any]:
     """Run `cpb ARGUMENTS` of the clone in `root` in a folder; return its figures and its exit code."""
     started, before, peak = time.perf_counter(), _cpu_seconds(), 0.0
     with (folder / "out.log").open("ab") as log:
@@ -46,8 +46,8 @@ def measure(arguments: list[str], folder: Path, root: Path = ROOT) -> dict[str, 
 
 def _cpu_seconds() -> float:
     """Processor time of all processes that were waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 def _tree_pss_mb(pid: int) -> float:
@@ -66,81 +66,71 @@ def _tree_pss_mb(pid: int) -> float:
     return total / 1024
 
 
-def demo(root: Path = ROOT) -> dict[str, Any]:
+def demo(args: argparse.Namespace, root: Path) -> dict[str, Any]:
     """`cpb demo` from nothing, then again with everything done."""
     with tempfile.TemporaryDirectory() as folder:
-        first = measure(["demo"], Path(folder), root)
-        return {"first": first, "again": measure(["demo"], Path(folder), root)}
+        return {name: measure(["demo"], Path(folder), root) for name in ("first", "again")}
 
 
-def train_all(options: argparse.Namespace, root: Path = ROOT) -> dict[str, Any]:
+def train_all(args: argparse.Namespace, root: Path) -> dict[str, Any]:
     """All 20 coins, five architectures, preset `smoke`, from a mirror."""
-    arguments = ["train-all", "--source", str(Path(options.source).resolve()), "--preset", "smoke"]
-    arguments += ["--as-of", options.as_of] if options.as_of else []
-    arguments += ["--timeframes", options.timeframes] if options.timeframes else []
+    if not args.source:
+        raise SystemExit("train-all needs --source FOLDER")
+    arguments = ["train-all", "--source", str(Path(args.source).resolve()), "--preset", "smoke"]
+    arguments += ["--as-of", args.as_of] if args.as_of else []
+    arguments += ["--timeframes", args.timeframes] if args.timeframes else []
     with tempfile.TemporaryDirectory() as folder:
         return {"train-all": measure(arguments, Path(folder), root)}
 
 
-def against(other: Path, pairs: int, run: Any) -> dict[str, Any]:
+def against(other: Path, pairs: int, run: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
     """Run both clones in turn; return the median figures of each, and the median ratio of this one to the other."""
     found: dict[Path, list[dict[str, Any]]] = {ROOT: [], other: []}
     for number in range(pairs):
         for root in (ROOT, other) if number % 2 else (other, ROOT):
             found[root].append(run(root))
     return {
-        part: {
-            name: {
-                "here": median(one[part][name] for one in found[ROOT]),
-                "there": median(one[part][name] for one in found[other]),
-                "ratio": round(
-                    median(a[part][name] / b[part][name] for a, b in zip(*found.values(), strict=True)), 3
-                ),
-            }
-            for name in FIGURES
+        f"{part}, {name}": {
+            "here": median(one[part][name] for one in found[ROOT]),
+            "there": median(one[part][name] for one in found[other]),
+            "ratio": round(
+                median(a[part][name] / b[part][name] for a, b in zip(*found.values(), strict=True)), 3
+            ),
         }
         for part in found[ROOT][0]
+        for name in FIGURES
     }
 
 
-def help_page(runs: int = 9) -> dict[str, Any]:
-    """`cpb --help`, median of several."""
-    seconds = []
-    for _ in range(runs):
-        started = time.perf_counter()
-        subprocess.run([Path(sys.executable).with_name("cpb"), "--help"], capture_output=True, check=True)
-        seconds.append(time.perf_counter() - started)
-    return {"median_seconds": round(median(seconds), 3), "runs": runs}
+def compared(run: Callable[[argparse.Namespace, Path], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """A part that runs here alone, or with `--against` in both clones."""
+
+    def part(args: argparse.Namespace) -> dict[str, Any]:
+        if args.against:
+            return against(args.against.resolve(), args.pairs, lambda root: run(args, root))
+        return run(args, ROOT)
+
+    return part
 
 
-def main() -> None:
-    """Run the parts and print a line each, or one JSON object."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", choices=["demo", "train-all", "help"])
+def help_page(args: argparse.Namespace) -> dict[str, float]:
+    """`cpb --help`, median of nine."""
+    command = [Path(sys.executable).with_name("cpb"), "--help"]
+    spent = [seconds(lambda: subprocess.run(command, capture_output=True, check=True)) for _ in range(9)]
+    return {"median_seconds": round(median(spent), 3)}
+
+
+def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", help="mirror folder, for train-all")
     parser.add_argument("--as-of")
     parser.add_argument("--timeframes", help="for train-all; default: both")
     parser.add_argument("--against", type=Path, help="another clone, run in turn with this one")
     parser.add_argument("--pairs", type=int, default=3)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    if options.only == "train-all" and not options.source:
-        parser.error("train-all needs --source")
-    parts: dict[str, Any] = {"demo": demo, "train-all": lambda root=ROOT: train_all(options, root)}
-    results: dict[str, Any] = {"help": help_page()} if options.only in (None, "help") else {}
-    for name, run in parts.items():
-        if options.only == name or (options.only is None and (name == "demo" or options.source)):
-            results[name] = (
-                against(options.against.resolve(), options.pairs, run) if options.against else run()
-            )
-    if options.json:
-        print(json.dumps(results))
-    else:
-        for name, result in results.items():
-            print(f"{name}: {result}")
 
 
 if __name__ == "__main__":
-    main()
+    main(
+        "pipeline",
+        {"help": help_page, "demo": compared(demo), "train-all": compared(train_all)},
+        options=options,
+    )

@@ -1,4 +1,4 @@
-"""How many files of cpb a reader passes who follows a run: `python -m benchmarks.trip [--list] [-- ARGUMENTS OF CPB]`.
+"""How many files of cpb a reader passes who follows a run: `python -m benchmarks.trip [--table] [-- ARGUMENTS]`.
 
 Runs `cpb train-all` in a folder of its own (one architecture, simulated candles; or what stands after `--`) and counts
 the files of cpb in which a function ran, in all threads and processes together. What only an import runs does not
@@ -7,8 +7,7 @@ count: the code of modules and classes, and functions that it calls. Benchmarks 
     to the weights   until the first `model.safetensors` was written
     in all           until the command ended
 
-`--list` prints the files in the order of their first use; `--table` those up to the weights, as CONTRIBUTING.md has
-them. Which of the driver's files come before the weights differs by a few from run to run, because its threads race
+Which of the driver's files come before the weights differs by a few from run to run, because its threads race
 with the trainer.
 """
 
@@ -114,18 +113,17 @@ def as_table(files: Iterable[str]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print both counts, with `--list` or `--table` the files too."""
+    """Print both counts, with `--table` the files up to the weights, with `--json` all files."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--root", type=Path, default=ROOT, help="the clone whose code runs; default: this one"
     )
-    parser.add_argument("--list", action="store_true", help="the files, in the order of their first use")
     parser.add_argument(
-        "--table", action="store_true", help="those up to the weights, as CONTRIBUTING.md has them"
+        "--table", action="store_true", help="the files up to the weights, as CONTRIBUTING.md has them"
     )
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="all files, in the order of their first use")
     parser.add_argument("arguments", nargs="*", default=COMMAND.split(), help=f"of cpb; default: {COMMAND}")
     asked = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
@@ -136,9 +134,6 @@ def main(argv: list[str] | None = None) -> None:
         return
     if asked.table:
         print(as_table(found.to_the_weights) + "\n")
-    if asked.list:
-        print("\n".join(found.to_the_weights))
-        print("\nafter the weights:\n\n" + "\n".join(found.in_all[len(found.to_the_weights) :]) + "\n")
     print(f"to the weights {len(found.to_the_weights)}, in all {len(found.in_all)}")
 
 

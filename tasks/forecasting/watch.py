@@ -26,7 +26,7 @@ FILE_NAME = "watch.json"
 MAX_STABILITY = 1.0
 """Population stability index of a column, 30 days against the training span, above which the input is unusual. The
 common limit of 0.25 assumes independent rows: for the range columns, 1 in 10 real months of 30 days exceeds 0.4 and
-1 in 100 exceeds 0.9 (research/drift.py)."""
+1 in 100 exceeds 0.9 (`research/drift.py` of commit a6dc485d)."""
 MAX_STABILITY_OF = {"log_sigma": 6.0}
 """The volatility level drifts over years: the median PSI is 1.4, and 1 real month in 100 exceeds 5.6."""
 

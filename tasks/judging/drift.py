@@ -11,8 +11,8 @@ immediately. If the claims hold, bets gain nothing in expectation: capital minus
 supermartingale. However often the capital is checked, it reaches `ALARM` for the first time within a year with
 probability 1 / `ALARM` at most, even if the forecasts are exactly at the limit of the tolerance; if the promise itself
 holds, far less often. This sum of e-processes over all starting times is an e-detector (Shin, Ramdas, Rinaldo,
-"E-detectors", arXiv
-2203.03532). `research/drift.py`, which chose the constants, measures it on real blocks, where claims hold on average.
+"E-detectors", arXiv 2203.03532). `research/drift.py` of commit a6dc485d, which chose the constants, measured it on real
+blocks, where claims hold on average.
 """
 
 from dataclasses import dataclass

@@ -31,7 +31,7 @@ three pairs of models, most of it from one of six test spans)."""
 
 @dataclass(frozen=True)
 class Betting:
-    """Betting strategy of `e_process`. The figures are tuned in research/promotion.py.
+    """Betting strategy of `e_process`. The figures were tuned by `research/promotion.py` of commit a6dc485d.
 
     round_lags, min_round: length of a round in lags, and its minimum in origins, as clipping z requires sums of many
         origins.

@@ -10,10 +10,10 @@ from benchmarks._paired import main
 
 @pytest.mark.slow
 def test_ours_and_the_naive_way_read_the_whole_mirror(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(ingest, "_folder", lambda name: tmp_path / name)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(ingest.tempfile, "tempdir", None)
     monkeypatch.setattr(ingest, "LATENCY", 0.001)
-    parts = {"throughput": ingest.throughput, "latency": ingest.latency}
-    main("ingest", parts, ["--coins", "1", "--repeats", "1", "--json"], ingest._options)
+    main("ingest", ingest.PARTS, ["--coins", "1", "--repeats", "1", "--json"], ingest.options)
     found = json.loads(capsys.readouterr().out)
     assert found["throughput"]["cpb"]["krows_per_s"] > 0
     assert found["latency"]["cpb, nothing new"]["requests"] < 10

@@ -1,13 +1,15 @@
+import json
+
 from benchmarks import judging
+from benchmarks._paired import main
 
 
-def test_every_member_is_judged_pooled_and_compared():
-    found = judging.judge(members=2, architectures=2)
-    assert found["forecast_rows"] == 2 * 2 * 2000 * 10
-    assert (found["pools"], found["pairs"]) == (2, 1)
-    assert found["rss_peak_mb"] > 100
-
-
-def test_features_and_pictures_are_made():
-    assert judging.features(rows=3000)["rows_per_s"] > 0
-    assert all(ms > 0 for ms in judging.pictures(count=1).values())
+def test_members_are_judged_and_the_gate_is_simulated(capsys, monkeypatch):
+    monkeypatch.setattr(judging, "GAIN", 0.01)
+    main("judging", judging.PARTS, ["--members", "2", "--runs", "3", "--json"], judging.options)
+    found = json.loads(capsys.readouterr().out)
+    assert found["judge"]["forecast_rows"] == 4 * 2 * 2000 * 10
+    assert (
+        found["gate"]["power_5"] == found["gate"]["power_20"] == 1
+    )  # a gain ten times as large always passes
+    assert 0 <= found["gate"]["null_5"] <= found["gate"]["null_20"] < 1

@@ -2,11 +2,10 @@ from benchmarks import pipeline
 
 
 def test_a_command_is_timed_with_its_memory(tmp_path):
-    found = pipeline.measure(["--version"], tmp_path)
+    found = pipeline.measure(["--version"], tmp_path, pipeline.ROOT)
     assert found["exit"] == 0
     assert found["peak_pss_mb"] > 0
     assert found["cpu_seconds"] > 0
-    assert pipeline.help_page(runs=1)["median_seconds"] > 0
 
 
 def test_two_clones_are_compared_within_pairs(tmp_path):
@@ -19,4 +18,4 @@ def test_two_clones_are_compared_within_pairs(tmp_path):
 
     found = pipeline.against(tmp_path, 2, run)
     assert order == [tmp_path, pipeline.ROOT, pipeline.ROOT, tmp_path]
-    assert found["job"]["seconds"] == {"here": 2.5, "there": 5, "ratio": 0.688}
+    assert found["job, seconds"] == {"here": 2.5, "there": 5, "ratio": 0.688}

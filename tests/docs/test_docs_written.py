@@ -17,7 +17,7 @@ from cpbmodels.arch.options import ALIASES
 from schemas.presets import PRESET_ARCHITECTURES
 from tasks.market.simulator import UNTIL
 
-WRITTEN = [*PAGES, ROOT / "benchmarks/RESULTS.md", ROOT / "research/README.md", ROOT / "CHANGELOG.md"]
+WRITTEN = [*PAGES, ROOT / "benchmarks/RESULTS.md", ROOT / "CHANGELOG.md"]
 FOREIGN = re.compile(r"\.\./(shared|facts)|shared/facts")
 IDS = [path.relative_to(ROOT).as_posix() for path in WRITTEN]
 
@@ -178,7 +178,7 @@ def test_the_readme_is_a_screen_with_its_commands_its_figures_and_the_map():
     assert not words  # none is explained here
     house = (ROOT / "docs/architecture.md").read_text().partition("## The house")[2].partition("\n## ")[0]
     tracked = {path.parent for path in ROOT.glob("tasks/*/__init__.py")} | {
-        ROOT / name for name in ("flows", "schemas", "webapp", "cpbmodels", "benchmarks", "research", "docs")
+        ROOT / name for name in ("flows", "schemas", "webapp", "cpbmodels", "benchmarks", "docs")
     }
     missing = [path for path in tracked if f"`{path.relative_to(ROOT).as_posix()}/`" not in house]
     assert not missing
