@@ -43,12 +43,6 @@ def forking(tmp_path_factory):
         yield folder
 
 
-@pytest.fixture
-def forked_reader(forking, monkeypatch):
-    """Let the child process that reads a damaged month be one of the fork server's: it starts in 0.1 s, not in 0.5."""
-    monkeypatch.setattr(sys, "executable", str(forking / fork_server.PYTHON))
-
-
 _engines: set = set()
 """SQLAlchemy engines with which this process has connected to a database."""
 _watching: list = []

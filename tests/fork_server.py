@@ -5,8 +5,7 @@
 A client sends its arguments, folder and environment with its three streams, and gets the exit code: what `cpb` in a
 folder of `write_clients` does. The child runs `flows.cli.main()`, as the installed script does; its Python
 (`forking-python` beside `cpb`) is a client, too: a trainer or judge that it starts is a child that calls
-`tasks.running.resident.main`, the reader of damaged months is a child that runs as `python -m` would run it, and
-anything else the real Python executes. `forked-code CODE ARGUMENTS` executes code as
+`tasks.running.resident.main`, and anything else the real Python executes. `forked-code CODE ARGUMENTS` executes code as
 `python -c` does. Where a signal ends a child, its client ends by it. What libraries read of the environment when
 they are imported (Prefect's settings) is that of the server.
 """
@@ -23,10 +22,9 @@ import time
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from runpy import run_module
 
 PYTHON, CODE = "forking-python", "forked-code"
-TRAINER, READER = "tasks.running.resident", "tasks.forecasting.read_isolated"
+TRAINER = "tasks.running.resident"
 PRELOADED = (
     "mlflow.store.db.utils", "mlflow.store.model_registry.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_store",
     "huggingface_hub.file_download", "huggingface_hub.hf_api", "polars", "torch",
@@ -37,7 +35,7 @@ PRELOADED = (
 CLIENT = """#!{python} -SE
 import json, os, socket, sys
 name = os.path.basename(sys.argv[0])
-if name == {python_name!r} and sys.argv[1:3] not in (["-m", {trainer!r}], ["-m", {reader!r}]):
+if name == {python_name!r} and sys.argv[1:3] != ["-m", {trainer!r}]:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 link = socket.socket(socket.AF_UNIX)
 link.connect({socket!r})
@@ -54,9 +52,7 @@ sys.exit(code)
 
 def write_clients(folder, address):
     """Write the clients of the server at this address into a folder."""
-    text = CLIENT.format(
-        python=sys.executable, python_name=PYTHON, socket=str(address), trainer=TRAINER, reader=READER
-    )
+    text = CLIENT.format(python=sys.executable, python_name=PYTHON, socket=str(address), trainer=TRAINER)
     for name in ("cpb", PYTHON, CODE):
         client = folder / name
         client.write_text(text)
@@ -154,8 +150,6 @@ def run(arguments: list[str], folder: str, environment: dict[str, str], streams:
         elif program.name == CODE:
             sys.argv = ["-c", *arguments[2:]]
             exec(arguments[1], {"__name__": "__main__"})
-        elif arguments[2] == READER:
-            run_module(READER, run_name="__main__")
         else:
             from tasks.running.resident import main as serve_orders
 

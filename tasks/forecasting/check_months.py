@@ -7,10 +7,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from schemas.errors import DamagedError
+import polars as pl
+
+from schemas.errors import DamagedError, MemberError
 from schemas.identity import SeriesId, market_home
 from tasks.forecasting.chain import begin_chain, chain_lock, pending_path, quarantine, register_rows
-from tasks.forecasting.lines import Chain, FileRecord, chain_path
+from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
 from tasks.forecasting.months import (
     LEDGER,
     UNREADABLE,
@@ -22,9 +24,8 @@ from tasks.forecasting.months import (
     parse_rows,
     read_bytes,
 )
-from tasks.forecasting.read_isolated import Finding, compare, compare_isolated
 from tasks.forecasting.summary import write_summary
-from tasks.storage.checked_files import REPAIRED, VERIFY, Asked, Stored, allow_reading, checked
+from tasks.storage.checked_files import VERIFY, Asked, Stored, allow_reading, checked
 
 _THREADS = 2  # Python threads; polars and hashing use further threads
 _GONE = "the file is missing"
@@ -44,7 +45,7 @@ class _Fault(NamedTuple):
 
     month: _Month
     reason: str
-    remedy: Literal["quarantine", "rewritten", "register", "allow reading"] = "quarantine"
+    remedy: Literal["quarantine", "register", "allow reading"] = "quarantine"
 
 
 def forecasts(asked: Asked) -> Iterator[Stored]:
@@ -61,7 +62,7 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
             pass
     chain = Chain.read(chain_path(home, market))
     months, sound = _months(asked, chain), set()
-    for month, fault in _check(months, chain, explain=False):
+    for month, fault in _check(months, chain):
         if fault is None:
             sound.add(month.name)
             yield checked(month.path, "")
@@ -72,7 +73,7 @@ def forecasts(asked: Asked) -> Iterator[Stored]:
             chain = Chain.read(chain_path(home, market))
             damage = _chain_fault(chain, months := _months(asked, chain))
             months = [month for month in months if month.name not in sound]
-            faults = [fault for _, fault in _check(months, chain, explain=True) if fault]
+            faults = [fault for _, fault in _check(months, chain) if fault]
             if asked.repair:
                 _repair(asked, damage, faults)
     if damage:
@@ -100,43 +101,61 @@ def _chain_fault(chain: Chain | None, months: list[_Month]) -> str:
     return chain.fault if months or chain.lines else ""  # else the file may not be cpb's
 
 
-def _check(
-    months: list[_Month], chain: Chain | None, explain: bool
-) -> Iterator[tuple[_Month, _Fault | None]]:
-    """Yield each month file with its fault or None; arguments as in `_fault`."""
+def _check(months: list[_Month], chain: Chain | None) -> Iterator[tuple[_Month, _Fault | None]]:
+    """Yield each month file with its fault or None."""
     usable = None if chain is None or chain.fault else chain
     pool = ThreadPoolExecutor(_THREADS)
     try:
-        yield from zip(months, pool.map(lambda month: _fault(month, usable, explain), months), strict=True)
+        yield from zip(months, pool.map(lambda month: _fault(month, usable), months), strict=True)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _fault(month: _Month, chain: Chain | None, explain: bool) -> _Fault | None:
-    """Return the fault of a month file. Bytes that do not match their own digest are not parsed in this process.
-
-    Args:
-        chain: None if it is missing or damaged.
-        explain: find the row that does not match in such bytes, in a child process.
-    """
+def _fault(month: _Month, chain: Chain | None) -> _Fault | None:
+    """Return the fault of a month file; `chain` is None if it is missing or damaged."""
     record = chain.files.get(month.name, FileRecord()) if chain else FileRecord()
-    slices = record.slices if chain else None
     try:
-        found, doubt = compare(month.path, read_bytes(month.path), slices), ""
+        rows = parse_rows(month.tree, read_bytes(month.path))
     except FileNotFoundError:
         return _Fault(month, _GONE)
     except DamagedError as error:
         if error.code == UNREADABLE:
             return _Fault(month, str(error), "allow reading")
-        doubt = str(error)
-        found = (compare_isolated(month.path, slices) if explain else None) or Finding(doubt)
-        if found.reason == doubt and record.slices:
-            found = Finding(f"{doubt}; line {record.slices[0].line} of the chain records its first batch")
-    if found.reason:
-        return _Fault(month, found.reason, "register" if found.is_whole and not doubt else "quarantine")
-    if doubt and record.slices:
-        return _Fault(month, f"its rows are those of the chain, but {doubt}", "rewritten")
-    return _Fault(month, doubt) if doubt else None
+        first = (
+            f"; line {record.slices[0].line} of the chain records its first batch" if record.slices else ""
+        )
+        return _Fault(month, f"{error}{first}")
+    fault = _contract_fault(rows, month)
+    misfit = first_misfit(rows, record.slices) if chain else None
+    if not fault and misfit is None:
+        return None
+    reason = "; ".join(filter(None, (fault, _described(rows, *misfit) if misfit else "")))
+    return _Fault(month, reason, "register" if not fault and misfit and misfit[1] == 0 else "quarantine")
+
+
+def _contract_fault(rows: pl.DataFrame, month: _Month) -> str:
+    """Return why rows are not valid rows of a series' month; empty if they are valid."""
+    _, path, series, tree = month
+    try:
+        tree.check(rows)
+    except MemberError as error:
+        return str(error)
+    if rows.select("symbol", "timeframe").unique().rows() != [(series.symbol, series.timeframe)]:
+        return f"it contains rows of another series than {series.symbol} {series.timeframe}"
+    if rows["issued_at"].dt.strftime("%Y-%m").unique().to_list() != [path.stem]:
+        return f"it contains rows of another month than {path.stem}"
+    return ""
+
+
+def _described(rows: pl.DataFrame, start: int, line: int) -> str:
+    """Return a sentence about the first invalid row; `line` 0: it is in no line."""
+    if start >= len(rows):
+        return f"row {start + 1} and the rows after it, of line {line} of the chain, are missing"
+    issued, step = rows["issued_at"][start], rows["step"][start]
+    row = f"row {start + 1} (issued {issued:%Y-%m-%d %H:%M}, step {step})"
+    if line:
+        return f"{row}, or a later row of the same batch, differs from line {line} of the chain"
+    return f"{row} and the rows after it have no line in the chain"
 
 
 def _repair(asked: Asked, chain_fault: str, faults: list[_Fault]) -> None:
@@ -148,16 +167,14 @@ def _repair(asked: Asked, chain_fault: str, faults: list[_Fault]) -> None:
     if lost:
         quarantine(home, market, lost, "`cpb verify` found it damaged")
         write_summary(home, market)  # the record no longer counts their rows
-    whole = [f.month for f in faults if f.remedy in ("register", "rewritten")]
-    register_rows(home, market, [(m.series, m.tree, parse_rows(m.tree, m.path.read_bytes())) for m in whole])
+    whole = [f.month for f in faults if f.remedy == "register"]
+    register_rows(home, market, [(m.series, m.tree, parse_rows(m.tree, read_bytes(m.path))) for m in whole])
 
 
 def _stored(asked: Asked, fault: _Fault) -> Stored:
     _, path, series, tree = fault.month
     if fault.remedy == "allow reading":
         return checked(path, fault.reason, allow_reading(path))
-    if fault.remedy == "rewritten":
-        return checked(path, fault.reason, VERIFY, REPAIRED)
     if fault.remedy == "register":
         return checked(
             path, fault.reason, VERIFY, "a new line of the chain records its rows as stored before it"

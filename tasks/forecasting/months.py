@@ -4,7 +4,8 @@ Rows are only appended (`chain.append`), by rename; one file per month (with a f
 make 350,000 files a year). A damaged file is reported and skipped on reading, and set aside on writing.
 
 Each file holds its own digest, in its metadata: a reader then needs no second file, which a writer would have to
-replace at the same moment, and never parses damaged bytes, for some of which polars ends the process.
+replace at the same moment. Bytes without a matching digest are never parsed: polars ends the process (SIGABRT, an
+allocation of exabytes) for about one in a thousand flipped bits of a page, which no caller can catch.
 """
 
 import hashlib
