@@ -35,9 +35,23 @@ def say(text: str) -> None:
         log_to_run(text)
 
 
+def show(text: str) -> None:
+    """Print a result on stdout."""
+    print(printable(text))
+
+
+def printable(text: str) -> str:
+    """Return a text with its control and invisible characters escaped.
+
+    Names and messages that come from files of a home, a mirror or a server must not reach the terminal as commands.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
+
+
 def _write(text: str) -> None:
     try:
-        print(text, end="", file=sys.stderr, flush=True)  # a single write: other threads print too
+        # a single write: other threads print too
+        print(printable(text), end="", file=sys.stderr, flush=True)
     except BrokenPipeError:
         _drop_output()
 

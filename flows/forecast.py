@@ -13,7 +13,7 @@ from flows.runner import Runner, flow_parameters, named_run, plain_failures, rea
 from flows.summary import NOT_YET, Say, decision_lines, plain_reason, problem_line, stale_failure
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.identity import SeriesId, check_known, coins_label
-from schemas.scope import ForecastSpec, Scope
+from schemas.scope import CHAMPIONS, ForecastSpec, Scope
 from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.stored_forecasts import latest, series_with_forecasts
@@ -52,9 +52,11 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
         known = {one.series.symbol for one in serving(market=requested.market).champions}
         symbols = {one.symbol for one in requested.series}
         check_known(symbols, known, "the registry of champions")
+        of = f" of {coins_label(symbols)}" if symbols else ""
+        at = "" if spec.timeframes == CHAMPIONS else f" at {', '.join(requested.timeframes)}"
         raise CpbError(
-            f"no forecast could be made: there is no champion of {coins_label(symbols)} at "
-            f"{', '.join(requested.timeframes)} yet; train first, as in `cpb train-all`", code="no-champion",
+            f"no forecast could be made: there is no champion{of}{at} in market {spec.market} yet; train first, as in "
+            "`cpb train-all`", code="no-champion",
         )  # fmt: skip
     scope = outcome.scope = requested.narrowed([one.series for one in found])
     fetched = steps.one(ingest, scope, spec.tail)

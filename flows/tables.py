@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from flows.console import say
+from flows.console import printable, say
 from schemas.errors import UsageError, count
 
 _GAP = 3
@@ -33,15 +33,15 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console = Console(markup=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     shown = fitting(columns, rows, console.width)
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
+    table = Table(title=printable(title), box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
     for i in shown:
         one = columns[i]
         justify: Literal["left", "right"] = "left" if one.text else "right"
         table.add_column(one.title, justify=justify, no_wrap=not one.folds, overflow="fold")
     for row in rows:
-        table.add_row(*(row[i] for i in shown))
+        table.add_row(*(printable(row[i]) for i in shown))
     console.print(table)
     if hidden := len(columns) - len(shown):
         say(f"{count(hidden, 'column')} left out: use a wider terminal, or --json")

@@ -192,6 +192,10 @@ FILTERS = ("min_days_listed", "min_quote_volume", "number_assets")
 """Fields that filter the pairs of `exchange`; named as in freqtrade's AgeFilter and VolumePairList."""
 
 
+FIRST = datetime(2009, 1, 3, tzinfo=UTC)
+"""Day of Bitcoin's first block: no candle of a coin is older."""
+
+
 class ScopeSpec(Spec):
     """The options that all commands share: the market and the part of it to work on."""
 
@@ -325,6 +329,12 @@ class ScopeSpec(Spec):
         if start and end and end - start < timedelta(days=1):
             raise UsageError(f"as_of {self.as_of} must lie at least a day after since {self.since}",
                              code="range", field="as_of")  # fmt: skip
+        if end and end < FIRST:
+            raise UsageError(f"as_of {self.as_of} is before {FIRST:%Y-%m-%d}, when no coin existed: give a later time",
+                             code="range", field="as_of")  # fmt: skip
+        if self.tail and self.offline:
+            raise UsageError("tail reads the newest candles from the REST API, and offline forbids it: leave one out",
+                             code="offline", field="tail")  # fmt: skip
         now = datetime.now(UTC)
         for name, instant in (("as_of", end), ("since", start)):
             # a tolerance of a day: as_of may be the end of today, or the clock may be slow

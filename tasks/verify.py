@@ -41,7 +41,7 @@ from tasks.storage.checked_files import (
     removed,
     sound_record,
 )
-from tasks.storage.files import check_writable
+from tasks.storage.files import check_writable, read_json_or_none
 from tasks.storage.model_folder import (
     METRICS,
     PICTURES,
@@ -52,7 +52,7 @@ from tasks.storage.model_folder import (
 )
 from tasks.storage.records import member_subject, parse_record, read_npz, set_aside
 from tasks.tracking.verify import runs_and_champions
-from tasks.training.files import JOB, RESULT, is_training, shard_folders
+from tasks.training.files import JOB, PROGRESS, RESULT, is_training, shard_folders
 
 log = logging.getLogger("cpb")
 
@@ -166,12 +166,23 @@ def fleets(asked: Asked) -> Iterator[Stored]:
         yield record_file(folder / JOB, ShardJob, folder.name, aside)  # missing records are skipped
         yield record_file(folder / RESULT, ShardResult, folder.name, aside)
         command = _command(job) if job else VERIFY
+        if (progress := folder / PROGRESS).exists():
+            remove = removed("removed; only a training in progress needs it", progress)
+            yield Stored(progress, mend=remove, check=partial(_progress_fault, progress))
         for member in result.members if result else ():
             place = folder / "members" / member.name
             for path, digest in ((place / "model" / name, digest) for name, digest in member.files.items()):
                 again = partial(_train_again, folder, path, command)
                 yield Stored(path, None, command, again, partial(trained_file_damage, path, digest))
             yield from _judged(place, command)
+
+
+def _progress_fault(path: Path) -> str:
+    return (
+        ""
+        if isinstance(read_json_or_none(path), dict)
+        else "it is not the JSON object that was written there"
+    )
 
 
 def _market_of(folder: Path, job: ShardJob | None) -> str:

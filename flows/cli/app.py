@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from flows.console import emit, log_to_console
+from flows.console import emit, log_to_console, say, show
 from schemas import __version__
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_INTERRUPTED, EXIT_USAGE, CpbError
 from tasks.storage.urls import without_credentials
@@ -78,7 +78,7 @@ _NO_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory|unable to
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(f"cpb {__version__}")
+        show(f"cpb {__version__}")
         raise typer.Exit
 
 
@@ -196,7 +196,7 @@ def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
     """Print the error as a single sentence; with `--json` also as the JSON object that programs expect."""
 
     text = without_credentials(text)
-    print(f"cpb: {text}", file=sys.stderr)
+    say(f"cpb: {text}")
     if "--json" in sys.argv:
         emit({"error": text, "code": code, "field": without_credentials(field), "exit": exit_code})
     sys.exit(exit_code)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.options import Json, cli_options
-from flows.console import emit, quiet_libraries, say
+from flows.console import emit, quiet_libraries, say, show
 from flows.summary import problem_line
 from flows.tables import Column, finding, print_table
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError, count
@@ -53,7 +53,7 @@ def champions(
     watched = {alarm.series: alarm for market in markets for alarm in alarms(checked_home(), market)}
     if why:
         for entry in found:
-            print("\n".join(_explained(entry, watched.get(entry.champion.series))))
+            show("\n".join(_explained(entry, watched.get(entry.champion.series))))
     else:
         # Real and simulated champions are never listed together.
         title = "simulated market: these figures say nothing about a real one" if SIM in markets else ""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.options import Json, Shown, cli_options
-from flows.console import emit, quiet_libraries, say, shown_progress
+from flows.console import emit, quiet_libraries, say, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, count
 from schemas.identity import MARKETS, SPOT
 from schemas.scope import IngestSpec, home
@@ -44,7 +44,7 @@ def ingest(
     if json:
         emit(found.to_dict())
     else:
-        print(_for_people(found, plan, report))
+        show(_for_people(found, plan, report))
     raise typer.Exit(0 if plan else found.exit)
 
 
@@ -122,7 +122,7 @@ def verify(
         same = f"{count(published.files, 'file')} and {count(published.rows, 'row')} the same as stored"
         say(f"{hub} at {published.commit[:12]}, up to line {published.line} of the chain: {same}")
     for damage in () if json else result.damaged:
-        print(f"{damage.path}  {damage.reason}  -> {damage.outcome or damage.command}")
+        show(f"{damage.path}  {damage.reason}  -> {damage.outcome or damage.command}")
     for sentence in result.unchecked:
         say(sentence)
     for name, rows in result.rows_before.items():
@@ -209,5 +209,5 @@ def doctor(
         from cpbmodels.device.report import lines
 
         for line in lines(diagnosis):
-            print(line)
+            show(line)
     raise typer.Exit(diagnosis.exit_code)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.options import Json
-from flows.console import emit, quiet_libraries, say, shown_progress
+from flows.console import emit, quiet_libraries, say, show, shown_progress
 from schemas.errors import age, count
 from schemas.scope import home
 from tasks.notices.event import Event
@@ -173,7 +173,7 @@ def unit(port: Port = None, workers: Workers = None, json: Json = False) -> None
     if json:
         emit({"units": text, "exit": 0})
     else:
-        print(text)
+        show(text)
 
 
 def _as_json(found: "Status") -> dict[str, Any]:

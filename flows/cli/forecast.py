@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.options import Json, cli_options
-from flows.console import emit, quiet_libraries, say, shown_progress
+from flows.console import emit, quiet_libraries, say, show, shown_progress
 from flows.tables import Column, check_one_form, finding, price, print_csv, print_table
 from schemas.errors import UsageError, age, count
 from schemas.scope import ForecastSpec
@@ -93,7 +93,7 @@ def _print(spec: ForecastSpec, result: dict[str, Any], plot: bool) -> None:
         from flows.fan import closes_before, fan
 
         before = closes_before(spec.scope, symbol, timeframe, rows)
-        print(f"\n{symbol} {timeframe}", *fan(before, rows), sep="\n")
+        show("\n".join([f"\n{symbol} {timeframe}", *fan(before, rows)]))
 
 
 _AFTER = (1, 5, 10)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.options import Json
-from flows.console import emit
+from flows.console import emit, show
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError
 from schemas.presets import (
     PRESET_ABOUT,
@@ -105,30 +105,30 @@ def _own(path: Path) -> dict[str, Any]:
 
 def _print_list(found: list[dict[str, Any]]) -> None:
     for preset in found:
-        print(f"{preset['name']}: {preset['problem'] or preset['about'] or 'no description'}")
+        show(f"{preset['name']}: {preset['problem'] or preset['about'] or 'no description'}")
         if preset["problem"]:
             continue
         base = f"changes {preset['base']}; " if preset["base"] else ""
         seeds = f"{preset['seeds']} seeds averaged" if preset["seeds"] > 1 else "1 seed"
-        print(f"    {base}trains {', '.join(preset['architectures'])}; {seeds}")
-        print(f"    {', '.join(f'{name}={value}' for name, value in preset['options'].items())}")
-    print(
+        show(f"    {base}trains {', '.join(preset['architectures'])}; {seeds}")
+        show(f"    {', '.join(f'{name}={value}' for name, value in preset['options'].items())}")
+    show(
         f"\nYour own presets: NAME{SUFFIX} in {own_presets_folder()}, or any path; docs/tuning.md describes the format."
     )
 
 
 def _print_explained(preset: dict[str, Any]) -> None:
-    print(f"{preset['name']}: {preset['about']}")
+    show(f"{preset['name']}: {preset['about']}")
     columns = list(preset["resolved"])
     values = {
         option: [_short(preset["resolved"][c][option]) for c in columns] for option in preset["allowed"]
     }
     widths = [max(len(c), *(len(v[i]) for v in values.values())) for i, c in enumerate(columns)]
     heads = "  ".join(c.rjust(w) for c, w in zip(columns, widths, strict=True))
-    print(f"{'':>24}  {heads}  allowed")
+    show(f"{'':>24}  {heads}  allowed")
     for option, shown in values.items():
         cells = "  ".join(v.rjust(w) for v, w in zip(shown, widths, strict=True))
-        print(f"{option:>24}  {cells}  {_allowed(preset['allowed'][option])}")
+        show(f"{option:>24}  {cells}  {_allowed(preset['allowed'][option])}")
 
 
 def _short(value: Any) -> str:

@@ -10,7 +10,7 @@ import typer
 
 from flows.cli.models import print_board
 from flows.cli.options import Json, ModelOption, Shown, cli_options
-from flows.console import emit, quiet_libraries, say, shown_progress
+from flows.console import emit, quiet_libraries, say, show, shown_progress
 from flows.prefect_server import server_in_use
 from schemas.errors import EXIT_COMPLETE, UsageError, count
 from schemas.presets import is_file
@@ -179,8 +179,8 @@ def _show_plan(spec: RunSpec, json: bool) -> None:
         emit({"trained": lines, "reason": night.reason, "exit": EXIT_COMPLETE})
         return
     for line in lines:
-        print(f"{line['timeframe']}: {', '.join(line['architectures'])} on {count(line['coins'], 'coin')}")
-    print(night.reason or "nothing is left out: only --weekly-challengers leaves anything out")
+        show(f"{line['timeframe']}: {', '.join(line['architectures'])} on {count(line['coins'], 'coin')}")
+    show(night.reason or "nothing is left out: only --weekly-challengers leaves anything out")
 
 
 def _train_all(spec: RunSpec, command: str, direct: bool = False) -> dict[str, Any]:

@@ -4,11 +4,15 @@ A home of another version is refused, never migrated. Kept forever, whatever thi
 chain (`forecasts/`), and published model folders.
 """
 
+import re
+import shlex
 from pathlib import Path
 
 from schemas.errors import CpbError
 from schemas.scope import home
 from tasks.storage.files import write_bytes
+
+_VERSION_TEXT = re.compile(rb"\d{1,9}\s*")
 
 VERSION = "2"
 VERSION_FILE = "cpb-version"
@@ -18,7 +22,7 @@ def check_home(folder: Path) -> Path:
     """Return the folder if this version can use it as home, or if it does not exist yet.
 
     Raises:
-        CpbError: another version of cpb wrote there (`home-version`).
+        CpbError: another version of cpb wrote there (`home-version`), or its version file is damaged.
     """
     found = version_of(folder)
     if found not in ("", VERSION):
@@ -57,8 +61,20 @@ def mark_home(folder: Path) -> None:
 
 
 def version_of(folder: Path) -> str:
-    """Return the version of a home, "" if nothing is stored yet, "none" for an empty file."""
+    """Return the version of a home, "" if nothing is stored yet.
+
+    Raises:
+        CpbError: the file holds anything but a number (`home-damaged`).
+    """
+    path = folder / VERSION_FILE
     try:
-        return (folder / VERSION_FILE).read_text(errors="replace").strip()[:20] or "none"
+        content = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    if not _VERSION_TEXT.fullmatch(content):
+        raise CpbError(
+            f"{path} is damaged: it holds {content[:20]!r} instead of a number; if this version of cpb wrote that "
+            f"home, repair it with `echo {VERSION} > {shlex.quote(str(path))}`, then check the rest with `cpb verify`",
+            code="home-damaged", field="CPB_HOME",
+        )  # fmt: skip
+    return content.decode().strip()

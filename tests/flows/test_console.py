@@ -1,12 +1,16 @@
 """What people and programs read."""
 
+import ast
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from flows.console import emit
+import flows
+from flows.console import emit, say, show
+from flows.tables import Column, print_table
 from schemas.errors import count
 
 
@@ -22,6 +26,24 @@ def test_numbers_come_with_their_noun(number, noun, said):
 def test_json_has_no_nan(capsys):
     emit({"a": float("nan"), "b": [float("inf"), 1.5]})
     assert json.loads(capsys.readouterr().out) == {"a": None, "b": [None, 1.5]}
+
+
+def test_text_of_a_home_reaches_the_terminal_escaped(capsys):
+    hostile = "BTC\033]0;title\a \x9b31m \u202e 80 %"
+    say(hostile)
+    show(hostile)
+    print_table(hostile, [Column("name")], [[f"{hostile} [red]"]])
+    written = "".join(capsys.readouterr())
+    assert all(c.isprintable() or c == "\n" for c in written)
+    assert written.count(r"BTC\x1b]0;title\x07 \x9b31m \u202e 80 %") >= 4
+    assert "[red]" in written
+
+
+def test_only_the_console_prints():
+    for path in Path(flows.__file__).parent.rglob("*.py"):
+        if path.name not in ("console.py", "__init__.py", "worker.py"):
+            calls = [n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call)]
+            assert "print" not in {getattr(call.func, "id", "") for call in calls}, path
 
 
 @pytest.mark.parametrize(

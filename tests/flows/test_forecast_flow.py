@@ -42,7 +42,16 @@ def test_a_person_who_asks_for_it_meets_an_error():
     with pytest.raises(CpbError) as caught:
         run_forecast(ForecastSpec(**SCOPE), Runner(), say=lambda text: None)
     assert (caught.value.code, caught.value.exit_code) == ("no-champion", 1)
-    assert "there is no champion of BTC at 1h yet" in str(caught.value)
+    assert "there is no champion of BTC at 1h in market spot yet" in str(caught.value)
+
+
+def test_a_registry_without_any_champion_is_one_plain_sentence():
+    open_store()
+    with pytest.raises(CpbError) as caught:
+        run_forecast(ForecastSpec(), Runner(), say=lambda text: None)
+    assert str(caught.value) == (
+        "no forecast could be made: there is no champion in market spot yet; train first, as in `cpb train-all`"
+    )
 
 
 def test_a_misspelt_coin_is_called_unknown():

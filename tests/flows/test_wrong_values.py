@@ -48,6 +48,8 @@ WRONG = [
     ("ingest", {"source": "http://:80/x"}, "source"),
     ("forecast", {"source": "http://[::1"}, "source"),
     ("train-all", {"as_of": AHEAD}, "as_of"),
+    ("train-all", {"as_of": "1969-01-01", "source": "sim"}, "as_of"),
+    ("forecast", {"tail": True, "offline": True}, "tail"),
     ("ingest", {"as_of": AHEAD, "source": "sim"}, "as_of"),
     ("backtest", {"since": AHEAD}, "since"),
     ("forecast", {"as_of": "soon"}, "as_of"),
@@ -63,7 +65,7 @@ def words(values):
         if name == "overrides":
             yield from (f"--set={key}={json.dumps(one)}" for key, one in value.items())
         else:
-            yield f"--{name.replace('_', '-')}={value}"
+            yield f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
 
 
 def sentence_of(call):

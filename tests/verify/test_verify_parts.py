@@ -148,6 +148,15 @@ def test_a_damaged_record_of_a_fleet_is_set_aside(stored, damage, name):
     assert not list(verify_fleets(stored, MARKET))
 
 
+def test_a_progress_file_that_cannot_be_read_is_named_and_removed(stored):
+    progress = fleet_of(stored) / "progress.json"
+    assert list(verify_fleets(stored, MARKET)) == []
+    cut(progress)
+    damage = one(verify_fleets(stored, MARKET, repair=True))
+    assert damage.path.endswith("/progress.json")
+    assert not progress.exists()
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize(
     "name",
