@@ -43,14 +43,15 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks import _kernels, naive
+from benchmarks import _kernels, _rates, naive
 from benchmarks._fleet import fleet_step, train
 from benchmarks._flops import floor_bytes, flops_per_window
 from benchmarks._paired import table
 from benchmarks._walks import walk, walks
 from cpbmodels import Member, Series, preset
 from cpbmodels.arch.torch_private import DeviceType, foreach_add_, foreach_copy_
-from cpbmodels.device import Monitor, probe
+from cpbmodels.device import Monitor
+from cpbmodels.device.doctor import seconds as best_seconds
 from cpbmodels.device.steps import FleetStep
 from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.graphs import Graphs, ValidationRunner
@@ -126,15 +127,14 @@ class Report:
 
 def measure_roof(device: torch.device, tiny: bool = False) -> dict[str, Any]:
     """The device's own matmul rate in the precision that a fleet would use, and what the data sheet says."""
-    precision = probe.precisions(device)[-1]
+    precision = _rates.best_precision(device)
     size = 256 if tiny else 8192 if device.type == "cuda" else 512
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "cpu"
-    chip = probe.reference(name)
     return {
         "device": name,
         "precision": precision,
-        "matmul_tflops": probe.matmul_tflops(device, precision, size),
-        "data_sheet_tflops": chip.rate(precision) if chip else None,
+        "matmul_tflops": _rates.matmul_tflops(device, precision, size),
+        "data_sheet_tflops": _rates.data_sheet(name, precision),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
     }
@@ -254,7 +254,7 @@ def kernel_table(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
     row: dict[str, Any] = {"expected": expected.total(), "by_operator": dict(expected.most_common(12))}
     device = torch.device(args.device)
     megabytes = 256 if device.type == "cuda" else 16
-    row["floor_us"] = _floor_bytes(args, architecture) / probe.copy_gbs(device, megabytes) / 1e3
+    row["floor_us"] = _floor_bytes(args, architecture) / _rates.copy_gbs(device, megabytes) / 1e3
     if device.type != "cuda":
         return row
     for way, wanted in (("", True), ("off_", False)):
@@ -265,7 +265,7 @@ def kernel_table(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
         )  # compiling kernels that are not on disk, and the capture
         for name, run in (("eager", step.eager), ("replay", step)):
             row |= {f"{way}{name}_{key}": value for key, value in profiled(run, device).items()}
-        row[f"{way}step_us"] = probe.seconds(step, device) * 1e6
+        row[f"{way}step_us"] = best_seconds(step, device) * 1e6
     return row
 
 
@@ -329,7 +329,7 @@ def choices(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
         for turn in range(2 if args.tiny else 7):
             for name in list(ways) if turn % 2 else list(ways)[::-1]:
                 spent[name].append(
-                    probe.seconds(ways[name], device, repeats=1, inner=1 if args.tiny else 5) * 1e3
+                    best_seconds(ways[name], device, repeats=1, inner=1 if args.tiny else 5) * 1e3
                 )
     return {
         name: {"ms": statistics.median(ms), "least": min(ms), "most": max(ms)} for name, ms in spent.items()

@@ -23,7 +23,7 @@ from benchmarks._fleet import fleet_step, train
 from benchmarks._isolated import isolated, peak_mb
 from benchmarks._paired import main, seconds
 from benchmarks._walks import walk, walks
-from cpbmodels.device.placement import OpLog
+from cpbmodels.device.monitor import OpLog
 from tasks.training.runner import MALLOC
 
 SEEDS = ("transformer", "gru", "lstm")

@@ -1,12 +1,8 @@
-"""Facts about devices: what hardware is present, how fast it is, and how much of it a training uses.
+"""Devices: what hardware is present, what keeps it from being used, and how much of it a training uses.
 
-monitor.py    memory, utilisation and power while something runs, without a device sync; without NVML no GPU counters
-host.py       driver, GPU and CPU facts that need no working CUDA
-probe.py      measured rates: matmul, copy, launch latency, beside the data sheets
-placement.py  on which device a training step ran: kernels, operators that gave CPU tensors
-steps.py      one training step of every architecture: placement, time, memory
-doctor.py     all of these: facts, problems with their remedies, the profile for this device
-report.py     the same as text
+monitor.py  memory, utilisation and power while something runs, without a device sync; where a training step ran
+steps.py    one training step of any architecture, to be called and timed
+doctor.py   facts of the machine, one training step of every architecture, problems with their remedies
 """
 
 from cpbmodels.device.monitor import Monitor, check_placement

@@ -1,30 +1,123 @@
-"""`cpb doctor`: facts about this machine, its measured rates, its problems and what to do about them.
+"""`cpb doctor`: driver, torch build, devices and memory, one timed training step of each architecture, and remedies.
 
-Problems of a GPU, its driver, this torch build and the memory, each with its remedy.
+What the machine has is read from the system itself, because it is needed most when CUDA is broken.
 """
 
+import contextlib
 import os
+import platform
+import re
+import shutil
+import subprocess
 import sys
-from collections.abc import Mapping
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from cpbmodels.arch import find, usable
 from cpbmodels.arch import problems as architecture_problems
-from cpbmodels.device import host, placement, probe
+from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
+from cpbmodels.device.monitor import MB, kernels, operators_on_cpu, usable_cores
+from cpbmodels.device.steps import compile_kernels, fleet_step, seed_size
+from cpbmodels.errors import ModelError
+from cpbmodels.fleet.graphs import EAGER_RUNS
+from cpbmodels.fleet.plan import compute_dtype
+from cpbmodels.kernels.support import off_reason
 
-GB = 1e9
-MIN_RATE_SHARE = 0.4  # of the data sheet's rate; healthy chips reach 0.6 to 0.95 in a plain matmul
+PROC_DRIVER = Path("/proc/driver/nvidia/version")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
+MIN_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+"""Oldest Linux driver for each CUDA major version (CUDA release notes, minor-version compatibility)."""
 NO_CUPTI = (
     "the profiler saw no GPU kernel, although every operator returned a GPU tensor: CUPTI is missing or not permitted "
-    "(a container or the driver's option NVreg_RestrictProfilingToAdminUsers), so kernels are not listed; training "
-    "does not need it"
+    "(a container or the driver's option NVreg_RestrictProfilingToAdminUsers); training does not need it"
 )
-PROFILES = (("gpu-80gb", 70 * GB), ("gpu-16gb", 14 * GB), ("gpu-6gb", 5 * GB))
+PROFILES = (("gpu-80gb", 70e9), ("gpu-16gb", 14e9), ("gpu-6gb", 5e9))
+MIN_FREE_MB = 500.0  # of RAM and of a GPU; below, not even a small fleet trains
 
 
-MIN_FREE_GPU_MB, MIN_FREE_RAM_MB = 500.0, 500.0  # below, not even a small fleet trains
+@dataclass(frozen=True)
+class GpuEvidence:
+    """Signs of an NVIDIA GPU that do not come from torch; `driver` is None if no driver is loaded."""
+
+    signs: tuple[str, ...]
+    driver: str | None
+
+
+def gpu_evidence() -> GpuEvidence:
+    """Look for a GPU in the driver, on the PCI bus and through nvidia-smi."""
+    driver = driver_version()
+    signs = [f"driver {driver} is loaded"] if driver and _device_nodes() else []
+    signs += [f"PCI device {name}" for name in _pci_gpus()]
+    listed = _nvidia_smi("-L")
+    signs += [line.split(" (UUID")[0] for line in listed.splitlines() if line.startswith("GPU ")]
+    return GpuEvidence(tuple(signs), driver)
+
+
+def driver_version() -> str | None:
+    """Version of the loaded NVIDIA driver ("580.159.03"), or None."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"Module\s+(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", PROC_DRIVER.read_text()):
+            return found[1]
+    found = re.match(r"\d+\.\d+(\.\d+)?", _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"))
+    return found[0] if found else None
+
+
+def driver_too_old(driver: str, cuda: str) -> bool:
+    """Whether the driver cannot run a torch built for this CUDA version ("13.0")."""
+    major, minor = (int(part) for part in driver.split(".")[:2])
+    return (major, minor) < MIN_DRIVER.get(int(cuda.split(".")[0]), (0, 0))
+
+
+def _device_nodes() -> list[Path]:
+    return sorted(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _pci_gpus() -> list[str]:
+    """PCI addresses of NVIDIA display controllers; seen even without a driver."""
+    found = []
+    with contextlib.suppress(OSError):
+        for device in sorted(PCI_DEVICES.iterdir()):
+            vendor = (device / "vendor").read_text().strip()
+            kind = (device / "class").read_text().strip()
+            if vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY_CLASS):
+                found.append(device.name)
+    return found
+
+
+def _nvidia_smi(*arguments: str) -> str:
+    """What nvidia-smi prints; "" if it is missing or fails (it fails if the driver is broken)."""
+    if (program := shutil.which("nvidia-smi")) is None:
+        return ""
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()
+
+
+def cpu() -> dict[str, Any]:
+    """The processor as this process may use it: model, cores, `bf16` (products in hardware), memory in MB."""
+    facts: dict[str, str] = {}
+    for path in ("/proc/cpuinfo", "/proc/meminfo"):
+        with contextlib.suppress(OSError):  # not Linux
+            facts |= dict(
+                re.findall(r"^(model name|Mem\w+)\s*: *(.+)$", Path(path).read_text(), re.MULTILINE)
+            )
+    total, free = (int(facts.get(name, "0 kB").split()[0]) / 1024 for name in ("MemTotal", "MemAvailable"))
+    return {
+        "model": facts.get("model name") or platform.processor() or platform.machine(),
+        "cores": usable_cores(),
+        "bf16": bf16_in_cpu_hardware(),
+        "memory_total_mb": total,
+        "memory_free_mb": free,
+    }
 
 
 @dataclass(frozen=True)
@@ -35,27 +128,22 @@ class Problem:
     remedy: str
 
 
-def software_findings(evidence: host.GpuEvidence) -> tuple[list[Problem], list[str]]:
+def software_findings(evidence: GpuEvidence) -> tuple[list[Problem], list[str]]:
     """Whether GPU, driver and this torch build fit together: problems with remedies, and notes."""
     build, cuda = torch.__version__, torch.version.cuda
     if torch.cuda.is_available():
         return [problem for i in range(torch.cuda.device_count()) if (problem := _unsupported(i))], []
-    if not evidence.present:
+    if not evidence.signs:
         return [], ["no GPU on this machine: everything runs on the CPU"]
     what = f"this machine has a GPU ({evidence.signs[0]})"
     if evidence.driver is None:
         return [Problem(f"{what} but no NVIDIA driver is loaded", "install the driver, then reboot")], []
     if cuda is None:
         return [Problem(f"{what} but torch {build} is a CPU-only build", _torch_remedy(evidence.driver))], []
-    if host.driver_too_old(evidence.driver, cuda):
-        oldest = ".".join(map(str, host.MIN_DRIVER[int(cuda.split(".")[0])]))
+    if driver_too_old(evidence.driver, cuda):
+        oldest = ".".join(map(str, MIN_DRIVER[int(cuda.split(".")[0])]))
         remedy = f"update the driver to {oldest} or newer, or {_torch_remedy(evidence.driver)}"
         return [Problem(f"driver {evidence.driver} is too old for torch {build} (CUDA {cuda})", remedy)], []
-    return _not_visible(what)
-
-
-def _not_visible(what: str) -> tuple[list[Problem], list[str]]:
-    """Driver and torch fit, yet torch sees no GPU: hidden by the user (a note), or a problem."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and hidden.strip() in ("", "-1"):
         return [], [f"{what} but CUDA_VISIBLE_DEVICES={hidden!r} hides it; unset it to use the GPU"]
@@ -65,7 +153,7 @@ def _not_visible(what: str) -> tuple[list[Problem], list[str]]:
 
 def _torch_remedy(driver: str) -> str:
     for cuda, tag in (("13", "cu130"), ("12", "cu126")):
-        if not host.driver_too_old(driver, cuda):
+        if not driver_too_old(driver, cuda):
             return f"install torch's {tag} build; the selector at pytorch.org/get-started gives the command"
     return f"update the driver ({driver} is too old for any torch that cpb supports)"
 
@@ -97,20 +185,19 @@ def supports(built_for: list[str], major: int, minor: int) -> bool:
 def memory_findings(ram_free_mb: float, gpu_free_mb: Mapping[int, float]) -> list[Problem]:
     """Problems if RAM (0: unknown) or a GPU's free memory, in MB, is too small for any training."""
     found = []
-    if 0 < ram_free_mb < MIN_FREE_RAM_MB:
+    if 0 < ram_free_mb < MIN_FREE_MB:
         found.append(Problem(f"only {ram_free_mb:.0f} MB of RAM are free", "close other programs"))
     for index, free in gpu_free_mb.items():
-        if free < MIN_FREE_GPU_MB:
+        if free < MIN_FREE_MB:
             remedy = "stop the processes that `nvidia-smi` lists, or pick another GPU by CUDA_VISIBLE_DEVICES"
             found.append(Problem(f"only {free:.0f} MB are free on cuda:{index}", remedy))
     return found
 
 
-def gpu_memory() -> dict[int, float]:
-    """Free memory of each visible GPU in MB."""
-    if not torch.cuda.is_available():
-        return {}
-    return {i: torch.cuda.mem_get_info(i)[0] / 2**20 for i in range(torch.cuda.device_count())}
+def profile_for(total_bytes: float) -> str:
+    """The largest profile that fits a GPU with this much memory; below 5 GB the smallest, whose fleets are halved
+    where they do not fit: the profile `cpu` would run without CUDA graphs."""
+    return next((name for name, needed in PROFILES if total_bytes >= needed), PROFILES[-1][0])
 
 
 @dataclass
@@ -141,49 +228,28 @@ class Diagnosis:
 
 
 def examine(*, steps: bool = True) -> Diagnosis:
-    """Examine this machine and measure its first usable device; `steps` also times every architecture."""
-    evidence, cpu = host.gpu_evidence(), host.cpu()
+    """Examine this machine; `steps` also times a step of every architecture on its first usable device."""
+    evidence, processor = gpu_evidence(), cpu()
+    gpus = [_gpu(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     problems, notes = software_findings(evidence)
-    problems += memory_findings(cpu.memory_free_mb, gpu_memory())
-    usable = torch.cuda.is_available() and not problems
-    device = torch.device("cuda", 0) if usable else torch.device("cpu")
-    diagnosis = Diagnosis(str(device), recommend(device), _inventory(evidence, cpu), problems, notes)
-    if device.type == "cuda":
-        diagnosis.notes += small_memory_notes(torch.cuda.get_device_properties(device).total_memory)
-    _measure(diagnosis, device)
-    if steps or device.type == "cuda":  # on a CPU there is nowhere else to run, and the check takes seconds
-        _place(diagnosis, device)
-    if steps:
-        from cpbmodels.device.steps import time_architectures  # the whole engine: `--quick` does without
-
-        diagnosis.facts["steps"] = time_architectures(device)
-    diagnosis.notes += [str(error) for error in architecture_problems()]
-    return diagnosis
-
-
-def recommend(device: torch.device) -> str:
-    """The hardware profile for a device: cpu, or for a GPU gpu-6gb, gpu-16gb or gpu-80gb by its total memory."""
-    if device.type != "cuda":
-        return "cpu"
-    return profile_for(torch.cuda.get_device_properties(device).total_memory)
-
-
-def profile_for(total_bytes: float) -> str:
-    """The largest profile that fits a GPU with this much memory; below 5 GB the smallest, whose fleets are halved
-    where they do not fit: the profile `cpu` would run without CUDA graphs."""
-    return next((name for name, needed in PROFILES if total_bytes >= needed), PROFILES[-1][0])
-
-
-def _inventory(evidence: host.GpuEvidence, cpu: host.Cpu) -> dict[str, Any]:
-    cudnn = torch.backends.cudnn.version() if torch.version.cuda else None
-    return {
+    problems += memory_findings(
+        processor["memory_free_mb"], {gpu["index"]: gpu["memory_free_mb"] for gpu in gpus}
+    )
+    device = torch.device("cuda", 0) if gpus and not problems else torch.device("cpu")
+    profile = profile_for(gpus[0]["memory_total_mb"] * MB) if device.type == "cuda" else "cpu"
+    facts: dict[str, Any] = {
         "python": sys.version.split()[0],
-        "torch": {"version": torch.__version__, "cuda": torch.version.cuda, "cudnn": cudnn},
+        "torch": {"version": torch.__version__, "cuda": torch.version.cuda},
         "driver": evidence.driver,
         "gpu_signs": list(evidence.signs),
-        "cpu": asdict(cpu) | {"fast_bf16": cpu.fast_bf16},
-        "gpus": [_gpu(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
+        "cpu": processor,
+        "gpus": gpus,
     }
+    diagnosis = Diagnosis(str(device), profile, facts, problems, notes)
+    if steps:
+        _time_steps(diagnosis, device)
+    diagnosis.notes += [str(error) for error in architecture_problems()]
+    return diagnosis
 
 
 def _gpu(index: int) -> dict[str, Any]:
@@ -193,46 +259,145 @@ def _gpu(index: int) -> dict[str, Any]:
         "index": index,
         "name": properties.name,
         "capability": f"{properties.major}.{properties.minor}",
-        "multiprocessors": properties.multi_processor_count,
-        "memory_total_mb": total / 2**20,
-        "memory_free_mb": free / 2**20,
+        "memory_total_mb": total / MB,
+        "memory_free_mb": free / MB,
     }
 
 
-def _measure(diagnosis: Diagnosis, device: torch.device) -> None:
-    """Rates, in relation to the data sheet."""
-    chip = probe.reference(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    rates = probe.rates(device, chip)
-    diagnosis.facts["rates"] = rates
-    diagnosis.notes += slow_notes(rates)
-
-
-def _place(diagnosis: Diagnosis, device: torch.device) -> None:
-    """nn.LSTM under the profiler: did it run on the device?"""
-    diagnosis.facts["lstm"] = lstm = placement.lstm_placement(device)
-    if not lstm["ran_on_device"]:
-        what = f"a training step of nn.LSTM left {device}: {', '.join(lstm['cpu_ops'])}"
-        diagnosis.problems.append(Problem(what, "reinstall torch; a build with cuDNN never does this"))
-    elif device.type == "cuda" and not lstm["kernels"]:
+def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
+    """Time a step of each architecture; one that fails or leaves the device is a problem."""
+    diagnosis.facts["steps"] = rows = {}
+    for name, found in usable().items():
+        # Neither in closed form nor an average, whose members are timed by their own names.
+        if found.spec.closed_form or seed_size(name).members:
+            continue
+        try:
+            rows[name] = row = time_one(name, device)
+        except Exception as error:  # noqa: BLE001 - a report on the other architectures is wanted all the more
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            what = f"a training step of {name} failed on {device}: {reason}"
+            diagnosis.problems.append(
+                Problem(what, "train with `--device cpu`, or install another torch build")
+            )
+            continue
+        if row["on_cpu"]:
+            what = f"a training step of {name} left {device}: {', '.join(row['on_cpu'])}"
+            diagnosis.problems.append(Problem(what, "reinstall torch; a build with cuDNN never does this"))
+    if device.type == "cuda" and rows and not any(row["longest_kernels"] for row in rows.values()):
         diagnosis.notes.append(NO_CUPTI)
 
 
-def small_memory_notes(total_bytes: float) -> list[str]:
-    """A note if a GPU has less memory than the smallest profile is made for."""
-    name, needed = PROFILES[-1]
-    if total_bytes >= needed:
-        return []
-    return [
-        f"this GPU has {total_bytes / GB:.1f} GB, less than the {needed / GB:.0f} GB that profile {name} is made for: "
-        "fleets that do not fit are halved, or choose a smaller --batch-size"
-    ]
+def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
+    """Time one step: on a GPU of 40 members, or half as many as long as memory is short, on a CPU of one member."""
+    members = 40 if device.type == "cuda" else 1
+    while True:
+        try:
+            return _time(architecture, device, members)
+        except torch.OutOfMemoryError:
+            if members == 1:
+                raise ModelError(f"{device} has no memory for one step of one {architecture}.") from None
+        members //= 2  # outside the except block: inside, the error keeps the fleet's tensors in memory
 
 
-def slow_notes(rates: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """A note for each rate far below the data sheet's: another process, heat, or a power limit."""
-    return [
-        f"{name} reaches only {rate['share']:.0%} of the data sheet: is another process on the GPU, or "
-        "does it throttle (`nvidia-smi -q -d PERFORMANCE`)?"
-        for name, rate in rates.items()
-        if rate["share"] is not None and rate["share"] < MIN_RATE_SHARE
-    ]
+def _time(architecture: str, device: torch.device, members: int) -> dict[str, Any]:
+    """Members, batch, step_ms, windows_per_s, kernels ("on", or why they are off) and `on_cpu`: operators that gave CPU
+    tensors on a GPU; of a GPU also its peak memory in MB, the share of the step in which a kernel ran and the longest.
+    """
+    options, gpu = seed_size(architecture), device.type == "cuda"
+    compute = compute_dtype(options, architecture, device, torch.float32)
+    reason = off_reason(find(architecture), options, device, compute)
+    compile_kernels(architecture, options, device)
+    step = fleet_step(architecture, options, members, device)
+    if gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+        for _ in range(EAGER_RUNS + 1):  # eager steps, then the capture
+            step()
+    spent = seconds(step, device, repeats=3 if gpu else 1)
+    seen = kernels(step, device) if gpu else {}
+    return {
+        "members": members,
+        "batch": options.batch_size,
+        "step_ms": spent * 1e3,
+        "windows_per_s": members * options.batch_size / spent,
+        "kernels": f"off ({reason})" if reason else "on",
+        "on_cpu": list(operators_on_cpu(step.eager)) if gpu else [],
+        "gpu_mem_peak_mb": torch.cuda.max_memory_allocated(device) / MB if gpu else None,
+        "gpu_busy": min(1.0, sum(seen.values()) / 1e6 / spent) if seen else None,
+        "longest_kernels": list(seen)[:2],
+    }
+
+
+def seconds(run: Callable[[], object], device: torch.device, repeats: int = 5, inner: int = 1) -> float:
+    """Best time of one `run()` in seconds: `repeats` measurements of `inner` runs each, after a warm-up.
+
+    On a GPU the host waits for the device before and after: launches are asynchronous.
+    """
+    run()
+    spent = []
+    for _ in range(repeats):
+        _wait(device)
+        start = time.perf_counter()
+        for _ in range(inner):
+            run()
+        _wait(device)
+        spent.append(time.perf_counter() - start)
+    return min(spent) / inner
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """The report of `cpb doctor`: one screen of 80 columns, problems and what to do about them last."""
+    facts = diagnosis.facts
+    build, processor = facts["torch"], facts["cpu"]
+    cuda = f"CUDA {build['cuda']}" if build["cuda"] else "CPU-only build"
+    driver = facts["driver"] or "none"
+    yield f"python {facts['python']}, torch {build['version']} ({cuda}), NVIDIA driver: {driver}"
+    bf16 = "bf16 in hardware" if processor["bf16"] else "no bf16 in hardware"
+    yield _wrapped(f"CPU: {processor['model']}, {processor['cores']} cores, {bf16}; RAM: {_free(processor)}")
+    for gpu in facts["gpus"]:
+        yield _wrapped(
+            f"cuda:{gpu['index']}: {gpu['name']} (sm_{gpu['capability'].replace('.', '')}); {_free(gpu)}"
+        )
+    if rows := facts.get("steps"):
+        yield from _steps(rows, diagnosis.device)
+    yield f"recommended profile: {diagnosis.profile}"
+    for note in diagnosis.notes:
+        yield _wrapped(f"note: {note}")
+    for problem in diagnosis.problems:
+        yield _wrapped(f"PROBLEM: {problem.what}")
+        yield _wrapped(f"  remedy: {problem.remedy}")
+    yield f"problems: {len(diagnosis.problems) or 'none'}"
+
+
+def _free(memory: Mapping[str, Any]) -> str:
+    return f"{memory['memory_free_mb'] / 1024:.1f} of {memory['memory_total_mb'] / 1024:.1f} GiB free"
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 80, subsequent_indent="    ")
+
+
+def _steps(rows: Mapping[str, Mapping[str, Any]], device: str) -> Iterator[str]:
+    yield f"one training step of each architecture at its usual size, on {device}"
+    yield f"  {'architecture':<16}{'members':>8}{'batch':>6}{'ms':>9}{'windows/s':>11}{'GPU MB':>8}{'busy':>6}  kernels"
+    reasons: dict[str, list[str]] = {}
+    for name, row in rows.items():
+        memory, busy = row["gpu_mem_peak_mb"], row["gpu_busy"]
+        state, _, reason = row["kernels"].partition(" ")
+        if reason:
+            reasons.setdefault(reason.strip("()"), []).append(name)
+        yield (
+            f"  {name:<16}{row['members']:>8}{row['batch']:>6}{row['step_ms']:>9.2f}{row['windows_per_s']:>11.0f}"
+            f"{'-' if memory is None else f'{memory:.0f}':>8}{'-' if busy is None else f'{busy:.0%}':>6}  {state}"
+        )
+    for reason, names in reasons.items():
+        yield _wrapped(f"  kernels off ({'all' if len(names) == len(rows) else ', '.join(names)}): {reason}")
+    for name, row in rows.items():
+        if row["longest_kernels"]:
+            yield f"  {name} ran {', '.join(row['longest_kernels'])}"[:80]
+    if device != "cpu":
+        yield "  Models are small, so little memory is no sign of the CPU: look at busy."

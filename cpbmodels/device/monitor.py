@@ -1,4 +1,6 @@
-"""Samples memory, utilisation and power beside a running training, without ever syncing the device.
+"""What a device does: memory, utilisation and power beside a running training, and where a training step ran.
+
+Sampling never syncs the device.
 
 The allocator's statistics live on the host and NVML reads the driver, so a sample costs the GPU nothing.
 The alternative, torch.cuda.synchronize() around each reading, stalls the queue that keeps the device busy.
@@ -13,12 +15,17 @@ import sys
 import threading
 import time
 import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
+from cpbmodels.arch.torch_private import DeviceType, TorchDispatchMode
 from cpbmodels.errors import pip_install
 
 resource: ModuleType | None
@@ -29,6 +36,8 @@ except ImportError:  # Windows
 
 MB = 2**20  # as nvidia-smi counts
 MIN_UTILISATION_PERCENT = 20.0  # below, the device mostly waits for the host
+SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
+"""Operators that make the host wait for a GPU (`.item()` is _local_scalar_dense)."""
 _RSS = {"VmRSS": "rss_mb", "VmHWM": "rss_peak_mb"}  # names in /proc
 MIN_SAMPLES = 10  # a mean over fewer tells nothing about a run
 
@@ -252,3 +261,62 @@ def check_placement(device: torch.device | str, **tensors: torch.Tensor) -> None
     ]
     if misplaced:
         raise RuntimeError(f"training is meant to run on {wanted} but {', '.join(misplaced)}")
+
+
+class OpLog(TorchDispatchMode):
+    """Counts every dispatched operator, forward and backward: `counts` by name, `on_cpu` those giving CPU tensors.
+
+    Single numbers do not count as CPU tensors: a step counter or a learning rate belongs on the host.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self.on_cpu: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """torch's hook: run the operator and count it."""
+        out = func(*args, **(kwargs or {}))
+        self.counts[str(func)] += 1
+        if any(t.device.type == "cpu" and t.numel() > 1 for t in _tensors(out)):
+            self.on_cpu[str(func)] += 1
+        return out
+
+    @property
+    def syncs(self) -> int:
+        """How many of the operators would make the host wait for a GPU."""
+        return sum(n for name, n in self.counts.items() if name.split(".")[1] in SYNCS)
+
+
+def _tensors(out: Any) -> Iterator[torch.Tensor]:
+    for item in out if isinstance(out, (tuple, list)) else (out,):
+        if isinstance(item, torch.Tensor):
+            yield item
+
+
+def operators_on_cpu(step: Callable[[], object]) -> tuple[str, ...]:
+    """Run `step` once; the operators that gave CPU tensors."""
+    with OpLog() as log:
+        step()
+    return tuple(log.on_cpu)
+
+
+def kernels(step: Callable[[], object], device: torch.device) -> dict[str, float]:
+    """The GPU kernels of one `step` with their time in µs, longest first; copies are left out.
+
+    Empty on a GPU without CUPTI, the library through which the profiler sees kernels.
+    """
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+        step()
+        torch.cuda.synchronize(device)
+    found: Counter[str] = Counter()
+    for event in trace.events():
+        if event.device_type == DeviceType.CUDA and not event.name.startswith("Mem"):
+            found[event.name] += event.time_range.elapsed_us()
+    return dict(found.most_common())

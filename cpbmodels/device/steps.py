@@ -1,24 +1,19 @@
-"""One training step of every architecture at its seed size: where it runs, how long it takes, how much memory."""
+"""One training step of any architecture, to be called and timed, and its kernels compiled ahead."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
 
 from cpbmodels.arch import architecture as info_of
-from cpbmodels.arch import find, usable
+from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import preset
 from cpbmodels.data.series import Series
-from cpbmodels.device.placement import kernels, operators_on_cpu, ran_on
-from cpbmodels.device.probe import seconds
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, make_task
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
-from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs, StepRunner
+from cpbmodels.fleet.graphs import Graphs, StepRunner
 from cpbmodels.fleet.loop import Job, step_rates
 from cpbmodels.fleet.plan import compute_dtype
 from cpbmodels.fleet.training import make_fleet
@@ -45,63 +40,9 @@ class FleetStep:
         self.fleet.step(self.bank, self.origins, self.weight, self.runner.rates[0])
 
 
-def time_architectures(device: torch.device) -> dict[str, dict[str, Any]]:
-    """Per architecture: members, batch, step_ms, windows_per_s, gpu_mem_peak_mb, placement and kernels.
-
-    `kernels`: variants of `cpbmodels.kernels` that were compiled or found on disk, in `compile_s` seconds.
-    """
-    learnt = [  # neither in closed form nor an average, whose members are timed by their own names
-        name for name, found in usable().items() if not found.spec.closed_form and not seed_size(name).members
-    ]
-    return {name: time_one(name, device) for name in learnt}
-
-
-def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
-    """Time one step: on a GPU of 40 members, or half as many as long as memory is short, on a CPU of one member."""
-    members = 40 if device.type == "cuda" else 1
-    while True:
-        try:
-            return _time(architecture, device, members)
-        except torch.OutOfMemoryError:
-            if members == 1:
-                raise ModelError(f"{device} has no memory for one step of one {architecture}.") from None
-        members //= 2  # outside the except block: inside, the error keeps the fleet's tensors in memory
-
-
-def _time(architecture: str, device: torch.device, members: int) -> dict[str, Any]:
-    options = seed_size(architecture)
-    begun = perf_counter()
-    compiled = compile_kernels(architecture, options, device)
-    compile_s = perf_counter() - begun
-    step = fleet_step(architecture, options, members, device)
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        for _ in range(EAGER_RUNS + 1):  # eager steps, then the capture
-            step()
-    spent = seconds(step, device, repeats=3 if device.type == "cuda" else 1)
-    gpu = torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else 0.0
-    return {
-        "members": members,
-        "batch": options.batch_size,
-        "step_ms": spent * 1e3,
-        "windows_per_s": members * options.batch_size / spent,
-        "gpu_mem_peak_mb": gpu,
-        "placement": placement_of(step.eager, device),
-        "kernels": compiled,
-        "compile_s": compile_s if compiled else 0.0,
-        "top_kernels": list(kernels(step.eager, device))[:3] if device.type == "cuda" else [],
-    }
-
-
 def seed_size(architecture: str) -> Preset:
     """The preset an architecture is trained with when none is named: its seed preset, or the default."""
     return preset(info_of(architecture).default_preset, architecture)
-
-
-def placement_of(step: Callable[[], object], device: torch.device) -> str:
-    """ "all on cuda:0", or which operators of a step gave CPU tensors."""
-    cpu_ops = operators_on_cpu(step)
-    return f"all on {device}" if ran_on(device, cpu_ops) else f"on the CPU: {', '.join(cpu_ops)}"
 
 
 def fleet_step(

@@ -197,7 +197,7 @@ def doctor(
 
     Example: cpb doctor --json
     """
-    from cpbmodels.device.doctor import examine
+    from cpbmodels.device.doctor import examine, lines
     from tasks.training.files import kernel_cache
 
     os.environ.update(kernel_cache(home()))  # where trainers look
@@ -206,8 +206,6 @@ def doctor(
     if json:
         emit(diagnosis.as_dict() | {"exit": diagnosis.exit_code})
     else:
-        from cpbmodels.device.report import lines
-
         for line in lines(diagnosis):
             show(line)
     raise typer.Exit(diagnosis.exit_code)

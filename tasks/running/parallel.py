@@ -20,7 +20,7 @@ _SLICE_S = 0.2
 
 
 def usable_cores() -> int:
-    """Return the number of cores that this process may use, as `cpbmodels.device.host`, which imports torch."""
+    """Return the number of cores that this process may use, as `cpbmodels.device.monitor`, which imports torch."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

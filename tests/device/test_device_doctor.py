@@ -1,14 +1,24 @@
+"""What `cpb doctor` finds on machines with and without a GPU, a driver and a torch that fit, and how it says so."""
+
 import json
+from pathlib import Path
 
 import pytest
 import torch
+import typer
+from typer.testing import CliRunner
 
 from cpbmodels import architecture, architectures, preset
-from cpbmodels.device import doctor, host, placement, probe, steps
-from cpbmodels.device.report import lines
+from cpbmodels.device import doctor, steps
+from cpbmodels.device.monitor import operators_on_cpu
+from cpbmodels.errors import ModelError
+from flows.cli.data import doctor as command
 
 CPU = torch.device("cpu")
-GPU_WITH_DRIVER = host.GpuEvidence(("GPU 0: NVIDIA H200",), "580.159.03")
+GPU_WITH_DRIVER = doctor.GpuEvidence(("GPU 0: NVIDIA H200",), "580.159.03")
+TINY = {"hidden_dim": 8, "n_heads": 2, "batch_size": 4, "dropout": 0.0}
+# Without those in closed form; an average has no step of its own: its members are trained.
+TRAINED = [name for name in architectures() if not architecture(name).closed_form and name != "average"]
 
 
 def cuda_build(monkeypatch, cuda, *, available=False):
@@ -16,20 +26,78 @@ def cuda_build(monkeypatch, cuda, *, available=False):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
 
 
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine without any trace of a GPU; tests add the traces."""
+    monkeypatch.setattr(doctor, "PROC_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(doctor, "PCI_DEVICES", tmp_path / "pci")
+    monkeypatch.setattr(doctor, "_nvidia_smi", lambda *arguments: "")
+    monkeypatch.setattr(doctor, "_device_nodes", list)
+    return tmp_path
+
+
+def test_a_bare_machine_has_no_gpu(machine):
+    assert doctor.gpu_evidence() == doctor.GpuEvidence((), None)
+
+
+@pytest.mark.parametrize(("vendor", "kind", "seen"), [("0x10de", "0x030200", 1), ("0x1002", "0x030000", 0)])
+def test_the_bus_shows_a_gpu_without_driver(machine, vendor, kind, seen):
+    device = machine / "pci" / "0000:01:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text(vendor + "\n")
+    (device / "class").write_text(kind + "\n")
+    evidence = doctor.gpu_evidence()
+    assert (len(evidence.signs), evidence.driver) == (seen, None)
+
+
+def test_the_driver_is_read_from_proc(machine, monkeypatch):
+    (machine / "version").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build\nGCC version: 13\n"
+    )
+    monkeypatch.setattr(doctor, "_device_nodes", lambda: [Path("/dev/nvidia0")])
+    assert doctor.gpu_evidence() == doctor.GpuEvidence(("driver 580.159.03 is loaded",), "580.159.03")
+
+
+def test_nvidia_smi_answers_where_proc_does_not(machine, monkeypatch):
+    answers = {"-L": "GPU 0: Tesla T4 (UUID: GPU-1)", "--query-gpu=driver_version": "535.104.05\n535.104.05"}
+    monkeypatch.setattr(doctor, "_nvidia_smi", lambda *arguments: answers[arguments[0]])
+    assert doctor.gpu_evidence() == doctor.GpuEvidence(("GPU 0: Tesla T4",), "535.104.05")
+
+
+@pytest.mark.parametrize(
+    ("driver", "cuda", "old"),
+    [
+        ("580.159.03", "13.0", False),
+        ("575.57.08", "13.0", True),
+        ("525.60.13", "12.8", False),
+        ("520.61", "12.1", True),
+    ],
+)
+def test_oldest_driver_of_each_cuda(driver, cuda, old):
+    assert doctor.driver_too_old(driver, cuda) is old
+
+
+def test_the_cpu_is_described():
+    cpu = doctor.cpu()
+    assert cpu["cores"] >= 1
+    assert cpu["model"]
+    assert 0 < cpu["memory_free_mb"] <= cpu["memory_total_mb"]
+
+
 def test_cpu_only_torch_beside_a_gpu_is_a_problem_with_the_right_wheel(monkeypatch):
     cuda_build(monkeypatch, None)
     problems, _ = doctor.software_findings(GPU_WITH_DRIVER)
     assert "CPU-only build" in problems[0].what
     assert "cu130" in problems[0].remedy
-    older = host.GpuEvidence(("GPU 0: Tesla T4",), "535.104.05")
+    older = doctor.GpuEvidence(("GPU 0: Tesla T4",), "535.104.05")
     assert "cu126" in doctor.software_findings(older)[0][0].remedy
 
 
 def test_a_gpu_without_driver_and_a_driver_too_old_are_problems(monkeypatch):
     cuda_build(monkeypatch, "13.0")
-    bare = host.GpuEvidence(("PCI device 0000:01:00.0",), None)
+    bare = doctor.GpuEvidence(("PCI device 0000:01:00.0",), None)
     assert "install the driver" in doctor.software_findings(bare)[0][0].remedy
-    old = host.GpuEvidence(("GPU 0: Tesla T4",), "535.104.05")
+    old = doctor.GpuEvidence(("GPU 0: Tesla T4",), "535.104.05")
     assert "too old" in doctor.software_findings(old)[0][0].what
 
 
@@ -42,13 +110,6 @@ def test_a_hidden_gpu_is_the_users_choice_but_a_dead_one_a_problem(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     problems, _ = doctor.software_findings(GPU_WITH_DRIVER)
     assert "CUDA does not start" in problems[0].what
-
-
-def test_a_machine_without_gpu_is_fine(monkeypatch):
-    cuda_build(monkeypatch, None)
-    problems, notes = doctor.software_findings(host.GpuEvidence((), None))
-    assert problems == []
-    assert "CPU" in notes[0]
 
 
 def test_a_chip_without_machine_code_is_a_problem(monkeypatch):
@@ -85,105 +146,126 @@ def test_no_memory_is_a_problem():
 
 @pytest.mark.parametrize(
     ("gigabytes", "profile"),
-    [
-        (6.2, "gpu-6gb"),
-        (15.8, "gpu-16gb"),
-        (42, "gpu-16gb"),
-        (85, "gpu-80gb"),
-        (150, "gpu-80gb"),
-        (4, "gpu-6gb"),
-    ],
+    [(4, "gpu-6gb"), (6.2, "gpu-6gb"), (15.8, "gpu-16gb"), (42, "gpu-16gb"), (85, "gpu-80gb")],
 )
 def test_profile_by_memory(gigabytes, profile):
     assert doctor.profile_for(gigabytes * 1e9) == profile
 
 
-def test_a_slow_chip_gets_a_note_and_an_unknown_one_does_not():
-    rates = {"matmul_bf16": {"share": 0.2}, "copy": {"share": 0.9}, "upload": {"share": None}}
-    assert [note.split()[0] for note in doctor.slow_notes(rates)] == ["matmul_bf16"]
-
-
-@pytest.mark.parametrize(("flags", "measured"), [(("amx_bf16",), ("fp32", "bf16")), (("avx2",), ("fp32",))])
-def test_bf16_is_measured_on_cpus_that_have_it(monkeypatch, flags, measured):
-    monkeypatch.setattr(host, "cpu", lambda: host.Cpu("a CPU", 2, 2, "AVX2", flags))
-    assert probe.precisions(CPU) == measured
-
-
-def test_rates_are_what_a_product_and_a_copy_give():
-    assert 1e-4 < probe.matmul_tflops(CPU, "fp32", 128) < 100
-    assert 0.01 < probe.copy_gbs(CPU, 4) < 10_000
-    assert 0.05 < probe.launch_us(CPU) < 1000
-
-
 def test_placement_sees_ops_on_the_cpu_but_not_scalars():
     x = torch.ones(8)
-    seen = placement.operators_on_cpu(lambda: (x * 2, x.sum()))
-    assert seen == ("aten.mul.Tensor",)
-    assert placement.ran_on(CPU, seen)
-    assert not placement.ran_on(torch.device("cuda"), seen)
-    assert placement.ran_on(torch.device("cuda"), ())
+    assert operators_on_cpu(lambda: (x * 2, x.sum())) == ("aten.mul.Tensor",)
 
 
-def test_a_gpu_without_cupti_lists_no_kernels_and_has_left_nothing(monkeypatch):
-    """The profiler sees no kernel; that every operator returned a GPU tensor is known without it."""
-    gpu = torch.device("cuda", 0)
-    seen = {"kernels": {}, "recurrent_kernels": [], "gpu_mem_peak_mb": 9.0, "explanation": "", "cpu_ops": []}
-    seen["ran_on_device"] = placement.ran_on(gpu, ())
-    monkeypatch.setattr(placement, "lstm_placement", lambda device: seen)
-    diagnosis = doctor.Diagnosis("cuda:0", "gpu-6gb")
-    doctor._place(diagnosis, gpu)
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_step_of_every_architecture_runs_and_learns(name):
+    step = steps.fleet_step(name, preset("default", name, **TINY), 2, CPU, rows=400)
+    losses = []
+    for _ in range(30):
+        step.fleet.loss_sum.zero_()
+        step()
+        losses.append(step.fleet.loss_sum.sum().item())
+    assert losses[-1] < losses[0]
+
+
+def test_a_seed_architecture_is_timed_at_its_seed_size():
+    assert steps.seed_size("lstm").hidden_dim == 256
+    assert steps.seed_size("har") == preset("default", "har")
+
+
+def test_too_little_history_for_a_batch_is_one_sentence():
+    with pytest.raises(ModelError, match="less than one batch"):
+        steps.fleet_step("gru", preset("seed-gru", "gru", batch_size=5000), 1, CPU)
+
+
+@pytest.fixture
+def small(monkeypatch, machine):
+    """No GPU, a CPU build of torch, and steps of a small size."""
+    cuda_build(monkeypatch, None)
+    monkeypatch.setattr(doctor, "seed_size", lambda name: preset("default", name, **TINY))
+
+
+def test_without_a_gpu_the_report_is_one_screen(small):
+    diagnosis = doctor.examine()
+    assert (diagnosis.exit_code, diagnosis.profile) == (0, "cpu")
+    facts = json.loads(json.dumps(diagnosis.as_dict()))
+    assert facts["ok"] is True
+    assert list(facts["steps"]) == TRAINED
+    for row in facts["steps"].values():
+        assert row["windows_per_s"] == pytest.approx(4 / (row["step_ms"] / 1e3))
+        assert row["kernels"] == "off (they need an NVIDIA GPU, not cpu)"
+    text = "\n".join(doctor.lines(diagnosis)).splitlines()
+    assert max(map(len, text)) <= 80
+    assert len(text) <= 24
+    assert "note: no GPU on this machine: everything runs on the CPU" in text
+    assert "  kernels off (all): they need an NVIDIA GPU, not cpu" in text
+
+
+def on_gpu(**changed):
+    row = {
+        "members": 40, "batch": 64, "step_ms": 5.8, "windows_per_s": 441_000.0, "kernels": "on", "on_cpu": [],
+        "gpu_mem_peak_mb": 812.0, "gpu_busy": 0.94, "longest_kernels": ["_gru_layer_backward", "_gru_layer"],
+    }  # fmt: skip
+    return row | changed
+
+
+def test_a_gpu_says_what_ran_there_and_why_kernels_are_off(monkeypatch):
+    rows = {name: on_gpu() for name in TRAINED} | {"har": on_gpu(kernels="off (products are in float32)")}
+    monkeypatch.setattr(doctor, "time_one", lambda name, device: rows[name])
+    diagnosis = doctor.Diagnosis("cuda:0", "gpu-80gb", {"python": "3.11.7", "driver": "580.159.03"})
+    memory = {"memory_total_mb": 81_000.0, "memory_free_mb": 80_000.0}
+    diagnosis.facts |= {
+        "torch": {"version": "2.13.0+cu130", "cuda": "13.0"},
+        "cpu": {"model": "AMD EPYC", "cores": 16, "bf16": True, **memory},
+        "gpus": [{"index": 0, "name": "NVIDIA H100 80GB HBM3", "capability": "9.0", **memory}],
+    }
+    doctor._time_steps(diagnosis, torch.device("cuda", 0))
+    text = "\n".join(doctor.lines(diagnosis)).splitlines()
+    assert "  gru                   40    64     5.80     441000     812   94%  on" in text
+    assert "  gru ran _gru_layer_backward, _gru_layer" in text
+    assert "  kernels off (har): products are in float32" in text
+    assert len(text) <= 30
+    assert max(map(len, text)) <= 80
     assert diagnosis.problems == []
+
+
+def test_a_step_that_fails_or_leaves_the_gpu_is_a_problem_and_missing_cupti_a_note(monkeypatch):
+    def timed(name, device):
+        if name == "gru":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered\nat line 3")
+        return on_gpu(longest_kernels=[], gpu_busy=None, on_cpu=["aten.mm.default"] if name == "lstm" else [])
+
+    monkeypatch.setattr(doctor, "time_one", timed)
+    diagnosis = doctor.Diagnosis("cuda:0", "gpu-6gb")
+    doctor._time_steps(diagnosis, torch.device("cuda", 0))
+    assert [problem.what for problem in diagnosis.problems] == [
+        "a training step of gru failed on cuda:0: CUDA error: an illegal memory access was encountered",
+        "a training step of lstm left cuda:0: aten.mm.default",
+    ]
     assert "CUPTI" in diagnosis.notes[0]
-    seen |= {"ran_on_device": placement.ran_on(gpu, ("aten.mm",)), "cpu_ops": ["aten.mm"]}
-    doctor._place(diagnosis, gpu)
-    assert "aten.mm" in diagnosis.problems[0].what
 
 
-def test_a_small_gpu_keeps_its_graphs_and_gets_a_note():
-    from cpbmodels.arch.options import PROFILES
-
-    profile = doctor.profile_for(3.9e9)
-    assert PROFILES[profile].get("cuda_graph", True)
-    assert "3.9 GB" in doctor.small_memory_notes(3.9e9)[0]
-    assert doctor.small_memory_notes(6.2e9) == []
+@pytest.fixture
+def cpb():
+    app = typer.Typer()
+    app.command("doctor")(command)
+    return lambda *words: CliRunner().invoke(app, list(words))
 
 
-@pytest.mark.parametrize("name", ["NVIDIA RTX A2000", "NVIDIA RTX A2000 12GB"])
-def test_data_sheets_cover_the_rtx_a2000(name):
-    chip = probe.reference(name)
-    assert (chip.fp32, chip.bf16, chip.bandwidth) == (8.0, 31.9, 288)
-    assert probe.reference("NVIDIA RTX A2000 8GB Laptop GPU") is None
+def test_json_is_one_object_and_nothing_else(cpb, small):
+    result = cpb("--quick", "--json")
+    facts = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert {"ok", "torch", "driver", "cpu", "gpus", "profile", "problems", "notes"} <= set(facts)
+    assert "steps" not in facts
 
 
-def test_the_report_reads_whole_on_a_machine_without_gpu(monkeypatch):
-    monkeypatch.setattr(host, "gpu_evidence", lambda: host.GpuEvidence((), None))
-    cuda_build(monkeypatch, None)
-    diagnosis = doctor.examine(steps=False)
-    assert diagnosis.exit_code == 0
-    assert diagnosis.profile == "cpu"
-    assert json.loads(json.dumps(diagnosis.as_dict()))["ok"] is True
-    assert "lstm" not in diagnosis.facts  # nowhere else to run, and the check takes seconds
-    text = "\n".join(lines(diagnosis))
-    assert "recommended profile: cpu" in text
-    assert "no problems found" in text
-    assert "aten." not in text
-
-
-def test_something_wrong_ends_in_exit_code_1_and_its_remedy(monkeypatch):
-    monkeypatch.setattr(host, "gpu_evidence", lambda: GPU_WITH_DRIVER)
-    cuda_build(monkeypatch, None)
-    diagnosis = doctor.examine(steps=False)
-    assert diagnosis.exit_code == 1
-    remedy = diagnosis.as_dict()["problems"][0]["remedy"]
-    assert remedy.startswith("install torch's cu130 build")
-    assert "PROBLEM: this machine has a GPU" in "\n".join(lines(diagnosis))
-
-
-def test_a_step_of_every_architecture_with_an_optimizer_is_timed(monkeypatch):
-    monkeypatch.setattr(steps, "seed_size", lambda name: preset("smoke", name))
-    timed = steps.time_architectures(torch.device("cpu"))
-    solved = {name for name in architectures() if architecture(name).closed_form}
-    assert timed.keys() == set(architectures()) - solved - {
-        "average"
-    }  # its members are timed by their own names
-    assert all(row["step_ms"] > 0 for row in timed.values())
+def test_a_problem_is_exit_code_1_with_its_remedy_for_people_and_machines(cpb, small, monkeypatch):
+    monkeypatch.setattr(doctor, "gpu_evidence", lambda: GPU_WITH_DRIVER)
+    result = cpb("--quick", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["problems"][0]["remedy"].startswith("install torch's cu130 build")
+    result = cpb("--quick")
+    assert result.exit_code == 1
+    assert "PROBLEM: this machine has a GPU (GPU 0: NVIDIA H200) but torch" in result.stdout
+    assert "  remedy: install torch's cu130 build" in result.stdout

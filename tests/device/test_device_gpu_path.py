@@ -11,7 +11,7 @@ from benchmarks import _kernels
 from cpbmodels import architecture, architectures, preset
 from cpbmodels.arch.torch_private import TorchDispatchMode
 from cpbmodels.device import steps
-from cpbmodels.device.placement import OpLog
+from cpbmodels.device.monitor import OpLog
 
 META = torch.device("meta")
 LEARNT = [name for name in architectures() if not architecture(name).closed_form and name != "average"]
