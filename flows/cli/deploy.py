@@ -1,4 +1,4 @@
-"""`cpb deploy up|run|status|down|prepare|unit`: the project on a local Prefect server; `cpb notify`: notifications."""
+"""`cpb deploy up|run|status|down`: the project on a local Prefect server; `cpb notify`: notifications."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.options import Json
-from flows.console import emit, quiet_libraries, say, show, shown_progress
+from flows.console import emit, quiet_libraries, say, shown_progress
 from schemas.errors import age, count
 from schemas.scope import home
 from tasks.notices.event import Event
@@ -31,18 +31,10 @@ Port = Annotated[
         show_default=False,
     ),
 ]
-Workers = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        help="flow runs at the same time; default: as in the last `up`, until `down`; else 2",
-        show_default=False,
-    ),
-]
 
 
 @app.command()
-def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
+def up(port: Port = None, json: Json = False) -> None:
     """Start server, work pool, deployments and worker, unless they are already running.
 
     Example: cpb deploy up && cpb deploy run train-all
@@ -51,7 +43,7 @@ def up(port: Port = None, workers: Workers = None, json: Json = False) -> None:
     from flows.prefect_server import password_file
 
     say("starting server, worker and deployments, unless they run (10 to 30 s) …")
-    found = control.up(port, workers)
+    found = control.up(port)
     server, password = found.server, password_file(found.server.home).path
     show_password = f"cat {shlex.quote(str(password))}"
     export = f'export PREFECT_API_URL={server.api} PREFECT_API_AUTH_STRING="$({show_password})"'
@@ -144,36 +136,6 @@ def down(json: Json = False) -> None:
     if json:
         emit({"stopped": stopped, "exit": 0})
     say(f"stopped {', '.join(stopped)}" if stopped else "nothing was up")
-
-
-@app.command()
-def prepare(json: Json = False) -> None:
-    """Create pool and deployments on the server that systemd started (see `cpb deploy unit`).
-
-    Example: cpb deploy prepare
-    """
-    from flows.deploy import control
-
-    server = control.prepare()
-    if json:
-        emit({"port": server.port, "api": server.api, "exit": 0})
-    say(f"pool and deployments are on the server at {server.api}")
-
-
-@app.command()
-def unit(port: Port = None, workers: Workers = None, json: Json = False) -> None:
-    """Print systemd units for server, worker and a regular check, and the same for cron.
-
-    Example: cpb deploy unit
-    """
-    from flows.deploy import control
-    from flows.deploy.units import units
-
-    text = units(port or control.PORT, workers or control.WORKERS)
-    if json:
-        emit({"units": text, "exit": 0})
-    else:
-        show(text)
 
 
 def _as_json(found: "Status") -> dict[str, Any]:

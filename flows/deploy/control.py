@@ -39,7 +39,7 @@ from schemas.errors import CpbError
 from tasks.storage.locks import locked
 from tasks.storage.processes import ProcessId
 
-PORT, WORKERS = 4200, 2
+PORT = 4200
 _START_S = 120.0
 _Processes = dict[Name, subprocess.Popen[bytes]]
 
@@ -56,12 +56,11 @@ class Started:
     seconds: float = 0
 
 
-def up(port: int | None = None, workers: int | None = None) -> Started:
+def up(port: int | None = None) -> Started:
     """Start server and worker, set up pool and deployments, and end runs whose process has died.
 
     Args:
         port: None: the port of the last `up`, else 4200.
-        workers: maximum number of concurrent flow runs; None: as in the last `up`, else 2.
 
     Raises:
         CpbError: the port is in use, a process does not start, or a running server has a different port.
@@ -74,32 +73,13 @@ def up(port: int | None = None, workers: int | None = None) -> Started:
             server = _server(port, begun)
             with client_of(server) as client:
                 ended, dropped = _set_up(client, server)
-                worker = _worker(client, server, workers, begun)
+                worker = _worker(client, server, begun)
         except BaseException:
             for process in reversed(begun.values()):
                 with suppress(ProcessLookupError):  # already ended
                     services.stop(ProcessId.of(process.pid))
             raise
     return Started(server, worker, list(begun), dropped, ended, round(time.monotonic() - start, 1))
-
-
-def prepare() -> Service:
-    """Set up the server before a worker starts, if systemd starts both; return the server.
-
-    Raises:
-        CpbError: no server of this project started in time, or `prefect deploy` fails.
-    """
-    deployments_file()
-    server = until(_ready_server, _START_S)
-    if not server:
-        raise CpbError(
-            f"no server of this project runs; start it first (records of processes: {state_folder()})",
-            code="server-not-started",
-        )
-    with client_of(server) as client:
-        _set_up(client, server)
-    deploy(server)
-    return server
 
 
 def down(grace_s: float = 30) -> list[Name]:
@@ -152,7 +132,7 @@ def _server(port: int | None, begun: _Processes) -> Service:
     return _ready("server", begun["server"], _is_ready)
 
 
-def _worker(client: SyncPrefectClient, server: Service, workers: int | None, begun: _Processes) -> Service:
+def _worker(client: SyncPrefectClient, server: Service, begun: _Processes) -> Service:
     """Create the deployments, and return the running worker; start it if there is none for this server."""
     old = services.find("worker")
     if old and old.alive and old.port != server.port:
@@ -160,8 +140,7 @@ def _worker(client: SyncPrefectClient, server: Service, workers: int | None, beg
     elif old and old.alive:
         deploy(server)
         return old
-    workers = workers or (old.workers if old else 0) or WORKERS
-    begun["worker"] = services.start("worker", server.port, server.home, "--workers", str(workers))
+    begun["worker"] = services.start("worker", server.port, server.home)
     deploy(server)  # meanwhile the worker imports Prefect
 
     return _ready("worker", begun["worker"], lambda worker: polls(client, worker))
@@ -187,11 +166,6 @@ def _set_up(client: SyncPrefectClient, server: Service) -> tuple[list[EndedRun],
     forget_dead_workers(client)
     ended = end_dead_runs(client, server.since)
     return ended, 0 if find_alive("worker") else drop_missed_runs(client)
-
-
-def _ready_server() -> Service | None:
-    found = find_alive("server")
-    return found if found and _is_ready(found) else None
 
 
 def _is_ready(server: Service) -> bool:

@@ -7,7 +7,7 @@ rather than by `prefect server start` is what puts the guard in front of it.
 import os
 from functools import partial
 
-from flows.deploy.services import announce, entry_options, settings
+from flows.deploy.services import announce, entry_port, settings
 from flows.ops.listeners import PREFECT
 from flows.ops.serving import serve
 from flows.prefect_server import password_file, prefect_home
@@ -15,18 +15,18 @@ from flows.prefect_server import password_file, prefect_home
 
 def main() -> None:
     """Serve until a signal arrives."""
-    options = entry_options("server", __doc__)
+    port = entry_port("server", __doc__)
     # Prefect reads its settings on import. Set here, the password does not appear in /proc/PID/environ.
-    os.environ |= settings(options.port, prefect_home()) | server_settings(options.port)
-    announce("server", options.port)
+    os.environ |= settings(port, prefect_home()) | server_settings(port)
+    announce("server", port)
 
     from prefect.server.api.server import create_app
     from prefect.settings import get_current_settings
 
     api = get_current_settings().server.api
     serve(
-        PREFECT, partial(create_app, final=True), "127.0.0.1", options.port, lambda url: None,
-        origins=origins(options.port), timeout_keep_alive=api.keepalive_timeout,
+        PREFECT, partial(create_app, final=True), "127.0.0.1", port, lambda url: None,
+        origins=origins(port), timeout_keep_alive=api.keepalive_timeout,
         ws_ping_interval=api.websocket_ping_interval, ws_ping_timeout=api.websocket_ping_timeout,
     )  # fmt: skip
 

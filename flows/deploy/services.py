@@ -8,12 +8,9 @@ systemd. A record means that the process should run: it stays when the process d
 
 import argparse
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -102,15 +99,12 @@ POOL = "local-gpu"
 """The work pool of the deployments in prefect.yaml."""
 PAGE = 200
 """Maximum number of rows that the server returns per request."""
-MAX_BYTES, MAX_OLD_FILES = 5_000_000, 3
-CHECK_EVERY_S = 10.0
-"""Maximum size of a log, number of old logs kept, and interval between a process's checks of its own log."""
 
 
 class Service(Record):
     """A process of the deployment.
 
-    `home`: Prefect's folder; `data_home`: the store (`CPB_HOME`); `workers`: maximum number of concurrent flow runs.
+    `home`: Prefect's folder; `data_home`: the store (`CPB_HOME`).
     """
 
     name: Name
@@ -119,7 +113,6 @@ class Service(Record):
     port: int
     home: Path
     data_home: Path
-    workers: int = 0
 
     @property
     def api(self) -> str:
@@ -148,38 +141,31 @@ def log_file(name: str) -> Path:
     return state_folder() / f"{name}.log"
 
 
-def announce(name: Name, port: int, workers: int = 0) -> None:
+def announce(name: Name, port: int) -> None:
     """Record the calling process as the server or the worker."""
     found = Service(
         name=name, process=ProcessId.current(), since=datetime.now(UTC), port=port, home=prefect_home(),
-        data_home=data_home(), workers=workers,
+        data_home=data_home(),
     )  # fmt: skip
     write_record(record_file(name), found)
 
 
-def entry_options(name: Name, about: str | None) -> argparse.Namespace:
-    """Return the options of a process's entry point, and start limiting the size of its log."""
+def entry_port(name: Name, about: str | None) -> int:
+    """Return the server's port, the option of a process's entry point."""
     parser = argparse.ArgumentParser(prog=f"python -m flows.deploy.{name}", description=about)
     parser.add_argument("--port", type=int, default=4200)
-    if name == "worker":
-        parser.add_argument("--workers", type=int, default=2, help="flow runs at the same time")
-    parser.add_argument(
-        "--log", type=Path, help="the file that stdout and stderr go to; its length is limited"
-    )
-    options = parser.parse_args()
-    if options.log:
-        cap_log(options.log)
-    return options
+    return int(parser.parse_args().port)
 
 
-def start(name: Name, port: int, home: Path, *options: str) -> subprocess.Popen[bytes]:
-    """Start a process that outlives the calling process, with its output in the log file."""
+def start(name: Name, port: int, home: Path) -> subprocess.Popen[bytes]:
+    """Start a process that outlives the calling process, with its output in a new log file; one old log is kept."""
     log = log_file(name)
     log.parent.mkdir(parents=True, exist_ok=True)
-    rotate(log)
+    if log.exists():
+        log.replace(log.with_suffix(".log.1"))
     with log.open("ab") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", f"flows.deploy.{name}", "--port", str(port), "--log", str(log), *options],
+            [sys.executable, "-m", f"flows.deploy.{name}", "--port", str(port)],
             cwd=ROOT, env=environment(port, home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             start_new_session=True,
             # A script's background job inherits an ignored SIGINT, with which Prefect's processes could not be stopped.
@@ -268,29 +254,6 @@ def flow_runs(client: "SyncPrefectClient", **filters: Any) -> list["FlowRun"]:
     return found
 
 
-def cap_log(path: Path) -> None:
-    """Limit a log of this process to about `MAX_BYTES`, from a thread that runs as long as the process."""
-    threading.Thread(target=_watch, args=(path,), daemon=True, name="log-cap").start()
-
-
-def rotate(path: Path, max_bytes: int = MAX_BYTES) -> bool:
-    """Move the content of a log that is too long to `NAME.1`, old logs to `.2` …; return whether it was moved.
-
-    A process and all its children write to the same open file. Renaming it would require each of them to reopen it, so
-    it is copied and truncated: they append, and continue at the new end. A pipe between process and file would block or
-    kill the process when its reader dies. Output between copy and truncation is lost.
-    """
-    if not path.exists() or path.stat().st_size <= max_bytes:
-        return False
-    for number in range(MAX_OLD_FILES, 1, -1):
-        with suppress(FileNotFoundError):
-            _old(path, number - 1).replace(_old(path, number))
-    shutil.copyfile(path, _old(path, 1))
-    with path.open("r+b") as file:
-        file.truncate(0)
-    return True
-
-
 def last_lines(path: Path, count: int = 3) -> str:
     """Return the last lines of a log as a text for an error message."""
     if not path.exists():
@@ -299,14 +262,3 @@ def last_lines(path: Path, count: int = 3) -> str:
         file.seek(max(0, path.stat().st_size - 4096))
         lines = file.read().decode(errors="replace").strip().splitlines()
     return " / ".join(line.strip() for line in lines[-count:]) or "it wrote nothing"
-
-
-def _old(path: Path, number: int) -> Path:
-    return path.with_name(f"{path.name}.{number}")
-
-
-def _watch(path: Path) -> None:
-    while True:
-        time.sleep(CHECK_EVERY_S)
-        with suppress(OSError):  # a full disk must not end the thread: space may be freed later
-            rotate(path)
