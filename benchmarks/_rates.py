@@ -1,5 +1,7 @@
 """Measured rates of a device: matrix products and copies, the best of several runs."""
 
+import re
+
 import torch
 
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
@@ -9,16 +11,14 @@ DATA_SHEET_BF16 = {
     "A10": 125.0, "A100": 312.0, "L4": 121.0, "L40S": 362.0, "H100 PCIe": 756.0, "H100 80GB HBM3": 989.4, "H200": 989.4,
     "B200": 2250.0,
 }  # fmt: skip
-"""Dense bf16 TFLOP/s of NVIDIA's data sheets, by the end of the device's name."""
+"""Dense bf16 TFLOP/s of NVIDIA's data sheets."""
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def data_sheet(name: str, precision: str) -> float | None:
-    """TFLOP/s that the data sheet promises, as far as it is listed."""
-    rates = [
-        rate for chip, rate in DATA_SHEET_BF16.items() if precision == "bf16" and name.endswith(f" {chip}")
-    ]
-    return rates[0] if rates else None
+    """TFLOP/s that the data sheet promises a chip with this name, as CUDA gives it; None for a part of a chip (MIG)."""
+    rates = [rate for chip, rate in DATA_SHEET_BF16.items() if re.search(rf"\b{chip}\b", name)]
+    return rates[0] if rates and precision == "bf16" and "MIG" not in name else None
 
 
 def best_precision(device: torch.device) -> str:

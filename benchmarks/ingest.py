@@ -16,7 +16,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -141,19 +141,23 @@ def naive(url: str, symbols: list[str]) -> float:
     return time.perf_counter() - begin
 
 
+def apart(run: Callable[..., Any], *arguments: Any) -> Any:
+    """Run in a process of its own, so that its peak memory is its own."""
+    with get_context("spawn").Pool(1) as pool:
+        return pool.apply(run, arguments)
+
+
 def measure(args: argparse.Namespace, delay: float, repeats: int) -> Mapping[str, Any]:
     """Both ways in turn, each in a process of its own, then ours once more with nothing new."""
-    from benchmarks._isolated import isolated  # brings torch, which the child must not have
-
     symbols = [symbol_of(coin) for coin in COINS][: args.coins]
     root = _folder(f"mirror-{len(symbols)}")
     rows = build(root, symbols)
     runs, slow = [], []
     with served(root, delay) as url:
         for _ in range(repeats):
-            runs.append(isolated(ours, url, symbols, False))
-            slow.append(isolated(naive, url, symbols))
-        again = isolated(ours, url, symbols, True)
+            runs.append(apart(ours, url, symbols, False))
+            slow.append(apart(naive, url, symbols))
+        again = apart(ours, url, symbols, True)
     wall, usual = statistics.median(run["wall_s"] for run in runs), statistics.median(slow)
     return {
         "cpb": {

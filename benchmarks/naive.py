@@ -72,27 +72,23 @@ class NaiveTransformer(nn.Module):
 
 
 class MultiHead(nn.Module):
-    """torch's multi-head attention, in two halves: `project` the memory, then look with a query."""
+    """Multi-head attention in two halves: `project` the memory, then look with a query."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.attend = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.heads = heads
+        self.query, self.pair, self.out = (nn.Linear(width, n * width) for n in (1, 2, 1))
 
     def project(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """[B, 30, d] -> keys and values [B, heads, 30, d / heads]."""
-        d = memory.shape[-1]
-        both = nn.functional.linear(memory, self.attend.in_proj_weight[d:], self.attend.in_proj_bias[d:])
-        keys, values = both.unflatten(-1, (2, self.attend.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        keys, values = self.pair(memory).unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return keys, values
 
     def forward(self, query: Tensor, projected: tuple[Tensor, Tensor]) -> Tensor:
         """[B, 1, d] -> [B, 1, d]."""
-        d, heads = query.shape[-1], self.attend.num_heads
-        q = nn.functional.linear(query, self.attend.in_proj_weight[:d], self.attend.in_proj_bias[:d])
-        seen = nn.functional.scaled_dot_product_attention(
-            q.unflatten(-1, (heads, -1)).transpose(1, 2), *projected
-        )
-        return self.attend.out_proj(seen.transpose(1, 2).flatten(2))
+        q = self.query(query).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        seen = nn.functional.scaled_dot_product_attention(q, *projected)
+        return self.out(seen.transpose(1, 2).flatten(2))
 
 
 class General(nn.Module):

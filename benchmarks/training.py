@@ -11,7 +11,6 @@ import argparse
 import os
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +19,6 @@ import torch
 
 from benchmarks import _kernels, naive
 from benchmarks._fleet import fleet_step, train
-from benchmarks._isolated import isolated, peak_mb
 from benchmarks._paired import main, seconds
 from benchmarks._walks import walk, walks
 from cpbmodels.device.monitor import OpLog
@@ -28,7 +26,6 @@ from tasks.training.runner import MALLOC
 
 SEEDS = ("transformer", "gru", "lstm")
 TINY = {"hidden_dim": 8, "n_heads": 2, "ff_dim": 32, "batch_size": 2}
-RAMP = (1, 8, 40, 160, 800)
 
 
 def cpu(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
@@ -110,26 +107,7 @@ def _syncs(architecture: str) -> int:
     return counts[1] - counts[0]
 
 
-def ramp(args: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Time per member-step and memory as the fleet grows, each size in a process of its own."""
-    return {f"{n} members": isolated(ramp_one, n) for n in RAMP if n <= args.largest}
-
-
-def ramp_one(members: int) -> dict[str, float]:
-    """Train `members` small grus for 10 and for 40 steps; the difference is the steps alone."""
-    torch.set_num_threads(1)
-    series = walks(members, 400)
-    small = {"hidden_dim": 32, "batch_size": 32, "max_validation_windows": 32}
-    before, spent = peak_mb(), []
-    for steps in (10, 40):
-        run = partial(train, series, "gru", epochs=1, steps_per_epoch=steps, **small)
-        spent.append(seconds(run, time.process_time))
-    grown = peak_mb() - before
-    each = (spent[1] - spent[0]) / (30 * members)
-    return {"us_per_member_step": each * 1e6, "rss_grown_mb": grown, "mb_per_member": grown / members}
-
-
-PARTS = {"cpu": cpu, "proxy": proxy, "launches": launches, "ramp": ramp}
+PARTS = {"cpu": cpu, "proxy": proxy, "launches": launches}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -137,7 +115,6 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=1000, help="candles per model in the part cpu")
     parser.add_argument("--epochs", type=int, default=1, help="epochs in the part cpu")
     parser.add_argument("--repeats", type=int, default=3, help="pairs per measurement")
-    parser.add_argument("--largest", type=int, default=800, help="largest fleet of the part ramp")
 
 
 if __name__ == "__main__":

@@ -115,3 +115,20 @@ def test_operations_are_counted_not_guessed():
     large = flops_per_window("transformer", hidden_dim=32, n_heads=2, ff_dim=128)
     assert 3 < large / small < 4
     assert flops_per_window("lstm", hidden_dim=16, n_heads=2) > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A10G", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+    ],
+)
+def test_the_roof_stands_beside_the_data_sheet(monkeypatch, name, rate):
+    monkeypatch.setattr(gpu.platform, "processor", lambda: name)
+    monkeypatch.setattr(gpu._rates, "best_precision", lambda device: "bf16")
+    roof = gpu.measure_roof(torch.device("cpu"), tiny=True)
+    assert roof["data_sheet_tflops"] == rate
+    assert roof["matmul_tflops"] > 0
