@@ -230,8 +230,13 @@ class Diagnosis:
 def examine(*, steps: bool = True) -> Diagnosis:
     """Examine this machine; `steps` also times a step of every architecture on its first usable device."""
     evidence, processor = gpu_evidence(), cpu()
-    gpus = [_gpu(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    problems, notes = software_findings(evidence)
+    gpus: list[dict[str, Any]] = []
+    try:
+        problems, notes = software_findings(evidence)
+        gpus += [_gpu(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    except RuntimeError as error:  # the device is another process's alone, or gone from the bus
+        what = f"CUDA fails on this machine's GPU: {_reason(error)}"
+        problems, notes = [Problem(what, "see what `nvidia-smi` says, or use `--device cpu`")], []
     problems += memory_findings(
         processor["memory_free_mb"], {gpu["index"]: gpu["memory_free_mb"] for gpu in gpus}
     )
@@ -250,6 +255,10 @@ def examine(*, steps: bool = True) -> Diagnosis:
         _time_steps(diagnosis, device)
     diagnosis.notes += [str(error) for error in architecture_problems()]
     return diagnosis
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _gpu(index: int) -> dict[str, Any]:
@@ -274,8 +283,7 @@ def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
         try:
             rows[name] = row = time_one(name, device)
         except Exception as error:  # noqa: BLE001 - a report on the other architectures is wanted all the more
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            what = f"a training step of {name} failed on {device}: {reason}"
+            what = f"a training step of {name} failed on {device}: {_reason(error)}"
             diagnosis.problems.append(
                 Problem(what, "train with `--device cpu`, or install another torch build")
             )

@@ -245,6 +245,21 @@ def test_a_step_that_fails_or_leaves_the_gpu_is_a_problem_and_missing_cupti_a_no
     assert "CUPTI" in diagnosis.notes[0]
 
 
+def test_a_gpu_on_which_cuda_fails_is_a_problem(machine, monkeypatch):
+    cuda_build(monkeypatch, "13.0", available=True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+
+    def busy(index):
+        raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\nCompile with …")
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", busy)
+    diagnosis = doctor.examine(steps=False)
+    assert (diagnosis.device, diagnosis.exit_code) == ("cpu", 1)
+    assert diagnosis.problems[0].what.endswith(
+        "GPU: CUDA error: all CUDA-capable devices are busy or unavailable"
+    )
+
+
 @pytest.fixture
 def cpb():
     app = typer.Typer()
