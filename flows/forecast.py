@@ -20,7 +20,7 @@ from tasks.forecasting.stored_forecasts import latest, series_with_forecasts
 from tasks.forecasting.summary import champion_records, read_summary
 from tasks.ingest import ingest
 from tasks.market.sources import check_source
-from tasks.notices.services import Outcome, tell_outcome
+from tasks.notices import Outcome, tell_outcome
 from tasks.score import score
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import Champion
@@ -40,7 +40,7 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
     Raises:
         CpbError: no forecast could be made.
     """
-    with tell_outcome("forecast", spec.scope) as outcome:
+    with tell_outcome("forecast", spec.scope.home) as outcome:
         return _forecast(spec, steps, say, outcome)
 
 
@@ -58,7 +58,7 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
             f"no forecast could be made: there is no champion{of}{at} in market {spec.market} yet; train first, as in "
             "`cpb train-all`", code="no-champion",
         )  # fmt: skip
-    scope = outcome.scope = requested.narrowed([one.series for one in found])
+    scope = requested.narrowed([one.series for one in found])
     fetched = steps.one(ingest, scope, spec.tail)
     issued = steps.one(forecast, scope, spec.tail, spec.fallback == "on")
     scored = steps.one(score, scope, spec.tail)

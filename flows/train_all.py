@@ -21,7 +21,7 @@ from schemas.run import RunSpec
 from tasks.forecast import forecast
 from tasks.hub.publish import check_ready
 from tasks.hub.tree import check_replaceable
-from tasks.notices.services import Outcome, tell_outcome
+from tasks.notices import Outcome, tell_outcome
 from tasks.promote import promote
 from tasks.publish import publish
 from tasks.tracking.prune import prune
@@ -31,12 +31,11 @@ from tasks.tracking.tags import WARNINGS
 
 def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Summary:
     """Run the complete job and return its summary; errors as in `run_training`."""
-    with tell_outcome("train-all", spec.scope) as outcome:
+    with tell_outcome("train-all", spec.scope.home) as outcome:
         if spec.repo:
             check_ready(spec.repo)  # early: the token is needed hours later
         check_replaceable(tree_of(spec.scope.home, "hub", spec.market), spec.market)
         spec = read_pairs(spec, say)
-        outcome.scope = spec.scope
         training = run_training(spec, steps, say)
         outcome.failures = training.summary.failures
         with run_of(training.summary.run_id):

@@ -46,7 +46,6 @@ COMMANDS = {
     },
     "Run every night": {
         "tracking-server": ("flows.cli.serve", "tracking_server"),
-        "notify": ("flows.cli.deploy", "notify"),
     },
 }
 """Panel of the help -> command -> (module, function), in the order of the help."""

@@ -189,6 +189,9 @@ def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="skip the training step of each architecture")
     ] = False,
+    notify: Annotated[
+        bool, typer.Option("--notify", help="only send a test message to the services of CPB_NOTIFY")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Check and measure GPU, driver, torch build and memory; report problems and their remedies.
@@ -197,6 +200,16 @@ def doctor(
 
     Example: cpb doctor --json
     """
+    if notify:
+        from tasks.notices import send_test
+
+        problems = send_test(home())
+        for name, problem in problems.items():
+            say(f"{name}: {problem or 'accepted'}")
+        code = EXIT_FATAL if all(problems.values()) else EXIT_COMPLETE
+        if json:
+            emit({"services": problems, "exit": code})
+        raise typer.Exit(code)
     from cpbmodels.device.doctor import examine, lines
     from tasks.training.files import kernel_cache
 

@@ -1,7 +1,6 @@
-"""`cpb deploy up|run|status|down`: the project on a local Prefect server; `cpb notify`: notifications."""
+"""`cpb deploy up|run|status|down`: the project on a local Prefect server."""
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +10,6 @@ import typer
 from flows.cli.options import Json
 from flows.console import emit, quiet_libraries, say, shown_progress
 from schemas.errors import age, count
-from schemas.scope import home
-from tasks.notices.event import Event
 
 if TYPE_CHECKING:
     from flows.deploy.status import Deployment, Status
@@ -97,13 +94,7 @@ def run(
 
 
 @app.command()
-def status(
-    notify: Annotated[
-        bool,
-        typer.Option("--notify", help="send each problem to the services of CPB_NOTIFY, at most once a day"),
-    ] = False,
-    json: Json = False,
-) -> None:
+def status(json: Json = False) -> None:
     """Show the processes, each deployment's last run, and the age of the data; exit 1 if there is a problem.
 
     Example: cpb deploy status
@@ -116,11 +107,6 @@ def status(
         emit(_as_json(found) | {"exit": code})
     for line in _lines(found):
         say(line)
-    if notify:
-        from tasks.notices.services import tell_problems
-
-        for name, problem in tell_problems(found.home, found.problems).items():
-            say(f"{name}: {problem or 'notified'}")
     raise typer.Exit(code)
 
 
@@ -150,7 +136,7 @@ def _as_json(found: "Status") -> dict[str, Any]:
         "up": found.up, "port": server.port if server else None, "api": server.api if server else None, **processes,
         "deployments": [asdict(each) for each in found.deployments], "data": [asdict(data) for data in found.data],
         "disk": asdict(found.disk) if found.disk else None, "runs_ended": [run.name for run in found.ended],
-        "problems": [problem.text for problem in found.problems],
+        "problems": found.problems,
     }  # fmt: skip
 
 
@@ -173,23 +159,13 @@ def _lines(found: "Status") -> list[str]:
         used = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in found.disk.used.items())
         lines.append(f"disk: {used}; {found.disk.free / 1e9:,.0f} GB free")
     lines += [f"run {run.name} is marked {run.state}: its process is gone" for run in found.ended]
-    return lines + [f"WRONG: {problem}" for problem in _wrong(found.problems)]
+    return lines + [f"WRONG: {problem}" for problem in found.problems]
 
 
 def _state(found: "Status") -> str:
     """Return the beginning of the status: all processes may be running while there are problems."""
-    wrong = f", but {count(len(_wrong(found.problems)), 'problem')} (WRONG below)" if found.problems else ""
+    wrong = f", but {count(len(found.problems), 'problem')} (WRONG below)" if found.problems else ""
     return f"up{wrong}" if found.up else "not up"
-
-
-def _wrong(problems: Sequence[Event]) -> list[str]:
-    """Return a line per problem; all stale series share a line, as they usually have the same cause."""
-    stale = [event for event in problems if event.kind == "data stale"]
-    lines = [event.text for event in problems if event.kind != "data stale"]
-    if stale:
-        others = ", ".join(event.about for event in stale[1:])
-        lines.append(stale[0].text + (f"; also too old: {others}" if others else ""))
-    return lines
 
 
 def _deployment_line(deployment: "Deployment") -> str:
@@ -204,35 +180,3 @@ def _deployment_line(deployment: "Deployment") -> str:
 
 def _time(time: datetime | None) -> str:
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if time else "none"
-
-
-def notify(
-    test: Annotated[bool, typer.Option("--test", help="send a test message to every service")] = False,
-    json: Json = False,
-) -> None:
-    """List the notification services of CPB_NOTIFY; with --test, send each a message.
-
-    Example: cpb notify --test
-    """
-    from tasks.notices.services import services, try_services
-
-    if not test:
-        names = [service.name for service in services(home())]
-        for name in names:
-            say(name)
-        if json:
-            emit({"services": names, "exit": 0})
-        elif not names:
-            say("no notifications are sent: set CPB_NOTIFY, as docs/notifications.md describes")
-        return
-    problems = try_services(home())
-    for name, problem in problems.items():
-        say(f"{name}: {problem or 'accepted'}")
-    code = 0 if not all(problems.values()) else 1
-    if json:
-        found = [
-            {"service": name, "accepted": not problem, "problem": problem}
-            for name, problem in problems.items()
-        ]
-        emit({"services": found, "exit": code})
-    raise typer.Exit(code)

@@ -30,10 +30,8 @@ from flows.summary import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, SeriesId, stored_series
 from schemas.scope import default_folder
-from tasks.forecasting.staleness import BETWEEN_RUNS
+from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale
 from tasks.forecasting.watch import alarms
-from tasks.notices import findings
-from tasks.notices.event import Event, Kind
 
 LATE_AFTER = timedelta(minutes=15)
 """A scheduled run that no worker has started after this time is missing; workers poll every 10 seconds."""
@@ -86,16 +84,15 @@ class Deployment:
 
 @dataclass
 class Status:
-    """Content of `cpb deploy status`. `home`: the store; `problems`: errors and warnings."""
+    """Content of `cpb deploy status`. `problems`: a sentence each."""
 
     up: bool
-    home: Path
     services: dict[Name, Service | None]
     deployments: list[Deployment] = field(default_factory=list)
     data: list[Newest] = field(default_factory=list)
     disk: Disk | None = None
     ended: list[EndedRun] = field(default_factory=list)
-    problems: list[Event] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
 
 
 def status() -> Status:
@@ -103,25 +100,27 @@ def status() -> Status:
     found: dict[Name, Service | None] = {name: services.find(name) for name in services.NAMES}
     server, worker = found["server"], found["worker"]
     home = worker.data_home if worker else data_home()
-    result = Status(all(s and s.alive for s in found.values()), home, found)
+    result = Status(all(s and s.alive for s in found.values()), found)
     result.problems += [_dead(s) for s in found.values() if s and not s.alive]
     if server and not worker:
-        result.problems.append(_problem("no worker", "no worker was started; run `cpb deploy up`"))
+        result.problems.append("no worker was started; run `cpb deploy up`")
     if server and server.alive:
         try:
             _ask(server, worker, result)
         except CpbError as error:
-            result.problems.append(_problem(error.code, str(error)))
+            result.problems.append(str(error))
     result.data, damaged = newest(home)
-    result.problems += [_problem(text, text) for text in damaged]
-    if server:
-        result.problems += findings.of_stale(home, stored_series(home, "forecasts"), grace=BETWEEN_RUNS)
+    result.problems += damaged
+    stale = find_stale(home, stored_series(home, "forecasts"), grace=BETWEEN_RUNS) if server else []
+    if stale:  # in one sentence: usually all for the same reason
+        others = ", ".join(f"{late.series.name} {late.what}" for late in stale[1:])
+        result.problems.append(str(stale[0]) + (f"; also too old: {others}" if others else ""))
     for market in sorted({series.market for series in stored_series(home, "forecasts")}):
-        result.problems += findings.of_alarms(alarms(home, market))
+        result.problems += [str(alarm) for alarm in alarms(home, market) if alarm.state == "drifted"]
     result.disk = disk(home)
     if result.disk.free < MIN_FREE_BYTES:
         free = f"only {result.disk.free / 1e6:.0f} MB are free on the disk of {home}; free some"
-        result.problems.append(_problem("disk", free))
+        result.problems.append(free)
     return result
 
 
@@ -130,19 +129,14 @@ def _ask(server: Service, worker: Service | None, result: Status) -> None:
         result.ended = end_dead_runs(client, server.since)
         if worker and worker.alive and not polls(client, worker):
             log = services.log_file("worker")
-            result.problems.append(_problem("polls", f"the worker does not reach the server; see {log}"))
+            result.problems.append(f"the worker does not reach the server; see {log}")
         result.deployments += _deployments(client)
         result.problems += [*_bad_endings(result.deployments), *_late_runs(client)]
 
 
-def _problem(about: str, text: str) -> Event:
-    return Event("deployment", about, text)
-
-
-def _dead(service: Service) -> Event:
+def _dead(service: Service) -> str:
     log = services.log_file(service.name)
-    text = f"the {service.name} no longer runs; `cpb deploy up` starts it again (log: {log})"
-    return Event("service dead", service.name, text)
+    return f"the {service.name} no longer runs; `cpb deploy up` starts it again (log: {log})"
 
 
 def _deployments(client: SyncPrefectClient) -> Iterator[Deployment]:
@@ -170,29 +164,23 @@ def _last(run: FlowRun, state: State) -> LastRun:
     return LastRun(str(run.id), run.name, str(state.name), str(state.message or ""), ended, round(age, 1))
 
 
-def _bad_endings(deployments: list[Deployment]) -> Iterator[Event]:
+def _bad_endings(deployments: list[Deployment]) -> Iterator[str]:
     for deployment in deployments:
         last = deployment.last
         if last and last.outcome not in ("Completed", "Cancelled", NOT_YET):
             why = f": {last.message.splitlines()[0][:200]}" if last.message else ""
             when = f"{last.ended:%Y-%m-%d %H:%M} UTC"
-            text = f"the last run of {deployment.name} ({last.name}) ended {last.outcome} at {when}{why}"
-            kind: Kind = "run partial" if last.outcome == "Partial" else "run failed"
-            flow = deployment.name.partition("/")[0]
-            yield Event(kind, f"{flow} Crashed" if last.outcome == "Crashed" else flow, text)
+            yield f"the last run of {deployment.name} ({last.name}) ended {last.outcome} at {when}{why}"
 
 
-def _late_runs(client: SyncPrefectClient) -> Iterator[Event]:
+def _late_runs(client: SyncPrefectClient) -> Iterator[str]:
     before = datetime.now(UTC) - LATE_AFTER
     late = FlowRunFilter.model_validate(
         {"state": {"name": {"any_": ["Late"]}}, "expected_start_time": {"before_": before}}
     )
     for run in client.read_flow_runs(flow_run_filter=late, limit=5):
         if run.work_pool_name == POOL:
-            text = (
-                f"run {run.name} was due at {run.expected_start_time:%Y-%m-%d %H:%M} UTC and has not started"
-            )
-            yield Event("run missing", str(run.deployment_id), text)
+            yield f"run {run.name} was due at {run.expected_start_time:%Y-%m-%d %H:%M} UTC and has not started"
 
 
 def newest(home: Path) -> tuple[list[Newest], list[str]]:

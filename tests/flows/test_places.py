@@ -40,7 +40,6 @@ def end_of(tmp_path, monkeypatch, capsys):
     for name in (
         "MLFLOW_TRACKING_URI",
         "CPB_NOTIFY",
-        "CPB_NOTIFY_FILE",
         "CPB_HEARTBEAT_URL",
         "PREFECT_API_URL",
     ):

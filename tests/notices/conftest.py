@@ -5,7 +5,7 @@ from inbox import inbox as serve_inbox
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """An empty home; nobody is told yet."""
-    for name in ("CPB_NOTIFY", "CPB_NOTIFY_FILE", "CPB_HEARTBEAT_URL"):
+    for name in ("CPB_NOTIFY", "CPB_HEARTBEAT_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")

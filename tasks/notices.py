@@ -1,0 +1,232 @@
+"""Notifications: one message with what a run must tell people, through the services of `CPB_NOTIFY`, and a heartbeat.
+
+The services are apprise URLs (https://appriseit.com/services/), from the variable and from `HOME/notify`, which only
+its owner may read. They hold passwords: messages and logs name a service by its scheme alone. An event is told once a
+day (UTC); `HOME/notify.json` lists those told. Nothing here fails a run, or delays it by more than `DEADLINE_S`.
+"""
+
+import logging
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from textwrap import shorten
+
+from schemas.errors import CpbError, UsageError
+from schemas.handover import Alarm, Decision, Failure, Record
+from tasks.storage.files import read_private
+from tasks.storage.locks import locked
+from tasks.storage.records import find_record, write_record
+from tasks.storage.urls import without_credentials
+
+VARIABLE, FILE_NAME = "CPB_NOTIFY", "notify"
+HEARTBEAT_VARIABLE = "CPB_HEARTBEAT_URL"
+DEADLINE_S = 9.0
+"""Time limit for all sending after a run: name resolution and slow responses do not respect a timeout."""
+MAX_LINES, MAX_LINE = 20, 400
+"""Lines of a message and characters of a line; many services truncate longer messages."""
+_MAX_BYTES = 100_000
+# A comma is a separator only before another URL: some URLs contain commas, as in ?to=a@x.org,b@x.org
+_BETWEEN = re.compile(r"\s+|,+(?=[A-Za-z][A-Za-z0-9+.-]*://)")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
+
+log = logging.getLogger("cpb")
+
+Events = dict[str, str]
+"""Key of an event, which stays the same while it lasts or repeats -> its sentence."""
+
+
+@dataclass
+class Outcome:
+    """What a run has to tell so far."""
+
+    failures: Sequence[Failure] = ()
+    decisions: Sequence[Decision] = ()
+    alarms: Sequence[Alarm] = ()
+
+    def events(self) -> Events:
+        """Return a sentence for each failed series or model, each switch of a champion, and each drifted champion."""
+        failed = {
+            f"failed {f.subject} {f.step}": f"{f.subject} failed in {f.step}: {f.reason}"
+            for f in self.failures
+        }
+        switched = {
+            f"switch {d.series.name} {d.version_number}": f"champion of {d.series} {d.outcome}: {d.reason}"
+            for d in self.decisions
+            if d.outcome in ("switched", "forced", "retired")
+        }
+        drifted = {f"drift {a.series.name}": str(a) for a in self.alarms if a.state == "drifted"}
+        return failed | switched | drifted
+
+
+@contextmanager
+def tell_outcome(flow: str, home: Path) -> Iterator[Outcome]:
+    """Tell people about the run in the block once it has ended, and call the heartbeat if it was complete.
+
+    Nothing is told of a run that a person interrupted.
+    """
+    outcome = Outcome()
+    try:
+        yield outcome
+    except Exception as error:
+        code = getattr(error, "code", type(error).__name__)
+        _tell(flow, home, {f"failed {flow} {code}": str(error) or code} | outcome.events(), False)
+        raise
+    _tell(flow, home, outcome.events(), not outcome.failures)
+
+
+def send_test(home: Path) -> dict[str, str]:
+    """Send a test message; return each service's problem, "" if it accepted the message.
+
+    Raises:
+        CpbError: the services cannot be read.
+        UsageError: there are none.
+    """
+    urls = services(home)
+    if not urls:
+        raise UsageError(
+            f"no notifications can be sent: set {VARIABLE} to one or more URLs, as in "
+            f"{VARIABLE}=mailto://USER:PASSWORD@HOST, or write them into the file {home / FILE_NAME} with mode 600; "
+            "see docs/notifications.md",
+            code="notify-unset", field=VARIABLE,
+        )  # fmt: skip
+    return _within(
+        _senders(
+            urls, "test", {"": "a test message; failures, drift and switches of champions come this way"}
+        )
+    )
+
+
+def services(home: Path) -> list[str]:
+    """Return the URLs of `CPB_NOTIFY`, then of the file, without duplicates; empty if neither exists.
+
+    Raises:
+        CpbError: other users can read the file, or a part of the text is not a URL.
+    """
+    path, text = home / FILE_NAME, ""
+    try:
+        text = read_private(path, _MAX_BYTES, links=True)
+    except (FileNotFoundError, NotADirectoryError):
+        pass  # a home that is not a folder is reported elsewhere
+    except OSError as error:
+        raise CpbError(
+            f"the file of notification URLs {path} is not read: {error.strerror or 'it cannot be opened'}; make it a "
+            f"plain file, owned by you, that others cannot read, with `chmod 600 {path}`",
+            code="notify-file", field=str(path),
+        ) from error  # fmt: skip
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    urls: dict[str, None] = {}
+    for where, given in ((VARIABLE, os.environ.get(VARIABLE, "")), (str(path), "\n".join(lines))):
+        for number, url in enumerate(filter(None, (part.strip(",") for part in _BETWEEN.split(given))), 1):
+            if not _URL.fullmatch(url):  # not shown: it may be part of a password
+                raise CpbError(
+                    f"entry {number} in {where} is not an apprise URL; write SERVICE://…, separated by spaces or "
+                    "lines, as https://appriseit.com/services/ lists them",
+                    code="notify-url", field=where,
+                )  # fmt: skip
+            urls[url] = None
+    return list(urls)
+
+
+class Told(Record):
+    """The keys of the events told on a day (UTC, `2025-06-06`)."""
+
+    day: str
+    events: tuple[str, ...] = ()
+
+
+def claim(home: Path, events: Events) -> Events:
+    """Return the events not told today, and record them as told, so that two runs never tell the same."""
+    with locked(home / ".notify.lock"):
+        told = _told(home)
+        new = {key: text for key, text in events.items() if key not in told.events}
+        if new:
+            write_record(home / "notify.json", Told(day=told.day, events=(*told.events, *new)))
+    return new
+
+
+def _release(home: Path, events: Events) -> None:
+    """Record events as untold: no service has accepted them, and the next run tries again."""
+    with locked(home / ".notify.lock"):
+        told = _told(home)
+        rest = tuple(key for key in told.events if key not in events)
+        write_record(home / "notify.json", Told(day=told.day, events=rest))
+
+
+def _told(home: Path) -> Told:
+    told, day = find_record(home / "notify.json", Told), f"{datetime.now(UTC):%Y-%m-%d}"
+    return told if told and told.day == day else Told(day=day)
+
+
+def _tell(flow: str, home: Path, events: Events, complete: bool) -> None:
+    try:
+        urls = services(home)
+        new = claim(home, events) if urls and events else {}
+        calls = _senders(urls, flow, new) if new else {}
+        heartbeat = os.environ.get(HEARTBEAT_VARIABLE, "").strip().replace("{flow}", flow)
+        beat = {HEARTBEAT_VARIABLE: partial(_beat, heartbeat)} if heartbeat and complete else {}
+        problems = _within(calls | beat)
+        for name in filter(problems.get, problems):
+            log.warning("no message through %s: %s", name, problems[name])
+        if new and all(problems[name] for name in calls):
+            _release(home, new)
+    except Exception as problem:  # noqa: BLE001 - a run must not fail because of its notifications
+        log.warning("no notification of the end of %s was sent: %s", flow, problem)
+
+
+def _senders(urls: Sequence[str], flow: str, events: Events) -> dict[str, Callable[[], str]]:
+    """Return a sending function per service, by its scheme and number."""
+    # Credentials are removed first: they are not recognised in a truncated URL.
+    lines = [
+        f"- {shorten(without_credentials(text), MAX_LINE, placeholder=' …')}" for text in events.values()
+    ]
+    more = [f"- and {len(lines) - MAX_LINES} more; see the run's log"] if len(lines) > MAX_LINES else []
+    title, body = f"cpb on {socket.gethostname()}: {flow}", "\n".join(lines[:MAX_LINES] + more)
+    return {
+        f"{url.partition('://')[0].lower()} (service {number})": partial(_send, url, title, body)
+        for number, url in enumerate(urls, 1)
+    }
+
+
+def _send(url: str, title: str, body: str) -> str:
+    import apprise
+
+    logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)  # its messages may contain a part of a URL
+    sender = apprise.Apprise(asset=apprise.AppriseAsset(app_id="cpb", app_desc="cpb"))
+    if not sender.add(url):
+        return "apprise does not know such a URL; see https://appriseit.com/services/"
+    accepted = sender.notify(title=title, body=body, body_format=apprise.NotifyFormat.TEXT)
+    return "" if accepted else "it was not reached, or refused the message"
+
+
+def _beat(url: str) -> str:
+    import requests
+
+    with requests.get(url, timeout=(5, 5), allow_redirects=False, stream=True) as response:
+        return "" if response.status_code // 100 == 2 else f"it answered {response.status_code}"
+
+
+def _within(calls: dict[str, Callable[[], str]]) -> dict[str, str]:
+    """Run all calls concurrently, each in a daemon thread, and return each call's problem, "" if none."""
+    outcomes: dict[str, str] = {}
+
+    def run(name: str, call: Callable[[], str]) -> None:
+        try:
+            outcomes[name] = call()
+        except Exception as error:  # noqa: BLE001 - a library's error must not fail the run
+            outcomes[name] = f"it cannot be reached ({type(error).__name__})"  # the text may contain the URL
+
+    threads = [threading.Thread(target=run, args=item, daemon=True) for item in calls.items()]
+    for thread in threads:
+        thread.start()
+    end = time.monotonic() + DEADLINE_S
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return {name: outcomes.get(name, f"no answer within {DEADLINE_S:.0f} s") for name in calls}
