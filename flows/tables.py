@@ -1,13 +1,12 @@
 """Tables on stdout: a column is shown completely or not at all, so that no figure is truncated."""
 
-import csv
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from flows.console import printable, say
-from schemas.errors import UsageError, count
+from schemas.errors import count
 
 _GAP = 3
 _FOLDED = 23
@@ -45,21 +44,6 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
     console.print(table)
     if hidden := len(columns) - len(shown):
         say(f"{count(hidden, 'column')} left out: use a wider terminal, or --json")
-
-
-def check_one_form(json: bool, as_csv: bool) -> None:
-    """Reject `--json` together with `--csv`."""
-    if json and as_csv:
-        raise UsageError(
-            "--json and --csv are two forms of the same table: choose one", code="two-forms", field="csv"
-        )
-
-
-def print_csv(rows: Sequence[dict[str, Any]]) -> None:
-    """Print rows with the same fields as CSV."""
-    writer = csv.DictWriter(sys.stdout, fieldnames=list(rows[0]) if rows else [])
-    writer.writeheader()
-    writer.writerows(rows)
 
 
 def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:

@@ -1,13 +1,11 @@
 """Step 7, publish: all champions of a market as a single Hub commit, or as the same tree in a folder."""
 
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from schemas.errors import DamagedError
 from schemas.handover import Failure, Publication
 from schemas.identity import Market, tree_of
 from tasks.hub.publish import publish as publish_tree
-from tasks.hub.record import check_head, copy_ledger
 from tasks.hub.tree import build_tree
 from tasks.running.step import step
 from tasks.tracking.registry import champions
@@ -17,10 +15,10 @@ from tasks.tracking.registry import champions
 def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
     """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`), and with `repo` to the Hub.
 
-    The commit to the Hub also has the record of the market's forecasts and scores, as stored at that moment.
+    Both have the record of the market's forecasts and scores, as stored at that moment.
 
-    A damaged champion is left out and reported as a failure. Models of several markets, or of simulated and real
-    candles, are never published together.
+    A damaged champion or month is left out and reported as a failure. Models of several markets, or of simulated and
+    real candles, are never published together.
 
     Raises:
         CpbError: no champion can be published, or the Hub refuses; (code `other-record`) the published record belongs
@@ -34,12 +32,6 @@ def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
         except DamagedError as error:
             failures.append(Failure.of(champion.series, "publish", error))
     # If none is intact, the tree's own error names the first champion.
-    tree = build_tree(intact or found, tree_of(home, "hub", market), repo)
-    if not repo:
-        return Publication(place=str(tree), failures=tuple(failures))
-    with TemporaryDirectory() as folder:
-        copy_ledger(home, market, record := Path(folder))
-        done = publish_tree(
-            tree, repo, record=record, check_head=lambda head: check_head(home, market, repo, head)
-        )
-    return Publication(place=str(done), failures=tuple(failures))
+    tree = build_tree(intact or found, tree_of(home, "hub", market), repo, home, failures.append)
+    place = publish_tree(tree, repo) if repo else tree
+    return Publication(place=str(place), failures=tuple(failures))

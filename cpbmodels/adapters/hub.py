@@ -28,14 +28,10 @@ _MAX_NAMED = 12
 
 @dataclass(frozen=True)
 class Listing:
-    """What a repository holds at one commit.
-
-    `models`: the folders of models, as in `BTCUSDT/1h`, sorted; `files`: the paths of all files.
-    """
+    """What a repository holds at one commit: `models` are the folders, as in `BTCUSDT/1h`, sorted."""
 
     commit: str
     models: tuple[str, ...]
-    files: tuple[str, ...]
 
 
 def from_hub(
@@ -76,18 +72,8 @@ def list_models(repo: str, revision: str | None = None) -> Listing:
     client = _client()
     with _explained(repo, revision):
         found = client.HfApi(endpoint=_endpoint()).model_info(repo, revision=revision)
-    files = tuple(file.rfilename for file in found.siblings or ())
-    models = (_MODEL.fullmatch(name) for name in files)
-    return Listing(str(found.sha), tuple(sorted(f"{one[1]}/{one[2]}" for one in models if one)), files)
-
-
-def fetch_file(repo: str, name: str, commit: str, again: bool = False) -> Path:
-    """One file of a repository, in the cache; errors as in `from_hub`. `again` fetches what the cache holds already."""
-    client = _client()
-    with _explained(repo, commit, name):
-        return Path(
-            client.hf_hub_download(repo, name, revision=commit, endpoint=_endpoint(), force_download=again)
-        )
+    models = (_MODEL.fullmatch(file.rfilename) for file in found.siblings or ())
+    return Listing(str(found.sha), tuple(sorted(f"{one[1]}/{one[2]}" for one in models if one)))
 
 
 def fetch(repo: str, model: str, revision: str | None = None, again: bool = False) -> Path:

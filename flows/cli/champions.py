@@ -1,6 +1,5 @@
 """`cpb champions`, `promote` and `publish`: show, change and share the champions."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError, count
 from schemas.identity import SIM, check_known
 from schemas.run import BoardSpec, RunSpec
 from schemas.scope import ScopeSpec
-from tasks.storage.home import checked_home, stored_home
+from tasks.storage.home import checked_home
 
 if TYPE_CHECKING:
     from schemas.handover import Alarm, Decision
@@ -187,29 +186,14 @@ _TABLE = tuple(
 def publish(
     spec: RunSpec,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
-    site: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="write the live record instead: a static page, all rows, and a verifier"
-        ),
-    ] = None,
     json: Json = False,
 ) -> None:
     """Publish a market's champions in one Hub commit; without --repo, or with --dry-run, into a folder.
 
-    Damaged champions are left out (exit 3).
-
-    With --site the record of the forecasts instead: a folder for any web server, to be checked without cpb.
+    The record of the forecasts goes with them, to be checked without cpb. Damaged files are left out (exit 3).
 
     Example: cpb publish --dry-run
     """
-    if site and (spec.repo or dry_run):
-        raise UsageError(
-            "--site writes the record to a folder: leave --repo and --dry-run out", code="site", field="site"
-        )
-    if site:
-        _publish_site(spec, site, json)
-        return
     quiet_libraries()
     from tasks.publish import publish as step
 
@@ -233,19 +217,3 @@ def publish(
         written = f"written to {result.place} on this machine; `cpb publish --repo USER/NAME` publishes it"
         say(f"published: {result.place}" if repo else written)
     raise typer.Exit(code)
-
-
-def _publish_site(spec: RunSpec, folder: Path, json: bool) -> None:
-    from tasks.hub.site import PAGE, write_site
-
-    site = write_site(stored_home(), spec.market, folder)
-    if json:
-        emit({"site": str(folder), "head": site.head, "line": site.line, "rows": site.rows,
-              "written": list(site.written), "exit": EXIT_COMPLETE})  # fmt: skip
-        return
-    changed = (
-        f"{len(site.written):,} of {count(site.files, 'file')} written"
-        if site.written
-        else "nothing had changed"
-    )
-    say(f"record: {folder / PAGE} ({count(site.rows, 'row')}; {changed}); head of the chain: {site.head}")

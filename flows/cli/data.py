@@ -9,7 +9,7 @@ import typer
 from flows.cli.options import Json, Shown, cli_options
 from flows.console import emit, quiet_libraries, say, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, count
-from schemas.identity import MARKETS, SPOT
+from schemas.identity import MARKETS
 from schemas.scope import IngestSpec, home
 from tasks.running.progress import tell
 from tasks.storage.home import checked_home, stored_home
@@ -82,10 +82,6 @@ def verify(
         str | None,
         typer.Option(help="URL or folder to fetch damaged candles from; default: Binance Vision itself"),
     ] = None,
-    hub: Annotated[
-        str | None,
-        typer.Option(help="USER/NAME: also compare the published record of forecasts with the stored one"),
-    ] = None,
     json: Json = False,
 ) -> None:
     """Check every stored file against its digest: candles, features, fleets, champions, forecasts and scores.
@@ -93,17 +89,13 @@ def verify(
     Prints a line per damaged file: its path, the reason, and a command, or the result of --repair. Exit 1 if
     damage remains, or something could not be checked.
 
-    Example: cpb verify --hub alice/cpb-models
+    Example: cpb verify --market spot
     """
     if market not in (_ALL, *MARKETS):
         raise UsageError(
             f"market {market!r} is unknown: choose from {', '.join((_ALL, *MARKETS))}",
             code="market", field="market",
         )  # fmt: skip
-    if hub:
-        from tasks.hub.publish import check_repo
-
-        check_repo(hub, "hub")
     quiet_libraries()
     markets = MARKETS if market == _ALL else (market,)
     with shown_progress("verify"):
@@ -114,13 +106,6 @@ def verify(
         result = verify_all(
             home, markets, repair=repair, source=source, seen=lambda checked: tell("verify", checked, 0, "files")
         )  # fmt: skip
-    if hub:
-        from tasks.hub.record import compare
-
-        published = compare(home, SPOT if market == _ALL else market, hub)
-        result.damaged += published.damaged
-        same = f"{count(published.files, 'file')} and {count(published.rows, 'row')} the same as stored"
-        say(f"{hub} at {published.commit[:12]}, up to line {published.line} of the chain: {same}")
     for damage in () if json else result.damaged:
         show(f"{damage.path}  {damage.reason}  -> {damage.outcome or damage.command}")
     for sentence in result.unchecked:

@@ -1,82 +1,41 @@
-"""`cpb forecast`: new forecasts, and the newest of each series as a table, CSV, JSON or a picture in characters."""
+"""`cpb forecast`: new forecasts, and the newest of each series as a table or JSON."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import zip_longest
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from flows.cli.options import Json, cli_options
-from flows.console import emit, quiet_libraries, say, show, shown_progress
-from flows.tables import Column, check_one_form, finding, price, print_csv, print_table
-from schemas.errors import UsageError, age, count
+from flows.console import emit, quiet_libraries, say, shown_progress
+from flows.tables import Column, finding, price, print_table
+from schemas.errors import age, count
 from schemas.scope import ForecastSpec
 
 
 @cli_options(ForecastSpec)
-def forecast(
-    spec: ForecastSpec,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="hub:USER/NAME[@REVISION]",
-            help="published models instead of your own champions; their forecasts are shown, not stored",
-        ),
-    ] = None,
-    out: Annotated[
-        str | None, typer.Option("--out", metavar="FILE.parquet", help="with --model: write the rows there")
-    ] = None,
-    plot: Annotated[bool, typer.Option("--plot", help="draw each forecast in characters")] = False,
-    in_browser: Annotated[
-        bool, typer.Option("--open", help="open the page, and serve it until Ctrl-C if it is not served yet")
-    ] = False,
-    json: Json = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="the forecast rows as CSV on stdout")] = False,
-) -> None:
+def forecast(spec: ForecastSpec, json: Json = False) -> None:
     """Refresh the candles, forecast with the champions, show the forecasts, and score those come due.
 
     Of a single series every step and quantile is shown.
 
-    Example: cpb forecast BTC 1h --source sim --plot
+    Example: cpb forecast BTC 1h --source sim
     """
-    check_one_form(json, as_csv)
-    if plot and (json or as_csv):
-        raise UsageError(
-            "--plot draws below the table, which --json and --csv replace: leave one of them out",
-            code="two-forms", field="plot",
-        )  # fmt: skip
     quiet_libraries()
-    if model is None and out is not None:
-        raise UsageError(
-            "out requires --model: the forecasts of your own champions are in the forecast store",
-            code="out", field="out",
-        )  # fmt: skip
     with shown_progress("forecast"):
         from flows.forecast import run_forecast
-        from flows.forecast_published import run_forecast_published
         from flows.runner import Runner
 
-        if model is not None:
-            result = run_forecast_published(spec, model, out, Runner(), say)
-        else:
-            result = run_forecast(spec, Runner(), say)
+        result = run_forecast(spec, Runner(), say)
     if json:
         emit(result)
-    elif as_csv:
-        print_csv(result["rows"])
     else:
-        _print(spec, result, plot)
-    if in_browser:
-        from flows.cli.serve import open_page
-
-        shown = {(row["symbol"], row["timeframe"]) for row in result["rows"]}
-        open_page("/".join(("series", *shown.pop(), spec.market)) if len(shown) == 1 else "")
+        _print(spec, result)
     raise typer.Exit(result["exit"])
 
 
-def _print(spec: ForecastSpec, result: dict[str, Any], plot: bool) -> None:
+def _print(spec: ForecastSpec, result: dict[str, Any]) -> None:
     now = spec.scope.as_of or datetime.now(UTC)
     known = {(model["symbol"], model["timeframe"]): model for model in result.get("models", ())}
     forecasts: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -89,11 +48,6 @@ def _print(spec: ForecastSpec, result: dict[str, Any], plot: bool) -> None:
     else:
         cells = [line for series, rows in forecasts.items() for line in _bands(texts[series], rows)]
         print_table("The close is within each band with this probability", _BANDS, cells[:-1])
-    for (symbol, timeframe), rows in forecasts.items() if plot else ():
-        from flows.fan import closes_before, fan
-
-        before = closes_before(spec.scope, symbol, timeframe, rows)
-        show("\n".join([f"\n{symbol} {timeframe}", *fan(before, rows)]))
 
 
 _AFTER = (1, 5, 10)

@@ -1,14 +1,12 @@
 """`cpb leaderboard` and `cpb ledger`: the results of a training, and what came true."""
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from flows.cli.options import Json, cli_options
 from flows.console import emit, quiet_libraries, say
-from flows.tables import Column, check_one_form, print_csv, print_table
-from schemas.errors import UsageError, count
-from schemas.identity import SIM, SPOT, check_known
+from flows.tables import Column, print_table
+from schemas.errors import count
+from schemas.identity import SPOT, check_known
 from schemas.run import BoardSpec
 from tasks.storage.home import stored_home
 
@@ -17,11 +15,6 @@ from tasks.storage.home import stored_home
 def leaderboard(
     spec: BoardSpec,
     json: Json = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
-    as_list: Annotated[
-        bool,
-        typer.Option("--list", help="list the training runs instead, newest first, with their ids for --run"),
-    ] = False,
 ) -> None:
     """Show architecture x timeframe against the random walk, from MLflow alone.
 
@@ -30,31 +23,14 @@ def leaderboard(
 
     Example: cpb leaderboard --market um --coins BTC,ETH
     """
-    check_one_form(json, as_csv)
-    if as_list and (given := [name for name, value in spec if value is not None]):
-        raise UsageError(f"list shows all runs: leave {', '.join(given)} out", code="list", field=given[0])
     quiet_libraries()
-    rows = _runs() if as_list else _board(spec)
-    if json:
-        emit({"runs" if as_list else "leaderboard": rows, "exit": 0})
-    elif as_csv:
-        print_csv(rows)
-    elif as_list:
-        print_runs(rows)
-    else:
-        print_board(rows)
-
-
-def _runs() -> list[dict[str, Any]]:
-    from tasks.tracking.run_list import list_runs
-
-    return list_runs()
-
-
-def _board(spec: BoardSpec) -> list[dict[str, Any]]:
     from tasks.tracking.leaderboard import leaderboard as read_board
 
-    return read_board(spec.run, market=spec.market, symbols=spec.symbols, timeframes=spec.intervals)
+    rows = read_board(spec.run, market=spec.market, symbols=spec.symbols, timeframes=spec.intervals)
+    if json:
+        emit({"leaderboard": rows, "exit": 0})
+    else:
+        print_board(rows)
 
 
 def print_board(rows: list[dict[str, Any]]) -> None:
@@ -71,38 +47,6 @@ BOARD = (
     Column("verdict", text=True, stays=True), Column("coins < 1"), Column("MAE ratio"), Column("direction"),
     Column("80 % band"), Column("windows/s"), Column("train s"), Column("RSS MB"),
 )  # fmt: skip
-
-
-def print_runs(rows: list[dict[str, Any]]) -> None:
-    """Print the training runs as a table on stdout."""
-    if not rows:
-        say("no training run in the MLflow store yet; start one with `cpb train-all`")
-        return
-    print_table("", _RUNS, [_run_cells(row) for row in rows])
-    say("the rows of one run: `cpb leaderboard --run RUN`")
-
-
-_RUNS = (
-    Column("run", text=True, stays=True), Column("began (UTC)", text=True, stays=True),
-    Column("command", text=True, stays=True), Column("source", text=True), Column("coins", text=True, folds=True),
-    Column("timeframes", text=True, folds=True), Column("architectures", text=True, folds=True),
-    Column("preset", text=True), Column("candles until", text=True), Column("members"),
-    Column("outcome", text=True, stays=True),
-)  # fmt: skip
-
-
-def _run_cells(row: dict[str, Any]) -> list[str]:
-    from tasks.tracking.run_list import short_id
-
-    market = row["market"] if row["market"] not in (SPOT, SIM) else ""
-    members = "-" if row["members"] is None else f"{row['members']:,}"
-    failed = f" ({row['failed']} failed)" if row["failed"] else ""
-    return [
-        short_id(row["id"]), row["started_at"][:16].replace("T", " "), row["command"],
-        f"{row['source']} {market}".strip(), row["coins"] or "-", row["timeframes"] or "-",
-        row["architectures"] or "-", row["preset"] or "-", (row["candles_until"] or row["as_of"])[:10],
-        members + failed, row["outcome"],
-    ]  # fmt: skip
 
 
 def _board_cells(row: dict[str, Any], with_market: bool) -> list[str]:
@@ -129,9 +73,7 @@ def _coins(row: dict[str, Any]) -> str:
 @cli_options(BoardSpec, only=("market", "coins", "timeframes"))
 def ledger(
     spec: BoardSpec,
-    history: Annotated[bool, typer.Option("--history", help="every version, not only the newest")] = False,
     json: Json = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="the table as CSV on stdout")] = False,
 ) -> None:
     """Show the scores of the stored forecasts against the random walk, live forecasts and replays separately.
 
@@ -139,18 +81,15 @@ def ledger(
 
     Example: cpb ledger --coins BTC --timeframes 1h
     """
-    check_one_form(json, as_csv)
     from tasks.forecasting.stored_forecasts import series_with_forecasts
     from tasks.forecasting.summary import ledger_rows
 
     home = stored_home()
     stored = series_with_forecasts(home)
     check_known(spec.symbols, {s.symbol for s in stored}, f"the forecast store in {home}")
-    rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals, history=history)
+    rows = ledger_rows(home, spec.market, spec.symbols, spec.intervals)
     if json:
         emit({"ledger": rows, "exit": 0})
-    elif as_csv:
-        print_csv(rows)
     elif rows:
         for live, title in ((True, "Live forecasts"), (False, "Replays: forecasts made after the fact")):
             if lines := [_ledger_cells(row) for row in rows if row["live"] == live]:

@@ -2,7 +2,6 @@
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,40 +44,13 @@ def serve(
         else:
             say(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
 
-    known = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
-    _serve(host, port, ready, _names(known))
-
-
-def _serve(host: str, port: int, ready: Callable[[str], None], hosts: Sequence[str] = ()) -> None:
     from flows.ops.listeners import PAGE
     from flows.ops.serving import serve as serve_app
     from tasks.storage.home import checked_home
     from webapp.app import create_app
 
-    serve_app(PAGE, partial(create_app, checked_home()), host, port, ready, hosts=hosts)
-
-
-def open_page(view: str) -> None:
-    """Open a view of the page (`series/BTCUSDT/1h/spot`) in a browser; if no server runs, start one until Ctrl-C."""
-    import webbrowser
-
-    import requests
-
-    from flows.ops.serving import url_of
-
-    def show(url: str) -> None:
-        say(f"page: {url}/#/{view}")
-        webbrowser.open(f"{url}/#/{view}")
-
-    url = url_of("127.0.0.1", PAGE_PORT)
-    try:
-        is_served = "newest_forecast" in requests.get(f"{url}/healthz", timeout=5).json()
-    except (requests.RequestException, ValueError):  # nothing listens there, or another program
-        is_served = False
-    if is_served:
-        show(url)
-    else:
-        _serve("127.0.0.1", PAGE_PORT, show)
+    names = os.environ.get("CPB_ALLOWED_HOSTS", "") if allowed_hosts is None else allowed_hosts
+    serve_app(PAGE, partial(create_app, checked_home()), host, port, ready, hosts=_names(names))
 
 
 def _names(text: str) -> list[str]:

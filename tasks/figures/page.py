@@ -15,7 +15,6 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from tasks.figures.theme import DATA_KEYS, THEMES, Figure
 from tasks.storage.files import write_bytes
@@ -43,15 +42,11 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A section of the page: sentences, lists, captioned figures, a table. `folded`: initially closed.
-
-    `links`: paths of files beside the page.
-    """
+    """A section of the page: sentences, lists, captioned figures, a table. `folded`: initially closed."""
 
     title: str
     text: Sequence[str] = ()
     items: Sequence[str] = ()
-    links: Sequence[str] = ()
     figures: Sequence[tuple[str, Figure]] = ()
     table: Table | None = None
     folded: bool = False
@@ -67,12 +62,6 @@ class _Page:
         body = [f"<p>{html.escape(text)}</p>" for text in section.text]
         if section.items:
             body.append(f"<ul>{''.join(f'<li>{html.escape(item)}</li>' for item in section.items)}</ul>")
-        if section.links:
-            links = (
-                f'<li><a href="{quote(link, safe="/=")}">{html.escape(link)}</a></li>'
-                for link in section.links
-            )
-            body.append(f"<ul>{''.join(links)}</ul>")
         if section.figures:
             drawn = "".join(self._figure(caption, figure) for caption, figure in section.figures)
             body.append(f"<div class=figures>{drawn}</div>")

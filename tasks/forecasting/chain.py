@@ -70,7 +70,7 @@ _NO_ROWS = hashlib.sha256().hexdigest()
 
 _GONE = (
     "forecasts/chain.jsonl is missing although rows were stored with it: a new chain begins, which records them as "
-    "stored before it; restore the old chain from a backup if possible, and compare with `cpb verify --hub USER/NAME`"
+    "stored before it; restore the old chain from a backup or from what `cpb publish` wrote, if possible"
 )
 
 _Damaged = list[tuple[SeriesId, Path, str]]

@@ -75,10 +75,8 @@ def write_summary(home: Path, market: str, now: datetime | None = None) -> Ledge
     return made
 
 
-def make_summary(
-    home: Path, market: str, now: datetime, *, versions: int | None = MAX_VERSIONS
-) -> LedgerSummary:
-    """Return a market's record; `versions`: maximum number per series, newest first (None: all)."""
+def make_summary(home: Path, market: str, now: datetime) -> LedgerSummary:
+    """Return a market's record."""
     parts = [_sums(home, s) for s in stored_series(home, LEDGER.name) if s.market == market]
     parts = [part for part in parts if not part.is_empty()]
     if not parts:
@@ -89,7 +87,7 @@ def make_summary(
         step = INTERVAL_SECONDS[str(timeframe)]
         ended = pl.col("day").cast(pl.Datetime("us", "UTC")) + timedelta(days=1)
         complete = ended + pl.duration(seconds=pl.col("horizon") * step) <= now
-        found += _entries(of_frame.with_columns(complete=complete), str(timeframe), versions)
+        found += _entries(of_frame.with_columns(complete=complete), str(timeframe))
     return LedgerSummary(market=market, made_at=now, entries=tuple(found))  # type: ignore[arg-type]
 
 
@@ -106,7 +104,7 @@ def _sums(home: Path, series: SeriesId) -> pl.DataFrame:
     )
 
 
-def _entries(sums: pl.DataFrame, timeframe: str, versions: int | None) -> Iterator[LedgerEntry]:
+def _entries(sums: pl.DataFrame, timeframe: str) -> Iterator[LedgerEntry]:
     champions = sums.filter(pl.col("role") == CHAMPION)
     yield from _both(champions, "pooled", timeframe, role=CHAMPION)
     known = sums.filter(pl.col("recipe") != "")
@@ -115,13 +113,13 @@ def _entries(sums: pl.DataFrame, timeframe: str, versions: int | None) -> Iterat
     for (symbol,), part in sums.partition_by("symbol", as_dict=True).items():
         own = part.filter(pl.col("role") == CHAMPION)
         yield from _both(own, "series", timeframe, symbol=str(symbol), role=CHAMPION)
-        for (version, role), rows in _newest(part, ("model_version", "role"), versions):
+        for (version, role), rows in _newest(part, ("model_version", "role"), MAX_VERSIONS):
             named = {"symbol": str(symbol), "role": role, "model_version": version}
             yield from _both(rows, "version", timeframe, **named, recipe=rows["recipe"][0])
 
 
 def _newest(
-    sums: pl.DataFrame, key: tuple[str, str], count: int | None
+    sums: pl.DataFrame, key: tuple[str, str], count: int
 ) -> Iterator[tuple[tuple[str, str], pl.DataFrame]]:
     """Yield the `count` groups with the newest forecasts, newest first."""
     last = sums.group_by(key).agg(pl.col("day").max()).rows()
@@ -198,26 +196,18 @@ def ledger_rows(
     market: str | None = None,
     symbols: Collection[str] | None = None,
     timeframes: Collection[str] | None = None,
-    *,
-    history: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the entries of the record as flat rows, for `cpb ledger`; a missing record is created.
 
     Args:
         market: default: all real markets, or the simulator if there are no others.
         symbols, timeframes: filters; with `symbols`, figures over several coins are left out.
-        history: include every version that ever forecast.
     """
     stored = {s.market for s in stored_series(home, LEDGER.name)}
     markets = [market] if market else sorted(stored - {SIM}) or sorted(stored)
     rows: list[dict[str, Any]] = []
     for shown in markets:
-        if history:
-            known: LedgerSummary | None = make_summary(home, shown, datetime.now(UTC), versions=None)
-        elif shown in stored:
-            known = read_summary(home, shown) or write_summary(home, shown)
-        else:
-            known = None
+        known = (read_summary(home, shown) or write_summary(home, shown)) if shown in stored else None
         for entry in known.entries if known else ():
             if (symbols is None or entry.symbol in symbols) and (
                 timeframes is None or entry.timeframe in timeframes

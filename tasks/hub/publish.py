@@ -8,8 +8,6 @@ repeated; files already uploaded are recognised by their hash and not sent again
 import logging
 import os
 import re
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +17,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from schemas.errors import CpbError, UsageError
 from tasks.hub.card import is_card
-from tasks.hub.record import FOLDER, HEAD
+from tasks.hub.record import CHAIN
 from tasks.hub.tree import CARD, WHEEL
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 _RETRIED_STATUS = {409, 412, 429, 500, 502, 503, 504}
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MESSAGE = "Publish champions"
-_LEDGER_HEAD = f"{FOLDER}/{HEAD}"
 
 
 @dataclass(frozen=True)
@@ -45,13 +42,7 @@ class Published:
 
 
 def publish(
-    tree: Path,
-    repo: str,
-    token: str | None = None,
-    attempts: int = 5,
-    pause: float = 1.0,
-    record: Path | None = None,
-    check_head: Callable[[bytes], object] | None = None,
+    tree: Path, repo: str, token: str | None = None, attempts: int = 5, pause: float = 1.0
 ) -> Published:
     """Publish the tree's files to the Hub's `repo` in a single commit; no commit is made if nothing changed.
 
@@ -61,13 +52,12 @@ def publish(
         tree: folder written by `build_tree`.
         repo: `USER/NAME`; created (public) if missing.
         token: default `HF_TOKEN` or the Hub login. It does not appear in any log or message.
-        record: folder written by `copy_ledger`, committed as `ledger`.
         attempts: maximum number of attempts, with pauses of `pause` seconds, doubling, in between.
-        check_head: called with the head of a chain that the commit would replace; an exception stops the commit.
 
     Raises:
         UsageError: `repo` is not USER/NAME.
-        CpbError: there is no token, or the repository is not permitted, not found or not reachable.
+        CpbError: there is no token, or the repository is not permitted, not found or not reachable; (code
+            `other-record`) the chain published there does not begin the tree's chain.
     """
     check_ready(repo, token)
     if not (tree / "README.md").is_file():
@@ -84,7 +74,7 @@ def publish(
         wait=wait_exponential(pause), reraise=True,
     )  # fmt: skip
     try:
-        return patiently(_commit, api, tree, repo, record, check_head)
+        return patiently(_commit, api, tree, repo)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
         # `from None`: the cause contains the request and therefore the token.
         status = _status(error)
@@ -95,16 +85,9 @@ def publish(
 
 def check_ready(repo: str, token: str | None = None) -> None:
     """Raise the errors of `publish` for an invalid name or a missing token, without any request."""
-    check_repo(repo)
-    _api(token)
-
-
-def check_repo(repo: str, field: str = "repo") -> None:
-    """Raise `UsageError` if `repo` is not USER/NAME; `field`: the option that holds it."""
     if not _REPO.fullmatch(repo):
-        raise UsageError(
-            f"{field} {repo!r} is not USER/NAME, as in alice/cpb-models", code="repo", field=field
-        )
+        raise UsageError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models", code="repo", field="repo")
+    _api(token)
 
 
 def _api(token: str | None) -> "tuple[HfApi, str]":
@@ -134,26 +117,24 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
     return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=secret), secret
 
 
-def _commit(
-    api: "HfApi", tree: Path, repo: str, record: Path | None, check_head: Callable[[bytes], object] | None
-) -> Published:
+def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     parent, there = _head(api, repo)
-    if check_head and _LEDGER_HEAD in there and record and (record / HEAD).is_file():
-        check_head(_content(api, repo, _LEDGER_HEAD, parent))
+    record = (tree / CHAIN).read_bytes() if CHAIN in there and (tree / CHAIN).is_file() else None
+    if record is not None and not record.startswith(_content(api, repo, CHAIN, parent)):
+        raise CpbError(
+            f"{repo} holds the record of another chain, so nothing was published; restore the chain that was "
+            f"published, name another USER/NAME, or move the repository's {CHAIN} away",
+            code="other-record", field="repo",
+        )  # fmt: skip
     additions = [
-        CommitOperationAdd(f"{below}{path.relative_to(folder).as_posix()}", path)
-        for folder, below in ((tree, ""), (record, f"{FOLDER}/"))
-        if folder
-        for path in sorted(folder.rglob("*"))
+        CommitOperationAdd(path.relative_to(tree).as_posix(), path)
+        for path in sorted(tree.rglob("*"))
         if path.is_file()
     ]
     removals = [CommitOperationDelete(name) for name in _old_wheels(api, repo, parent, tree, there)]
-    with warnings.catch_warnings():
-        # The record of forecasts belongs to the models; the client would warn that each of its files is data.
-        warnings.filterwarnings("ignore", "It seems that you are about to commit a data file", UserWarning)
-        done = api.create_commit(repo, [*additions, *removals], commit_message=_MESSAGE, parent_commit=parent)
+    done = api.create_commit(repo, [*additions, *removals], commit_message=_MESSAGE, parent_commit=parent)
     return Published(repo, done.oid, done.commit_url, sent=done.oid != parent)
 
 

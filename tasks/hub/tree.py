@@ -1,8 +1,8 @@
-"""The published folder: model folders `SYMBOL/IV/`, the card, the light library, checksums.
+"""The published folder: model folders `SYMBOL/IV/`, the card, the light library, the record, checksums.
 
 SYMBOL includes the market unless it is spot, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is included so
-that users can install the version with which the models were made, by a URL with its hash. A commit to the Hub adds the
-record of forecasts and scores (`tasks.hub.record`), which is not copied within the home.
+that users can install the version with which the models were made, by a URL with its hash. The record of forecasts and
+scores is that of `tasks.hub.record`.
 """
 
 import itertools
@@ -10,12 +10,15 @@ import logging
 import re
 import shlex
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
+from schemas.handover import Failure
 from schemas.identity import SPOT, is_series_name, tree_of
 from tasks.hub.card import is_card, model_card
+from tasks.hub.record import CHAIN, is_record_file, write_record
 from tasks.storage.checked_files import REPAIRED, Asked, Stored, checked, digest_fault
 from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder, write_bytes
@@ -39,16 +42,26 @@ SUMS = "SHA256SUMS"
 """File with the sha256 of every other file of the tree, in the format of `sha256sum`."""
 
 _SUM = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>.+)")
-_PICTURE = PICTURES[0]
 
 log = logging.getLogger("cpb")
 
 
-def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = None) -> Path:
+def build_tree(
+    champions: Sequence[Champion],
+    folder: Path,
+    repo: str | None = None,
+    home: Path | None = None,
+    report: Callable[[Failure], object] = lambda _failure: None,
+) -> Path:
     """Write the tree to publish into `folder`, atomically, and return the folder.
 
-    The same champions and the same source of the library give the same bytes, so publishing twice finds nothing to
-    send. `repo` (USER/NAME) is used in the card's example.
+    The same champions, record and source of the library give the same bytes, so publishing twice finds nothing to
+    send.
+
+    Args:
+        repo: USER/NAME in the card's example.
+        home: of the record of forecasts and scores; None: without it.
+        report: called with what is damaged in the record.
 
     Raises:
         CpbError: there are no champions, the library cannot be built, or `folder` contains files not written by cpb.
@@ -60,16 +73,19 @@ def build_tree(champions: Sequence[Champion], folder: Path, repo: str | None = N
         )
     for champion in champions:
         champion.check()
-    check_replaceable(folder, champions[0].series.market)
+    check_replaceable(folder, market := champions[0].series.market)
     ordered = sorted(champions, key=lambda c: (c.series.timeframe, c.series.symbol, c.series.market))
     with new_folder(folder) as draft:
         for champion in ordered:
             _copy_model(champion, draft / champion.series.label / champion.series.timeframe)
         wheel = light_wheel()
         write_bytes(draft / wheel.name, wheel.data)
-        pictures = (f"{c.series.label}/{c.series.timeframe}/{_PICTURE}" for c in ordered)
-        picture = next((name for name in pictures if (draft / name).is_file()), "")
-        card = model_card(ordered, repo or "USER/NAME", wheel, picture)
+        sums: dict[str, str] = {}
+        with suppress(OSError, DamagedError):
+            sums = read_sums(folder)
+        if home:
+            write_record(home, market, draft, folder, sums, report)
+        card = model_card(ordered, repo or "USER/NAME", wheel, record=(draft / CHAIN).is_file())
         (draft / CARD).write_text(card, encoding="utf-8")
         # The sha256 of every file, so that the folder can be checked with `sha256sum -c`.
         files = {
@@ -143,7 +159,10 @@ def _first_other_file(folder: Path) -> Path | None:
 
 
 def _is_tree_file(folder: Path, path: Path) -> bool:
-    match path.relative_to(folder).parts:
+    place = path.relative_to(folder)
+    if is_record_file(place.as_posix()):
+        return True
+    match place.parts:
         case [name] if WHEEL.fullmatch(name) or name == SUMS:
             return True
         case [name]:
@@ -172,7 +191,7 @@ def published(asked: Asked) -> Iterator[Stored]:
 
 def _build_again(asked: Asked, tree: Path) -> bool:
     try:
-        build_tree(champions(market=asked.market), tree)
+        build_tree(champions(market=asked.market), tree, home=asked.home)
     except CpbError as error:
         log.warning("%s was not rebuilt: %s", tree, error)
         return False

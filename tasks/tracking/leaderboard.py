@@ -16,7 +16,7 @@ from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, SPOT, coins_label, 
 from tasks.judging.inference import relation
 from tasks.tracking.connection import Store, search
 from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.run_list import RUN_COLUMNS, find_flow, finished_flows
+from tasks.tracking.run_list import find_flow, finished_flows
 from tasks.tracking.runs import COMPLETE
 from tasks.tracking.tags import (
     FLEET,
@@ -61,7 +61,7 @@ COLUMNS = {
     "rss_peak_mb": "peak host memory",
     "gpu_mem_allocated_peak_mb": "peak GPU memory of tensors; empty without a GPU",
     "partial": "a later run on some of the coins that another row, of an earlier run, has all of",
-    "as_of": RUN_COLUMNS["as_of"],
+    "as_of": "no candle that closes after this was seen (UTC): as requested, else when the run began",
     "started_at": "when the run began (UTC)",
     "flow_run": "the flow's run, which `cpb leaderboard --run` takes",
     "run_id": "the fleet's run: its config and its members' data digests reproduce the row",
@@ -108,7 +108,7 @@ def leaderboard(
     if not rows:
         raise CpbError(
             f"run {flow.info.run_id!r} holds no judged fleet, or its models were pruned; "
-            "`cpb leaderboard --list` lists the runs",
+            "`cpb ui` shows the runs",
             code="no-run",
         )
     return rows

@@ -1,4 +1,4 @@
-"""The flow runs in MLflow, for `cpb leaderboard --list` and the page.
+"""The flow runs in MLflow, for `cpb leaderboard --run` and the page.
 
 Ids may be typed in full or as a unique prefix.
 """
@@ -7,53 +7,27 @@ import json
 from collections.abc import Collection
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import BaseModel
 
 from schemas.errors import CpbError
 from schemas.identity import Market
 from tasks.tracking.connection import Store, find_run, search, search_lazily
-from tasks.tracking.mlflow_store import dead_runs, open_store
-from tasks.tracking.records import source_kind
+from tasks.tracking.mlflow_store import dead_runs
 from tasks.tracking.tags import (
-    CANDLES_UNTIL,
-    COINS,
     FLOW,
     KIND,
     OUTCOME,
     PARENT,
     REASON,
     STUDY,
-    TIMEFRAMES,
-    age_of,
     as_of,
-    command_of,
     market_of,
 )
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
-
-RUN_COLUMNS = {
-    "id": "the flow's run; its first characters are enough for `cpb leaderboard --run`",
-    "started_at": "when it began (UTC)",
-    "ended_at": "when it ended (UTC); empty while it runs",
-    "command": "train-all or train",
-    "market": "spot, um, cm, own for a user's tables, or sim for simulated candles",
-    "source": "real or simulated",
-    "coins": "names of the coins, or their number if more than three",
-    "timeframes": "candle lengths",
-    "architectures": "names of the architectures",
-    "preset": "preset of the models",
-    "as_of": "no candle that closes after this was seen (UTC): as requested, else when the run began",
-    "candles_until": "as requested, else the day of the newest candle (UTC); empty if not recorded",
-    "members": "models that were judged; empty until the run has judged them",
-    "failed": "models and steps that failed",
-    "outcome": "running, complete, partial, failed or killed",
-    "reason": "why it failed or was killed",
-}
-"""The columns of the list and their meaning."""
 
 SHORT = 8
 """Characters of an id that are displayed; git displays 7 of 40, MLflow's ids have 32."""
@@ -84,12 +58,6 @@ class FlowRunInfo(BaseModel):
     architectures: list[str]
     as_of: str | None
     reason: str | None
-
-
-def list_runs(store: Store | None = None) -> list[dict[str, Any]]:
-    """Return the flow runs, newest first, by the names of `RUN_COLUMNS`; unknown values are None."""
-    store = store or open_store(create=False)
-    return [_entry(flow, died) for flow, died in _newest(store, (FLOW,))]
 
 
 def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
@@ -134,30 +102,6 @@ def _info(run: "Run", died: str | None) -> FlowRunInfo:
     )
 
 
-def _entry(flow: "Run", died: str | None) -> dict[str, Any]:
-    tags, params, metrics, info = flow.data.tags, flow.data.params, flow.data.metrics, flow.info
-    ended = tags.get(OUTCOME, "complete") if info.status == "FINISHED" else info.status.lower()
-    market = market_of(flow)
-    return {
-        "id": info.run_id,
-        "started_at": _text(info.start_time),
-        "ended_at": _text(info.end_time),
-        "command": command_of(flow),
-        "market": market,
-        "source": source_kind(market),
-        "coins": tags.get(COINS) or params.get("coins"),
-        "timeframes": tags.get(TIMEFRAMES) or " ".join(_names(params.get("timeframes"))),
-        "architectures": " ".join(_names(params.get("architectures"))),
-        "preset": tags.get("preset"),
-        "as_of": age_of(flow)[0],
-        "candles_until": tags.get(CANDLES_UNTIL),
-        "members": int(metrics["members"]) if "members" in metrics else None,
-        "failed": int(metrics["failed"]) if "failed" in metrics else None,
-        "outcome": "killed" if died else ended,
-        "reason": died or tags.get(REASON),
-    }
-
-
 def _names(text: str | None) -> list[str]:
     """Return the names in a param: MLflow stores text, a list as JSON."""
     if not text:
@@ -167,11 +111,6 @@ def _names(text: str | None) -> list[str]:
 
 def _time(stamp_ms: int | None) -> datetime | None:
     return datetime.fromtimestamp(stamp_ms / 1000, UTC) if stamp_ms else None
-
-
-def _text(stamp_ms: int | None) -> str | None:
-    moment = _time(stamp_ms)
-    return moment.isoformat(timespec="seconds") if moment else None
 
 
 def short_id(run_id: str) -> str:
@@ -202,7 +141,7 @@ def find_flow(store: Store, text: str) -> "Run":
             code="ambiguous-run", field="run",
         )  # fmt: skip
     raise CpbError(
-        f"there is no run {text!r}; `cpb leaderboard --list` lists the runs (old runs are pruned; "
+        f"there is no run {text!r}; `cpb ui` shows the runs (old runs are pruned; "
         f"give at least {_MIN_TYPED} characters of an id)",
         code="no-run", field="run",
     )  # fmt: skip

@@ -28,7 +28,7 @@ NOT_CLONED = {".git", ".venv", ".venv-freqtrade", "data", "mlruns", "build", "di
 SUBSTITUTES = [
     (r"tgram://\S+ mailto://[^\"\s]+", "json://127.0.0.1:{inbox}/", "a service that needs an account: one on loopback"),
     (r"https://hc-ping\.com/PING_KEY", "http://127.0.0.1:{inbox}", "the same for the heartbeat"),
-    (r"USER/NAME@REVISION", "USER/NAME@main", "a commit of your own repository"),
+    (r"--head HASH", "--help", "a hash that an earlier run printed"),
     (r"--version 7", "--version 1", "the one version that there is"),
     (r"cpb promote BTC 1h --version previous", "cpb promote BTC 1h --version 1", "nothing was replaced yet"),
     (r"--timeframes 1w,1mo", "--timeframes 1mo", "the simulator has no weeks"),

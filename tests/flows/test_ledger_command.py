@@ -1,7 +1,5 @@
 """`cpb ledger` over a store of its own."""
 
-import csv
-import io
 import json
 import re
 from datetime import UTC, datetime, timedelta
@@ -52,7 +50,7 @@ def test_a_misspelt_coin_is_named_and_one_without_forecasts_is_none(run, filled)
     assert run("--coins", "ETH", "--json")[0] == 0
 
 
-def test_the_record_is_printed_as_a_table_as_json_and_as_csv(run, filled):
+def test_the_record_is_printed_as_a_table_and_as_json(run, filled):
     code, told = run("--coins", "BTC", "--timeframes", "1h")
     assert code == 0
     assert "Live forecasts" in told.out
@@ -65,11 +63,6 @@ def test_the_record_is_printed_as_a_table_as_json_and_as_csv(run, filled):
     assert (code, pooled["kind"], series["symbol"]) == (0, "pooled", "BTCUSDT")
     assert version["model_version"] == "cpb-BTCUSDT-1h/1"
     assert series["crps_ratio_low"] < series["crps_ratio"] < series["crps_ratio_high"] < 1
-
-    code, told = run("--csv")
-    rows = list(csv.DictReader(io.StringIO(told.out)))
-    assert [row["kind"] for row in rows] == ["pooled", "series", "version"]
-    assert float(rows[1]["crps_ratio"]) == series["crps_ratio"]
 
 
 def test_an_empty_ledger_says_what_to_do(run):
@@ -99,7 +92,6 @@ def test_stored_forecasts_that_have_not_come_due_are_told_from_none(run, tmp_pat
     [
         (["--market", "mars"], "literal-error", "market"),
         (["--timeframes", "7h"], "timeframes", "timeframes"),
-        (["--csv"], "two-forms", "csv"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(run, words, error, field):

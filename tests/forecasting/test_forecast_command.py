@@ -1,7 +1,5 @@
-"""`cpb forecast` shows forecasts: a table, every quantile of a single series, CSV, JSON and a fan in characters."""
+"""`cpb forecast` shows forecasts: a table, every quantile of a single series, JSON."""
 
-import csv
-import io
 import json
 import sys
 from types import SimpleNamespace
@@ -9,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
 
-from flows import cli, fan
+from flows import cli
 from flows.forecast import run_forecast
 from flows.tables import price
 from schemas.errors import CpbError
@@ -93,41 +91,15 @@ def test_of_a_single_series_every_step_and_quantile_is_shown(cpb):
     assert steps[-1].split()[3:] == [price(last[f"q{level:02}"]) for level in range(5, 100, 5)]
 
 
-def test_rows_come_as_csv_and_json(cpb):
+def test_rows_come_as_json(cpb):
     told = json.loads(cpb("--json").out)
     assert told["exit"] == 0
     assert {"symbol", "timeframe", "issued_at", "step", "target_time", "q05", "q95"} <= told["rows"][0].keys()
-    rows = list(csv.DictReader(io.StringIO(cpb("--csv").out)))
-    assert [(row["symbol"], int(row["step"])) for row in rows] == [
-        (r["symbol"], r["step"]) for r in told["rows"]
-    ]
-    assert float(rows[0]["q05"]) == told["rows"][0]["q05"]
-
-
-def test_the_fan_has_closes_median_and_bands_in_their_places(cpb):
-    picture = cpb("BTC", "1h", "--plot").out.partition("\nBTCUSDT 1h\n")[2].splitlines()
-    assert len(picture) == fan._HEIGHT
-    flat = next(line for line in picture if "━" in line)
-    assert flat.split()[-1] == "•" * 4 + "━" * 30  # closes and median at the same price
-    assert "░" in picture[0]
-    assert "░" in picture[-1]
-    assert [picture[0].split()[0], picture[12].split()[0]] == [
-        price(rows_at(0, 104_321.5, BTC)[name][9]) for name in ("q95", "q05")
-    ]
 
 
 def test_a_close_of_another_year_is_shown_with_its_year(cpb):
     for words in ((), ("BTC", "1h")):
         assert "2025-05-31 21:00" in cpb(*words).out
-
-
-@pytest.mark.parametrize("form", ["--json", "--csv"])
-def test_no_picture_is_promised_beside_rows_for_programs(stored, monkeypatch, capsys, form):
-    monkeypatch.setattr(sys, "argv", ["cpb", "forecast", "--plot", form])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    assert end.value.code == 2
-    assert "--plot draws below the table" in capsys.readouterr().err
 
 
 class WithoutForecasts(Steps):
@@ -155,32 +127,6 @@ def test_old_candles_are_called_stale_not_failed(stored):
     result = run_forecast(ForecastSpec(as_of="2025-06-05T20:25"), Steps(), said.append)
     assert [line.split(": ")[0] for line in said[:2]] == ["STALE BTCUSDT 1h", "STALE PEPEUSDT 1h"]
     assert (result["exit"], len(result["failed"])) == (3, 2)
-
-
-def test_a_terminal_without_these_characters_gets_ascii(monkeypatch):
-    monkeypatch.setattr(fan.sys, "stdout", SimpleNamespace(encoding="ascii"))
-    lines = fan.fan([8e-6], rows_at().to_dicts())
-    "".join(lines).encode("ascii")
-    assert any("o---" in line or "---" in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("served", "words", "view"), [(True, ("BTC", "1h"), "series/BTCUSDT/1h/spot"), (False, (), "")]
-)
-def test_open_shows_the_page_that_is_served_or_serves_it(cpb, monkeypatch, served, words, view):
-    opened, started = [], []
-    answer = {"newest_forecast": None} if served else {}
-    monkeypatch.setattr("requests.get", lambda *_a, **_o: SimpleNamespace(json=lambda: answer))
-    monkeypatch.setattr("webbrowser.open", opened.append)
-
-    def serve(_listener, _make_app, host, port, ready, **_options):
-        started.append(port)
-        ready(f"http://{host}:{port}")
-
-    monkeypatch.setattr("flows.ops.serving.serve", serve)
-    cpb(*words, "--open")
-    assert opened == [f"http://127.0.0.1:8000/#/{view}"]
-    assert started == ([] if served else [8000])
 
 
 @pytest.mark.parametrize(

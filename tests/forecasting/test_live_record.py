@@ -19,7 +19,6 @@ from tasks.forecasting.summary import (
     MAX_VERSIONS,
     SUMMARY,
     ledger_rows,
-    make_summary,
     read_summary,
 )
 
@@ -234,9 +233,6 @@ def test_the_record_stays_small_however_many_versions_there_were(tmp_path):
     shown = [one.model_version for one in read_summary(tmp_path, "spot").entries if one.kind == "version"]
 
     assert shown == [f"{PEPE.registered}/{day}" for day in range(49, 49 - MAX_VERSIONS, -1)]
-    every = make_summary(tmp_path, "spot", now, versions=None)
-    assert sum(one.kind == "version" for one in every.entries) == 30
-    assert len({row["model_version"] for row in ledger_rows(tmp_path, history=True)}) == 31
 
 
 def test_rows_can_be_asked_for_by_market_coin_and_timeframe(tmp_path):

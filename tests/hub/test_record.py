@@ -1,0 +1,351 @@
+"""The published record: checked by its own verifier without cpb, in the folder and in the Hub's one commit."""
+
+import ast
+import gzip
+import json
+import math
+import re
+import shutil
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+from hub_models import REPO
+from live_record import made_forecasts, write_walk
+from test_publish import champion
+from verifying import verify_forecasts, verify_published
+
+from schemas.errors import CpbError
+from schemas.forecasts import REFERENCE_COLUMNS
+from schemas.identity import SeriesId, tree_of
+from tasks.forecasting.chain import append, chain_lock, quarantine
+from tasks.forecasting.ledger import score_due
+from tasks.forecasting.lines import chain_path, last_line
+from tasks.forecasting.months import FORECASTS
+from tasks.forecasting.summary import ledger_rows
+from tasks.hub import record
+from tasks.hub.publish import publish
+from tasks.hub.tree import build_tree
+
+BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
+FIRST = datetime(2025, 1, 1, tzinfo=UTC)
+ROWS = "forecasts/interval=1h/symbol={}USDT/2025-0{}.jsonl.gz"
+BTC_ROWS, SCORES = ROWS.format("BTC", 1), "ledger/interval=1h/symbol=BTCUSDT/2025-01.jsonl.gz"
+DOCS = Path(__file__).parents[2] / "docs" / "publishing.md"
+
+
+def store(home, hours, *coins):
+    """Forecasts of these hours, a batch for each, the first without the reference."""
+    for hour in hours:
+        batch = {}
+        for seed, coin in enumerate(coins):
+            close = write_walk(home, coin, FIRST, 24 * 40, seed)
+            rows = made_forecasts(coin, FIRST, close, np.atleast_1d(hour), reference=1.5)
+            missing = [pl.lit(None, pl.Float64).alias(name) for name in REFERENCE_COLUMNS]
+            batch[coin] = rows.with_columns(missing) if np.ndim(hour) == 0 and hour == 30 else rows
+        done = append(home, coins[0].market, "forecasts", batch)
+        assert all(isinstance(one, int) and one for one in done.values()), done
+
+
+def build(home, market="spot"):
+    """Write the folder to publish; returns it and what was reported."""
+    reported = []
+    model = champion(home.with_name("model"), market=market)
+    tree = build_tree([model], tree_of(home, "hub", market), REPO, home, reported.append)
+    return tree, [failure.reason for failure in reported]
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A published home: 35 days of live forecasts of two coins in four batches, and their scores; not to be changed."""
+    home = tmp_path_factory.mktemp("recorded") / "data"
+    store(home, [30, 31, np.arange(36, 24 * 20, 6), np.arange(24 * 20, 24 * 36, 6)], BTC, ETH)
+    assert score_due(home, [BTC, ETH], FIRST + timedelta(days=39)).rows
+    assert build(home) == (home / "hub", [])
+    return home
+
+
+@pytest.fixture
+def home(recorded, tmp_path):
+    return shutil.copytree(recorded, tmp_path / "data")
+
+
+@pytest.fixture
+def tree(home):
+    return home / "hub"
+
+
+def verify(folder, *options):
+    """Run the verifier with Python alone, elsewhere; returns its exit code, what it printed and its error."""
+    command = [sys.executable, "-I", "-S", str(folder / "verify.py"), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/", timeout=60)
+    return done.returncode, done.stdout, done.stderr
+
+
+def head_of(home):
+    return json.loads(last_line(chain_path(home, "spot")))["hash"]
+
+
+def rewrite(path, change):
+    """Change the lines of a row file."""
+    lines = change(gzip.decompress(path.read_bytes()).decode().splitlines(keepends=True))
+    path.write_bytes(gzip.compress("".join(lines).encode()))
+
+
+def damage(home, file):
+    path = home / file.replace(".jsonl.gz", ".parquet")
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+def test_a_stranger_checks_the_record_without_cpb(tree, home):
+    bare = [sys.executable, "-I", "-S", "-c", "import tasks"]
+    assert b"ModuleNotFoundError" in subprocess.run(bare, capture_output=True, check=False, cwd="/").stderr
+    rows = 2 * 2 * 10 * (2 + 74 + 64)
+    assert verify(tree) == (
+        0,
+        f"5 lines and {rows} rows fit, 0 files lost; the chain ends with {head_of(home)}\n",
+        "",
+    )
+    assert (tree / "chain.jsonl").read_bytes() == chain_path(home, "spot").read_bytes()
+    listed = subprocess.run(["sha256sum", "-c", "SHA256SUMS"], cwd=tree, capture_output=True, check=False)
+    assert listed.returncode == 0
+    assert "python verify.py --head HASH" in (tree / "README.md").read_text()
+
+
+def test_the_verifier_is_forty_lines_of_the_standard_library_for_python_3_8(tree):
+    text = (tree / "verify.py").read_text()
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 120
+    found = list(ast.walk(ast.parse(text, feature_version=(3, 8))))
+    names = {alias.name for node in found if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in found if isinstance(node, ast.ImportFrom)}
+    assert names <= sys.stdlib_module_names
+
+
+def test_rows_are_json_lines_of_the_stored_values(tree, home):
+    lines = gzip.decompress((tree / BTC_ROWS).read_bytes()).splitlines()
+    stored = pl.read_parquet(home / BTC_ROWS.replace(".jsonl.gz", ".parquet"), hive_partitioning=False)
+    assert len(lines) == len(stored)
+    for line, row in zip(lines, stored.rows(named=True), strict=True):
+        found = json.loads(line)
+        assert list(found) == stored.columns
+        for name, value in row.items():
+            micros = isinstance(value, datetime) and round(value.timestamp() * 1e6)
+            assert found[name] == (micros or value)
+    assert json.loads(lines[0])["ref_q05"] is None
+
+
+def swap_names(lines):
+    return [lines[0].replace('"q05"', '"x"').replace('"q95"', '"q05"').replace('"x"', '"q95"'), *lines[1:]]
+
+
+def move_text(lines):
+    """The role in the place of q05, and every figure one column later: the same texts and figures in order."""
+    row = json.loads(lines[0])
+    names, values = list(row), list(row.values())
+    first, role = names.index("q05"), names.index("role")
+    values.insert(first, values.pop(role))
+    return [json.dumps(dict(zip(names, values, strict=True))) + "\n", *lines[1:]]
+
+
+def change_last_digit(lines):
+    number = re.search(r'"q50":(\d+\.\d+)', lines[25])[1]
+    other = repr(math.nextafter(float(number), math.inf))
+    return [*lines[:25], lines[25].replace(f'"q50":{number}', f'"q50":{other}'), *lines[26:]]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "rows", "line"),
+    [
+        (BTC_ROWS, change_last_digit, "21 to 760", 3),
+        (BTC_ROWS, lambda lines: [*lines[:3], *lines[4:]], "1 to 10", 1),
+        (BTC_ROWS, lambda lines: [*lines[:12], lines[11], *lines[12:]], "11 to 20", 2),
+        (BTC_ROWS, lambda lines: [lines[1], lines[0], *lines[2:]], "1 to 10", 1),
+        (BTC_ROWS, swap_names, "1 to 10", 1),
+        (BTC_ROWS, move_text, "1 to 10", 1),
+        (BTC_ROWS, lambda lines: [lines[0].replace('"step":1,', '"step":true,'), *lines[1:]], "1 to 10", 1),
+        (BTC_ROWS, lambda lines: [lines[0].replace('"step":1,', '"step":1,"step":1,'), *lines[1:]], "1 to 10", 1),
+        (SCORES, lambda lines: [lines[0].replace('_close":', '_close":1'), *lines[1:]], "1 to 1200", 5),
+        (BTC_ROWS, lambda lines: lines[:-1], "761 to 1200", 4),
+    ],
+)  # fmt: skip
+def test_a_changed_row_is_named(tree, file, change, rows, line):
+    rewrite(tree / file, change)
+    assert verify(tree) == (1, "", f"{file}, rows {rows}: not those of line {line}\n")
+
+
+def swap(folder):
+    one, other = (folder / ROWS.format(coin, 1) for coin in ("BTC", "ETH"))
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+def change_chain(change):
+    def changed(folder):
+        path = folder / "chain.jsonl"
+        path.write_bytes(b"".join(change(path.read_bytes().splitlines(keepends=True))))
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (swap, f"{BTC_ROWS}, rows 1 to 10: not those of line 1"),
+        (lambda folder: (folder / SCORES).unlink(), f"{SCORES}, row 1: "),
+        (lambda folder: (folder / SCORES).write_bytes(b"x"), f"{SCORES}, row 1: Not a gzipped file"),
+        (lambda folder: rewrite(folder / SCORES, lambda lines: ["{\n"]), f"{SCORES}, row 1: Expecting property"),
+        (lambda folder: rewrite(folder / SCORES, lambda lines: [*lines, lines[0]]), "no line of the chain describes"),
+        (lambda folder: shutil.copy(folder / SCORES, folder / "x.jsonl.gz"), "x.jsonl.gz, row 1: no line of the chain"),
+        (lambda folder: (folder / "chain.jsonl").unlink(), "this folder: [Errno 2] No such file"),
+        (change_chain(lambda lines: [lines[0], *lines[2:]]), "line 2 of chain.jsonl does not fit"),
+        (change_chain(lambda lines: [lines[1], lines[0], *lines[2:]]), "line 1 of chain.jsonl does not fit"),
+        (change_chain(lambda lines: [lines[0], lines[1].replace(b'"rows":10', b'"rows":20'), *lines[2:]]), "line 2 of"),
+        (change_chain(lambda lines: lines[:-1]), "no line of the chain describes"),
+        (change_chain(lambda lines: [*lines[:-1], lines[-1][:-1]]), "line 5 of chain.jsonl does not fit"),
+    ],
+)  # fmt: skip
+def test_whatever_else_does_not_fit_is_named(tree, change, said):
+    change(tree)
+    code, told, error = verify(tree)
+    assert (code, told, error.count("\n")) == (1, "", 1)
+    assert said in error
+
+
+def test_a_head_that_was_noted_is_in_the_chain_unless_the_record_was_made_anew(tree, home):
+    noted = head_of(home)
+    store(home, [24 * 37], BTC)
+    build(home)
+    assert "; line 5 is the head that you noted; the chain ends with " in verify(tree, "--head", noted)[1]
+
+    forged = home.with_name("forged")
+    store(forged, [30, 31], BTC)
+    other, _ = build(forged)
+    assert verify(other)[0] == 0
+    for head in (noted, "0" * 64):
+        code, told, error = verify(other, "--head", head)
+        assert (code, told, error.startswith(f"{head} is not in the chain, which ends with ")) == (
+            1,
+            "",
+            True,
+        )
+    assert verify(tree, noted)[0] == 2
+
+
+def test_only_months_that_grew_are_written_anew(tree, home, monkeypatch):
+    written, whole = [], record._json_lines
+    monkeypatch.setattr(record, "_json_lines", lambda *a: written.append(a[2]) or whole(*a))
+    sums = (tree / "SHA256SUMS").read_bytes()
+    build(home)
+    assert (written, (tree / "SHA256SUMS").read_bytes()) == ([], sums)
+
+    store(home, [24 * 37], BTC)
+    rewrite(tree / SCORES, lambda lines: lines[:5])  # and one that was damaged in the folder
+    assert build(home)[1] == []
+    assert {name.replace(".parquet", ".jsonl.gz") for name in written} == {ROWS.format("BTC", 2), SCORES}
+    assert verify(tree)[0] == 0
+
+
+def test_what_is_damaged_in_the_store_is_said_and_its_published_copy_stays(tree, home):
+    damage(home, ROWS.format("ETH", 1))  # has not grown since: its published copy is whole
+    damage(home, ROWS.format("BTC", 2))
+    before = (tree / ROWS.format("BTC", 2)).read_bytes()
+    store(home, [24 * 37], BTC)  # sets the damaged month aside
+    (tree / SCORES).unlink()
+    damage(home, SCORES)
+    _, (said,) = build(home)
+    assert "ledger/interval=1h/symbol=BTCUSDT/2025-01.parquet is damaged" in said
+    assert verify(tree)[2].startswith(f"{SCORES}, row 1: ")
+    assert (tree / ROWS.format("BTC", 2)).read_bytes() != before
+
+    chain_path(home, "spot").write_bytes(b"x" + chain_path(home, "spot").read_bytes())
+    published = (tree / "chain.jsonl").read_bytes()
+    _, (said,) = build(home)
+    assert "line 1 does not fit" in said
+    assert (tree / "chain.jsonl").read_bytes() == published
+    assert (tree / ROWS.format("ETH", 1)).is_file()
+
+
+def test_rows_that_are_lost_leave_the_folder(tree, home):
+    with chain_lock(home, "spot"):
+        quarantine(home, "spot", [(ETH, FORECASTS, "2025-02")], "test")
+    assert build(home)[1] == []
+    assert not (tree / ROWS.format("ETH", 2)).exists()
+    assert "fit, 2 files lost" in verify(tree)[1]  # its scores too
+
+
+def test_a_damaged_record_is_found_and_made_again_like_the_models(tree, home):
+    rewrite(tree / BTC_ROWS, change_last_digit)
+    (found,) = verify_published(home)
+    assert (found.path, found.command) == (f"hub/{BTC_ROWS}", "cpb publish --dry-run")
+    build(home)
+    assert list(verify_published(home)) == []
+
+
+def test_simulated_forecasts_have_a_record_of_their_own(tmp_path):
+    store(tmp_path / "data", [30], SeriesId("sim", "BTCUSDT", "1h"))
+    assert not (build(tmp_path / "data")[0] / "verify.py").exists()
+    assert verify(build(tmp_path / "data", "sim")[0])[0] == 0
+
+
+def test_the_hub_has_the_record_in_the_one_commit_and_no_other_chain_replaces_it(hub, home):
+    tree, _ = build(home)
+    publish(tree, REPO)
+    assert hub.count("POST", "/commit/main") == 1
+    for name in ("chain.jsonl", "verify.py", BTC_ROWS, SCORES):
+        assert hub.content(REPO, name) == (tree / name).read_bytes()
+    assert not publish(tree, REPO).sent
+
+    store(home, [24 * 37], BTC)
+    build(home)
+    assert publish(tree, REPO).sent
+
+    forged = home.with_name("forged")
+    store(forged, [30, 31], BTC)
+    with pytest.raises(CpbError) as caught:
+        publish(build(forged)[0], REPO)
+    assert (caught.value.code, caught.value.field) == ("other-record", "repo")
+    assert hub.content(REPO, "chain.jsonl") == chain_path(home, "spot").read_bytes()
+
+
+def docs_code(start):
+    (code,) = re.findall(rf"```python\n({start}.+?)```", DOCS.read_text(), flags=re.S)
+    return code
+
+
+def run(code, folder):
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_ratio_of_the_published_rows_is_that_of_the_ledger(home):
+    (row,) = (r for r in ledger_rows(home, "spot", ["BTCUSDT"]) if r["kind"] == "series")
+    assert run(
+        docs_code("import gzip\nfrom pathlib import Path\n\nimport polars as pl\n\ndef"), home.parent
+    ) == (f"{row['crps_ratio']:.4f}")
+
+
+def test_a_lost_month_comes_back_from_the_published_rows(home):
+    month = home / "forecasts/interval=1h/symbol=BTCUSDT/2025-01.parquet"
+    intact = pl.read_parquet(month, hive_partitioning=False)
+    month.unlink()
+    run(
+        docs_code("import gzip\nfrom pathlib import Path\n\nimport polars as pl\n\nfrom schemas"), home.parent
+    )
+    assert pl.read_parquet(month, hive_partitioning=False).equals(intact)
+    assert list(verify_forecasts(home)) == []
+
+
+def test_the_stored_rows_are_read_as_the_page_of_docs_reads_them(home):
+    """`daily.parquet` beside the scores' months has other columns, so a glob over all files fails."""
+    *lines, last = docs_code("import polars as pl\nrows = ").strip().splitlines()
+    assert list(home.rglob("daily.parquet"))
+    assert run("\n".join([*lines, f"print('realised_close' in {last}.columns)"]), home.parent) == "True"
