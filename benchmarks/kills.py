@@ -37,7 +37,7 @@ runner.TRAINER = "slow_trainer"
 runner.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 3600)
 """
 CPB = ("flows.cli", "train", "BTCUSDT", "1h", "--arch", "lstm", "--preset", "smoke", "--max-epochs", "100000",
-       "--patience", "100000", "--source", "sim", "--since", "2025-01", "--as-of", "2025-06-06")  # fmt: skip
+       "--set", "patience=100000", "--source", "sim", "--since", "2025-01", "--as-of", "2025-06-06")  # fmt: skip
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,6 +18,7 @@ class DamagedModelError(ModelError):
     """A model folder whose files are not those that were saved."""
 
 
+MAX_LISTED = 16  # names of a choice that are all listed in a message
 MAX_SHOWN = 60  # characters of a value in a message
 
 
@@ -28,8 +30,10 @@ def shown(value: object) -> str:
 
 
 def unknown_choice(kind: str, value: object, allowed: Iterable[str]) -> str:
-    """The sentence for a name that is not among the allowed names."""
-    return f"{kind} {shown(value)} is unknown: choose one of {', '.join(allowed)}."
+    """The sentence for a name that is not among the allowed names; with the most similar of them, if there are any."""
+    names = list(allowed)
+    similar = get_close_matches(str(value), names) if len(names) > MAX_LISTED else []
+    return f"{kind} {shown(value)} is unknown: choose one of {', '.join(similar or names)}."
 
 
 def pip_install(*packages: str) -> str:

@@ -28,7 +28,7 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
         UsageError: the path holds no checkpoint.
         CpbError: the member failed.
     """
-    earlier: Earlier = "expect" if resume == LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
+    earlier: Earlier = "expect" if resume in LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
     training = run_training(spec, Runner(), say, earlier=earlier, name="train")
     if training.summary.failures:
         failure = training.summary.failures[0]

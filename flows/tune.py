@@ -131,7 +131,7 @@ def _why_not(spec: TuneSpec, one: FoldSeries) -> str:
 
 
 def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:
-    """Return a digest of the inputs of a trial; more trials, a different budget or batch continue the same study."""
+    """Return a digest of the inputs of a trial; more trials or a different budget continue the same study."""
     decisive = (
         "architectures",
         "preset",
@@ -139,8 +139,6 @@ def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:
         "seed",
         "overrides",
         "search",
-        "sampler",
-        "pruner",
         "folds",
     )
     data = [(one.id.label, one.fold, one.record.digest) for one in folds]

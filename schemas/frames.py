@@ -149,7 +149,7 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
         if empty:
             raise MemberError(
                 f"feature column {empty[0]} has no value in any of {len(frame)} candles, so nothing can be learnt "
-                "from it: check the candles it is computed from, with `cpb ingest --report`",
+                "from it: check the candles it is computed from, with `cpb ingest`",
                 code="empty-column",
                 field=empty[0],
             )

@@ -162,14 +162,11 @@ class BacktestSpec(RunSpec):
 
     timeframes: str = Field("1h", description="Binance intervals, as in 15m,1h")
     folds: int = Field(4, ge=1, le=24, description="test periods, the newest last")
-    refit: bool = Field(True, description="train again for every fold")
-    expanding: bool = Field(True, description="train on all the past, or on a span of fixed length")
     baselines: str = Field("random-walk,robust-har", description=f"any of {', '.join(BASELINES)}")
     check_lookahead: bool = Field(False, description="recompute everything without the future")
     out: str | None = Field(
         None, description="folder for tables, verdicts, forecast rows and the report; default: none"
     )
-    report: str | None = Field(None, description="folder for report.html; default: none")
     gate: bool = Field(
         False,
         description="submit the recipes to the gate: the best that passes replaces the champions' at the next training",
@@ -206,10 +203,6 @@ class BacktestSpec(RunSpec):
 
     @model_validator(mode="after")
     def _only_what_the_gate_can_judge(self) -> Self:
-        if self.gate and not self.refit:
-            raise UsageError(
-                "gate: recipes are judged with refits; leave --no-refit out", code="gate", field="refit"
-            )
         if self.gate and len(self.intervals) != 1:
             raise UsageError("gate: it decides on one timeframe; name one", code="gate", field="timeframes")
         if self.trials > 1 and not self.gate:

@@ -3,14 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import Field, model_validator
 
 from schemas.errors import UsageError
 from schemas.run import RunSpec, is_universal
 
-MAX_BATCH = 4096
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
 
@@ -67,14 +66,7 @@ class TuneSpec(RunSpec):
         description="time for the trials, as in 90s, 10m or 2h, after candles are read and the device is free; the "
         "winner is trained after it; default: none",
     )
-    batch: int = Field(64, ge=1, le=MAX_BATCH, description="trials that are proposed and trained together")
     folds: int = Field(2, ge=1, le=12, description="rolling validation folds, all before the test span")
-    sampler: Literal["tpe", "random", "qmc"] = Field(
-        "tpe", description="Optuna's sampler: tpe, random or qmc"
-    )
-    pruner: Literal["halving", "median", "none"] = Field(
-        "halving", description="Optuna's pruner: halving, median or none"
-    )
     search: str | None = Field(
         None, description="in place of the default space, as in lr=1e-4..1e-2:log,hidden_dim=16|32"
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
 from typing import Any
@@ -106,11 +107,18 @@ RANGES: dict[str, tuple[float, float]] = {
     "fleet_size": (1, 10_000),
     "workers": (0, 256),
 }
-CHOICES: dict[str, tuple[str, ...]] = {
+SCHEDULES: dict[str, Callable[[Preset, int], float]] = {
+    "cosine": lambda options, epoch: 0.5 * (1 + math.cos(math.pi * epoch / options.epochs)),
+    "step": lambda options, epoch: float(options.step_gamma ** (epoch // options.step_size)),
+    "constant": lambda _options, _epoch: 1.0,
+}
+"""Schedule -> factor of the learning rate `lr` in an epoch (from 0)."""
+
+CHOICES: dict[str, Collection[str]] = {
     "head": ("student-t", "point", "quantile", "classes", "scaled", "bent"),
     "loss": ("nll", "crps"),
     "optimizer": ("adamw", "adam"),
-    "schedule": ("cosine", "step", "constant"),
+    "schedule": SCHEDULES,
     "mixed_precision": ("auto", "off", "bf16", "fp16"),
 }
 
@@ -174,7 +182,7 @@ def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
     for given, value in overrides.items():
         name = ALIASES.get(given, given)
         if name not in known:
-            raise ModelError(unknown_choice("option", given, sorted(known)))
+            raise ModelError(unknown_choice("option", given, sorted({*known, *ALIASES})))
         if name == "mixed_precision" and isinstance(value, bool):
             value = "auto" if value else "off"
         if name == "members" and isinstance(value, str):

@@ -218,7 +218,7 @@ class Monitor:
             return ""
         return (
             f"the GPU was busy only {mean:.0f} % of the time: each step is too small to fill it, so the "
-            "host's launches are the limit; train more members in one fleet, raise --batch-size, "
+            "host's launches are the limit; train more members in one fleet, raise batch_size, "
             "or use --device cpu"
         )
 

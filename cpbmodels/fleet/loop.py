@@ -14,7 +14,6 @@ or its neighbours have, so a member's rate is the same in any fleet.
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +27,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch import find
-from cpbmodels.arch.options import Preset
+from cpbmodels.arch.options import SCHEDULES, Preset
 from cpbmodels.arch.per_member import IN_RATE
 from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor, check_placement
@@ -427,7 +426,7 @@ class Loop:
 
 def learning_rate(options: Preset, epoch: int, step: int = 10**9) -> float:
     """The rate of a step (counted within its epoch, from 0) of an epoch (from 0)."""
-    rate = options.lr * _factor(options, epoch)
+    rate = options.lr * SCHEDULES[options.schedule](options, epoch)
     if epoch == 0 and options.warmup_steps:
         rate *= min(1.0, (step + 1) / options.warmup_steps)
     return rate
@@ -441,11 +440,3 @@ def step_rates(options: Preset, epoch: int, steps: int) -> np.ndarray:
     """
     rates = [learning_rate(options, epoch, step) for step in range(steps)]
     return np.array(rates, dtype=np.float32).astype(np.float64)
-
-
-def _factor(options: Preset, epoch: int) -> float:
-    if options.schedule == "cosine":
-        return 0.5 * (1 + math.cos(math.pi * epoch / options.epochs))
-    if options.schedule == "step":
-        return float(options.step_gamma ** (epoch // options.step_size))
-    return 1.0

@@ -44,7 +44,7 @@ def off_reason(
     """Why a fleet with these options on this device, products in `compute`, keeps torch's path; "" if it does not."""
     windows = options.batch_size // options.accumulate
     if not wanted:
-        return "--no-kernels"
+        return "kernels=false"
     if device.type != "cuda":
         return f"they need an NVIDIA GPU, not {device.type}"
     if find_spec("triton") is None:

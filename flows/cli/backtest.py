@@ -23,12 +23,11 @@ _COLUMNS = (
 @cli_options(
     BacktestSpec,
     without=("repo", "tail", "warm_start", "force", "prune", "wandb", "weekly_challengers"),
-    shown={"expanding": Shown(names=("--expanding/--sliding",))},
 )
 def backtest(spec: BacktestSpec, json: Json = False) -> None:
     """Judge architectures over rolling-origin folds against the random walk; the models are not kept.
 
-    Example: cpb backtest --source sim --coins BTC,ETH --preset smoke --folds 2 --report report
+    Example: cpb backtest --source sim --coins BTC,ETH --preset smoke --folds 2 --out report
     """
     quiet_libraries()
     with shown_progress("backtest"):
@@ -40,8 +39,8 @@ def backtest(spec: BacktestSpec, json: Json = False) -> None:
         emit(result)
     else:
         _print_board(result["pooled"])
-    for folder in dict.fromkeys(filter(None, (spec.out, spec.report))):
-        say(f"written to {folder}")
+    if spec.out:
+        say(f"written to {spec.out}")
     raise typer.Exit(result["exit"])
 
 

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from tasks.market.report import IngestReport
 
 
+_SHOWN = 20
+"""Maximum number of lines of each kind on the terminal; `--json` has all."""
+
+
 @cli_options(IngestSpec, without=("offline",), shown={"coins": Shown(names=("--coins", "--symbols"))})
 def ingest(
     spec: IngestSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be fetched")] = False,
-    report: Annotated[bool, typer.Option("--report", help="print every hole and save the report")] = False,
-    connections: Annotated[int, typer.Option(min=1, max=64, help="downloads at the same time")] = 32,
     json: Json = False,
 ) -> None:
     """Fetch, verify and store klines; a second run fetches only what is new.
@@ -35,16 +37,13 @@ def ingest(
     """
     with shown_progress("ingest"):
         from tasks.market.ingest import ingest as bring_up_to_date
-        from tasks.market.report import save
 
         scope = _with_listed_pairs(spec) if spec.looks_up_symbols else spec.scope
-        found = bring_up_to_date(scope, tail=spec.tail, plan=plan, connections=connections)
-    if report and not plan:
-        save(found, scope.root)
+        found = bring_up_to_date(scope, tail=spec.tail, plan=plan)
     if json:
         emit(found.to_dict())
     else:
-        show(_for_people(found, plan, report))
+        show(_for_people(found, plan))
     raise typer.Exit(0 if plan else found.exit)
 
 
@@ -60,14 +59,18 @@ def _with_listed_pairs(spec: IngestSpec) -> "Scope":
     return found.scope
 
 
-def _for_people(report: "IngestReport", plan: bool, full: bool) -> str:
+def _for_people(report: "IngestReport", plan: bool) -> str:
     from tasks.market.report import details, table
 
     if plan:
         return "\n".join(report.notes)
-    parts = [table(report), *report.notes, *([details(report)] if full else [])]
+    lines = details(report)
+    if len(lines) > _SHOWN:
+        lines[_SHOWN:] = [f"… and {len(lines) - _SHOWN} more; --json shows all"]
     requests = count(report.requests, "request")
-    return "\n".join([*parts, f"{requests} to {report.source} in {report.seconds:.1f} s"])
+    return "\n".join(
+        [table(report), *report.notes, *lines, f"{requests} to {report.source} in {report.seconds:.1f} s"]
+    )
 
 
 _ALL = "all"
@@ -129,10 +132,6 @@ def verify(
             "rows_before_chain": result.rows_before, "exit": code,
         })  # fmt: skip
     raise typer.Exit(code)
-
-
-_SHOWN = 20
-"""Maximum number of lines of each kind on the terminal; `--json` has all."""
 
 
 def prune(

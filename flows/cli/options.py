@@ -27,17 +27,20 @@ Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, a
 S = TypeVar("S", bound=Spec)
 
 OVERRIDES = "overrides"
-"""The field for options of the model preset: `--set NAME=VALUE`, or separate options (`ModelOption`)."""
+"""The field for options of the model preset: `--set NAME=VALUE`, or separate options (`ModelOptions`)."""
+
+BY_SET = ("seed", "dtype", "kernels", "train_timeout_s")
+"""Fields of a specification that `--set` sets too, instead of an option each."""
 
 _PANELS = {
     "Which data": ("coins", "timeframes", "market", "source", "since", "as_of", "tail", "offline", "min_days_listed",
                    "min_quote_volume", "number_assets"),
-    "Which models": ("architectures", "preset", "seed", "seeds", "warm_start", "weekly_challengers", "overrides",
+    "Which models": ("architectures", "preset", "seeds", "warm_start", "weekly_challengers", "overrides",
                      "baselines"),
-    "Periods": ("folds", "refit", "expanding", "check_lookahead"),
-    "Search": ("trials", "budget", "batch", "sampler", "pruner", "search"),
-    "How it trains": ("device", "profile", "dtype", "kernels", "engine", "train_timeout_s"),
-    "What becomes of it": ("repo", "force", "prune", "wandb", "gate", "out", "report", "fallback"),
+    "Periods": ("folds", "check_lookahead"),
+    "Search": ("trials", "budget", "search"),
+    "How it trains": ("device", "profile", "engine"),
+    "What becomes of it": ("repo", "force", "prune", "wandb", "gate", "out", "fallback"),
 }  # fmt: skip
 """Panel of the help -> the specification fields in it; all other options are in the panel `Options`."""
 
@@ -62,29 +65,8 @@ class Shown:
     default: Any = _DECLARED
 
 
-@dataclass(frozen=True)
-class ModelOption:
-    """A separate option for a field of the model preset (`cpbmodels.Preset`).
-
-    names: its aliases. The aliases, and the `--no-…` of a switch, are hidden options that the help text mentions:
-    listed beside the option's own name they would leave too little space in 80 columns.
-    """
-
-    field: str
-    help: str
-    metavar: str = "<int>"
-    switch: bool = False
-    names: tuple[str, ...] = ()
-
-    def others(self, name: str) -> tuple[str, ...]:
-        """Return the other names of `--NAME`: for a switch the option that turns it off."""
-        return (f"--no-{_dashed(name)}",) if self.switch else self.names
-
-    def about(self, name: str) -> str:
-        """Return the text of the help."""
-        others = ", ".join(self.others(name))
-        return f"{self.help} ({'or' if self.switch else 'also'} {others})" if others else self.help
-
+ModelOptions = Mapping[str, tuple[str, str]]
+"""Parameter -> the field of the model preset that it sets, and its help; `no_…` is a switch that sets it to False."""
 
 _POSITIONAL = {
     "coin": ("coins", "BTC or BTCUSDT, the same as --coins"),
@@ -99,7 +81,7 @@ def cli_options(
     only: Collection[str] = (),
     without: Collection[str] = (),
     shown: Mapping[str, Shown] | None = None,
-    model_options: Mapping[str, ModelOption] | None = None,
+    model_options: ModelOptions | None = None,
     build: Callable[[dict[str, Any]], S] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a Typer command the fields of `spec` as options and call it with the built spec as first argument.
@@ -114,14 +96,17 @@ def cli_options(
         model_options: fields of the model preset with a separate option in addition to `--set`, by parameter name.
         build: creates the spec from the given values; default: the class itself.
     """
-    fields = {n: f for n, f in spec.model_fields.items() if n not in without and (not only or n in only)}
+    fields = {
+        n: f for n, f in spec.model_fields.items() if n not in (*BY_SET, *without) and (not only or n in only)
+    }
+    by_set = [n for n in BY_SET if n in spec.model_fields and n not in without]
     numbers = [n for n, f in fields.items() if _kind(f.annotation) in _METAVARS]
     others = shown or {}
     parameters = [_parameter(n, f, others.get(n, Shown())) for n, f in fields.items() if n != OVERRIDES]
     arguments = {name: field for name, (field, _) in _POSITIONAL.items() if field in fields}
     parameters = [*map(_argument, arguments), *parameters]
     if OVERRIDES in fields:
-        parameters += _model_parameters(model_options)
+        parameters += _model_parameters(by_set, model_options)
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         _, *given_here = inspect.signature(command).parameters.values()
@@ -145,6 +130,8 @@ def cli_options(
             values |= {n: parse_value(values[n]) for n in numbers if isinstance(values[n], str)}
             if OVERRIDES in fields:
                 values[OVERRIDES] = _overrides(values, model_options)
+                for name in values[OVERRIDES].keys() & {*by_set}:
+                    values[name] = values[OVERRIDES].pop(name)
             # Importing the architectures takes a second.
             with shown_progress(_dashed(command.__name__), "reading the options"):
                 made = build(values) if build else spec(**values)
@@ -165,21 +152,19 @@ def parse_value(text: str) -> Any:
         return text
 
 
-def _overrides(values: dict[str, Any], options: Mapping[str, ModelOption] | None) -> dict[str, Any]:
+def _overrides(values: dict[str, Any], options: ModelOptions | None) -> dict[str, Any]:
     """Remove the model options from `values` and return them by the names of the preset's fields."""
-    found = _settings(values.pop(OVERRIDES) or ())
-    for name, option in (options or {}).items():
-        given = [values.pop(keyword) for keyword in (name, *map(_keyword_of, option.others(name)))]
-        if option.switch and given[1]:
-            given[1] = False
-        for value in (keyword for keyword in given if keyword is not None):
-            if option.field in found:
-                raise UsageError(
-                    f"overrides: {option.field} is given twice, by its own options or by --set; leave one out",
-                    code="overrides", field=OVERRIDES,
-                )  # fmt: skip
-            found[option.field] = parse_value(value) if isinstance(value, str) else value
-    return found
+    overrides = _settings(values.pop(OVERRIDES) or ())
+    for name, (field, _) in (options or {}).items():
+        if not (value := values.pop(name)):
+            continue
+        if field in overrides:
+            raise UsageError(
+                f"overrides: {field} is given twice, by its own option and by --set; leave one out",
+                code="overrides", field=OVERRIDES,
+            )  # fmt: skip
+        overrides[field] = False if value is True else parse_value(value)
+    return overrides
 
 
 def _settings(given: Sequence[str]) -> dict[str, Any]:
@@ -245,28 +230,24 @@ def _completion(choices: Sequence[str]) -> Callable[[str], list[str]] | None:
     return complete
 
 
-def _model_parameters(options: Mapping[str, ModelOption] | None) -> list[inspect.Parameter]:
-    about = "a field of the model preset, as in epochs=5; may be repeated"
+def _model_parameters(by_set: Sequence[str], options: ModelOptions | None) -> list[inspect.Parameter]:
+    about = f"a field of the model preset, as in epochs=5, or {', '.join(by_set)}; may be repeated"
     setting = typer.Option("--set", metavar="NAME=VALUE", help=about, rich_help_panel=_PANEL_OF[OVERRIDES])
-    found = [_keyword(OVERRIDES, Annotated[list[str] | None, setting], None)]
-    for name, option in (options or {}).items():
-        kind: Any = bool if option.switch else str
-        metavar = None if option.switch else option.metavar
-        first = f"--{_dashed(name)}"
-        shown = typer.Option(first, help=option.about(name), metavar=metavar, rich_help_panel=MODEL_PANEL)
-        found.append(_keyword(name, Annotated[kind | None, shown], None))
-        for other in option.others(name):
-            hidden = typer.Option(other, help=f"see {first}", hidden=True)
-            found.append(_keyword(_keyword_of(other), Annotated[kind | None, hidden], None))
-    return found
+    parameters = [_keyword(OVERRIDES, Annotated[list[str] | None, setting], None)]
+    for name, (_, text) in (options or {}).items():
+        kind: Any = bool if name.startswith("no_") else str
+        option = typer.Option(
+            f"--{_dashed(name)}",
+            help=text,
+            metavar=None if kind is bool else "<int>",
+            rich_help_panel=MODEL_PANEL,
+        )
+        parameters.append(_keyword(name, Annotated[kind | None, option], None))
+    return parameters
 
 
 def _dashed(name: str) -> str:
     return name.replace("_", "-")
-
-
-def _keyword_of(option: str) -> str:
-    return option.removeprefix("--").replace("-", "_")
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:

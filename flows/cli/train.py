@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.models import print_board
-from flows.cli.options import Json, ModelOption, Shown, cli_options
+from flows.cli.options import Json, Shown, cli_options
 from flows.console import emit, quiet_libraries, say, show, shown_progress
 from flows.prefect_server import server_in_use
 from schemas.errors import EXIT_COMPLETE, UsageError, count
@@ -18,39 +18,17 @@ from schemas.run import RunSpec, base_of
 from schemas.scope import FILTERS, ScopeSpec
 from tasks.storage.urls import public_url
 
-FLEET_OPTIONS = {
-    "batch_size": ModelOption("batch_size", "windows per step", names=("--batch",)),
-    "accumulate": ModelOption(
-        "accumulate",
-        "parts in which a batch is computed: the same result, less memory",
-        names=("--accumulation-steps",),
-    ),
-    "hidden_dim": ModelOption("hidden_dim", "width of the hidden layers", names=("--d-model",)),
-    "n_layers": ModelOption("n_layers", "number of layers", names=("--num-layers",)),
-    "max_epochs": ModelOption("epochs", "most epochs", names=("--epochs",)),
-    "learning_rate": ModelOption("lr", "learning rate", "<float>", names=("--lr",)),
-    "schedule": ModelOption("schedule", "of the learning rate: cosine, step or constant", "<str>"),
-    "checkpoint_gradients": ModelOption(
-        "checkpoint_gradients",
-        "recompute activations in the backward pass: less memory, more time",
-        switch=True,
-    ),
-    "mixed_precision": ModelOption("mixed_precision", "train in bf16 or fp16 if the device can", switch=True),
-}
-"""Parameter of `cpb train-all` -> field of the model preset that it overrides, in all models that read it."""
-
 MODEL_OPTIONS = {
-    **FLEET_OPTIONS,
-    "n_heads": ModelOption("n_heads", "number of attention heads of transformer, lstm and lstm-manual"),
-    "patience": ModelOption("patience", "epochs without a better validation loss before it stops"),
-    "context": ModelOption(
-        "context", "candles that the model reads; har, robust-har, line and walk read only the last candle"
+    "batch_size": ("batch_size", "windows per step"),
+    "hidden_dim": ("hidden_dim", "width of the hidden layers"),
+    "n_layers": ("n_layers", "number of layers"),
+    "max_epochs": ("epochs", "most epochs"),
+    "no_mixed_precision": (
+        "mixed_precision",
+        "train in float32 even if the device can train in bf16 or fp16",
     ),
-    "horizon": ModelOption("horizon", "candles that it forecasts"),
-    "dropout": ModelOption("dropout", "share of units that are dropped in training", "<float>"),
-    "head": ModelOption("head", "student-t, quantile or point", "<str>"),
 }
-"""The same for `cpb train`, which trains one architecture: an option that it does not read is refused."""
+"""Options of `cpb train` named in the original notes (docs/seeds.md): parameter -> field of the model preset, help."""
 
 
 def demo(json: Json = False) -> None:
@@ -69,7 +47,7 @@ def demo(json: Json = False) -> None:
     raise typer.Exit(result["exit"])
 
 
-@cli_options(RunSpec, model_options=FLEET_OPTIONS)
+@cli_options(RunSpec)
 def train_all(
     spec: RunSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be trained, and why")] = False,
@@ -125,6 +103,7 @@ def _default_preset(architecture: str) -> str:
             help="transformer, gru, lstm, linear, har, …; default: the preset file's, else har",
         ),
         "preset": Shown(help="default: the architecture's own", default=None),
+        "wandb": Shown(names=("--wandb", "--use-wandb")),
     },
     model_options=MODEL_OPTIONS,
     build=_one_model,
@@ -136,7 +115,8 @@ def train(
         typer.Option(
             "--resume",
             metavar="latest|PATH",
-            help="latest: continue from the same command's last checkpoint; PATH: from a checkpoint or fleet's folder",
+            help="latest (or models/checkpoint-latest.pt): from the same command's last checkpoint; PATH: from a "
+            "checkpoint or fleet's folder",
         ),
     ] = None,
     json: Json = False,

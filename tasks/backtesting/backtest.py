@@ -13,7 +13,7 @@ from tasks.backtesting import output
 from tasks.backtesting.audit import audit
 from tasks.backtesting.fleets import TrainedFleet, plan_folds
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
-from tasks.backtesting.judge import Backtest, as_json, by_series, judge_models
+from tasks.backtesting.judge import Backtest, as_json, judge_models
 from tasks.backtesting.models import Model, baselines, check_installed
 from tasks.storage.files import check_writable, new_folder
 from tasks.training.plan import job_key
@@ -37,8 +37,8 @@ class BacktestPlan:
 
 def check_backtest(spec: BacktestSpec) -> None:
     """Raise `CpbError` for errors that can be detected before any work: folders, packages, models to load."""
-    for folder in output.folders(spec):
-        check_writable(folder)  # before hours of work
+    if spec.out:
+        check_writable(Path(spec.out))  # before hours of work
     check_installed(spec.baseline_names)
 
 
@@ -57,11 +57,14 @@ def plan_backtest(
     Raises:
         UsageError: a timeframe's history is too short for this number of folds.
     """
-    found = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds, expanding=spec.expanding))
-    training = found.loaded if spec.refit else [own[0] for own in by_series(found.loaded).values()]
+    found = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds))
     wanted = [(name, spec, name) for name in spec.names]
     wanted += [(beside[0], beside[1], beside[1].names[0])] if beside else []
-    fleets = tuple(plan_folds(own, name, training, gpus=gpus) for _, own, name in wanted) if training else ()
+    fleets = (
+        tuple(plan_folds(own, name, found.loaded, gpus=gpus) for _, own, name in wanted)
+        if found.loaded
+        else ()
+    )
     names = tuple(name for name, *_ in wanted)
     return BacktestPlan(found.loaded, fleets, found.failures, found.incomplete, names)
 
@@ -103,7 +106,6 @@ def finish_backtest(
         found = judge_models(
             models,
             plan.folds,
-            refit=spec.refit,
             record_fold=recorder.record_fold,
         )
         checked = audit(spec, plan.folds) if spec.check_lookahead else None
@@ -138,10 +140,10 @@ def _notes(spec: BacktestSpec, found: Backtest) -> list[str]:
     """Return the sentences under the report's heading."""
     as_of = spec.scope.as_of
     until = f" as of {as_of:%Y-%m-%d %H:%M} UTC" if as_of else ""
-    training = "expanding" if spec.expanding else "sliding"
-    refit = "refitted for each" if spec.refit else "fitted once"
     folds = count(spec.folds, "fold")
-    heading = f"Preset {spec.preset}, {folds}, {training} training, {refit}{until}; seed {spec.seed}."
+    heading = (
+        f"Preset {spec.preset}, {folds}, trained anew on all the past for each{until}; seed {spec.seed}."
+    )
     left_out = [f"Left out: {failure.subject}: {failure.reason}" for failure in found.failures]
     return [heading, *left_out, *found.incomplete]
 

@@ -5,7 +5,6 @@ forecasts are read member by member, so that only a single member's forecasts ar
 """
 
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from schemas.handover import Failure, FleetPlan, JobMember, ShardResult
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.backtesting.folds import FoldSeries
-from tasks.backtesting.models import Forecaster
 from tasks.judging.member import stored_forecasts
 from tasks.training.files import member_folder, shard_folder
 from tasks.training.plan import member_seed, plan_fleet, preset_label
@@ -77,22 +75,16 @@ class TrainedFleet:
         """Return the trainer's failure for a series in a fold, if any."""
         return self._failures.get(self.identity(one))
 
-    def trained_on(self, one: FoldSeries) -> Forecaster:
-        """Return the forecaster: the trainer's own forecasts of the fold's test span, the model's for later folds."""
+    def forecast(self, one: FoldSeries) -> Prediction:
+        """Return the trainer's own forecasts of the fold's test span, or the loaded model's."""
         name = self._member(one).name
         folder = member_folder(self._folders[name], name)
-
-        @cache
-        def model() -> cpbmodels.Member:
-            return cpbmodels.load(folder / "model")
-
-        def forecaster(tested: FoldSeries) -> Prediction:
-            if tested.fold == one.fold and (stored := stored_forecasts(folder / "test.npz")):
-                return stored
-            origins = tested.series.origins("test", model().context, model().horizon)
-            return cpbmodels.predict([model()], [tested.series], [origins])[0]
-
-        return forecaster
+        if stored := stored_forecasts(folder / "test.npz"):
+            return stored
+        model = cpbmodels.load(folder / "model")
+        return cpbmodels.predict(
+            [model], [one.series], [one.series.origins("test", model.context, model.horizon)]
+        )[0]
 
     def _member(self, one: FoldSeries) -> JobMember:
         return self._planned[one.id, one.fold]

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from cpbmodels.data.series import Series
 from schemas.errors import CpbError, MemberError
@@ -43,17 +42,14 @@ class Folds:
     incomplete: tuple[str, ...] = ()
 
 
-def plan_bounds(
-    records: Sequence[SeriesRecord], count: int, *, expanding: bool = True
-) -> dict[str, list[SplitBounds]]:
+def plan_bounds(records: Sequence[SeriesRecord], count: int) -> dict[str, list[SplitBounds]]:
     """Return the spans of each timeframe's folds, oldest first.
 
     Raises:
         UsageError: a timeframe's history is too short for this number of folds.
     """
     timeframes = dict.fromkeys(r.series.timeframe for r in records)
-    kind: Literal["expanding", "sliding"] = "expanding" if expanding else "sliding"
-    return {t: fold_bounds([r for r in records if r.series.timeframe == t], count, kind) for t in timeframes}
+    return {t: fold_bounds([r for r in records if r.series.timeframe == t], count) for t in timeframes}
 
 
 def load_folds(

@@ -111,30 +111,27 @@ class Backtest:
 
 @dataclass(frozen=True)
 class _FoldForecasts:
-    """Forecasts of a fold's test span by a model trained in the fold `trained`."""
+    """Forecasts of a fold's test span by the model trained in it."""
 
-    trained: FoldSeries
     tested: FoldSeries
     forecasts: Prediction
 
     def reference(self) -> Array:
-        """Return the reference's quantiles, fitted on the model's training span."""
+        """Return the reference's quantiles, fitted on the fold's training span."""
         horizon = self.forecasts.quantiles.shape[1]
-        known = self.trained.series.origins("train", 1, horizon)
-        return reference(self.trained.series, known, self.forecasts.origins, horizon)
+        known = self.tested.series.origins("train", 1, horizon)
+        return reference(self.tested.series, known, self.forecasts.origins, horizon)
 
     def mase(self) -> float:
-        """Return the median's MASE, scaled by the model's training span."""
+        """Return the median's MASE, scaled by the fold's training span."""
         quantiles = self.forecasts.quantiles
         truth = realised(self.tested.series, self.forecasts.origins, quantiles.shape[1])
-        return scores.mase(quantiles[..., MEDIAN], truth, training_returns(self.trained.series))
+        return scores.mase(quantiles[..., MEDIAN], truth, training_returns(self.tested.series))
 
 
 def judge_models(
     models: Sequence[Model],
     folds: Sequence[FoldSeries],
-    *,
-    refit: bool = True,
     record_fold: RecordFold | None = None,
 ) -> Backtest:
     """Judge every model on every series over the series' folds; a failure does not affect the others.
@@ -142,7 +139,6 @@ def judge_models(
     Args:
         models: baselines and trained fleets.
         folds: series × folds, fold by fold.
-        refit: use the model trained in each fold; otherwise use the model of the series' first fold for all folds.
         record_fold: called with every judged fold's forecasts.
     """
     result = Backtest()
@@ -150,7 +146,7 @@ def judge_models(
     for model in models:
         for done, (name, own) in enumerate(series.items()):
             tell(f"judge {model.name}", done, len(series), "series", f"{name}, {count(len(own), 'fold')}")
-            _judge_series(model, own, refit, record_fold, result)
+            _judge_series(model, own, record_fold, result)
         tell(f"judge {model.name}", 1, 1, "series")
     result.members = apply_holm(result.members)
     result.pools = judge_pools(result.members)
@@ -167,11 +163,10 @@ def by_series(folds: Sequence[FoldSeries]) -> dict[SeriesId, list[FoldSeries]]:
 
 
 def _judge_series(
-    model: Model, folds: list[FoldSeries], refit: bool, record_fold: RecordFold | None, result: Backtest
+    model: Model, folds: list[FoldSeries], record_fold: RecordFold | None, result: Backtest
 ) -> None:
     """Add the score of a model on a series to the result, or the failure that prevented it."""
-    trained = {one.fold: one if refit else folds[0] for one in folds}
-    missing = {one.fold: why for one in folds if (why := model.training_failure(trained[one.fold]))}
+    missing = {one.fold: why for one in folds if (why := model.training_failure(one))}
     able = [one for one in folds if one.fold not in missing]
     # A model that diverged in a fold is not judged on the others: without its worst fold its score would be too good.
     decisive = [(fold, why) for fold, why in missing.items() if why.code != TOO_SHORT or not able]
@@ -180,7 +175,7 @@ def _judge_series(
         result.failures.append(why.model_copy(update={"reason": f"fold {fold}: {why.reason}"}))
         return
     try:
-        forecasts = list(_forecasts(model, able, None if refit else folds[0]))
+        forecasts = [_FoldForecasts(one, model.forecast(one)) for one in able]
         judged = [one for one in forecasts if len(one.forecasts.origins)]
         score = _score(model.name, folds[0].id, judged)
         if record_fold:
@@ -196,16 +191,6 @@ def _judge_series(
     reasons |= {one.tested.fold: "no test origin" for one in forecasts if not len(one.forecasts.origins)}
     for fold, reason in sorted(reasons.items()):
         result.incomplete.append(f"{model.name} on {folds[0].id} is judged without fold {fold}: {reason}")
-
-
-def _forecasts(
-    model: Model, folds: Sequence[FoldSeries], trained: FoldSeries | None
-) -> Iterator[_FoldForecasts]:
-    """Yield every fold's forecasts, by the model trained in the fold `trained`, or by each fold's own model."""
-    shared = model.trained_on(trained) if trained else None
-    for one in folds:
-        forecaster = shared or model.trained_on(one)
-        yield _FoldForecasts(trained or one, one, forecaster(one))
 
 
 def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> MemberScore:

@@ -1,9 +1,8 @@
-"""Models of a backtest: trained in a fold, they forecast the test span of this or a later fold.
+"""Models of a backtest: trained in a fold, they forecast its test span.
 
 Baselines and trained fleets (`fleets.py`) implement the same protocol, so all are judged on the same rows.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,10 +25,6 @@ BASELINES: dict[str, Fit] = {
 _EXTRA_PACKAGES = {"garch-t": "arch", "lightgbm": "lightgbm"}
 
 
-Forecaster = Callable[[FoldSeries], Prediction]
-"""Returns the forecasts of a fold's test span, from every origin in it."""
-
-
 class Model(Protocol):
     """A method under test."""
 
@@ -46,8 +41,8 @@ class Model(Protocol):
         """Return why no model could be trained on a series in a fold; None if training succeeded."""
         ...
 
-    def trained_on(self, one: FoldSeries) -> Forecaster:
-        """Return the forecaster trained on a series in a fold."""
+    def forecast(self, one: FoldSeries) -> Prediction:
+        """Return the forecasts of a fold's test span, from every origin in it, by the model trained in that fold."""
         ...
 
 
@@ -63,18 +58,14 @@ class Baseline:
         return ModelId(self.name, "baseline", one.id, 0)
 
     def training_failure(self, one: FoldSeries) -> Failure | None:
-        """Return None: an error of fitting is raised in `trained_on`."""
+        """Return None: an error of fitting is raised in `forecast`."""
         return None
 
-    def trained_on(self, one: FoldSeries) -> Forecaster:
-        """Fit on the fold's training origins and return the forecaster."""
+    def forecast(self, one: FoldSeries) -> Prediction:
+        """Fit on the fold's training origins and forecast its test span."""
         fitted = self.fit(one.series, one.series.origins("train", 1, HORIZON), HORIZON)
-
-        def forecaster(asked: FoldSeries) -> Prediction:
-            origins = asked.series.origins("test", 1, HORIZON)
-            return Prediction(origins, fitted.quantiles(asked.series, origins))
-
-        return forecaster
+        origins = one.series.origins("test", 1, HORIZON)
+        return Prediction(origins, fitted.quantiles(one.series, origins))
 
 
 def baselines(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[Model]:

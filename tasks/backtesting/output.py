@@ -31,11 +31,6 @@ from tasks.storage.files import write_bytes, write_json
 from tasks.storage.urls import public_url
 
 
-def folders(spec: BacktestSpec) -> list[Path]:
-    """Return the output folders of the backtest, without duplicates."""
-    return [Path(name) for name in dict.fromkeys((spec.out, spec.report)) if name]
-
-
 class FoldRecorder:
     """Records the forecasts of every judged fold: writes the rows, and keeps examples of the newest folds.
 
@@ -65,7 +60,7 @@ def write_results(
     notes: Sequence[str],
     answer: dict[str, Any],
 ) -> None:
-    """Write the report into both folders, and tables, verdicts and `result.json` into `out`.
+    """Write tables, verdicts, the report and `result.json` into `out`, if it is given.
 
     Args:
         spec: the options.
@@ -75,12 +70,12 @@ def write_results(
         notes: sentences under the report's heading.
         answer: the object that `--json` prints.
     """
+    if spec.out is None:
+        return
     histories = [history for fleet in fleets if (history := fleet.loss_history)]
     title = f"cpb backtest: {', '.join(spec.names)}"
-    for folder in folders(spec):
-        write_report(folder / "report.html", title, found, notes, histories, examples)
-    if spec.out is not None:
-        _write_tables(Path(spec.out), spec, found, answer)
+    write_report(Path(spec.out) / "report.html", title, found, notes, histories, examples)
+    _write_tables(Path(spec.out), spec, found, answer)
 
 
 def _write_tables(folder: Path, spec: BacktestSpec, found: Backtest, answer: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """The report of an ingestion: a record per series, as JSON and as a text table."""
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -9,7 +8,6 @@ from schemas.identity import SeriesId
 from tasks.market.holes import LACKING, LATE_AFTER, RELISTING, Holdings, Hole, OutageCalendar, find_holes
 from tasks.market.klines import digest_and_zeros, provisional_rows
 from tasks.market.layout import DAY, grid_of, text
-from tasks.storage.files import write_bytes
 
 COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
 PLANNED_SERIES = "planned"  # nothing was fetched
@@ -168,7 +166,7 @@ _RARE = {
     "offgrid": "candles that do not begin on the timeframe's grid; stored separately",
     "odd": "candles with an odd close time",
     "unverified": "files without a published CHECKSUM",
-    "quarantined": "files that failed their checks and are set aside; `--report` and `cpb verify` name them",
+    "quarantined": "files that failed their checks and are set aside; `cpb verify` names them",
 }
 """Columns shown only if any value is not 0, with their meaning."""
 
@@ -187,7 +185,7 @@ def _row(s: SeriesReport) -> dict[str, str]:
     }  # fmt: skip
 
 
-def details(report: IngestReport) -> str:
+def details(report: IngestReport) -> list[str]:
     """Return every hole and note of every series."""
     lines = []
     for s in report.series:
@@ -206,15 +204,7 @@ def details(report: IngestReport) -> str:
                 f"{name}: {count(len(s.odd_close), 'candle')} with an odd close time, first {_minute(s.odd_close[0])}"
             )
         lines += s.notes
-    return "\n".join(lines)
-
-
-def save(report: IngestReport, root: Path) -> Path:
-    """Write the report as JSON and text under `reports/` of a market home; return the JSON's path."""
-    folder = root / "reports"
-    write_bytes(folder / "ingest.json", json.dumps(report.to_dict(), indent=1).encode())
-    write_bytes(folder / "ingest.txt", f"{table(report)}\n\n{details(report)}\n".encode())
-    return folder / "ingest.json"
+    return lines
 
 
 def _minute(moment: str | None) -> str:

@@ -6,7 +6,6 @@ days of the market through another coin. Spans are separated by an embargo.
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -50,12 +49,11 @@ def split_bounds(records: Sequence[SeriesRecord], policy: SplitPolicy | None = N
 def folds(
     records: Sequence[SeriesRecord],
     count: int,
-    kind: Literal["expanding", "sliding"] = "expanding",
     policy: SplitPolicy | None = None,
 ) -> list[SplitBounds]:
     """Return rolling-origin folds, oldest first; their test spans are adjacent and the last is the newest.
 
-    `expanding` trains from the first candle, `sliding` on as many candles as the first fold has.
+    Each trains from the first candle.
 
     Raises:
         UsageError: the history is too short for `count` folds.
@@ -64,10 +62,10 @@ def folds(
     usual = _usual_test(max(r.rows for r in records), policy)
     long = policy.long_test // _grid(records)[1]
     if long > usual:
-        found = _folds(records, count, kind, policy, long)
+        found = _folds(records, count, policy, long)
         if all(_is_long_enough(record, bounds, policy) for record in records for bounds in found):
             return found
-    found = _folds(records, count, kind, policy, usual)
+    found = _folds(records, count, policy, usual)
     first, step = found[0].train, _grid(records)[1]
     if count > 1 and (first[1] - first[0]) // step < FEATURE_WARMUP + policy.min_rows:
         raise UsageError(
@@ -94,14 +92,12 @@ def _is_long_enough(record: SeriesRecord, bounds: SplitBounds, policy: SplitPoli
 def _folds(
     records: Sequence[SeriesRecord],
     count: int,
-    kind: Literal["expanding", "sliding"],
     policy: SplitPolicy,
     test: int,
 ) -> list[SplitBounds]:
     """Return the folds with a test span of `test` candles; the first fold may have no training candles."""
     timeframe, step, start, end = _grid(records)
     validation = max(1, int(test * policy.validation_share))
-    first_train = (end - start) // step - count * test - validation - 2 * policy.embargo
     result = []
     for back in range(count - 1, -1, -1):
         stop = end - back * test * step
@@ -109,11 +105,10 @@ def _folds(
         validation_to = test_from - policy.embargo * step
         validation_from = validation_to - validation * step
         train_to = validation_from - policy.embargo * step
-        train_from = start if kind == "expanding" else max(start, train_to - first_train * step)
         result.append(
             SplitBounds(
                 timeframe=timeframe,
-                train=(min(train_from, train_to), train_to),
+                train=(min(start, train_to), train_to),
                 validation=(validation_from, validation_to),
                 test=(test_from, stop),
             )

@@ -143,7 +143,7 @@ def member_folder(folder: Path, name: str) -> Path:
     return found
 
 
-LATEST = "latest"
+LATEST = ("latest", "models/checkpoint-latest.pt")
 """The value of `--resume` that continues from the same command's own checkpoints."""
 
 _CHECKPOINT = re.compile(r"epoch-(?P<epoch>[0-9]{6})-[0-9a-f]{8}\.safetensors")

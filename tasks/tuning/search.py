@@ -21,6 +21,9 @@ from tasks.tuning.study import BLOCKS, Study, figures, parameters, state_of
 from tasks.tuning.trials import prepare, sums_by_block, train_batch
 from tasks.tuning.winner import best_of_null_trials, score_on_test, write_preset
 
+BATCH = 64
+"""Trials that are proposed and trained together."""
+
 _FIRST_BATCH = 16
 """Trials of a call's first batch under a budget: its time determines how many fit into the rest."""
 
@@ -95,7 +98,7 @@ def run_trials(
 
 def _next_batch(spec: TuneSpec, done: int, deadline: float | None, each: float | None) -> int:
     """Return the trials of the next batch: as many as fit into the time left; the first batch is small."""
-    wanted = min(spec.batch, spec.trials - done)
+    wanted = min(BATCH, spec.trials - done)
     if deadline is None:
         return wanted
     left = deadline - time.monotonic()
@@ -130,7 +133,7 @@ def conclude(
             f"{states.count('pruned')} pruned): give it more budget, or a smaller lr"
         )
         if not trials:
-            why = "no trial had a whole epoch within the budget: give it more, or fewer coins or a smaller --batch"
+            why = "no trial had a whole epoch within the budget: give it more, or fewer coins or a smaller batch_size"
         raise CpbError(why, code="no-trial")
     made = [one for one, state in zip(trials, states, strict=True) if state != "failed"]
     losses = np.array([one.user_attrs[BLOCKS] for one in made])

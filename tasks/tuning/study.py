@@ -20,9 +20,6 @@ from schemas.tuning import Choice, Range, TuneSpec
 BLOCKS = "losses_by_block"
 """Attribute of a trial: sums of its losses per block of time, in units of the reference's mean loss."""
 
-_PROPOSED = "asked"
-"""Attribute of a study: number of proposed trials, including trials ended by the budget without a result."""
-
 _RUNGS = 2  # epochs before the first comparison of trials
 _REDUCTION = 3
 
@@ -38,27 +35,16 @@ class Study:
         )
         earlier = self.stored.get_trials(deepcopy=False)
         self.live = optuna.create_study(
-            direction="minimize", sampler=sampler(spec, len(earlier)), pruner=_pruner(spec)
+            direction="minimize",
+            sampler=sampler(spec, len(earlier)),
+            pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=_RUNGS, reduction_factor=_REDUCTION),
         )
         self.space = {name: distribution(values) for name, values in spec.space.items()}
-        self.proposed = int(self.stored.user_attrs.get(_PROPOSED, 0))
-        self._skip_points()
         self.live.add_trials(earlier)
         self.trials = len(earlier)  # finished trials with any outcome
 
-    def _skip_points(self) -> None:
-        """Continue the sequence of the sampler `qmc`: its position is known only to the study in memory.
-
-        The very first trial is not part of the sequence (Optuna draws it at random).
-        """
-        if isinstance(self.live.sampler, optuna.samplers.QMCSampler):
-            place = optuna.trial.create_trial(state=TrialState.RUNNING)
-            for _ in range(self.proposed - 1):
-                self.live.sampler.sample_relative(self.live, place, self.space)
-
     def ask(self, count: int) -> list[Trial]:
         """Return new trials with proposed parameters."""
-        self.proposed += count
         return [self.live.ask(self.space) for _ in range(count)]
 
     def should_prune(self, trial: Trial, epoch: int, loss: float) -> bool:
@@ -83,9 +69,6 @@ class Study:
 
         Trials that are still running are left out: no further batch may follow them.
         """
-        self.stored.set_user_attr(
-            _PROPOSED, self.proposed
-        )  # first: after a kill in between, points are skipped but never repeated
         done = [one for one in self.live.get_trials(deepcopy=False)[self.trials :] if one.state.is_finished()]
         self.stored.add_trials(done)
         new = self.stored.get_trials(deepcopy=False)[self.trials :]
@@ -148,23 +131,8 @@ def _without_notices() -> Iterator[None]:
 
 def sampler(spec: TuneSpec, earlier: int) -> optuna.samplers.BaseSampler:
     """Return a sampler seeded by the seed plus the number of earlier trials: a continued study draws new points."""
-    seed = spec.seed + earlier
-    if spec.sampler == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
-    if spec.sampler == "qmc":
-        with _without_notices():
-            first = optuna.samplers.RandomSampler(seed=seed)  # draws until a trial has succeeded
-            return optuna.samplers.QMCSampler(seed=spec.seed, independent_sampler=first)
     # constant_liar: running trials of a batch repel the next proposals from their location.
-    return optuna.samplers.TPESampler(seed=seed, constant_liar=True, n_startup_trials=16)
-
-
-def _pruner(spec: TuneSpec) -> optuna.pruners.BasePruner:
-    if spec.pruner == "none":
-        return optuna.pruners.NopPruner()
-    if spec.pruner == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=16, n_warmup_steps=_RUNGS)
-    return optuna.pruners.SuccessiveHalvingPruner(min_resource=_RUNGS, reduction_factor=_REDUCTION)
+    return optuna.samplers.TPESampler(seed=spec.seed + earlier, constant_liar=True, n_startup_trials=16)
 
 
 def distribution(values: Range | Choice) -> BaseDistribution:

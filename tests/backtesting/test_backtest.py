@@ -44,9 +44,9 @@ class Spoiled:
             return Failure(step="train", reason=code, code=code, series=one.id, model=self.identity(one))
         return None
 
-    def trained_on(self, one):
-        forecast = REFERENCE.trained_on(one)
-        return lambda asked: self._spoil(asked, forecast(asked))
+    def forecast(self, one):
+        forecasts = REFERENCE.forecast(one)
+        return self._spoil(one, forecasts)
 
 
 @pytest.fixture(scope="module")
@@ -92,13 +92,6 @@ def test_coins_missing_in_a_fold_are_named(home, records):
     assert all("1 of 3 coins" in text and text.endswith("TINYUSDT") for text in with_young)
 
 
-def test_sliding_folds_train_on_spans_of_one_length(records):
-    first, second = plan_bounds(records[:2], 2, expanding=False)["1h"]
-    assert first.train[1] - first.train[0] == second.train[1] - second.train[0]
-    expanding = plan_bounds(records[:2], 2)["1h"]
-    assert expanding[0].train[0] == expanding[1].train[0]
-
-
 def test_members_are_judged_over_all_folds(result, loaded):
     assert [(m.architecture, m.symbol) for m in result.members] == [
         (a, s) for a in ("reference", "har") for s in ("AUSDT", "BUSDT")
@@ -135,16 +128,15 @@ def test_the_reference_scores_one_and_the_hours_score_less(result):
     assert pools["har"].verdict.startswith("better than")
 
 
-@pytest.mark.parametrize("refit", [True, False])
-def test_mase_of_each_fold_is_scaled_by_the_training_span_of_its_model(loaded, refit):
-    found = judge_models([REFERENCE], loaded, refit=refit)
+def test_mase_of_each_fold_is_scaled_by_its_training_span(loaded):
+    found = judge_models([REFERENCE], loaded)
     own = [o.series for o in loaded if o.id == A]
     scaled = []
-    for one, trained in zip(own, own if refit else [own[0], own[0]], strict=True):
+    for one in own:
         close = np.log(one.prices[:, 3])
         origins = one.origins("test", 1, H)
-        known = baselines.reference(trained, trained.origins("train", 1, H), origins, H)
-        start, end = trained.spans["train"]
+        known = baselines.reference(one, one.origins("train", 1, H), origins, H)
+        start, end = one.spans["train"]
         scale = np.abs(np.diff(close[start:end])).mean()
         scaled += [
             np.abs(close[i + 1 : i + 1 + H] - close[i] - q[:, 9]) / scale
@@ -152,27 +144,6 @@ def test_mase_of_each_fold_is_scaled_by_the_training_span_of_its_model(loaded, r
         ]
     member = next(m for m in found.members if m.symbol == "AUSDT")
     assert member.metrics["test_mase"] == pytest.approx(np.mean(scaled), rel=1e-9)
-
-
-@pytest.mark.parametrize(("refit", "expected"), [(True, [1, 2, 1, 2]), (False, [1, 1])])
-def test_each_fold_is_forecast_by_the_model_it_is_due(loaded, refit, expected):
-    trained = []
-
-    class Spy(Baseline):
-        def trained_on(self, one):
-            trained.append(one.fold)
-            return super().trained_on(one)
-
-    found = judge_models([Spy("har", robust_har)], loaded, refit=refit)
-    assert trained == expected
-    assert found.members[0].metrics["test_n"] == sum(
-        len(o.series.origins("test", 1, H)) for o in loaded if o.id == A
-    )
-
-
-def test_no_refit_judges_the_first_model_on_all_folds(loaded):
-    once, again = (judge_models([HAR], loaded, refit=refit) for refit in (False, True))
-    assert once.members[0].metrics["test_crps"] != again.members[0].metrics["test_crps"]
 
 
 def test_one_forecast_that_is_not_finite_stops_no_other(loaded):
@@ -296,7 +267,7 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
 def test_rows_of_another_market_lie_apart(loaded, tmp_path):
     future = SeriesId("um", "AUSDT", "1h")
     one = replace(loaded[0], record=loaded[0].record.model_copy(update={"series": future}))
-    forecasts = REFERENCE.trained_on(one)(one)
+    forecasts = REFERENCE.forecast(one)
     forecasts = replace(forecasts, candle=forecasts.quantiles[..., [9, 9, 9, 9]])
     spot, um = (output.write_rows(tmp_path, x, forecasts, "har") for x in (loaded[0], one))
     assert spot != um
@@ -323,7 +294,7 @@ def test_examples_show_every_series_and_the_plain_random_walk_is_named_so(loaded
     found = Examples()
     newest = [one for one in loaded if one.fold == max(x.fold for x in loaded)]
     for one in newest:
-        found.add("random-walk", one, REFERENCE.trained_on(one)(one))
+        found.add("random-walk", one, REFERENCE.forecast(one))
     (drawn,) = found.equity().values()
     assert drawn["layout"]["meta"]["alt"].startswith(
         "It never trades at these costs"

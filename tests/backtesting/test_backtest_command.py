@@ -52,14 +52,3 @@ def test_backtest_writes_everything_it_promises(tmp_path, forking):
     )  # finds its fleets trained, and gives the same figures
     assert json.loads(again.stdout.splitlines()[-1]) == found
     assert {path: path.stat().st_mtime_ns for path in fleets} == fleets
-
-
-@pytest.mark.slow
-def test_no_refit_sliding(tmp_path):
-    done = cpb(
-        "backtest", "--source", "sim", "--coins", "BTC", "--preset", "smoke", "--architectures", "linear",
-        "--folds", "2", "--no-refit", "--sliding", "--report", str(tmp_path / "r"), "--json", home=tmp_path / "home",
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "linear" in json.loads(done.stdout.splitlines()[-1])["pooled"]
-    assert (tmp_path / "r" / "report.html").exists()

@@ -104,15 +104,6 @@ def test_a_training_that_ends_in_an_error_costs_its_own_models_only(asked):
     assert any("har/AUSDT/1h in train: fold 1: killed" in line for line in said)
 
 
-def test_without_refit_later_folds_are_forecast_by_the_first_model(asked, records):
-    whole, _ = asked(InProcess(), records[:2], architectures="har", refit=False)
-    refitted, _ = asked(InProcess(), records[:2], architectures="har")
-    once, anew = whole["members"]["har/AUSDT/1h"], refitted["members"]["har/AUSDT/1h"]
-    assert once["n"] == anew["n"]
-    assert once["crps"] != anew["crps"]
-    assert whole["exit"] == 0
-
-
 def test_a_causal_pipeline_passes_the_look_ahead_check(asked, records):
     answer, said = asked(InProcess(), records[:2], architectures="har", check_lookahead=True)
     assert answer["lookahead"].startswith("no look-ahead found: columns and windows of 2 coins, training")

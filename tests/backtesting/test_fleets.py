@@ -40,12 +40,6 @@ def test_every_series_and_fold_is_a_member_with_its_own_bounds_and_seed(spec, re
             assert member.model.seed == zlib.crc32(text.encode())
 
 
-def test_without_refit_only_the_first_folds_are_trained(spec, records):
-    plan = plan_backtest(spec.model_copy(update={"refit": False}), records)
-    assert [m.name for m in plan.fleets[0].members] == ["AUSDT-1h-fold-1", "BUSDT-1h-fold-1"]
-    assert len(plan.folds) == 4
-
-
 def test_the_market_is_part_of_a_members_seed_and_name(spec, folds):
     one = folds.loaded[0]
     future = replace(one, record=one.record.model_copy(update={"series": SeriesId("um", "AUSDT", "1h")}))
@@ -91,21 +85,11 @@ def fleet(spec, folds, model, tmp_path):
 
 def test_the_trainers_own_forecasts_are_read(fleet, folds, model, tmp_path):
     one = folds.loaded[0]
-    forecasts = fleet.trained_on(one)(one)
+    forecasts = fleet.forecast(one)
     expected = cpbmodels.predict([model], [one.series], [forecasts.origins])[0]
     np.testing.assert_array_equal(forecasts.quantiles, expected.quantiles.astype(np.float32))
     np.testing.assert_array_equal(forecasts.candle, expected.candle.astype(np.float32))
     assert forecasts.quantiles.dtype == np.float64
-
-
-def test_a_later_fold_is_forecast_by_the_saved_model(fleet, folds, model):
-    first, _, later, _ = folds.loaded
-    assert later.id == first.id
-    forecasts = fleet.trained_on(first)(later)
-    origins = later.series.origins("test", model.context, model.horizon)
-    np.testing.assert_array_equal(forecasts.origins, origins)
-    expected = cpbmodels.predict([model], [later.series], [origins])[0]
-    np.testing.assert_allclose(forecasts.quantiles, expected.quantiles, rtol=1e-6)
 
 
 def test_the_trainers_failures_belong_to_their_own_series_and_fold(fleet, folds):

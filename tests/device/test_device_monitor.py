@@ -43,7 +43,7 @@ def with_states(*utilisations: float) -> Monitor:
 
 
 def test_warns_with_a_remedy_only_where_the_gpu_mostly_waited():
-    assert "--batch-size" in with_states(*[5.0] * MIN_SAMPLES).warning
+    assert "batch_size" in with_states(*[5.0] * MIN_SAMPLES).warning
     assert with_states(*[80.0] * MIN_SAMPLES).warning == ""
     assert with_states(*[5.0] * (MIN_SAMPLES - 1)).warning == ""
 

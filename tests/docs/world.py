@@ -48,7 +48,7 @@ SUBSTITUTES = [
      "it runs until it is stopped"),
     (r"http://head\.example\.com:5000", "http://127.0.0.1:{port}", "its address here"),
     (r"--engine ray", "--engine local", "a cluster of several machines; tests/training/test_ray.py has one"),
-    (r"--trials 256 --budget 10m", "--trials 4 --batch 2", "ten minutes"),
+    (r"--trials 256 --budget 10m", "--trials 4", "ten minutes"),
 ]  # fmt: skip
 """What is typed -> what runs instead, and what it stands for; all else runs as it is written."""
 

@@ -19,14 +19,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SIM = "--source sim --coins BTC --timeframes 1h --since 2024-12 --as-of 2025-06-06 --preset default --seeds 1"
 LONG = {
-    "train": "train BTCUSDT 1h --arch lstm --preset smoke --max-epochs 100000 --patience 100000 --source sim "
+    "train": "train BTCUSDT 1h --arch lstm --preset smoke --max-epochs 100000 --set patience=100000 --source sim "
     "--since 2024-12 --as-of 2025-06-06",
     "train-all": f"train-all {SIM} --architectures lstm,gru,transformer",
     "backtest": f"backtest {SIM} --architectures lstm --folds 1",
 }
 """Command lines whose training takes minutes, and whose epochs take seconds."""
 SHORT = (
-    "train BTCUSDT 1h --arch gru --hidden-dim 8 --n-layers 1 --preset smoke --max-epochs 40 --patience 40 "
+    "train BTCUSDT 1h --arch gru --hidden-dim 8 --n-layers 1 --preset smoke --max-epochs 40 --set patience=40 "
     "--source sim --since 2025-03 --as-of 2025-06-06"
 )
 
@@ -131,7 +131,7 @@ def test_resume_from_a_path_ends_as_an_undisturbed_training(cpb, tmp_path, termi
         assert resumed[name] == undisturbed[name], name
 
     (file,) = (tmp_path / "copy").rglob(f"epoch-{epoch:06d}-*.safetensors")
-    other = cpb(*short, "--lr", "0.5", "--resume", file)
+    other = cpb(*short, "--set", "lr=0.5", "--resume", file)
     assert other.returncode == 1
     assert "holds a checkpoint of a different training" in other.stderr
     assert not checkpoints()

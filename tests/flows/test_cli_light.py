@@ -288,7 +288,7 @@ def test_credentials_in_a_wrong_command_line_are_not_shown(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
     ("words", "field"),
-    [(["promote", "BTC"], "timeframe"), (["nonsense"], ""), (["ingest", "--connections", "0"], "connections"),
+    [(["promote", "BTC"], "timeframe"), (["nonsense"], ""), (["serve", "--port", "0"], "port"),
      (["train-all", "--sede", "1"], "--sede")],
 )  # fmt: skip
 def test_a_wrong_command_line_is_an_object_for_programs_too(monkeypatch, capsys, words, field):

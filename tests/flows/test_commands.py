@@ -113,7 +113,7 @@ def test_a_board_that_cannot_be_is_one_sentence(cpb, words, code, field):
     ("words", "spec"),
     [
         (["demo"], RunSpec(coins="BTC,ETH", preset="smoke", source="sim")),
-        (["train-all", "--preset", "smoke", "--dtype", "float64", "--set", "epochs=5"],
+        (["train-all", "--preset", "smoke", "--set", "dtype=float64", "--set", "epochs=5"],
          RunSpec(preset="smoke", dtype="float64", overrides={"epochs": 5})),
     ],
 )  # fmt: skip
@@ -146,8 +146,8 @@ def test_backtest_runs_directly_or_on_the_server_in_use(cpb, monkeypatch):
     monkeypatch.setattr("flows.backtest.run_backtest", run_backtest)
     monkeypatch.setattr("flows.runner.in_prefect", in_prefect)
     monkeypatch.setattr("flows.cli.backtest.server_in_use", lambda: bool(seen))
-    assert [cpb("backtest", "--sliding", "--folds", "2")[0] for _ in range(2)] == [0, 3]
-    spec = BacktestSpec(expanding=False, folds=2)
+    assert [cpb("backtest", "--folds", "2")[0] for _ in range(2)] == [0, 3]
+    spec = BacktestSpec(folds=2)
     assert seen == [("directly", spec), ("on the server", spec)]
 
 
@@ -157,7 +157,7 @@ def test_with_a_server_train_all_is_a_flow_run_of_the_same_spec(cpb, monkeypatch
     monkeypatch.setattr(
         "flows.runner.in_prefect", lambda _flow, spec: seen.append(spec) or {"run_id": "r2", "exit": 3}
     )
-    code, told = cpb("train-all", "--preset", "smoke", "--train-timeout-s", "60")
+    code, told = cpb("train-all", "--preset", "smoke", "--set", "train_timeout_s=60")
     assert (code, told["run_id"]) == (3, "r2")
     assert seen == [RunSpec(preset="smoke", train_timeout_s=60)]
 

@@ -1,12 +1,14 @@
 """Options of a command follow from its specification; the command gets the specification they make."""
 
+import json
+
 import pytest
 import typer
 from test_parameters import BACKTEST, CASES
 from typer.testing import CliRunner
 
 from flows.cli.app import _app
-from flows.cli.options import ModelOption, Shown, cli_options, parse_value
+from flows.cli.options import BY_SET, Shown, cli_options, parse_value
 from flows.cli.train import MODEL_OPTIONS
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, BoardSpec, RunSpec
@@ -32,7 +34,9 @@ def command_of(spec, **options):
 def typed(values):
     for name, value in values.items():
         dashed = name.replace("_", "-")
-        if name == "overrides":
+        if name in BY_SET:
+            yield from ("--set", f"{name}={json.dumps(value)}")
+        elif name == "overrides":
             for key, one in value.items():
                 yield from ("--set", f"{key}={one}")
         elif isinstance(value, bool):
@@ -49,15 +53,7 @@ def test_every_field_can_be_typed_and_arrives(spec, values, cannot):
 
 
 def test_a_command_can_show_a_field_differently_or_not_at_all():
-    call = command_of(
-        BacktestSpec,
-        without=("tail",),
-        shown={
-            "expanding": Shown(names=("--expanding/--sliding",)),
-            "coins": Shown(names=("--coins", "--symbols")),
-        },
-    )
-    assert not call("--sliding").expanding
+    call = command_of(BacktestSpec, without=("tail",), shown={"coins": Shown(names=("--coins", "--symbols"))})
     assert call("--symbols", "ETH").coins == "ETH"
     with pytest.raises(AssertionError, match="No such option"):
         call("--tail")
@@ -89,7 +85,7 @@ def test_help_says_what_the_specification_says():
     app.command()(cli_options(BacktestSpec)(lambda spec: None))
     shown = "".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400"}).stdout.split())
     for name, field in BacktestSpec.model_fields.items():
-        if name != "overrides":
+        if name not in ("overrides", *BY_SET):
             assert f"--{name.replace('_', '-')}" in shown
             assert "".join(field.description.split()) in shown
 
@@ -129,15 +125,19 @@ def test_a_settings_name_may_have_dashes_and_its_value_anything():
 
 def test_model_options_become_overrides_by_the_presets_names():
     call = command_of(RunSpec, model_options=MODEL_OPTIONS)
-    words = ["--architectures", "gru", "--max-epochs", "3", "--learning-rate", "0.01", "--no-mixed-precision"]
+    words = [
+        "--architectures",
+        "gru",
+        "--max-epochs",
+        "3",
+        "--set",
+        "learning_rate=0.01",
+        "--no-mixed-precision",
+    ]
     assert call(*words).overrides == {"epochs": 3, "lr": 0.01, "mixed_precision": False}
     assert call().overrides == {}
-    assert call("--architectures", "gru", "--lr", "0.01", "--mixed-precision").overrides == {
-        "lr": 0.01, "mixed_precision": True,
-    }  # fmt: skip
     for twice in (
-        ["--lr", "0.1", "--learning-rate", "0.1"],
-        ["--epochs", "3", "--set", "epochs=3"],
+        ["--max-epochs", "3", "--set", "epochs=3"],
         ["--set", "epochs=5", "--set", "epochs=7"],
         ["--set", "batch-size=5", "--set", "batch=5"],
     ):
@@ -147,13 +147,13 @@ def test_model_options_become_overrides_by_the_presets_names():
         call("--batch-size", "many")
 
 
-def test_every_model_option_names_a_field_of_the_preset():
-    from dataclasses import fields
-
-    from cpbmodels import Preset
-
-    assert {option.field for option in MODEL_OPTIONS.values()} <= {field.name for field in fields(Preset)}
-    assert all(isinstance(option, ModelOption) and option.help for option in MODEL_OPTIONS.values())
+def test_a_wrong_name_in_a_setting_gets_the_nearest_names():
+    with pytest.raises(
+        UsageError, match=r"^option 'learning_rat' is unknown: choose one of learning_rate\.$"
+    ):
+        command_of(RunSpec)("--set", "learning_rat=1")
+    with pytest.raises(UsageError, match=r"unknown: choose one of .*dropout.*horizon"):
+        command_of(RunSpec)("--set", "zzz=1")
 
 
 def test_the_commands_leave_out_only_what_they_cannot_use():
@@ -169,5 +169,5 @@ def test_the_commands_leave_out_only_what_they_cannot_use():
             {"repo", "tail", "warm_start", "force", "prune", "wandb", "weekly_challengers"},
         ),
     ]:
-        assert set(spec.model_fields) - {p.name for p in commands[name].params} == hidden, name
-    assert BACKTEST.keys() - {p.name for p in commands["backtest"].params} == {"tail"}
+        assert set(spec.model_fields) - {p.name for p in commands[name].params} - {*BY_SET} == hidden, name
+    assert BACKTEST.keys() - {p.name for p in commands["backtest"].params} - {*BY_SET} == {"tail"}

@@ -31,19 +31,19 @@ RUN = SCOPE | {
 }  # fmt: skip
 NO_BACKTEST = {"warm_start", "repo", "force", "prune", "wandb", "weekly_challengers"}
 BACKTEST = {name: value for name, value in RUN.items() if name not in NO_BACKTEST} | {
-    "folds": 2, "refit": False, "expanding": False, "baselines": "garch-t", "check_lookahead": True,
-    "out": "out", "report": "report",
+    "folds": 2, "baselines": "garch-t", "check_lookahead": True,
+    "out": "out",
 }  # fmt: skip
 CASES = [
     (ScopeSpec, SCOPE, set()),
     (IngestSpec, SCOPE, set()),
     (RunSpec, RUN, set()),
     (BacktestSpec, BACKTEST, NO_BACKTEST | {"gate", "trials"}),
-    # The gate needs refits and a single timeframe.
+    # The gate needs a single timeframe.
     (
         BacktestSpec,
-        BACKTEST | {"gate": True, "trials": 3, "refit": True, "timeframes": "4h"},
-        NO_BACKTEST | {"refit"},
+        BACKTEST | {"gate": True, "trials": 3, "timeframes": "4h"},
+        NO_BACKTEST,
     ),
 ]
 

@@ -27,19 +27,19 @@ def end_of(monkeypatch, capsys, *words):
 @pytest.mark.parametrize(
     ("words", "field", "sentence"),
     [
-        ("BTC 1h --arch gru --n-heads 4", "overrides", "n_heads has no effect on gru"),
+        ("BTC 1h --arch gru --set n_heads=4", "overrides", "n_heads has no effect on gru"),
         ("BTC 1h --arch linear --hidden-dim 8", "overrides", "hidden_dim has no effect on linear"),
         ("BTC 1h --arch har-universal --n-layers 3", "overrides", "n_layers has no effect on har"),
-        ("BTC 1h --arch gru --n-layers 1 --dropout 0.5", "overrides", "dropout has no effect on gru"),
+        ("BTC 1h --arch gru --n-layers 1 --set dropout=0.5", "overrides", "dropout has no effect on gru"),
         ("BTC 1h --arch robust-har --max-epochs 9", "overrides", "epochs has no effect on robust-har"),
         ("BTC 1h --arch gru --max-epochs 0", "overrides", "epochs must be a whole number from 1 to 100,000"),
-        ("BTC 1h --arch gru --learning-rate nan", "overrides", "lr must be a number from 1e-08 to 1"),
+        ("BTC 1h --arch gru --set learning_rate=NaN", "overrides", "lr must be a number from 1e-08 to 1"),
         (
             "BTC 1h --arch lstm --hidden-dim 250",
             "overrides",
             "hidden_dim 250 must be a multiple of n_heads 4",
         ),
-        ("BTC 1h --arch gru --head classes", "overrides", "head 'classes'"),
+        ("BTC 1h --arch gru --set head=classes", "overrides", "head 'classes'"),
         (
             "BTC 1h --arch lstn",
             "architectures",
@@ -53,13 +53,13 @@ def end_of(monkeypatch, capsys, *words):
             "resume",
             "resume 'newest' is not a checkpoint and holds none: give latest",
         ),
-        ("BTC 1h --arch gru --epochs 3 --set epochs=4", "overrides", "overrides: epochs is given twice"),
+        ("BTC 1h --arch gru --max-epochs 3 --set epochs=4", "overrides", "overrides: epochs is given twice"),
         (
-            "BTC 1h --arch gru --batch 64 --accumulate 5",
+            "BTC 1h --arch gru --batch-size 64 --set accumulate=5",
             "overrides",
             "accumulate 5 must divide batch_size 64",
         ),
-        ("BTC 1h --arch gru --schedule linear", "overrides", "schedule 'linear'"),
+        ("BTC 1h --arch gru --set schedule=linear", "overrides", "schedule 'linear'"),
         ("BTC,ETH 1h", "", "`cpb train` trains one model"),
         ("BTC 15m,1h", "", "`cpb train` trains one model"),
         ("BTC 1h --arch gru,lstm --preset default", "", "`cpb train` trains one model"),
@@ -115,7 +115,18 @@ def trained(tmp_path, monkeypatch):
 
 
 def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
-    words = ["--arch", "gru", "--source", "sim", "--seed", "7", "--max-epochs", "2", "--dtype", "float64"]
+    words = [
+        "--arch",
+        "gru",
+        "--source",
+        "sim",
+        "--set",
+        "seed=7",
+        "--max-epochs",
+        "2",
+        "--set",
+        "dtype=float64",
+    ]
     code, told, _ = end_of(monkeypatch, capsys, "BTCUSDT", "1h", *words)
     assert code == 0
     assert told == {
@@ -183,12 +194,14 @@ def test_a_member_that_failed_is_the_error(trained, monkeypatch, capsys):
 
 
 def test_the_notes_names_of_options_are_understood(trained, monkeypatch, capsys):
-    words = "--arch gru --batch 64 --accumulation-steps 4 --num-layers 1 --lr 0.002 --epochs 3 --d-model 32"
-    end_of(monkeypatch, capsys, "BTC", "1h", *words.split(), "--checkpoint-gradients", "--schedule", "step")
-    assert trained.asked["spec"].overrides == {
-        "batch_size": 64, "accumulate": 4, "n_layers": 1, "lr": 0.002, "epochs": 3, "hidden_dim": 32,
-        "checkpoint_gradients": True, "schedule": "step",
+    words = "--arch gru --batch-size 64 --hidden-dim 32 --n-layers 1 --max-epochs 3 --device cpu --no-mixed-precision"
+    words += " --use-wandb --resume models/checkpoint-latest.pt"
+    end_of(monkeypatch, capsys, "BTC", "1h", *words.split())
+    spec = trained.asked["spec"]
+    assert spec.overrides == {
+        "batch_size": 64, "hidden_dim": 32, "n_layers": 1, "epochs": 3, "mixed_precision": False,
     }  # fmt: skip
+    assert (spec.wandb, spec.device, trained.asked["earlier"]) == (True, "cpu", "expect")
 
 
 def test_resume_from_a_path_takes_the_newest_checkpoint_of_each_part(trained, monkeypatch, capsys, tmp_path):

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from flows import cli
+from flows.cli.options import BY_SET
 from flows.runner import flow_parameters
 from schemas import scope
 from schemas.errors import UsageError
@@ -62,7 +63,9 @@ SPECS = {"train-all": RunSpec, "forecast": ScopeSpec, "ingest": IngestSpec, "bac
 
 def words(values):
     for name, value in values.items():
-        if name == "overrides":
+        if name in BY_SET:
+            yield f"--set={name}={value}"
+        elif name == "overrides":
             yield from (f"--set={key}={json.dumps(one)}" for key, one in value.items())
         else:
             yield f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")

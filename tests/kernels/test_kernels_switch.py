@@ -38,7 +38,7 @@ def test_they_are_on_where_everything_is_there(chip):
     ("changed", "words"),
     [
         ({"device": torch.device("cpu")}, "NVIDIA GPU, not cpu"),
-        ({"wanted": False}, "--no-kernels"),
+        ({"wanted": False}, "kernels=false"),
         ({"compute": torch.float32}, "float32, not bf16"),
         ({"compute": torch.float64}, "float64, not bf16"),
         ({"batch_size": 40}, "40 windows a member and step"),

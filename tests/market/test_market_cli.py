@@ -43,13 +43,11 @@ def test_a_table_for_people_and_three_for_partial(call):
     assert "NOPEUSDT 1h: not listed at" in out
 
 
-def test_plan_and_report(call, tmp_path):
+def test_plan(call, tmp_path):
     code, out, _ = call("--coins", "BTC", "--plan")
     assert code == 0
     assert "3 of 3 files to fetch" in out
     assert not (tmp_path / "home").exists()
-    assert call("--coins", "BTC", "--report")[0] == 0
-    assert json.loads((tmp_path / "home/reports/ingest.json").read_text())["series"]
 
 
 def test_a_plan_with_a_misspelt_coin_says_so(call):

@@ -5,10 +5,12 @@ import sys
 import types
 from pathlib import Path
 
+import pytest
 import torch
 from candles import walk
 
 from cpbmodels import arch, train_fleet
+from cpbmodels.arch.options import SCHEDULES
 
 PAGE = Path(__file__).parents[2] / "docs" / "new-architecture.md"
 
@@ -26,3 +28,12 @@ def test_the_architecture_of_the_page_trains(monkeypatch):
     alone = train_fleet(series[1:], "tcn", seeds=[2], **options)[0]
     torch.testing.assert_close(fleet[1].rows, alone.rows, rtol=1e-10, atol=1e-12)
     assert fleet[0].forecast(series[0]).candle.shape == (10, 4)
+
+
+def test_the_schedule_of_the_page_sets_the_learning_rates(monkeypatch):
+    (line,) = re.findall(r'^"linear": (lambda .*),$', PAGE.read_text(), re.MULTILINE)
+    monkeypatch.setitem(SCHEDULES, "linear", eval(line))
+    (member,) = train_fleet(
+        [walk(500, seed=1)], "linear", "smoke", schedule="linear", lr=0.01, epochs=4, patience=4
+    )
+    assert [one["lr"] for one in member.history] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])

@@ -104,7 +104,7 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
 @pytest.mark.parametrize(
     ("changed", "field"),
     [
-        ({"refit": False}, "refit"), ({"timeframes": "1h,4h"}, "timeframes"), ({"gate": False, "trials": 2}, "trials"),
+        ({"timeframes": "1h,4h"}, "timeframes"), ({"gate": False, "trials": 2}, "trials"),
     ],
 )  # fmt: skip
 def test_options_that_the_gate_cannot_judge_are_refused(changed, field):

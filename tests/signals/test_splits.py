@@ -76,10 +76,6 @@ def test_folds_roll_the_origin():
     for earlier, later in pairwise(rolled):
         assert earlier.test[1] == later.test[0]
         assert earlier.train[0] == later.train[0]
-    sliding = folds([record()], 3, kind="sliding")
-    lengths = {b.train[1] - b.train[0] for b in sliding}
-    assert len(lengths) == 1
-    assert [b.test for b in sliding] == [b.test for b in rolled]
 
 
 def test_too_many_folds_are_refused():

@@ -60,7 +60,6 @@ def test_what_is_no_range_is_refused(text):
         ({"budget": "0m"}, "budget"),
         ({"trials": 0}, "trials"),
         ({"folds": 13}, "folds"),
-        ({"sampler": "grid"}, "sampler"),
         ({"overrides": {"lr": 7}}, "overrides"),
         ({"warm_start": "champion"}, "warm_start"),
     ],
@@ -192,7 +191,7 @@ def test_without_optuna_the_sentence_says_what_to_install(monkeypatch):
 
 def test_batches_fit_into_the_time_that_is_left():
     search = pytest.importorskip("tasks.tuning.search")
-    spec = TuneSpec(preset="smoke", architectures="gru", trials=100, batch=64)
+    spec = TuneSpec(preset="smoke", architectures="gru", trials=100)
     soon = time.monotonic() + 10.5
     assert search._next_batch(spec, 0, None, None) == 64
     assert search._next_batch(spec, 90, None, None) == 10

@@ -27,9 +27,14 @@ from webapp.trainings import runs  # noqa: E402
 
 ASKED = {
     "source": "sim", "coins": "BTC,ETH", "timeframes": "1h", "preset": "smoke", "architectures": "gru",
-    "since": "2025-03", "as_of": "2025-06-01", "folds": 1, "batch": 4, "device": "cpu",
+    "since": "2025-03", "as_of": "2025-06-01", "folds": 1, "device": "cpu",
     "overrides": {"hidden_dim": 4, "context": 8, "steps_per_epoch": 4, "max_validation_windows": 40},
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _small_batches(monkeypatch):
+    monkeypatch.setattr(loop, "BATCH", 4)
 
 
 @pytest.fixture
@@ -71,7 +76,7 @@ def test_a_study_is_searched_scored_once_and_gone_on_with(place, monkeypatch):
         k: first[k] for k in ("winner", "luck", "test")
     }
     assert not any("scoring" in line for line in said)
-    more, _ = tune(trials=9, batch=2)
+    more, _ = tune(trials=9)
     assert (more["study"], more["trials"]) == (first["study"], 9)
     if more["winner"]["trial"] == first["winner"]["trial"]:
         assert more["test_times_scored"] == 1
@@ -105,7 +110,7 @@ def test_a_trial_equals_its_training_alone_and_a_budget_ends_the_search(place, m
         return found
 
     monkeypatch.setattr(loop, "train_batch", noted)
-    tune(trials=3, batch=3, pruner="none")
+    tune(trials=3)
     one, scored, result = seen["trials"][1], seen["scored"], seen["results"][1]
     ratios = []
     for fold in scored:
@@ -118,57 +123,8 @@ def test_a_trial_equals_its_training_alone_and_a_budget_ends_the_search(place, m
         ratios.append((batches.crps(forecast.quantiles, fold.truth).mean(1) / fold.mean).mean())
     assert result.ratio == pytest.approx(float(np.mean(ratios)), rel=1e-9)
     assert sum(result.losses) == pytest.approx(result.ratio)
-    short, _ = tune(trials=500, batch=4, seed=5, budget="1s", pruner="none")
+    short, _ = tune(trials=500, seed=5, budget="1s")
     assert short["trials"] < 40
-
-
-def test_samplers_and_pruners_are_optunas(tmp_path):
-    for sampler, kind in (("tpe", "TPESampler"), ("random", "RandomSampler"), ("qmc", "QMCSampler")):
-        study = Study(tmp_path / "o.db", sampler, TuneSpec(**ASKED | {"sampler": sampler}))
-        assert type(study.live.sampler).__name__ == kind
-    for pruner, kind in (
-        ("halving", "SuccessiveHalvingPruner"),
-        ("median", "MedianPruner"),
-        ("none", "NopPruner"),
-    ):
-        assert (
-            type(
-                Study(tmp_path / "o.db", pruner, TuneSpec(**ASKED | {"pruner": pruner})).live.pruner
-            ).__name__
-            == kind
-        )
-
-
-def points(place, name, *counts):
-    """The options that a study proposes in calls of so many trials."""
-    found = []
-    for number in counts:
-        study = Study(place / "o.db", name, TuneSpec(**ASKED | {"sampler": "qmc"}))
-        trials = study.ask(number)
-        for trial in trials:
-            study.tell(trial, 1.0, False, {})
-        study.save()
-        found += [tuple(trial.params.values()) for trial in trials]
-    return found
-
-
-def test_a_qmc_study_that_goes_on_goes_on_in_its_sequence(tmp_path):
-    whole = points(tmp_path, "whole", 8)
-    assert points(tmp_path, "parts", 3, 1, 4) == whole
-    assert len(set(whole)) == 8
-
-
-def test_points_of_trials_that_the_budget_ended_are_not_proposed_again(tmp_path):
-    spec, seen = TuneSpec(**ASKED | {"sampler": "qmc"}), []
-    for _ in range(2):
-        study = Study(tmp_path / "o.db", "one", spec)
-        trials = study.ask(4)
-        seen += [tuple(trial.params.values()) for trial in trials]
-        study.tell(trials[2], 1.0, False, {})
-        (kept,) = study.save()
-        assert kept.params == trials[2].params
-    assert [one.number for one in study.finished()] == [0, 1]
-    assert len(set(seen)) == 8
 
 
 @pytest.mark.slow

@@ -346,7 +346,9 @@ def test_runs_at_work_without_a_training_are_named_on_runs_and_models(open_page,
 
 
 def test_a_real_training_is_seen_at_work_and_its_progress_grows_by_itself(open_page, tmp_path):
-    options = "--arch gru --preset smoke --max-epochs 100000 --patience 100000 --source sim --since 2025-01"
+    options = (
+        "--arch gru --preset smoke --max-epochs 100000 --set patience=100000 --source sim --since 2025-01"
+    )
     trainer = subprocess.Popen(
         [sys.executable, "-m", "flows.cli", "train", "BTC", "1h", *options.split(), "--as-of", "2025-06-06"],
         cwd=tmp_path, stderr=subprocess.DEVNULL,
