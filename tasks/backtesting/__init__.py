@@ -2,5 +2,5 @@
 
 `backtest` runs from features to results. Its parts: `folds` (the series in each test period); `models` (baselines) and
 `fleets` (trained models) forecast; `judge` scores and compares models; `audit` and `lookahead` detect look-ahead;
-`pnl` simulates trading; `examples` and `output` write the rows, tables and the report.
+`output` writes the rows, tables and the report.
 """

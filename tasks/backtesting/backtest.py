@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cpbmodels.data.series import Prediction
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.run import BacktestSpec
@@ -102,11 +103,16 @@ def finish_backtest(
     models: list[Model] = [*baselines(spec.baseline_names, spec.names), *fleets]
     # The rows of an earlier backtest in the same folder are replaced atomically.
     with new_folder(Path(spec.out) / "forecasts") if spec.out else nullcontext() as rows:
-        recorder = output.FoldRecorder(rows, spec.names, plan.folds)
+
+        def record_fold(name: str, fold: FoldSeries, forecasts: Prediction) -> None:
+            # Trained models only: baselines are fast to recompute, and rows are large.
+            if rows is not None and name in spec.names:
+                output.write_rows(rows, fold, forecasts, name)
+
         found = judge_models(
             models,
             plan.folds,
-            record_fold=recorder.record_fold,
+            record_fold=record_fold,
         )
         checked = audit(spec, plan.folds) if spec.check_lookahead else None
         found.failures = [*failures, *found.failures, *(checked.failures if checked else ())]
@@ -121,7 +127,7 @@ def finish_backtest(
             "exit": EXIT_PARTIAL if failed else EXIT_COMPLETE,
         }
         notes = [*_notes(spec, found), *([lookahead] if lookahead else [])]
-        output.write_results(spec, found, fleets, recorder.examples, notes, answer)
+        output.write_results(spec, found, fleets, notes, answer)
         for fleet in fleets:
             fleet.discard_unread()
     _report(found, len(failures), len(plan.incomplete), lookahead, say)

@@ -7,7 +7,7 @@ The report is an HTML page with verdicts, interactive figures and tables; it mak
 
 import io
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from cpbmodels.data.rows import forecast_rows
 from cpbmodels.data.series import Prediction
 from schemas.forecasts import check_backtest_rows
 from schemas.run import BacktestSpec
-from tasks.backtesting.examples import Examples
 from tasks.backtesting.fleets import TrainedFleet
 from tasks.backtesting.folds import FoldSeries
 from tasks.backtesting.judge import Backtest, FoldScore
@@ -31,32 +30,10 @@ from tasks.storage.files import write_bytes, write_json
 from tasks.storage.urls import public_url
 
 
-class FoldRecorder:
-    """Records the forecasts of every judged fold: writes the rows, and keeps examples of the newest folds.
-
-    `rows`: the folder of the rows; None: they are not kept.
-    """
-
-    def __init__(self, rows: Path | None, trained: Collection[str], folds: Sequence[FoldSeries]) -> None:
-        self._rows, self._trained = rows, trained
-        self._newest = {one.id: one.fold for one in folds}  # folds are ordered, oldest first
-        self.examples = Examples()
-
-    def record_fold(self, name: str, one: FoldSeries, forecasts: Prediction) -> None:
-        """Record forecasts of trained models only: baselines are fast to recompute, and rows are large."""
-        if name not in self._trained:
-            return
-        if self._rows is not None:
-            write_rows(self._rows, one, forecasts, name)
-        if one.fold == self._newest[one.id]:
-            self.examples.add(name, one, forecasts)
-
-
 def write_results(
     spec: BacktestSpec,
     found: Backtest,
     fleets: Sequence[TrainedFleet],
-    examples: Examples,
     notes: Sequence[str],
     answer: dict[str, Any],
 ) -> None:
@@ -66,7 +43,6 @@ def write_results(
         spec: the options.
         found: the results of judging.
         fleets: trained fleets, for the plots of their losses.
-        examples: the recorder's examples.
         notes: sentences under the report's heading.
         answer: the object that `--json` prints.
     """
@@ -74,7 +50,7 @@ def write_results(
         return
     histories = [history for fleet in fleets if (history := fleet.loss_history)]
     title = f"cpb backtest: {', '.join(spec.names)}"
-    write_report(Path(spec.out) / "report.html", title, found, notes, histories, examples)
+    write_report(Path(spec.out) / "report.html", title, found, notes, histories)
     _write_tables(Path(spec.out), spec, found, answer)
 
 
@@ -146,25 +122,6 @@ _FOLD_COLUMNS = {
 
 Histories = Sequence[tuple[str, Sequence[dict[str, Any]]]]
 
-_TRADING = (
-    "Long, flat or short by the median over the width of the 80 % band, one candle ahead, on the newest fold of every "
-    "series, after 0.15 % of costs each way. An illustration: never used to choose or promote a model, as the interval "
-    "of its Sharpe ratio shows."
-)
-_TRADES = {
-    "architecture": Column("Model"),
-    "series": Column("Series"),
-    "return": Column("Return", "of the whole fold, after costs", "+.1%"),
-    "without_costs": Column("Without costs", "the same without costs", "+.1%"),
-    "hold": Column("Buy and hold", "return of the same candles, bought and held", "+.1%"),
-    "volatility": Column("Volatility", "a year", ".0%"),
-    "sharpe": Column("Sharpe", "Sharpe ratio a year", ".2f"),
-    "sharpe_low": Column("95 % from", "lower end of the Sharpe ratio's 95 % interval", ".2f"),
-    "sharpe_high": Column("95 % to", "upper end", ".2f"),
-    "drawdown": Column("Drawdown", "largest loss from a peak", ".1%"),
-    "turnover": Column("Turnover", "amount traded a year, as a multiple of the equity", ",.0f"),
-}
-
 
 def write_report(
     path: Path,
@@ -172,7 +129,6 @@ def write_report(
     found: Backtest,
     notes: Sequence[str] = (),
     histories: Histories = (),
-    examples: Examples | None = None,
 ) -> None:
     """Write the page atomically.
 
@@ -182,13 +138,12 @@ def write_report(
         found: the results of judging.
         notes: sentences under the heading: options, look-ahead check, failures.
         histories: names of trained models and their epochs.
-        examples: forecasts and trades of trained models.
     """
     sections = [
         Section("What this is", text=[INTRODUCTION, *notes]),
         *judged_sections(found.pools, found.members, [f"{pair.verdict}." for pair in found.pairs]),
         *_folds(found.folds),
-        *_trained(histories, examples),
+        *_trained(histories),
         members_section(found.members),
     ]
     write_page(path, title, sections)
@@ -217,18 +172,6 @@ def _folds(scores: Sequence[FoldScore]) -> list[Section]:
     ]
 
 
-def _trained(histories: Histories, examples: Examples | None) -> list[Section]:
+def _trained(histories: Histories) -> list[Section]:
     losses = [(f"Loss of {title_of(name)}", losses_figure({name: rows})) for name, rows in histories]
-    fans = [
-        (f"One forecast: {title_of(name)}, {series}", figure)
-        for name, (series, figure) in (examples.forecasts if examples else {}).items()
-    ]
-    sections = [Section("Forecasts and training", figures=[*fans, *losses])] if fans or losses else []
-    trades = examples.trades() if examples else []
-    if examples and trades:
-        drawn = [(f"Equity: {title_of(name)}", figure) for name, figure in examples.equity().items()]
-        table = Table(_TRADES, [row | {"architecture": title_of(str(row["architecture"]))} for row in trades])
-        sections.append(
-            Section("Trading on it: an illustration", text=[_TRADING], figures=drawn, table=table)
-        )
-    return sections
+    return [Section("Training", figures=losses)] if losses else []

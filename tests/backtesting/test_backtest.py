@@ -15,14 +15,12 @@ from cpbmodels.data.series import Prediction
 from schemas.handover import Failure
 from schemas.identity import ModelId, SeriesId
 from tasks.backtesting import output
-from tasks.backtesting.examples import Examples
 from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.backtesting.judge import TOO_SHORT, as_json, judge_models
 from tasks.backtesting.models import Baseline
 from tasks.figures.judged import COLUMN_TITLES
 from tasks.judging import baselines, pictures, table
 from tasks.judging.fitted import robust_har
-from tasks.judging.table import title_of
 
 REFERENCE = Baseline("reference", baselines.ewma_walk)
 HAR = Baseline("har", robust_har)
@@ -288,29 +286,6 @@ def test_the_report_names_verdicts_and_draws_four_figures_a_timeframe(result, tm
 def test_every_column_of_the_tables_has_a_title(result):
     for row in (*table.leaderboard_rows(result.pools), *table.member_rows(result.members)):
         assert row.keys() <= COLUMN_TITLES.keys()
-
-
-def test_examples_show_every_series_and_the_plain_random_walk_is_named_so(loaded):
-    found = Examples()
-    newest = [one for one in loaded if one.fold == max(x.fold for x in loaded)]
-    for one in newest:
-        found.add("random-walk", one, REFERENCE.forecast(one))
-    (drawn,) = found.equity().values()
-    assert drawn["layout"]["meta"]["alt"].startswith(
-        "It never trades at these costs"
-    )  # the median is the last close
-    assert [row["series"] for row in found.trades()] == [f"{x.id.label} 1h" for x in newest]
-    series, fan = found.forecasts["random-walk"]
-    assert series == f"{newest[0].id.label} 1h"
-    assert [one["name"] for one in fan["data"]] == [
-        "candles",
-        "90 %",
-        "80 %",
-        "50 %",
-        "median",
-        "actual close",
-    ]
-    assert title_of("random-walk") == "plain random walk"
 
 
 def test_the_table_is_ordered_and_round_trips_as_csv(result):

@@ -250,32 +250,3 @@ def test_calibration_is_drawn_around_what_is_stated():
     assert (steps["data"][0]["x"], steps["data"][0]["y"]) == ([1, 2, 3], [0.9, None, 0.99])
     for empty in (judged.reliability_figure, judged.pit_figure, judged.steps_figure):
         assert check(empty({}))["data"] == []
-
-
-def curve(moves, first=0):
-    return (np.arange(first, first + len(moves)) * 3_600_000_000, np.cumsum(moves))
-
-
-def test_equity_is_that_of_all_series_and_their_mean():
-    strategy = {"A": curve([0.1, 0.1]), "B": curve([0.0, -0.2, 0.0], first=1)}
-    figure = check(training.equity_figure(strategy, {"A": curve([0.0, 0.0]), "B": curve([0.0] * 3, first=1)}))
-    assert [one["name"] for one in figure["data"]] == [
-        "A",
-        "B",
-        "forecasts, mean of 2",
-        "buy and hold, mean of 2",
-    ]
-    # A stands still after its end, B before its start.
-    assert figure["data"][2]["y"] == pytest.approx(np.expm1([0.05, 0.1, 0.0, 0.0]))
-    assert figure["data"][2]["x"][0] == "1970-01-01T00:00:00Z"
-
-
-def test_equity_of_one_series_none_and_many_points():
-    many = {"A": curve(np.full(5000, 0.001))}
-    figure = check(training.equity_figure(many, many))
-    assert [len(one["x"]) for one in figure["data"]] == [training.MAX_POINTS] * 2
-    assert figure["data"][0]["y"][-1] == pytest.approx(math.expm1(5), rel=1e-4)
-    assert check(training.equity_figure({}, {}))["data"] == []
-    flat = check(training.equity_figure({"A": curve([0.0] * 9)}, many))
-    assert (flat["data"], flat["layout"]["meta"]["alt"][:33]) == ([], "It never trades at these costs: n")
-    assert check(training.equity_figure({"A": curve([])}, {}))["data"] == []
