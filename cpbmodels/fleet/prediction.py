@@ -41,6 +41,9 @@ MAX_STACK_BYTES = 16_000_000  # weights stacked at once on a CPU: they stay in i
 MAX_ONE_THREAD_WINDOWS = 256
 """At most as many windows are forecast on one CPU thread, as live forecasts are: the products are small, and on a busy
 machine two threads waited for each other 25 times as long as one thread worked."""
+MAX_MOVE = 25
+"""Largest log-return of a forecast. No coin moves e^25-fold within a horizon, and paths, which extrapolate the
+outermost quantiles up to 22 times as far, stay finite in float64 (e^709)."""
 
 
 class QuantilePaths(Mapping[Any, np.ndarray]):
@@ -162,7 +165,26 @@ def predict(
     """Forecasts of member i on series i from origins i (int64 [N_i]), all together; of an average its parts' mean.
 
     `batch_size` is the number of windows in flight, over all members together; None is what suits the device.
+
+    Raises:
+        ModelError: a member's forecast is not finite or beyond MAX_MOVE; or members, series and origins do not match.
     """
+    forecasts = []
+    for forecast in predict_each(members, series, origins, batch_size, device):
+        if isinstance(forecast, ModelError):
+            raise forecast
+        forecasts.append(forecast)
+    return forecasts
+
+
+def predict_each(
+    members: Sequence[Member],
+    series: Sequence[Series],
+    origins: Sequence[np.ndarray],
+    batch_size: int | None = None,
+    device: str = "cpu",
+) -> list[Prediction | ModelError]:
+    """`predict` for callers that do without some members: the error of a member whose forecasts are none, in place."""
     if not len(members) == len(series) == len(origins):
         raise ModelError("predict needs one series and one array of origins per member.")
     parts = [(index, part) for index, one in enumerate(members) for part in one.parts or (one,)]
@@ -174,9 +196,22 @@ def predict(
         batch_size,
         device,
     )
-    return [
+    whole = [
         _mean([found[place] for place, owner in enumerate(owners) if owner == i]) for i in range(len(members))
     ]
+    return [_checked(*each) for each in zip(whole, members, series, strict=True)]
+
+
+def _checked(forecast: Prediction, member: Member, series: Series) -> Prediction | ModelError:
+    """The forecast, or the error that it is none: no later step could tell it from a valid forecast."""
+    for part in (forecast.quantiles, forecast.candle, forecast.probabilities):
+        if part is not None and not (np.abs(part) <= MAX_MOVE).all():
+            return ModelError(
+                f"{series.label}: a forecast is not finite or moves the price more than e^{MAX_MOVE}-fold: the candles "
+                f"before its origin lack columns, or {member!r} is damaged: take origins of Series.usable, or train "
+                "the model again."
+            )
+    return forecast
 
 
 def _mean(found: Sequence[Prediction]) -> Prediction:
@@ -267,20 +302,7 @@ def _predict_group(
         for array, part in zip(whole, parts, strict=True):
             array[:, now] = part
     # without the padding
-    found = [Prediction(own, *(array[k, : len(own)] for array in whole)) for k, own in enumerate(origins)]
-    for forecast, one in zip(found, series, strict=True):
-        _check_finite(forecast, one)
-    return found
-
-
-def _check_finite(forecast: Prediction, series: Series) -> None:
-    """Raise ModelError for a forecast that is not a number: no later step could tell it from a valid forecast."""
-    for part in (forecast.quantiles, forecast.candle, forecast.probabilities):
-        if part is not None and not np.isfinite(part).all():
-            raise ModelError(
-                f"{series.label}: a forecast is not finite: the candles before its origin lack columns, or the model "
-                "is damaged: take origins of Series.usable, or train the model again."
-            )
+    return [Prediction(own, *(array[k, : len(own)] for array in whole)) for k, own in enumerate(origins)]
 
 
 def _pad(origins: list[np.ndarray], filler: int) -> np.ndarray:

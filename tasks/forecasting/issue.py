@@ -196,25 +196,18 @@ def forecast_with(
         market: what the coins share at their newest candles, for a model that reads it.
 
     Raises:
-        MemberError: there are no candles in the scope, or a price of the forecast is not finite.
-        ModelError: too few candles for the model.
+        MemberError: there are no candles in the scope.
+        ModelError: too few candles for the model, or its forecast is not finite.
     """
     series = newest_series(scope.home, wanted, since=scope.since, as_of=scope.as_of, provisional=provisional)
     if market is not None:
         series = replace(series, market=market)
     forecast = model.forecast(series, go_back=True)  # after a gap: the forecast before it is already stored
-    close = np.stack([forecast.close[q] for q in cpbmodels.QUANTILES])
-    if not (np.isfinite(close).all() and np.isfinite(forecast.candle).all()):
-        raise MemberError(
-            f"{wanted}: {model_version} gives prices that are not finite; train it again, as in "
-            f"`cpb train-all {wanted.options}`",
-            code="non-finite",
-        )
     return contract_rows(
         wanted,
         model_version,
         issued_at=series.end_of(forecast.issued_row),
-        close=close,
+        close=np.stack([forecast.close[q] for q in cpbmodels.QUANTILES]),
         candle=forecast.candle,
         last_close=forecast.last_close,
         role=role,

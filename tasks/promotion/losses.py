@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 import cpbmodels
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET, Market
+from cpbmodels.fleet.prediction import predict_each
 from schemas.errors import DamagedError
 from schemas.handover import Compared, SeriesRecord
 from tasks.judging.baselines import realised
@@ -105,8 +106,13 @@ def _predicted(
             models.append(model)
             known.append(series)
     origins = [_origins(series, model, start, end) for series, model in zip(known, models, strict=True)]
-    forecasts = cpbmodels.predict(models, known, origins) if models else []
-    found = iter([_losses(series, forecast) for series, forecast in zip(known, forecasts, strict=True)])
+    forecasts = predict_each(models, known, origins) if models else []
+    found = iter(
+        [
+            DamagedError(str(one)) if isinstance(one, cpbmodels.ModelError) else _losses(series, one)
+            for series, one in zip(known, forecasts, strict=True)
+        ]
+    )
     return [failed[place] if place in failed else next(found) for place in range(len(tasks))]
 
 

@@ -35,6 +35,7 @@ from cpbmodels.device import steps
 from cpbmodels.device.doctor import profile_for
 from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.plan import pick_device
+from cpbmodels.fleet.prediction import predict_each
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.handover import (
     DeviceWork,
@@ -378,7 +379,10 @@ def _write_some(draft: Path, job: ShardJob, trained: Trained, predict: "_Predict
         origins = [series.origins(split, model.context, model.horizon) for _, series, model in trained]
         forecasts = predict([m for _, _, m in trained], [s for _, s, _ in trained], origins)
         for (spec, _, _), one in zip(trained, forecasts, strict=True):
-            _save_forecasts(draft / spec.name / f"{split}.npz", one)
+            if isinstance(
+                one, cpbmodels.Prediction
+            ):  # else the member's judge asks the model, and reports the error
+                _save_forecasts(draft / spec.name / f"{split}.npz", one)
     return members
 
 
@@ -393,11 +397,11 @@ class _Predictor:
         members: Sequence[cpbmodels.Member],
         series: Sequence[cpbmodels.Series],
         origins: Sequence[np.ndarray],
-    ) -> list[cpbmodels.Prediction]:
-        """Return the forecasts of member i on series i from origins i."""
+    ) -> list[cpbmodels.Prediction | cpbmodels.ModelError]:
+        """Return the forecasts of member i on series i from origins i, or why there are none."""
         try:
             with self._watch.running():
-                return cpbmodels.predict(members, series, origins, device=self._device)
+                return predict_each(members, series, origins, device=self._device)
         except torch.OutOfMemoryError:
             if self._device == "cpu":
                 raise

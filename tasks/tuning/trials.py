@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cpbmodels
+from cpbmodels.fleet.prediction import predict_each
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.baselines import realised, reference
 from tasks.judging.inference import block_ids, block_length
@@ -141,19 +142,18 @@ def train_batch(
     usable = [k for k in range(len(trials)) if all(m.history for m in members[k * width : (k + 1) * width])]
     rows = [k * width + place for k in usable for place in range(width)]
     origins = [one.origins for one in scored] * len(usable)
-    forecasts = cpbmodels.predict([members[row] for row in rows], [series[row] for row in rows], origins)
+    forecasts = predict_each([members[row] for row in rows], [series[row] for row in rows], origins)
     results: list[TrialResult | None] = [None] * len(trials)
     for place, k in enumerate(usable):
         own = members[k * width : (k + 1) * width]
         found = forecasts[place * width : (place + 1) * width]
-        good = all(
-            not m.report.get("diverged") and np.isfinite(f.quantiles).all()
-            for m, f in zip(own, found, strict=True)
+        valid = [one for one in found if isinstance(one, cpbmodels.Prediction)]
+        good = len(valid) == width and not any(m.report.get("diverged") for m in own)
+        losses = (
+            [crps(f.quantiles, one.truth).mean(1) / one.mean for f, one in zip(valid, scored, strict=True)]
+            if good
+            else [np.zeros(len(one.origins)) for one in scored]
         )
-        losses = [
-            crps(f.quantiles, one.truth).mean(1) / one.mean if good else np.zeros(len(one.origins))
-            for f, one in zip(found, scored, strict=True)
-        ]
         results[k] = TrialResult(
             ratio=float(np.mean([loss.mean() for loss in losses])) if good else None,
             losses=sums_by_block(scored, losses).tolist(),

@@ -147,7 +147,7 @@ FAULTS = {
     "a missing key": (Model(LINK, KeyError("weights")), "unexpected"),
     "out of memory": (Model(LINK, MemoryError()), "unexpected"),
     "a panic of polars": (Model(LINK, pl.exceptions.PanicException("index out of bounds")), "unexpected"),
-    "prices that are not finite": (Model(LINK, scale=float("nan")), "non-finite"),
+    "prices that are not finite": (Model(LINK, scale=float("nan")), "rows"),
     "prices below zero": (Model(LINK, scale=-1.0), "rows"),
     "damaged weights": (Model(LINK, damage="weights cut in half"), "damaged"),
 }

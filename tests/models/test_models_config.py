@@ -2,16 +2,19 @@
 
 import json
 import random
+from dataclasses import replace
 from hashlib import sha256
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from candles import ON_ROLLING_COLUMNS, series_for, walk
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 
-from cpbmodels import ModelError, architectures, load, train_fleet
+from cpbmodels import ModelError, architectures, load, predict, train_fleet
 from cpbmodels.fleet.config import DIGEST, FIELDS, JUDGED, OPTIONS, WEIGHTS_DIGEST, digest, sealed
+from cpbmodels.fleet.prediction import predict_each
 
 SMALL = {
     "preset": "smoke",
@@ -142,10 +145,10 @@ def test_a_folder_is_read_back_whole(name, saved, tmp_path):
     np.testing.assert_array_equal(load(again).forecast(series).candle, member.forecast(series).candle)
 
 
-def rewrite(folder, to, **changes):
-    """A copy of a folder with other fields and digests that fit."""
+def rewrite(folder, to, tensors=None, **changes):
+    """A copy of a folder with other fields or tensors, and digests that fit."""
     to.mkdir(exist_ok=True)
-    weights = (folder / "model.safetensors").read_bytes()
+    weights = save(tensors) if tensors else (folder / "model.safetensors").read_bytes()
     (to / "model.safetensors").write_bytes(weights)
     values = json.loads((folder / "config.json").read_text()) | changes
     (to / "config.json").write_text(json.dumps(sealed(values, sha256(weights).hexdigest())))
@@ -243,12 +246,44 @@ def test_a_file_instead_of_its_folder_is_named(saved, tmp_path):
         load(tmp_path)
 
 
-def test_a_forecast_that_is_not_finite_is_an_error():
-    series = walk(500)
-    member = train_fleet([series], "linear", **SMALL)[0]
-    member.rows = member.rows * 1e38
-    with pytest.raises(ModelError, match="AAAUSDT 1h: a forecast is not finite"):
-        member.forecast(series)
+@pytest.mark.parametrize("value", [1e30, -1e30])
+@pytest.mark.parametrize("name", ["har", "robust-har", "linear", "gru", "lstm", "transformer", "average"])
+def test_one_huge_weight_gives_finite_forecasts_or_one_sentence(name, value, saved, tmp_path):
+    folder, series, _ = saved[name]
+    series = replace(series, times=np.arange(len(series)) * 3_600_000_000)
+    tensors, refused = load_file(folder / "model.safetensors"), []
+    for key, tensor in tensors.items():
+        huge = tensor.clone()
+        huge.view(-1)[0] = value
+        member = load(rewrite(folder, tmp_path, tensors | {key: huge}))
+        try:
+            forecast = member.forecast(series)
+            rows = member.predict(series)
+            arrays = (
+                forecast.close.array,
+                forecast.candle,
+                forecast.paths(50).close,
+                rows.select(pl.selectors.float()).to_numpy(),
+            )
+            assert all(np.isfinite(array).all() for array in arrays), key
+        except ModelError as error:
+            refused.append(repr(member) in str(error))
+    assert refused
+    assert all(refused)
+
+
+def test_a_model_without_forecasts_costs_no_other_its_own(saved):
+    folder, series, _ = saved["gru"]
+    good, broken = load(folder), load(folder)
+    broken.rows = broken.rows * 1e38
+    origins = [np.array([300, 301])] * 3
+    first, error, last = predict_each([good, broken, good], [series] * 3, origins)
+    assert isinstance(error, ModelError)
+    (alone,) = predict([good], [series], origins[:1])
+    for found in (first, last):
+        np.testing.assert_array_equal(found.quantiles, alone.quantiles)
+    with pytest.raises(ModelError, match="a forecast is not finite"):
+        predict([good, broken], [series] * 2, origins[:2])
 
 
 def test_a_model_of_one_series_refuses_another_symbol():
