@@ -19,15 +19,14 @@ from typing import Any
 
 import torch
 
-from cpbmodels.arch import find, usable
 from cpbmodels.arch import problems as architecture_problems
+from cpbmodels.arch import usable
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
 from cpbmodels.device.monitor import MB, kernels, operators_on_cpu, usable_cores
-from cpbmodels.device.steps import compile_kernels, fleet_step, seed_size
+from cpbmodels.device.steps import fleet_step, kernels_off, seed_size
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.graphs import EAGER_RUNS
-from cpbmodels.fleet.plan import compute_dtype
-from cpbmodels.kernels.support import off_reason
+from cpbmodels.kernels.support import described
 
 PROC_DRIVER = Path("/proc/driver/nvidia/version")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
@@ -312,9 +311,7 @@ def _time(architecture: str, device: torch.device, members: int) -> dict[str, An
     tensors on a GPU; of a GPU also its peak memory in MB, the share of the step in which a kernel ran and the longest.
     """
     options, gpu = seed_size(architecture), device.type == "cuda"
-    compute = compute_dtype(options, architecture, device, torch.float32)
-    reason = off_reason(find(architecture), options, device, compute)
-    compile_kernels(architecture, options, device)
+    kernels_are = described(kernels_off(architecture, options, device))
     step = fleet_step(architecture, options, members, device)
     if gpu:
         torch.cuda.reset_peak_memory_stats(device)
@@ -327,7 +324,7 @@ def _time(architecture: str, device: torch.device, members: int) -> dict[str, An
         "batch": options.batch_size,
         "step_ms": spent * 1e3,
         "windows_per_s": members * options.batch_size / spent,
-        "kernels": f"off ({reason})" if reason else "on",
+        "kernels": kernels_are,
         "on_cpu": list(operators_on_cpu(step.eager)) if gpu else [],
         "gpu_mem_peak_mb": torch.cuda.max_memory_allocated(device) / MB if gpu else None,
         "gpu_busy": min(1.0, sum(seen.values()) / 1e6 / spent) if seen else None,

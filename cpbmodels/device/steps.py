@@ -6,7 +6,6 @@ import numpy as np
 import torch
 
 from cpbmodels.arch import architecture as info_of
-from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import preset
 from cpbmodels.data.series import Series
@@ -15,9 +14,10 @@ from cpbmodels.fleet.bank import Bank, make_task
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import Graphs, StepRunner
 from cpbmodels.fleet.loop import Job, step_rates
+from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import compute_dtype
 from cpbmodels.fleet.training import make_fleet
-from cpbmodels.kernels.support import compile_ahead, off_reason
+from cpbmodels.kernels.support import off_reason
 
 
 @dataclass(frozen=True)
@@ -53,50 +53,40 @@ def fleet_step(
     compute: torch.dtype | None = None,
     rows: int = 900,
     kernels: bool = True,
+    dtype: torch.dtype = torch.float32,
+    net: Net | None = None,
 ) -> "FleetStep":
     """One optimizer step of a new fleet, on the same windows every time, to be called and timed.
 
     Each member has its own random walk of `rows` candles. `compute` is the dtype of the products, by default what a
-    training would choose; `kernels`: use `cpbmodels.kernels` if possible. ModelError if so many candles do
-    not give one batch.
+    training would choose, `dtype` that of the weights. `kernels`: use `cpbmodels.kernels` if possible; not asked if a
+    `net` is given. ModelError if so many candles do not give one batch.
     """
     series = [walk(rows, seed, options) for seed in range(members)]
     options = replace(options, steps_per_epoch=1)
-    kind = compute or compute_dtype(options, architecture, device, torch.float32)
-    job = Job(series, architecture, options, device, torch.float32, kind, None, False, None, None)
+    kind = compute or compute_dtype(options, architecture, device, dtype)
+    job = Job(series, architecture, options, device, dtype, kind, None, False, None, None)
     job = replace(job, kernels=kernels)
-    bank = Bank.build(series, options, device, torch.float32)
+    bank = Bank.build(series, options, device, dtype)
     tasks = [make_task(bank, series, (k,), k, one.symbol, options) for k, one in enumerate(series)]
-    fleet = make_fleet(job, job.net(), tasks)
+    fleet = make_fleet(job, net or job.net(), tasks)
     if min(len(task.train) for task in tasks) < options.batch_size:
         raise ModelError(
             f"{rows} rows give less than one batch of {options.batch_size} windows: use more rows."
         )
     origins = torch.as_tensor(np.stack([task.train[: options.batch_size] for task in tasks])).to(device)
-    weight = torch.ones(origins.shape, device=device)
+    weight = torch.ones(origins.shape, device=device, dtype=dtype)
     runner = StepRunner(fleet, bank, Graphs(device) if device.type == "cuda" and options.cuda_graph else None)
     runner.load(origins, weight, rate_tensor(step_rates(options, 0, 1), device))
     return FleetStep(fleet, bank, origins, weight, runner)
 
 
-def compile_kernels(architecture: str, options: Preset, device: torch.device) -> int:
-    """Compile the kernels of a fleet's step and validation ahead; return their number, 0 if it uses torch's path.
-
-    Of two members: no variant depends on how many there are.
-    """
-    if options.members:  # each has its own preset; theirs are compiled when they are trained
-        return 0
+def kernels_off(architecture: str, options: Preset, device: torch.device) -> str:
+    """Why a training with these options takes torch's path, "" if it uses the kernels, which are then compiled."""
+    if options.members:  # each has its own preset, and is asked for when it is trained
+        return "an average"
     compute = compute_dtype(options, architecture, device, torch.float32)
-    if off_reason(find(architecture), options, device, compute):
-        return 0
-    step = fleet_step(architecture, options, 2, device)
-
-    def run() -> None:
-        for maskable in (0, 1):
-            step.fleet.step(step.bank, step.origins, step.weight, step.runner.rates[0], maskable)
-        step.fleet.evaluate(step.bank, step.origins, step.weight, options.batch_size)
-
-    return compile_ahead(run)
+    return off_reason(architecture, options, device, compute)
 
 
 def walk(rows: int, seed: int, options: Preset) -> Series:

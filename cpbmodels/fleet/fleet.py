@@ -165,18 +165,25 @@ class Fleet:
         # gradients is the gradient of the mean loss of the batch.
         micro = zip(origins.chunk(parts, 1), weight.chunk(parts, 1), strict=True)
         for part, (own, own_weight) in enumerate(micro):
-            grad = self._backward(bank, own, own_weight / total[:, None], prefix, part)
+            grad = self.backward(bank, own, own_weight / total[:, None], prefix, part)
         # [K], 1 for rows that take no step. None costs nothing: then one launch updates all rows.
         held = (windows == 0).float() if maskable else None
+        self.update(prefix, grad, lr, held, maskable)
+
+    def update(
+        self, prefix: Prefix, grad: Tensor, lr: float | Tensor, held: Tensor | None, maskable: int
+    ) -> None:
+        """Clip what `backward` gave and take the optimizer's step; rows where `held` [K] is 1 keep every bit."""
         if self.kernels:
             self._update_by_kernel(prefix, grad, lr, held)
             return
+        count = len(prefix.rows)
         if self.scale is not None:
-            held = self._unscale(self.grad[: len(origins)], self.scale[: len(origins)], held)
-        self._clip(len(origins))
-        self._update(prefix, lr, held, 0 if self.scale is not None else len(origins) - maskable)
+            held = self._unscale(self.grad[:count], self.scale[:count], held)
+        self._clip(count)
+        self._update(prefix, lr, held, 0 if self.scale is not None else count - maskable)
 
-    def _backward(self, bank: Bank, origins: Tensor, weight: Tensor, prefix: Prefix, part: int) -> Tensor:
+    def backward(self, bank: Bank, origins: Tensor, weight: Tensor, prefix: Prefix, part: int) -> Tensor:
         """Gradients of one micro-batch into (part 0) or onto the gradient matrix [count, P]; its loss onto the epoch's.
 
         The members' losses are added up: each depends on its own row only, so the gradient of the sum is all rows'.

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cpbmodels.arch import find
 from cpbmodels.arch.options import SCHEDULES, Preset
 from cpbmodels.arch.per_member import IN_RATE
 from cpbmodels.data.series import Series
@@ -110,7 +109,7 @@ class Job:
     on_epoch: OnEpoch | None
     on_step: OnStep | None = None
     of_members: int = 0  # members of the whole call
-    kernels: bool = True  # whether to use `cpbmodels.kernels` where they can be used
+    kernels: bool | str = True  # use `cpbmodels.kernels` where they can be used; False or a reason: do not
     halved_to: int = 0  # members at once since memory ran out; 0: it has not
     lock: threading.Lock = field(default_factory=threading.Lock)  # held while `on_epoch` or `on_step` runs
     stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step
@@ -118,7 +117,7 @@ class Job:
     @property
     def kernels_off(self) -> str:
         """Why its fleets do not use `cpbmodels.kernels`; "" where they do."""
-        return off_reason(find(self.architecture), self.options, self.device, self.compute, self.kernels)
+        return off_reason(self.architecture, self.options, self.device, self.compute, self.kernels)
 
     def net(self) -> Net:
         """The net of its fleets."""

@@ -57,7 +57,7 @@ def train_fleet(
     on_epoch: OnEpoch | None = None,
     on_step: OnStep | None = None,
     profile: str | None = None,
-    kernels: bool = True,
+    kernels: bool | str = True,
     **overrides: Any,
 ) -> list[Member]:
     """Train one member per series (or, `scope="universal"`, one per timeframe and seed) and return them in order.
@@ -69,7 +69,8 @@ def train_fleet(
     on_epoch: called after every epoch of every fleet; it may return indices of members that must stop now.
     on_step: called with a `StepRecord` before the first step of every fleet and about every 0.3 s within an epoch;
         if it returns True, that fleet's members stop immediately, each with the snapshot of its best epoch so far.
-    kernels: use the kernels of `cpbmodels.kernels` if the GPU and the options allow it; False: torch's path alone.
+    kernels: use the kernels of `cpbmodels.kernels` if the GPU and the options allow it; False, or a text that says why:
+        torch's path alone.
     overrides: any field of the preset (`epochs=5`, `batch_size=32` ..), for all members or a list with one value per
         member. Members that differ in `per_member.PER_MEMBER` train in one fleet, others in separate fleets.
     Raises ModelError for impossible options or data. A member whose training diverged is returned like any other:
@@ -245,7 +246,12 @@ def _train_in_memory(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     while start < len(tasks):
         chunk = tasks[start : start + size]
         try:
-            members += _train_one(job, bank, chunk)
+            trained = _train_one(job, bank, chunk)
+            if all(one.report["stopped"] == "nan" and one.report["kernels"] == "on" for one in trained):
+                log.warning("No member's loss stayed finite: trained again without Triton kernels.")
+                plain = replace(job, kernels="no loss stayed finite with them", resume=False)
+                trained = _train_one(plain, bank, chunk)
+            members += trained
             start += len(chunk)
             continue
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:

@@ -437,7 +437,8 @@ def lstm_forward(
     of_state, of_attended = w["out.weight"].split(H, -1)
     # `mix` goes straight into `out`
     w_out = torch.cat([of_state, torch.bmm(of_attended, w["mix.weight"])], -1)
-    b_out = w["out.bias"] + torch.bmm(w["mix.bias"], of_attended.transpose(1, 2))
+    # In float32: rounded to bf16, a large bias would move all outputs of a member by the same amount.
+    b_out = w["out.bias"].float() + torch.bmm(w["mix.bias"], of_attended.transpose(1, 2)).float()
     weights = []
     for name in model.layers("decoder"):
         weights += [w[f"{name}.w_ih"], w[f"{name}.w_hh"], w[f"{name}.b_ih"] + w[f"{name}.b_hh"]]

@@ -12,16 +12,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
-
-if TYPE_CHECKING:
-    from cpbmodels.arch.base import Architecture
 
 MIN_CAPABILITY = (8, 0)
 ROWS = 16
@@ -35,16 +33,15 @@ _listener: Listener | None = None
 
 
 def off_reason(
-    architecture: type[Architecture],
-    options: Preset,
-    device: torch.device,
-    compute: torch.dtype,
-    wanted: bool = True,
+    name: str, options: Preset, device: torch.device, compute: torch.dtype, wanted: bool | str = True
 ) -> str:
-    """Why a fleet with these options on this device, products in `compute`, keeps torch's path; "" if it does not."""
-    windows = options.batch_size // options.accumulate
-    if not wanted:
-        return "kernels=false"
+    """Why a fleet with these options on this device, products in `compute`, keeps torch's path; "" if it does not.
+
+    wanted: False or the reason why not. Where nothing else speaks against them, they are compiled and checked here.
+    """
+    windows, architecture = options.batch_size // options.accumulate, find(name)
+    if wanted is not True:
+        return wanted or "kernels=false"
     if device.type != "cuda":
         return f"they need an NVIDIA GPU, not {device.type}"
     if find_spec("triton") is None:
@@ -59,11 +56,18 @@ def off_reason(
         return f"they support only the head point, not {options.head}"
     if windows % ROWS:
         return f"{windows} windows a member and step are not a multiple of {ROWS}"
-    # Last: what the architecture says of its own widths. A subclass inherits the answer, but not the computation.
+    # What the architecture says of its own widths. A subclass inherits the answer, but not the computation.
     reason = architecture.no_kernels(options)
     if not reason and "no_kernels" not in vars(architecture):
         reason = "a subclass may compute something else"
-    return reason or driver_fault()
+    return reason or driver_fault() or checked(name, options, device, compute)
+
+
+def checked(name: str, options: Preset, device: torch.device, compute: torch.dtype) -> str:
+    """`check.fault`, which imports the engine and triton."""
+    from cpbmodels.kernels.check import fault
+
+    return fault(name, options, device, compute)
 
 
 @cache
@@ -103,9 +107,13 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
     if _listener is not None:
         _listener(kernel, args, constants)
         return
-    # Triton launches on the current device, whichever the tensors are on.
-    with torch.cuda.device_of(next(one for one in args if isinstance(one, torch.Tensor))):
+    with _device_of(args):
         kernel[grid](*args, **constants)
+
+
+def _device_of(args: tuple[Any, ...]) -> torch.cuda.device_of:
+    """Triton launches on the current device, whichever the tensors are on."""
+    return torch.cuda.device_of(next(one for one in args if isinstance(one, Tensor)))
 
 
 def partial_sums(like: Tensor, programs: int) -> Tensor:
@@ -155,13 +163,19 @@ def compile_ahead(step: Callable[[], object]) -> int:
 
     `step` runs at once, without its kernels. triton keeps what it compiled on disk, below `TRITON_CACHE_DIR`.
     """
+
+    def build(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
+        with _device_of(args):  # a thread starts on the first GPU
+            # `run` builds the launcher and loads the code: at the first launch that would take turns.
+            _ = kernel.warmup(*args, grid=(1,), **constants).run
+
     made: dict[tuple[Any, ...], Future[Any]] = {}
     with ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="compile") as pool:
 
         def submit(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> None:
             key = variant(kernel, args, constants)
             if key not in made:
-                made[key] = pool.submit(kernel.warmup, *args, grid=(1,), **constants)
+                made[key] = pool.submit(build, kernel, args, constants)
 
         with listening(submit):
             step()

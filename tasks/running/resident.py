@@ -62,6 +62,11 @@ class Orders:
                     self._orders.put(line)
         os._exit(1)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether an order has arrived that was not taken yet."""
+        return not self._orders.empty()
+
     def __iter__(self) -> Iterator[Order]:
         """Yield orders as they arrive; further output of the process goes to the order's log."""
         while True:

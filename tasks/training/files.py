@@ -37,6 +37,8 @@ CHECKPOINTS = "checkpoints"
 """Folder of a shard in training: a checkpoint per epoch, in a folder per fleet that trains separately."""
 KERNELS = "CPB_KERNELS"
 """Environment of a trainer: the architectures whose kernels it compiles before its first order, as JSON."""
+GPU_LOST = "the process lost its GPU"
+"""Begins a trainer's last words where a launch made the device unusable for the process."""
 _KEY = re.compile(r"[0-9a-f]{16}")
 
 

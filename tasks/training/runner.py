@@ -27,7 +27,7 @@ from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.storage.files import read_json_or_none
 from tasks.storage.locks import acquire, machine_lock, open_lock, release
 from tasks.training.devices import Slots, gpus_of, plan_slots
-from tasks.training.files import KERNELS, LOG, PROGRESS, RESULT, kernel_cache, prepare, read_result
+from tasks.training.files import GPU_LOST, KERNELS, LOG, PROGRESS, RESULT, kernel_cache, prepare, read_result
 from tasks.training.progress import FleetProgress
 
 log = logging.getLogger("cpb")
@@ -83,6 +83,7 @@ class Trainers:
     ) -> None:
         self._cores, self._threads = None if slots.gpus else cores, slots.threads
         self._locks: dict[Resident, IO[bytes]] = {}
+        self._kernels_off = ""
         env = MALLOC | {"CPB_THREADS": str(slots.threads), "OMP_NUM_THREADS": str(slots.threads)}
         if slots.gpus:
             env |= env_on_gpu or {}
@@ -128,14 +129,25 @@ class Trainers:
         with self._lent() as trainer:
             if on_start:
                 on_start()
-            kills = _oom_kills()
+            kills, watch = _oom_kills(), _watch(folder, timeout_s, on_progress)
             try:
-                trainer.call(
-                    {"folder": str(folder.absolute())}, folder / LOG, _watch(folder, timeout_s, on_progress)
-                )
+                self._call(trainer, folder, watch)
             except Died as end:
                 if not (folder / RESULT).exists():
                     raise _death(folder, end, kills) from end
+
+    def _call(self, trainer: Resident, folder: Path, watch: Callable[[], None]) -> None:
+        """Order a shard; if its trainer dies in a launch, it and all later shards do without `cpbmodels.kernels`."""
+        order = {"folder": str(folder.absolute()), "kernels_off": self._kernels_off}
+        try:
+            trainer.call(order, folder / LOG, watch)
+        except Died as end:
+            crashed = end.returncode in (-signal.SIGABRT, -signal.SIGSEGV)
+            if self._kernels_off or trainer not in self._locks or not (crashed or GPU_LOST in end.last):
+                raise
+            self._kernels_off = f"a trainer died with them: {end.last}"
+            log.warning("%s: its trainer died (%s); started again without Triton kernels", folder, end.last)
+            trainer.call(order | {"kernels_off": self._kernels_off}, folder / LOG, watch)
 
     @contextmanager
     def _lent(self) -> Iterator[Resident]:

@@ -53,7 +53,16 @@ from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
 from tasks.storage.records import write_npz, write_record
-from tasks.training.files import CHECKPOINTS, EPOCHS, KERNELS, RESULT, earlier_model, home_of, read_job
+from tasks.training.files import (
+    CHECKPOINTS,
+    EPOCHS,
+    GPU_LOST,
+    KERNELS,
+    RESULT,
+    earlier_model,
+    home_of,
+    read_job,
+)
 from tasks.training.plan import job_key
 from tasks.training.progress import EpochReports, ProgressFile, plain
 
@@ -187,32 +196,47 @@ def serve(orders: Orders) -> None:
     torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
     if torch.cuda.is_available():
         torch.cuda.init()
-        compile_kernels(json.loads(os.environ.get(KERNELS) or "{}"))
+        compile_kernels(json.loads(os.environ.get(KERNELS) or "{}"), orders)
         forget_peaks()  # a trainer that waits for a busy GPU keeps no memory of it
     for order in orders:
         forget_peaks()
-        train_once(Path(order["folder"]))
+        try:
+            train_once(Path(order["folder"]), order.get("kernels_off", ""))
+        except Exception as error:
+            if _gpu_is_lost():
+                raise CpbError(f"{GPU_LOST}: {' '.join(str(error).split())[:200]}") from error
+            raise
         orders.answer()
 
 
-def compile_kernels(wanted: dict[str, Any]) -> None:
-    """Compile the kernels that the run will launch, in threads, before the first order: candles are still being read.
+def _gpu_is_lost() -> bool:
+    """Whether this process can use its GPU no more, as after an illegal address."""
+    try:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
 
-    wanted: names of architectures, and preset, profile and overrides of them all. A failure is only logged: the first
-    step then raises it, or compiles the kernels itself.
+
+def compile_kernels(wanted: dict[str, Any], orders: Orders) -> None:
+    """Compile and check the kernels that the run will launch until the first order: candles are still being read.
+
+    wanted: names of architectures, and preset, profile and overrides of them all. A failure is only logged, and the
+    kernels for which there was no time are left to the shard that needs them.
     """
     for name in wanted.get("names", []):
-        begun = time.perf_counter()
+        if orders.waiting:
+            return
         try:
             profile = _profile(wanted["profile"], "cuda")
             options = cpbmodels.preset(wanted["preset"], name, profile, **wanted["overrides"])
-            found = cpbmodels.architecture(name)
-            made = 0 if found.closed_form else steps.compile_kernels(name, options, torch.device("cuda", 0))
-        except Exception as error:  # noqa: BLE001 - compiling ahead saves time and decides nothing
+            if not cpbmodels.architecture(name).closed_form:
+                steps.kernels_off(name, options, torch.device("cuda", 0))
+        except Exception as error:
+            if _gpu_is_lost():
+                raise
             log.warning("kernels of %s were not compiled ahead: %s", name, error)
-            continue
-        if made:
-            log.info("%d kernels of %s compiled or cached in %.1f s", made, name, time.perf_counter() - begun)
 
 
 def forget_peaks() -> None:
@@ -226,15 +250,18 @@ def forget_peaks() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def train_once(folder: Path) -> None:
+def train_once(folder: Path, kernels_off: str = "") -> None:
     """Train the job in `folder` unless it is done; raises `CpbError` if none of its members can be trained."""
     with locked(folder / "lock"):
         if not (folder / RESULT).exists():
-            train_job(folder)
+            train_job(folder, kernels_off)
 
 
-def train_job(folder: Path) -> ShardResult:
-    """Train, predict the validation and test spans, and write every member's folder, then the result."""
+def train_job(folder: Path, kernels_off: str = "") -> ShardResult:
+    """Train, predict the validation and test spans, and write every member's folder, then the result.
+
+    kernels_off: why `cpbmodels.kernels` are not used although the job allows them.
+    """
     job = read_job(folder)
     progress = ProgressFile(folder, job.architecture)
     home = home_of(folder, job)
@@ -253,8 +280,8 @@ def train_job(folder: Path) -> ShardResult:
     with watch.running():
         models = train_members(
             job, loaded, home, checkpoint=folder / CHECKPOINTS, resume=True, device=device,
-            profile=_profile(job.profile, job.device), dtype=job.dtype, kernels=job.kernels, on_epoch=on_epoch,
-            on_step=progress.on_step,
+            profile=_profile(job.profile, job.device), dtype=job.dtype, on_epoch=on_epoch, on_step=progress.on_step,
+            kernels=job.kernels and (kernels_off or True),
         )  # fmt: skip
     trained = [(spec, series, model) for (spec, series), model in zip(loaded, models, strict=True)]
     good = [one for one in trained if not one[2].report.get("diverged")]

@@ -1,14 +1,10 @@
 """Small fleets whose step runs on torch's path or, in Triton's interpreter, on `cpbmodels.kernels`; and comparisons."""
 
-import numpy as np
 import torch
 
 from cpbmodels.arch.presets import preset
-from cpbmodels.device.steps import walk
-from cpbmodels.fleet.bank import Bank, make_task
-from cpbmodels.fleet.loop import Job
+from cpbmodels.device.steps import fleet_step
 from cpbmodels.fleet.net import Net
-from cpbmodels.fleet.training import make_fleet
 
 CPU = torch.device("cpu")
 TINY = {
@@ -30,22 +26,17 @@ class SmallFleet:
 
     def __init__(self, architecture, dtype, kernels=False, members=2, compute=None, **options):
         options = preset(f"seed-{architecture}", architecture, mixed_precision="off", **{**TINY, **options})
-        series = [walk(900, seed, options) for seed in range(members)]
         compute = compute or dtype
-        job = Job(series, architecture, options, CPU, dtype, compute, None, False, None, None)
-        self.bank = Bank.build(series, options, CPU, dtype)
-        tasks = [make_task(self.bank, series, (k,), k, one.symbol, options) for k, one in enumerate(series)]
         net = Net(architecture, options, CPU, dtype, compute if kernels else None)
-        self.fleet = make_fleet(job, net, tasks)
-        self.origins = torch.as_tensor(np.stack([task.train[: options.batch_size] for task in tasks]))
-        self.weight = torch.ones(self.origins.shape, dtype=dtype)
+        step = fleet_step(architecture, options, members, CPU, compute, dtype=dtype, net=net)
+        self.fleet, self.bank, self.origins, self.weight = step.fleet, step.bank, step.origins, step.weight
 
     def gradients(self):
         """Losses [K] and gradients by weight of the first step."""
         fleet, count = self.fleet, len(self.origins)
         fleet.compute_weights.refresh(count)
         share = self.weight / self.weight.sum(1, keepdim=True)
-        found = fleet._backward(self.bank, self.origins, share, fleet.prefix(count), 0)
+        found = fleet.backward(self.bank, self.origins, share, fleet.prefix(count), 0)
         return fleet.loss_sum.clone(), fleet.net.layout.views(found.clone())
 
     def step(self, lr=1e-3):

@@ -17,9 +17,9 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 INTERPRETED = sorted(path.name for path in HERE.glob("check_interpreted_*.py"))
 COMPILED = sorted(path.name for path in HERE.glob("check_compiled_*.py"))
-LONG = {f"check_interpreted_{what}.py" for what in ("recurrent", "neighbours", "bf16", "transformer")} | set(
-    COMPILED
-)
+LONG = {
+    f"check_interpreted_{what}.py" for what in ("recurrent", "neighbours", "bf16", "transformer", "presets")
+} | set(COMPILED)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import torch
 
 from cpbmodels.arch import find
 from cpbmodels.arch.presets import preset
-from cpbmodels.kernels import support
+from cpbmodels.fleet.graphs import Graphs
+from cpbmodels.kernels import check, support
 
 GPU = torch.device("cuda")
 
@@ -15,18 +16,19 @@ GPU = torch.device("cuda")
 @pytest.fixture
 def chip(monkeypatch):
     """An H100, as far as the switch asks."""
-    found = types.SimpleNamespace(capability=(9, 0), shared=232_448)
+    found = types.SimpleNamespace(capability=(9, 0), shared=232_448, wrong="")
     monkeypatch.setattr(support, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found.capability)
     monkeypatch.setattr(support, "shared_bytes", lambda _: found.shared)
     monkeypatch.setattr(support, "driver_fault", lambda: "")
+    monkeypatch.setattr(support, "checked", lambda *_: found.wrong)
     return found
 
 
 def _reason(architecture="transformer", device=GPU, compute=torch.bfloat16, wanted=True, **options):
     return support.off_reason(
-        find(architecture), preset(f"seed-{architecture}", architecture, **options), device, compute, wanted
+        architecture, preset(f"seed-{architecture}", architecture, **options), device, compute, wanted
     )
 
 
@@ -39,6 +41,7 @@ def test_they_are_on_where_everything_is_there(chip):
     [
         ({"device": torch.device("cpu")}, "NVIDIA GPU, not cpu"),
         ({"wanted": False}, "kernels=false"),
+        ({"wanted": "a launch failed"}, "off (a launch failed)"),
         ({"compute": torch.float32}, "float32, not bf16"),
         ({"compute": torch.float64}, "float64, not bf16"),
         ({"batch_size": 40}, "40 windows a member and step"),
@@ -66,9 +69,7 @@ def test_without_triton_torchs_path_is_taken(chip, monkeypatch):
 
 
 def test_an_architecture_without_kernels_keeps_torchs_path(chip):
-    assert "has none" in support.off_reason(
-        find("classifier-gru"), preset("seed-gru", "gru"), GPU, torch.bfloat16
-    )
+    assert "has none" in support.off_reason("classifier-gru", preset("seed-gru", "gru"), GPU, torch.bfloat16)
 
 
 def test_a_machine_on_which_triton_cannot_build_its_driver_keeps_torchs_path(chip, monkeypatch):
@@ -82,9 +83,74 @@ def test_a_fault_of_tritons_driver_is_named_and_raises_nothing():
     )
 
 
-def test_a_subclass_keeps_torchs_path(chip):
+def test_a_subclass_keeps_torchs_path(chip, monkeypatch):
     class Other(find("gru")):
         """Computes something else."""
 
-    options = preset("seed-gru", "gru")
-    assert "subclass" in support.off_reason(Other, options, GPU, torch.bfloat16)
+    monkeypatch.setattr(support, "find", lambda name: Other)
+    assert "subclass" in _reason("gru")
+
+
+def test_a_chip_on_which_they_are_wrong_keeps_torchs_path(chip):
+    chip.wrong = "wrong on this chip: gradient 1.0e-01 off, 4.0e-03 allowed"
+    assert support.described(_reason()) == f"off ({chip.wrong})"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of resource: shared memory"), None])
+def test_the_check_is_asked_once_and_a_kernel_that_does_not_run_is_a_reason(monkeypatch, tmp_path, error):
+    asked = []
+
+    def compare(*_):
+        asked.append(1)
+        if error:
+            raise error
+        return dict.fromkeys(("torch_gradient", "gradient", "loss", "validation", "update"), 1e-5)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for name, value in {"compile_ahead": lambda _: 0, "compare": compare, "same_bits": lambda *_: {}}.items():
+        monkeypatch.setattr(check, name, value)
+    for _ in range(2):
+        monkeypatch.setattr(check, "_verdicts", {})  # as another process
+        found = check.fault("gru", preset("seed-gru", "gru"), torch.device("cpu"), torch.bfloat16)
+        assert found == ("they do not run here: out of resource: shared memory" if error else "")
+    assert len(asked) == (2 if error else 1)  # an error may pass, a verdict is kept
+    other = preset("seed-gru", "gru", hidden_dim=64)
+    assert (
+        check._key("gru", other, torch.device("cpu"), torch.bfloat16)
+        not in next(tmp_path.iterdir(), tmp_path).name
+    )
+
+
+def test_kernels_are_compiled_and_loaded_ahead_each_variant_once():
+    built = []
+
+    class Compiled:
+        @property
+        def run(self):
+            built.append("loaded")
+
+    class Kernel:
+        def warmup(self, *args, grid, **constants):
+            return Compiled()
+
+    def step():
+        for rows, warps in ((1, 4), (2, 4), (1, 8)):
+            support.launch(kernel, (1,), torch.zeros(8), rows, num_warps=warps)
+
+    kernel = Kernel()
+    assert support.compile_ahead(step) == len(built) == 2
+
+
+def test_the_check_sees_what_a_graph_has_computed(monkeypatch):
+    class OnACpu(Graphs):
+        def eager(self, work):
+            work()
+
+        def capture(self, work):
+            work()
+            return types.SimpleNamespace(replay=lambda: None)
+
+    options = preset("seed-gru", "gru", hidden_dim=16, batch_size=16)
+    step = check._trial("gru", options, torch.device("cpu"), torch.float32, torch.float32, kernels=False)
+    monkeypatch.setattr(check, "Graphs", OnACpu)
+    assert check._equal(check._replayed(step, torch.device("cpu")), check._pass(step))

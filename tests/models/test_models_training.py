@@ -17,6 +17,7 @@ from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
 from cpbmodels.arch import deferred
 from cpbmodels.arch.heads import Point
 from cpbmodels.errors import ModelError
+from cpbmodels.fleet import training
 from cpbmodels.fleet.bank import Bank
 from cpbmodels.fleet.checkpoint import Checkpoints
 from cpbmodels.fleet.config import sealed
@@ -259,6 +260,25 @@ def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
         torch.testing.assert_close(a.rows, b.rows, rtol=1e-9, atol=1e-12)
     assert [(member.report["halved_to"], member.report["accumulate"]) for member in found] == [(1, 2)] * 3
     assert wanted[0].report["halved_to"] == 0
+
+
+def test_a_fleet_without_a_finite_loss_is_trained_once_more_without_kernels(monkeypatch, tmp_path, caplog):
+    asked, train_one = [], training._train_one
+
+    def train(job, bank, tasks):
+        members = train_one(job, bank, tasks)
+        asked.append(job.kernels)
+        for one in members if job.kernels is True else ():
+            one.report.update(stopped="nan", kernels="on")
+        return members
+
+    monkeypatch.setattr(training, "_train_one", train)
+    series = [series_for("linear"), series_for("linear", seed=1)]
+    how = {"preset": "smoke", "epochs": 1, "workers": 1, "checkpoint": tmp_path}
+    members = train_fleet(series, "linear", **how)
+    assert asked == [True, "no loss stayed finite with them"]
+    assert [one.report["kernels"] for one in members] == ["off (no loss stayed finite with them)"] * 2
+    assert "trained again without Triton kernels" in caplog.text
 
 
 def test_copies_average_where_memory_ran_out_between_them(monkeypatch):

@@ -1,5 +1,6 @@
 """What the trainer does with a job that it cannot train, or need not."""
 
+import types
 from datetime import UTC, datetime
 
 import pytest
@@ -10,8 +11,9 @@ from schemas.handover import JobMember, SeriesRecord, ShardResult, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.storage.records import write_record
+from tasks.training import trainer
 from tasks.training.devices import Slots
-from tasks.training.files import RESULT, prepare, read_result, shard_folder
+from tasks.training.files import GPU_LOST, RESULT, prepare, read_result, shard_folder
 from tasks.training.plan import job_key, plan_job
 from tasks.training.runner import Trainers
 from tasks.training.trainer import train_once
@@ -59,6 +61,36 @@ def test_a_fleet_that_is_trained_is_left_as_it_is(job, tmp_path):
     train_once(folder)
     assert (folder / RESULT).read_bytes() == before
     assert not (folder / "members").exists()
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_lost_gpu_is_the_last_word(lost, tmp_path, monkeypatch):
+    def train_once(*_):
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ..")
+
+    monkeypatch.setattr(trainer, "train_once", train_once)
+    monkeypatch.setattr(trainer, "_gpu_is_lost", lambda: lost)
+    kind, words = (CpbError, f"{GPU_LOST}: CUDA error: an illegal") if lost else (RuntimeError, "^CUDA error")
+    with pytest.raises(kind, match=words):
+        trainer.serve([{"folder": str(tmp_path)}])
+
+
+def test_kernels_are_compiled_ahead_until_the_first_order(monkeypatch):
+    orders, asked = types.SimpleNamespace(waiting=False), []
+
+    def kernels_off(name, options, device):
+        asked.append(name)
+        orders.waiting = len(asked) == 2
+
+    monkeypatch.setattr(trainer.steps, "kernels_off", kernels_off)
+    wanted = {
+        "names": ["gru", "lstm", "transformer"],
+        "preset": "default",
+        "profile": "auto",
+        "overrides": {},
+    }
+    trainer.compile_kernels(wanted, orders)
+    assert asked == ["gru", "lstm"]
 
 
 @pytest.mark.slow

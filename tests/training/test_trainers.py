@@ -132,6 +132,24 @@ def test_a_killed_worker_names_its_signal(folder, worker):
     assert died.value.code == "trainer-died"
 
 
+@pytest.mark.parametrize(
+    "end", ["sys.exit('CpbError: the process lost its GPU: an illegal address')", "os.abort()"]
+)
+def test_a_trainer_that_dies_in_a_launch_is_started_again_without_kernels(end, folder, worker, caplog):
+    worker(f"if not order['kernels_off']: {end}\n(folder / 'result.json').write_text(order['kernels_off'])")
+    run_trainer(folder, Slots(("GPU-of-a-test",), 1, 1), 30)
+    assert (folder / "result.json").read_text().startswith("a trainer died with them: ")
+    assert "started again without Triton kernels" in caplog.text
+
+
+def test_once_only_and_for_no_other_reason(folder, worker):
+    worker("(folder / 'tries').open('a').write('x'); sys.exit('CpbError: the process lost its GPU: x')")
+    for slots, tries in ((CPU, 1), (Slots(("GPU-of-a-test",), 1, 1), 3)):
+        with pytest.raises(TrainerDied, match="lost its GPU"):
+            run_trainer(folder, slots, 30)
+        assert len((folder / "tries").read_text()) == tries
+
+
 def test_a_worker_that_the_kernel_killed_for_memory_says_so(folder, worker, monkeypatch):
     counts = iter((7, 8))
     monkeypatch.setattr(runner, "_oom_kills", lambda: next(counts))

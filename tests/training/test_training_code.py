@@ -35,7 +35,8 @@ COMPUTING = {
         "plan", "prediction", "training",
     },
     "cpbmodels/kernels": {
-        "__init__", "attention", "blocks", "decoder", "dropout", "optimizer", "recurrent", "support", "transformer",
+        "__init__", "attention", "blocks", "check", "decoder", "dropout", "optimizer", "recurrent", "support",
+        "transformer",
     },
     "tasks/signals": {"__init__", "feature_files", "splits"},
     "tasks/training": {"trainer"},

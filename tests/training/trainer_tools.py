@@ -8,7 +8,7 @@ PRELUDE = """\
 import sys, pathlib, time, os
 
 def serve(orders):
-    global folder
+    global folder, order
     for order in orders:
         folder = pathlib.Path(order["folder"])
         (folder / "pid").write_text(str(os.getpid()))

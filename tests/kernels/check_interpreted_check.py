@@ -1,0 +1,34 @@
+"""The check of the kernels on the device, in Triton's interpreter: right kernels pass, wrong ones do not."""
+
+import bf16
+import mutants
+import pytest
+from gpu_on_cpu import gpu_path
+
+from cpbmodels.arch.presets import preset
+from cpbmodels.kernels import check
+
+TINY = preset("seed-gru", "gru", hidden_dim=16, n_layers=1, context=3, horizon=1, batch_size=16)
+
+
+@pytest.fixture(autouse=True)
+def as_on_a_gpu(monkeypatch):
+    bf16.mend(monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the neighbour
+@pytest.mark.parametrize("wrong", [(), mutants.MASK, mutants.SIGN, mutants.HELD, mutants.NEIGHBOUR])
+def test_the_verdict_names_what_is_wrong_and_is_kept(wrong, monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(check, "compile_ahead", lambda step: 0)  # the interpreter compiles nothing
+    monkeypatch.setattr(check, "_verdicts", {})
+    if wrong:
+        mutants.make_wrong(monkeypatch, tmp_path, "gru", wrong)
+    with gpu_path():
+        found = check.fault("gru", TINY, mutants.CPU, mutants.BF16)
+    assert found.startswith("wrong on this chip: ") is bool(wrong)
+    if wrong == mutants.HELD:
+        assert "update" in found
+    if wrong == mutants.NEIGHBOUR:
+        assert found.endswith("other bits with a neighbour of NaN")
+    assert [path.read_text() for path in tmp_path.glob("cpb-*.txt")] == [found]

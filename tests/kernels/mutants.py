@@ -1,0 +1,52 @@
+"""Kernels made wrong on purpose, in Triton's interpreter, and what `cpbmodels.kernels.check` says of them."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+from gpu_on_cpu import gpu_path
+from triton.runtime.interpreter import InterpretedFunction
+
+from cpbmodels.kernels import attention, blocks, check, decoder, optimizer, recurrent
+
+CPU, BF16 = torch.device("cpu"), torch.bfloat16
+MASK, SIGN, HELD, NEIGHBOUR = "a mask", "a sign", "a held row", "a neighbour"
+_SHARES = (
+    decoder,
+    "scores = tl.where((t < T)[:, None], scores",
+    "scores = tl.where((t < BT)[:, None], scores",
+)
+WRONG = {
+    ("transformer", MASK): (attention, "seen = (j < T)[None, :]", "seen = (j < BT)[None, :]"),
+    ("transformer", SIGN): (blocks, "v * 0.7071067811865476)) + v", "v * 0.7071067811865476)) - v"),
+    ("gru", MASK): _SHARES,
+    ("gru", SIGN): (recurrent, "d_h * (h - n) * z", "d_h * (n - h) * z"),
+    ("lstm", MASK): _SHARES,
+    ("lstm", SIGN): (recurrent, "_put3(out, H, d * g * i", "_put3(out, H, -d * g * i"),
+    ("gru", HELD): (optimizer, "moves = tl.load(held + k) == 0", "moves = tl.load(held + k) >= 0"),
+    ("gru", NEIGHBOUR): (
+        decoder,
+        "out += tl.load(b_out + k * s_bo + o).to(tl.float32)",
+        "out += tl.load(b_out + k * s_bo + o).to(tl.float32) + 0 * tl.load(b_out + (2 - k) * s_bo + o).to(tl.float32)",
+    ),
+}  # fmt: skip
+
+
+def make_wrong(monkeypatch, tmp_path, architecture, what):
+    """Run the module's kernels from a copy of its source with one expression changed."""
+    module, right, wrong = WRONG[architecture, what]
+    source = Path(module.__file__).read_text()
+    assert source.count(right) == 1
+    path = tmp_path / "wrong.py"
+    path.write_text(source.replace(right, wrong))
+    spec = importlib.util.spec_from_file_location("wrong", path)
+    copy = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(copy)
+    for name, kernel in vars(copy).items():
+        if isinstance(kernel, InterpretedFunction):
+            monkeypatch.setattr(module, name, kernel)
+
+
+def found_wrong(architecture, options):
+    with gpu_path():
+        return list(check.faults(check.compare(architecture, options, CPU, BF16)))
