@@ -198,14 +198,15 @@ class TrainedMember(Record):
 class DeviceWork(Record):
     """Usage of a shard's device. `device`: a GPU's UUID, "" for a CPU.
 
-    `begin`, `end`: start of the first and end of the last batch, in seconds since 1970. `busy_s`: seconds in between
-    during which a batch of training, validation or prediction was running. `cpu_s`: the trainer's processor time.
+    `begin`, `end`: from the first candles on the device to the last file of the shard, in seconds since 1970. `busy_s`:
+    seconds in between during which a GPU ran a kernel, by its driver; None on a CPU, and where the driver does not say.
+    `cpu_s`: the trainer's processor time.
     """
 
     device: str
     begin: float
     end: float
-    busy_s: float
+    busy_s: float | None
     cpu_s: float
 
 

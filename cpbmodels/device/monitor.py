@@ -118,11 +118,13 @@ class CpuClock:
 class Monitor:
     """`with Monitor("cuda") as m: train(); m.summary()`; on a CPU it records the memory of the process alone.
 
-    `interval`: seconds between two samples. NVML's utilisation counts every process on the GPU, not only this one.
+    `interval`: seconds between two samples. `quiet`: no warning about a GPU that waited. NVML's utilisation counts
+    every process on the GPU, not only this one.
     """
 
     device: torch.device | str
     interval: float = 0.5
+    quiet: bool = False
     _states: list[GpuState] = field(default_factory=list, init=False)
     _counters: GpuCounters | None = field(default=None, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
@@ -149,7 +151,7 @@ class Monitor:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        if kind is None and self.warning:
+        if kind is None and self.warning and not self.quiet:
             warnings.warn(self.warning, stacklevel=2)
 
     def _sample(self) -> None:

@@ -40,17 +40,15 @@ class Checkpoints:
         self.pending: Future[None] | None = None
         self.next_due = 0.0  # on time.monotonic's clock: an earlier copy would take more than MAX_TIME_SHARE
 
-    def save(
-        self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any], force: bool = False
-    ) -> None:
+    def save(self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Write the state after `epoch` in the background.
 
-        Skipped, unless `force`, while the last checkpoint is still being written, and while its copy is more than
-        `MAX_TIME_SHARE` of the time since it began.
+        Skipped while the last checkpoint is still being written, and while its copy is more than `MAX_TIME_SHARE` of
+        the time since it began.
         """
         started = time.monotonic()
         if self.pending is not None:
-            if not force and (not self.pending.done() or started < self.next_due):
+            if not self.pending.done() or started < self.next_due:
                 return
             self.pending.result()  # raises the writer's error, such as a full disk
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -237,8 +237,8 @@ class Loop:
                 self.stop_now()
                 return
             self.validate_epoch()
-            if checkpoints is not None:
-                checkpoints.save(self.epoch, self.tensors(), self.state(), force=not self.active)
+            if checkpoints is not None and self.active:  # nothing continues from the last epoch
+                checkpoints.save(self.epoch, self.tensors(), self.state())
             seconds = time.perf_counter() - started
             self.windows, self.seconds = self.windows + windows, self.seconds + seconds
             if on_epoch is not None:

@@ -84,15 +84,17 @@ def fleet_epochs(shards: Iterable[Sequence[dict[str, float]]]) -> list[dict[str,
 
 
 def busy_share(work: Sequence[DeviceWork], cores: int) -> dict[str, float]:
-    """Return `device_busy_share`: the share of time from the first batch to the last in which devices were busy.
+    """Return `device_busy_share`: the share of time from the first shard's start to the last's end with devices busy.
 
-    For GPUs, the seconds with a batch in flight, averaged over the GPUs that trained; for a CPU, the trainers' CPU
-    time divided by its cores.
+    For GPUs, the seconds in which a kernel ran, averaged over the GPUs that trained; nothing if a driver does not say
+    it. For a CPU, the trainers' CPU time divided by its cores.
     """
     span = max(one.end for one in work) - min(one.begin for one in work)
     gpus = {one.device for one in work if one.device}
-    seconds = sum(one.busy_s if one.device else one.cpu_s for one in work)
-    return {"device_busy_share": seconds / (span * (len(gpus) or cores))} if span > 0 else {}
+    seconds = [one.busy_s if one.device else one.cpu_s for one in work]
+    if span <= 0 or None in seconds:
+        return {}
+    return {"device_busy_share": sum(one or 0.0 for one in seconds) / (span * (len(gpus) or cores))}
 
 
 def _added(found: Sequence[dict[str, float]]) -> dict[str, float]:

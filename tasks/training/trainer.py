@@ -12,7 +12,6 @@ import ctypes
 import gc
 import json
 import logging
-import math
 import os
 import shutil
 import sys
@@ -31,7 +30,7 @@ import torch
 import cpbmodels
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET, Market
-from cpbmodels.device import steps
+from cpbmodels.device import Monitor, steps
 from cpbmodels.device.doctor import profile_for
 from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.plan import pick_device
@@ -270,60 +269,54 @@ def train_job(folder: Path, kernels_off: str = "") -> ShardResult:
         raise CpbError(
             f"no series of this shard can be trained; the first: {failures[0].reason}", code="empty-fleet"
         )
-    started, watch, epochs = time.perf_counter(), Stopwatch(), EpochReports(folder / EPOCHS)
+    started, epochs = time.perf_counter(), EpochReports(folder / EPOCHS)
 
     def on_epoch(record: cpbmodels.EpochRecord) -> None:
         epochs.add(record)
         progress.on_epoch(record)
 
     device = str(pick_device(job.device.partition(":")[0]))  # the trainer of cuda:1 sees only that GPU
-    with watch.running():
+    with measured(device) as work:
         models = train_members(
             job, loaded, home, checkpoint=folder / CHECKPOINTS, resume=True, device=device,
             profile=_profile(job.profile, job.device), dtype=job.dtype, on_epoch=on_epoch, on_step=progress.on_step,
             kernels=job.kernels and (kernels_off or True),
         )  # fmt: skip
-    trained = [(spec, series, model) for (spec, series), model in zip(loaded, models, strict=True)]
-    good = [one for one in trained if not one[2].report.get("diverged")]
-    failures += [_diverged(spec, model) for spec, _, model in trained if model.report.get("diverged")]
-    with new_folder(folder / "members") as draft:
-        members = _write_members(draft, job, good, progress, _Predictor(device, watch))
-    result = ShardResult(
-        key=job_key(job),
-        architecture=job.architecture,
-        members=tuple(members),
-        failures=tuple(failures),
-        train_seconds=time.perf_counter() - started,
-        work=watch.work(),
-        epochs=tuple(epochs.costs()),
-    )
+        trained = [(spec, series, model) for (spec, series), model in zip(loaded, models, strict=True)]
+        good = [one for one in trained if not one[2].report.get("diverged")]
+        failures += [_diverged(spec, model) for spec, _, model in trained if model.report.get("diverged")]
+        with new_folder(folder / "members") as draft:
+            members = _write_members(draft, job, good, progress, _Predictor(device))
+        result = ShardResult(
+            key=job_key(job),
+            architecture=job.architecture,
+            members=tuple(members),
+            failures=tuple(failures),
+            train_seconds=time.perf_counter() - started,
+            work=work(),
+            epochs=tuple(epochs.costs()),
+        )
     write_record(folder / RESULT, result, of=folder.name)
     (folder / EPOCHS).unlink(missing_ok=True)  # the result contains them
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
     return result
 
 
-class Stopwatch:
-    """Measures the device's busy time for one shard: training and prediction batches, not file access."""
+@contextmanager
+def measured(device: str) -> Iterator[Callable[[], DeviceWork]]:
+    """Measure the device from here to the call of what is yielded, at the end of the block."""
+    begin, cpu = time.time(), time.process_time()
+    with Monitor(device, quiet=True) as monitor:
 
-    def __init__(self) -> None:
-        self._began, self._ended = math.inf, 0.0
-        self._busy_s, self._cpu = 0.0, time.process_time()
+        def work() -> DeviceWork:
+            end, on_gpu = time.time(), device != "cpu"
+            share = monitor.summary().get("gpu_util_mean") if on_gpu else None
+            return DeviceWork(
+                device=os.environ.get("CUDA_VISIBLE_DEVICES", "") if on_gpu else "", begin=begin, end=end,
+                busy_s=None if share is None else share / 100 * (end - begin), cpu_s=time.process_time() - cpu,
+            )  # fmt: skip
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Count the time of the block."""
-        begin = time.time()
-        yield
-        self._began, self._ended = min(self._began, begin), time.time()
-        self._busy_s += self._ended - begin
-
-    def work(self) -> DeviceWork:
-        """Return the measured work."""
-        return DeviceWork(
-            device=os.environ.get("CUDA_VISIBLE_DEVICES", "") if torch.cuda.is_available() else "",
-            begin=self._began, end=self._ended, busy_s=self._busy_s, cpu_s=time.process_time() - self._cpu,
-        )  # fmt: skip
+        yield work
 
 
 def _profile(requested: str, device: str) -> str | None:
@@ -416,8 +409,8 @@ def _write_some(draft: Path, job: ShardJob, trained: Trained, predict: "_Predict
 class _Predictor:
     """Forecasts on the device that trained; after running out of its memory, on the CPU."""
 
-    def __init__(self, device: str, watch: Stopwatch) -> None:
-        self._device, self._watch = device, watch
+    def __init__(self, device: str) -> None:
+        self._device = device
 
     def __call__(
         self,
@@ -427,8 +420,7 @@ class _Predictor:
     ) -> list[cpbmodels.Prediction | cpbmodels.ModelError]:
         """Return the forecasts of member i on series i from origins i, or why there are none."""
         try:
-            with self._watch.running():
-                return predict_each(members, series, origins, device=self._device)
+            return predict_each(members, series, origins, device=self._device)
         except torch.OutOfMemoryError:
             if self._device == "cpu":
                 raise

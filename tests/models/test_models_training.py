@@ -132,6 +132,12 @@ def test_interrupted_and_resumed_gives_the_same_bits(tmp_path):
         train_fleet(series, "gru", checkpoint=tmp_path, resume=True, **(options | {"seeds": [3, 4]}))
 
 
+def test_the_last_epoch_leaves_no_checkpoint(tmp_path):
+    train_fleet([walk(500)], "linear", checkpoint=tmp_path, **SMALL | {"epochs": 3, "patience": 3})
+    assert not list(tmp_path.rglob("epoch-000003*"))
+    assert list(tmp_path.rglob("epoch-000001*"))
+
+
 def test_members_that_were_cut_into_other_fleets_start_anew(tmp_path, caplog):
     """As where the same command goes on with another number of cores, or memory ran out the first time."""
     series = [walk(rows, seed=rows) for rows in (500, 600)]
@@ -528,8 +534,9 @@ def test_copies_for_checkpoints_wait_until_the_last_one_has_paid_for_itself(tmp_
 def test_a_damaged_checkpoint_is_never_resumed_from(tmp_path):
     store = Checkpoints(tmp_path)
     for epoch in (1, 2):
-        store.save(epoch, {"flat": torch.full((64,), float(epoch))}, {"epoch": epoch}, force=True)
-    store.close()
+        store.save(epoch, {"flat": torch.full((64,), float(epoch))}, {"epoch": epoch})
+        store.close()
+        store = Checkpoints(tmp_path)
     older, newest = store.files()
     assert store.latest()[1] == {"epoch": 2}
     whole = newest.read_bytes()

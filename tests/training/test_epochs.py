@@ -5,8 +5,9 @@ import json
 import pytest
 
 from cpbmodels import EpochRecord
+from schemas.handover import DeviceWork
 from tasks.training import progress
-from tasks.training.progress import EpochReports, epoch_costs
+from tasks.training.progress import EpochReports, busy_share, epoch_costs
 
 
 def record(epoch, first=0, losses=(1.0,), **changes):
@@ -53,3 +54,13 @@ def test_a_killed_training_that_goes_on_has_every_epoch_once(tmp_path, monkeypat
     costs = told(path, monkeypatch, (record(2), 110.0), (record(3), 112.0)).costs()
     assert [(c["epoch"], c["epoch_seconds"]) for c in costs] == [(1, 2.0), (2, 2.0), (3, 2.0)]
     assert epoch_costs(map(json.loads, path.read_text().splitlines())) == costs
+
+
+def test_devices_are_busy_while_a_kernel_runs_or_their_processes_compute():
+    def work(device, begin, end, busy_s):
+        return DeviceWork(device=device, begin=begin, end=end, busy_s=busy_s, cpu_s=3.0)
+
+    gpus = [work("GPU-a", 0.0, 8.0, 6.0), work("GPU-b", 1.0, 10.0, 4.0)]
+    assert busy_share(gpus, 4) == {"device_busy_share": 0.5}
+    assert busy_share([*gpus, work("GPU-a", 8.0, 10.0, None)], 4) == {}
+    assert busy_share([work("", 0.0, 10.0, None)], 2) == {"device_busy_share": 0.15}
