@@ -67,11 +67,6 @@ def as_of(tags: Mapping[str, str]) -> str | None:
     return tags.get(CANDLES_UNTIL, asked) if asked == NEWEST else asked
 
 
-def command_of(run: "Run") -> str:
-    """Return the command of a flow's run."""
-    return run.data.tags.get(COMMAND) or run.info.run_name or ""
-
-
 def digests_of(tags: Mapping[str, str], key: str = FILES) -> dict[str, str]:
     """Return the recorded sha256 of each file from the tags of a run or a version; empty if missing or invalid."""
     try:
