@@ -4,6 +4,7 @@ Third-party packages are those of the Python that runs the tests, read through a
 cpb's two distributions and needs no network.
 """
 
+import io
 import json
 import os
 import shutil
@@ -11,6 +12,8 @@ import sqlite3
 import subprocess
 import sys
 import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import polars as pl
@@ -18,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs/colab.ipynb"
-SETUP = ("import os", "import shutil")  # how the cells begin that make the settings and install
+SETUP = ("import json",)  # how the cell begins that installs
 
 NO_VENV = """
 import sys
@@ -136,16 +139,16 @@ def test_every_cell_runs_on_a_python_without_ensurepip_and_the_next_session_goes
     session.mkdir()
     settings = {"CPB_REPO": repo.as_uri(), "CPB_SOURCE": "sim", "CPB_PRESET": "smoke", "CPB_KEEP": str(kept)}
     torch_before = ask(python, "import torch; print(torch.__version__, torch.__file__)").stdout
-    board = "print(table.decode())"
+    board = "print(board.write_json())"
 
     cells = execute(python, session, monkeypatch, after=board, **settings)
     assert (session / "cpb/flows").is_dir()
     assert len(shown(cells, "image/png")) == 2
     assert len(shown(cells, "text/html")) == 2
     assert "problems: none" in printed(cells)
-    assert "new store" in printed(cells)
+    assert "kept: " in printed(cells)
     assert "not published" in printed(cells)
-    rows = pl.DataFrame(json.loads(printed(cells[-1:]))["leaderboard"])
+    rows = pl.read_json(io.StringIO(printed(cells[-1:])))
     assert set(rows["architecture"]) == {"transformer", "gru", "lstm", "linear", "har"}
     assert set(rows["members"]) == {3}
     assert ask(python, "import torch; print(torch.__version__, torch.__file__)").stdout == torch_before
@@ -159,10 +162,55 @@ def test_every_cell_runs_on_a_python_without_ensurepip_and_the_next_session_goes
     shutil.rmtree(session / "cpb-store")  # a new machine: what was kept is all that there is
     again = execute(python, session, monkeypatch, without=("!cpb doctor",), after=board, **settings)
     assert "went on from" in printed(again)
-    told = pl.DataFrame(json.loads(printed(again[-1:]))["leaderboard"])
+    told = pl.read_json(io.StringIO(printed(again[-1:])))
     assert told.drop("run_id").equals(
         rows.drop("run_id")
     )  # seconds of training, too: nothing was trained again
+
+
+def test_three_cells_install_look_and_train():
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    first, second, third, *_more = ["".join(cell["source"]) for cell in cells]
+    assert "%pip install" in first
+    assert second == "!cpb doctor"
+    assert "!cpb train-all" in third
+    assert "board.select(" in third
+
+
+@pytest.mark.parametrize(
+    ("path", "address"),
+    [
+        (
+            "fileId=https%3A%2F%2Fgithub.com%2Falice%2Fcpb%2Fblob%2Fmain%2Fdocs%2Fcolab.ipynb",
+            "https://github.com/alice/cpb.git",
+        ),
+        ("fileId=1x2y3z", ""),
+    ],
+)
+def test_the_address_is_that_of_the_repository_which_colab_opened_it_from(path, address, monkeypatch):
+    """Colab tells a notebook's place in its list of sessions."""
+
+    class Sessions(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps([{"name": "colab.ipynb", "path": path}]).encode())
+
+        def log_message(self, *_):
+            """Print nothing."""
+
+    source = "".join(json.loads(NOTEBOOK.read_text())["cells"][2]["source"])
+    names = {}
+    imports = source[: source.index("REPO =")]
+    exec(imports + source[source.index("def opened_from") : source.index("candidates =")], names)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Sessions) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("COLAB_JUPYTER_IP", "127.0.0.1")
+        monkeypatch.setenv("KMP_TARGET_PORT", str(server.server_port))
+        assert names["opened_from"]() == address
+        server.shutdown()
+    monkeypatch.delenv("COLAB_JUPYTER_IP")
+    assert names["opened_from"]() == ""
 
 
 @pytest.mark.slow
@@ -180,8 +228,7 @@ def test_inside_a_clone_nothing_is_fetched_and_elsewhere_the_address_is_asked_fo
     assert not list((tmp_path / "elsewhere").iterdir())
 
     where = "import flows.cli, cpbmodels\nprint(flows.cli.__file__, cpbmodels.__file__)"
-    cells = execute(python, repo / "docs", monkeypatch, only=(*SETUP, "import tarfile"), after=where)
-    assert "new store" in printed(cells[:-1])
+    cells = execute(python, repo / "docs", monkeypatch, only=SETUP, after=where)
     assert printed(cells[-1:]).split() == [
         str(repo / "flows/cli/__init__.py"),
         str(repo / "cpbmodels/__init__.py"),
