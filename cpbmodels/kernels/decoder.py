@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 OUTPUTS = 4
 ATTENTION_WARPS, MEMORY_WARPS = 1, 4
-"""Measured on an H100 with a prototype at the gru's sizes; the lstm's were not run with 1 warp.
+"""Measured on an H100 with a prototype at the gru's sizes, and at no other.
 
-Attention takes 187 us with 1 warp and 276 with 4, the memory's gradient 165 and 134."""
-MEMORY_VALUES = 4096
-"""States x hidden values that `MEMORY_WARPS` hold without spilling: 32 x 128, the gru's. More take more warps.
-
-With 2 warps, which is 128 sums a thread instead of 64, the same kernel took 1,970 us."""
+Attention takes 187 us with 1 warp and 276 with 4, the memory's gradient 165 and 134; with 2, which is 128 sums a thread
+instead of 64, 1,970."""
+VALUES = 4096
+"""States x hidden values for so many warps: 32 x 128, the gru's. More take more: with 1, the backward attention of 64 x
+256 spilled 1,216 bytes a thread (sm_90), with 4 none; the memory's gradient spills 784 with the 16 it may have."""
 
 
 @triton.jit(do_not_specialize=["s_bo", "s_tk", "s_tb", "s_fk", "s_fb", "s_n", "step", "B", "S"])
@@ -230,9 +230,9 @@ class _Decoder:
         self.shares = self.raw.new_empty(K, B, S, self.width, heads)
 
     def sizes(self, warps: int) -> dict[str, int]:
-        """Constants that the attention's kernels share."""
+        """Constants that the attention's kernels share; `warps` for `VALUES`."""
         sizes = {"HEADS": self.heads, "H": self.H, "T": self.T, "BT": self.width, "OUT": OUTPUTS}
-        return {**sizes, "num_warps": warps}
+        return {**sizes, "num_warps": warps * max(1, self.width * self.H // VALUES)}
 
     def read(self, layer: int, step: int) -> Tensor:
         """What a layer reads at a step."""
@@ -274,11 +274,9 @@ class _Decoder:
     ) -> Tensor:
         """Fill d_keys and d_values from all queries q [K, S, B, H]; returns b_v's gradient [K, 1, H]."""
         of_bias = self.raw.new_empty(self.K, self.B, self.H)
-        # At most 16, for T 64 and H 256: there a thread has 128 registers and spills 328 bytes (sm_90).
-        warps = max(MEMORY_WARPS, MEMORY_WARPS * self.width * self.H // MEMORY_VALUES)
         launch(
             _memory_back, (self.K * self.B,), d_raw, q, *q.stride()[:2], *parts(self.w_out), self.shares, d_scores,
-            *parts(d_keys, d_values), of_bias, d_keys.stride(1), self.B, S=self.S, **self.sizes(warps),
+            *parts(d_keys, d_values), of_bias, d_keys.stride(1), self.B, S=self.S, **self.sizes(MEMORY_WARPS),
         )  # fmt: skip
         return of_bias.sum(1, keepdim=True).to(q.dtype)
 

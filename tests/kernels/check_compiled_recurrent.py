@@ -42,6 +42,19 @@ def test_kernels_fit_on_the_chip_and_have_few_variants(architecture, chip, monke
 
 
 @pytest.mark.parametrize("architecture", ["gru", "lstm"])
+def test_attention_over_the_widest_sizes_does_not_spill(architecture, monkeypatch):
+    monkeypatch.setitem(
+        SEED, architecture, {"hidden_dim": 256, "context": 64, "horizon": 2, "batch_size": 16}
+    )
+    attention = [
+        one for one in _launches(architecture, 90, monkeypatch) if one[0].__name__.startswith("_attend")
+    ]
+    assert len(attention) >= 2
+    for launch in attention:
+        assert compile_for(90, *launch).stack == 0, launch[0].__name__
+
+
+@pytest.mark.parametrize("architecture", ["gru", "lstm"])
 def test_the_decoders_attention_writes_where_it_reads_nothing(architecture, monkeypatch):
     """With several warps, which hold the same few values, one could read what another has written."""
     found = 0
