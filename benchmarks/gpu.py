@@ -6,23 +6,25 @@
 In this order, so that what matters most is there when the call is cut off:
 
 1. machine      the chip, and its matmul rate today (the roof);
-2. correctness  losses per epoch against float64 on a CPU, for every architecture and precision, with unequal
+2. gradients    a step's losses and gradient at the seed size against float64, with Triton's kernels and on torch's
+                path (`torch_`), and the kernels' bits in a repeat, with a member less, beside a NaN and in a graph;
+3. correctness  losses per epoch against float64 on a CPU, for every architecture and precision, with unequal
                 histories and early stops, and checks that the comparison is alive: losses fall, graphs were captured
                 and replayed, and a learning rate 1 % larger is told apart;
-3. kernels      what one replay launches, as the profiler sees it, with Triton's kernels and without, beside the count
+4. kernels      what one replay launches, as the profiler sees it, with Triton's kernels and without, beside the count
                 of benchmarks/_kernels.py and the step's floor (the least bytes over the measured bandwidth);
-4. choices      a step with and without a graph, Triton's kernels, in each precision, with masked rows, and with
-                gradients collected weight by weight: alternately, medians with ranges;
-5. epochs       three epochs at full size, with Triton's kernels and without: capture cost, and validation's share of an
+5. choices      a step with and without a graph, Triton's kernels, in each precision, and with masked rows:
+                alternately, medians with ranges;
+6. epochs       three epochs at full size, with Triton's kernels and without: capture cost, and validation's share of an
                 epoch after captures;
-6. jobs         the three seed jobs whole: 40 members, all epochs, their totals, with Triton's kernels and without; the
+7. jobs         the three seed jobs whole: 40 members, all epochs, their totals, with Triton's kernels and without; the
                 longest, lstm, at the very end, both ways by the rate of the epochs for which there is time;
-7. naive        one model by the usual loop and by a competent one, scaled up: that loop takes equally long for each.
+8. naive        one model by the usual loop and by a competent one, scaled up: that loop takes equally long for each.
 
 The JSON file is rewritten after every part and every few seconds within a job, so that a kill loses nothing but the
-part it hits. A part for which the time is too short says so; a job that runs out of time reports the epochs it did, and
-the rest by its own rate, marked as such. A part that fails is recorded with its error, the others still run, and the
-exit code is 1.
+part it hits. Each part has a time limit of its own, which Python checks: a kernel that hangs is not ended. A part for
+which the time is too short says so; a job that runs out of time reports the epochs it did, and the rest by its own
+rate, marked as such. A part that fails is recorded with its error, the others still run, and the exit code is 1.
 
 Where the tool that lends a GPU keeps a folder $OUT: `python -m benchmarks.gpu --out $OUT/gpu.json`.
 """
@@ -30,6 +32,7 @@ Where the tool that lends a GPU keeps a folder $OUT: `python -m benchmarks.gpu -
 import argparse
 import json
 import platform
+import signal
 import statistics
 import time
 import traceback
@@ -49,13 +52,14 @@ from benchmarks._flops import floor_bytes, flops_per_window
 from benchmarks._paired import table
 from benchmarks._walks import walk, walks
 from cpbmodels import Member, Series, preset
-from cpbmodels.arch.torch_private import DeviceType, foreach_add_, foreach_copy_
+from cpbmodels.arch.torch_private import DeviceType
 from cpbmodels.device import Monitor
 from cpbmodels.device.doctor import seconds as best_seconds
 from cpbmodels.device.steps import FleetStep
-from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.graphs import Graphs, ValidationRunner
 from cpbmodels.fleet.loop import EpochRecord
+from cpbmodels.kernels import check
+from cpbmodels.kernels.support import described, off_reason
 
 JOBS = {
     "transformer": (5000, 50),
@@ -71,12 +75,11 @@ CONTROL = 1e-6  # in float64 a learning rate 1 % larger must differ by more, or 
 UNEQUAL = (400, 440, 480, 600, 640)  # candles: members finish an epoch one after another, so rows are masked
 BUDGET_S = 540.0
 RESERVE_S = 15.0  # left for the last write and the way out
-OTHER_WAY_S = 60.0  # left by a job with Triton's kernels for the same job without
 OFF = " without Triton kernels"
 
 
-class OutOfTime(Exception):
-    """Ends a job at an epoch's end because the budget is spent."""
+class OutOfTime(BaseException):
+    """Ends a part because its time is spent."""
 
 
 class Report:
@@ -113,16 +116,25 @@ class Report:
             draft.write_text(text)
             draft.replace(path)
 
-    def run(self, part: str, key: str, needs_s: float, work: Callable[[], object]) -> None:
-        """One entry of a part; what went wrong, or that the time is too short, stands in its place."""
-        if self.left_s < needs_s:
-            self.put(part, key, {"skipped": f"{self.left_s:.0f} s are left, about {needs_s:.0f} are needed"})
+    def run(self, part: str, key: str, limit_s: float, work: Callable[[], object]) -> None:
+        """One entry of a part; what went wrong, or that a third of its time is not left, stands in its place."""
+        if self.left_s < limit_s / 3:
+            self.put(part, key, {"skipped": f"{self.left_s:.0f} s are left, {limit_s / 3:.0f} are needed"})
             return
+
+        def end(*_: object) -> None:
+            raise OutOfTime(f"it took longer than {limit_s:.0f} s, or than were left")
+
+        before = signal.signal(signal.SIGALRM, end)
+        signal.setitimer(signal.ITIMER_REAL, min(limit_s, self.left_s))
         try:
             self.put(part, key, work())
-        except Exception as error:  # noqa: BLE001 - GPU time is lent: one fault must not cost the other parts
+        except (Exception, OutOfTime) as error:  # noqa: BLE001 - GPU time is lent: one fault must not cost the other parts
             where = traceback.format_exc().strip().splitlines()[-6:]
             self.put(part, key, {"error": f"{type(error).__name__}: {error}"[:400], "where": where})
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
 
 def measure_roof(device: torch.device, tiny: bool = False) -> dict[str, Any]:
@@ -164,6 +176,21 @@ class Captures:
 
         with patch.object(Graphs, "capture", timed), patch.object(Graphs, "run", counted):
             yield self
+
+
+def gradients(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
+    """Distances from float64 of one step at the seed size, as `cpbmodels.kernels.check` measures them; `ok` if few."""
+    device, compute = torch.device(args.device), torch.bfloat16 if _has_bf16(args.device) else torch.float16
+    options = preset(f"seed-{architecture}", architecture, **(TINY if args.tiny else {}))
+    off = off_reason(architecture, options, device, compute)
+    shape = architecture, options, device, compute
+    found: dict[str, Any] = check.compare(*shape, kernels=not off or off.startswith(check.WRONG))
+    faults = []
+    if "gradient" in found:
+        faults = list(check.faults(found))
+        found |= check.same_bits(*shape)
+    ok = not faults and False not in found.values() and found["torch_gradient"] < check.GRADIENT_MOST
+    return found | {"kernels": described(off), "ok": ok}
 
 
 def correctness(device: str, architecture: str, tiny: bool = False) -> dict[str, Any]:
@@ -322,8 +349,6 @@ def choices(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
     if device.type == "cuda":
         ways["without a graph"] = usual.eager
         ways[OFF.strip()] = _step(args, architecture, kernels=False)
-        with patch.object(Fleet, "_collect", _collect_by_weight):
-            ways["gradients weight by weight"] = _step(args, architecture)
     spent: dict[str, list[float]] = {name: [] for name in ways}
     with _tf32(device):
         for turn in range(2 if args.tiny else 7):
@@ -345,13 +370,6 @@ def _tf32(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def _collect_by_weight(
-    fleet: Fleet, prefix: Any, grads: tuple[torch.Tensor, ...], first: bool
-) -> torch.Tensor:
-    (foreach_copy_ if first else foreach_add_)(prefix.grads, grads)
-    return fleet.grad[: len(grads[0])]
 
 
 def epochs(args: argparse.Namespace, architecture: str, kernels: bool = True) -> dict[str, Any]:
@@ -405,9 +423,8 @@ def _job_series(args: argparse.Namespace, architecture: str) -> tuple[list[Serie
 
 
 def job(args: argparse.Namespace, architecture: str, report: Report, kernels: bool = True) -> dict[str, Any]:
-    """One seed job whole, everything in it: start-up, captures, validation. Cut at an epoch's end if time runs out."""
-    both = args.device.startswith("cuda")
-    part, keep_s = ("jobs", OTHER_WAY_S if both else 0.0) if kernels else ("jobs" + OFF, 0.0)
+    """One seed job whole, everything in it: start-up, captures, validation; its whole epochs if time runs out."""
+    part = "jobs" if kernels else "jobs" + OFF
     series, sizes, _ = _job_series(args, architecture)
     count = args.epochs or (2 if args.tiny else JOBS[architecture][1])
     roof = report.results["machine"]["roof"].get("matmul_tflops", float("nan")) * 1e12
@@ -432,10 +449,7 @@ def job(args: argparse.Namespace, architecture: str, report: Report, kernels: bo
             tflops=rate / 1e12,
             roof_share=rate / roof,
         )
-        spent = report.left_s < keep_s
-        report.put(part, architecture, dict(out), every_s=0.0 if spent or len(done) == 1 else 5.0)
-        if spent and not complete:
-            raise OutOfTime
+        report.put(part, architecture, dict(out), every_s=0.0 if len(done) == 1 else 5.0)
 
     watched = Captures()
     with Monitor(args.device, interval=0.1) as monitor, watched.watching():
@@ -445,7 +459,8 @@ def job(args: argparse.Namespace, architecture: str, report: Report, kernels: bo
             out["fleet_s"] = time.perf_counter() - start
             out |= {name: members[0].report[name] for name in ("compute_dtype", "kernels")}
         except OutOfTime:
-            pass
+            if not done:
+                raise
         summary = monitor.summary()
     return out | {
         "captures": len(watched.seconds),
@@ -485,26 +500,27 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         torch.set_num_threads(1)
     report = Report(args.out, args.budget)
     device, names = torch.device(args.device), args.only or list(JOBS)
-    report.run("machine", "roof", 0, lambda: measure_roof(device, args.tiny))
+    report.run("machine", "roof", 30, lambda: measure_roof(device, args.tiny))
     parts: dict[str, tuple[float, Callable[[str], object]]] = {
-        "correctness": (30, lambda name: correctness(args.device, name, args.tiny)),
-        "kernels": (15, lambda name: kernel_table(args, name)),
-        "choices": (20, lambda name: choices(args, name)),
-        "epochs": (20, lambda name: epochs(args, name)),
-        f"epochs{OFF}": (20, lambda name: epochs(args, name, kernels=False)),
-        "jobs": (30, lambda name: job(args, name, report)),
-        f"jobs{OFF}": (30, lambda name: job(args, name, report, kernels=False)),
-        "naive": (30, lambda name: naive_job(args, name)),
+        "gradients": (60, lambda name: gradients(args, name)),
+        "correctness": (90, lambda name: correctness(args.device, name, args.tiny)),
+        "kernels": (45, lambda name: kernel_table(args, name)),
+        "choices": (60, lambda name: choices(args, name)),
+        "epochs": (60, lambda name: epochs(args, name)),
+        f"epochs{OFF}": (60, lambda name: epochs(args, name, kernels=False)),
+        "jobs": (120, lambda name: job(args, name, report)),
+        f"jobs{OFF}": (120, lambda name: job(args, name, report, kernels=False)),
+        "naive": (90, lambda name: naive_job(args, name)),
     }
     ways = ("", OFF) if device.type == "cuda" else ("",)
-    comparisons = ["correctness", "kernels", "choices", *(f"epochs{way}" for way in ways)]
+    comparisons = ["gradients", "correctness", "kernels", "choices", *(f"epochs{way}" for way in ways)]
     first = [(part, name) for part in comparisons for name in names]
     short = [(f"jobs{way}", name) for name in names if name != "lstm" for way in ways]
     usual = [("naive", name) for name in names if not args.skip_naive]
     long = [(f"jobs{way}", name) for name in names if name == "lstm" for way in ways]
     for part, name in [*first, *short, *usual, *long]:
-        needs_s, work = parts[part]
-        report.run(part, name, 0 if args.tiny else needs_s, partial(work, name))
+        limit_s, work = parts[part]
+        report.run(part, name, limit_s, partial(work, name))
     report.write()
     print(json.dumps(report.results) if args.json else markdown(report.results))
     return report.results
@@ -512,9 +528,8 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 def right(results: Mapping[str, Any]) -> bool:
     """Whether every comparison held and no part failed."""
-    parts = [row for part in results.values() if isinstance(part, dict) for row in part.values()]
-    failed = any("error" in row for row in parts if isinstance(row, dict))
-    return not failed and all(row.get("ok", True) for row in results.get("correctness", {}).values())
+    rows = [row for part in results.values() if isinstance(part, dict) for row in part.values()]
+    return all("error" not in row and row.get("ok", True) for row in rows if isinstance(row, dict))
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -32,6 +32,7 @@ from cpbmodels.kernels.support import compile_ahead
 
 log = logging.getLogger(__name__)
 
+WRONG = "wrong on this chip"
 MEMBERS = 3
 GRADIENT_RATIO, GRADIENT_EXTRA, GRADIENT_MOST = 1.25, 1e-3, 0.02
 """Distance of a gradient [K, P] from float64's, relative to its norm: at most torch's own x ratio + extra, and most."""
@@ -78,7 +79,7 @@ def _judged(key: str, architecture: str, options: Preset, device: torch.device, 
     if not wrong:
         bits = same_bits(architecture, options, device, compute)
         wrong = [f"other bits with {name}" for name, same in bits.items() if not same]
-    verdict = f"wrong on this chip: {', '.join(wrong)}" if wrong else ""
+    verdict = f"{WRONG}: {', '.join(wrong)}" if wrong else ""
     with suppress(OSError):  # measured again next time
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, verdict.encode())

@@ -1,12 +1,14 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
 from benchmarks import gpu
 from benchmarks._flops import flops_per_window
+from cpbmodels.fleet.fleet import Fleet
 
 
 @pytest.mark.slow  # ten seconds: each part of the benchmark, which other tests try one by one
@@ -21,7 +23,7 @@ def test_the_gpu_benchmark_runs_whole_on_a_cpu(names, tmp_path, capsys):
     assert gpu.right(found)
     results = json.loads(out.read_text())
     assert set(results) - {"seconds"} == {
-        "machine", "correctness", "kernels", "choices", "epochs", "jobs", "naive",
+        "machine", "gradients", "correctness", "kernels", "choices", "epochs", "jobs", "naive",
     }  # fmt: skip
     for name in names:
         assert results["correctness"][name]["ok"]
@@ -65,10 +67,16 @@ def test_it_needs_torch_and_numpy_only():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_job_cut_off_by_the_budget_keeps_its_epochs_and_marks_the_rest(tmp_path):
+def test_a_job_cut_off_by_its_limit_keeps_its_epochs_and_marks_the_rest(tmp_path, monkeypatch):
     args = gpu._parse(["--device", "cpu", "--tiny", "--epochs", "4", "--members", "2"])
-    report = gpu.Report(str(tmp_path / "gpu.json"), budget_s=0)
+    report = gpu.Report(str(tmp_path / "gpu.json"), budget_s=100)
     report.put("machine", "roof", {"matmul_tflops": 1.0})
+
+    def put(*what, **how):
+        gpu.Report.put(report, *what, **how)
+        raise gpu.OutOfTime
+
+    monkeypatch.setattr(report, "put", put)
     row = gpu.job(args, "gru", report)
     assert (row["measured_epochs"], row["estimated"]) == (1, True)
     assert row["fleet_s"] > 0
@@ -77,29 +85,46 @@ def test_a_job_cut_off_by_the_budget_keeps_its_epochs_and_marks_the_rest(tmp_pat
 
 def test_a_part_that_fails_is_recorded_and_the_others_run(tmp_path):
     report = gpu.Report(str(tmp_path / "gpu.json"), budget_s=100)
-    report.run("kernels", "gru", 0, lambda: 1 / 0)
-    report.run("kernels", "lstm", 0, lambda: {"launches": 5})
+    report.run("kernels", "gru", 9, lambda: 1 / 0)
+    report.run("kernels", "lstm", 9, lambda: {"launches": 5})
+    report.run("kernels", "transformer", 0.2, lambda: time.sleep(9))
     report.run("jobs", "lstm", 1000, lambda: {"fleet_s": 1.0})
     kept = json.loads((tmp_path / "gpu.json").read_text())
     assert "ZeroDivisionError" in kept["kernels"]["gru"]["error"]
     assert kept["kernels"]["lstm"] == {"launches": 5}
+    assert "took longer" in kept["kernels"]["transformer"]["error"]
     assert "needed" in kept["jobs"]["lstm"]["skipped"]
     assert not gpu.right(kept)
 
 
 def test_a_wrong_result_is_called_wrong(monkeypatch):
     """Weights that differ by one part in ten thousand after the first step must be seen in float64."""
-    step = gpu.Fleet.step
+    step = Fleet.step
 
     def off(self, *rest, **named):
         step(self, *rest, **named)
         if self.net.options.cuda_graph is False:  # the run that stands for the device
             self.flat.mul_(1.0001)
 
-    monkeypatch.setattr(gpu.Fleet, "step", off)
+    monkeypatch.setattr(Fleet, "step", off)
     row = gpu.correctness("cpu", "gru", tiny=True)
     assert row["float64"] > gpu.EXACT
     assert not row["ok"]
+
+
+def test_a_wrong_gradient_is_called_wrong(monkeypatch):
+    args = gpu._parse(["--device", "cpu", "--tiny", "--only", "gru"])
+    row = gpu.gradients(args, "gru")
+    assert row["ok"]
+    assert 0 < row["torch_gradient"] < 0.01
+    backward = Fleet.backward
+
+    def off(self, *rest):
+        found = backward(self, *rest)
+        return found * 1.05 if self.flat.dtype == torch.float32 else found
+
+    monkeypatch.setattr(Fleet, "backward", off)
+    assert not gpu.gradients(args, "gru")["ok"]
 
 
 def test_without_a_gpu_the_default_device_is_one_sentence(monkeypatch, capsys):
