@@ -143,7 +143,7 @@ def _display() -> "Bars | Lines":
     if sys.stderr.isatty():
         from rich.console import Console
 
-        console = Console(stderr=True)
+        console = Console(stderr=True, markup=False)
         if not console.is_dumb_terminal:
             return Bars(console)
     return Lines(say, LINE_EVERY_S, _epochs_per_line())
@@ -255,7 +255,10 @@ class Bars(Display):
 
         now = self.clock_s()
         works = self.under_way()
-        rows = [[work.latest.step, work.count(), work.left(now), *work.latest.facts] for work in works]
+        rows = [
+            [printable(cell) for cell in (work.latest.step, work.count(), work.left(now), *work.latest.facts)]
+            for work in works
+        ]
         shown, bar = fitting(rows, self._console.width)
         table = Table.grid(padding=(0, _GAP, 0, 0))
         for work, row in zip(works, rows, strict=True):

@@ -56,11 +56,10 @@ _DECLARED: Any = object()  # marks the default declared by the specification
 class Shown:
     """How a command shows a field, if that differs from the field's declaration.
 
-    names: the option's names, `--yes/--no` for a switch. metavar, help: as in the command's help.
+    names: the option's names, `--yes/--no` for a switch. help: as in the command's help.
     """
 
     names: tuple[str, ...] = ()
-    metavar: str | None = None
     help: str | None = None
     default: Any = _DECLARED
 
@@ -191,7 +190,7 @@ def _settings(given: Sequence[str]) -> dict[str, Any]:
 
 def _parameter(name: str, field: FieldInfo, shown: Shown) -> inspect.Parameter:
     kind, default = _kind(field.annotation), field.default if shown.default is _DECLARED else shown.default
-    text, metavar = shown.help or field.description, shown.metavar or _METAVARS.get(kind)
+    text, metavar = shown.help or field.description, _METAVARS.get(kind)
     dashed = _dashed(name)
     if kind is bool:
         names = shown.names or (f"--{dashed}/--no-{dashed}" if default else f"--{dashed}",)

@@ -97,14 +97,6 @@ def test_all_runs_are_looked_at(tmp_path):
     assert ended(server, tmp_path) == ["Crashed"]
 
 
-def test_missed_scheduled_runs_are_dropped_and_asked_for_ones_kept():
-    runs = [run(state=Pending) for _ in range(3)]
-    runs[0].auto_scheduled = runs[2].auto_scheduled = True
-    server = Server(*runs)
-    assert liveness.drop_missed_runs(server) == 2
-    assert server.deleted == [runs[0].id, runs[2].id]
-
-
 def test_runs_that_were_asked_for_do_not_end_the_dropping_of_missed_ones():
     runs = [run(state=Pending) for _ in range(600)]
     for number, one in enumerate(runs):

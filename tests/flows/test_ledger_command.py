@@ -85,16 +85,3 @@ def test_stored_forecasts_that_have_not_come_due_are_told_from_none(run, tmp_pat
     rows = made_forecasts(BTC, FIRST, close, np.array([12]), reference=2.0)
     append(tmp_path, "spot", "forecasts", {BTC: rows})
     assert "no forecast has come due yet" in run()[1].err
-
-
-@pytest.mark.parametrize(
-    ("words", "error", "field"),
-    [
-        (["--market", "mars"], "literal-error", "market"),
-        (["--timeframes", "7h"], "timeframes", "timeframes"),
-    ],
-)
-def test_what_cannot_be_is_one_sentence(run, words, error, field):
-    code, told = run(*words, "--json")
-    found = json.loads(told.out)
-    assert (code, found["code"], found["field"]) == (2, error, field)

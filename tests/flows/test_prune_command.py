@@ -8,8 +8,8 @@ import pytest
 from flows import cli
 from flows.summary import Summary
 from flows.train_all import _prune
-from schemas.errors import BusyError, CpbError, UsageError
-from schemas.run import BacktestSpec, RunSpec
+from schemas.errors import BusyError, CpbError
+from schemas.run import RunSpec
 from tasks.tracking.prune import PruneReport
 
 FOUND = PruneReport(
@@ -101,12 +101,6 @@ def test_a_failed_pruning_makes_the_run_partial(nightly, error):
     assert finished == [("r", "partial")]
 
 
-def test_a_backtest_prunes_nothing():
-    with pytest.raises(UsageError) as error:
-        BacktestSpec(prune=True)
-    assert error.value.field == "prune"
-
-
 def test_the_nightly_deployment_prunes_and_no_other_does():
     from pathlib import Path
 
@@ -121,7 +115,3 @@ def test_pruning_is_no_part_of_what_a_run_is():
     from flows.training import _run_key
 
     assert _run_key(RunSpec(preset="smoke", prune=True), []) == _run_key(RunSpec(preset="smoke"), [])
-
-
-def test_an_empty_report_says_so():
-    assert str(PruneReport(dry_run=True)) == "nothing to prune"
