@@ -4,7 +4,6 @@ import re
 import weakref
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
@@ -296,22 +295,6 @@ def test_the_table_is_ordered_and_round_trips_as_csv(result):
     assert lines[0] == ",".join(table.COLUMNS)
     assert len(lines) == 3
     assert len(table.member_rows(result.members)) == 4
-
-
-def is_png(path):
-    return path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_pictures_are_drawn_for_long_and_empty_input(loaded, tmp_path):
-    one = loaded[-1].series
-    origins = one.origins("test", 1, H)
-    quantiles = baselines.reference(one, one.origins("train", 1, H), origins, H)
-    pictures.forecast_png(tmp_path / "f.png", one, SimpleNamespace(origins=origins, quantiles=quantiles))
-    early = SimpleNamespace(origins=np.array([5]), quantiles=quantiles[:1])
-    pictures.forecast_png(tmp_path / "e.png", one, early)
-    pictures.loss_png(tmp_path / "l.png", [{"train_loss": 1.0, "val_loss": 1.1}, {"train_loss": 0.9}])
-    pictures.loss_png(tmp_path / "n.png", [])
-    assert all(is_png(p) for p in tmp_path.iterdir())
 
 
 def test_the_loss_of_a_single_epoch_is_a_dot_one_can_see():

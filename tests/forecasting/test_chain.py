@@ -266,15 +266,6 @@ def test_rows_that_are_not_those_of_the_chain_are_found_and_the_first_is_named(h
     assert faults(home) == {}
 
 
-@pytest.mark.parametrize("place", [i / 10 for i in range(10)])
-@pytest.mark.parametrize("tree", ["forecasts", "ledger"])
-def test_every_flipped_bit_of_a_month_is_found(home, tree, place):
-    path = home / PEPE_MAY.replace("forecasts", tree)
-    flip(path, place)
-
-    assert set(faults(home)) == {path.relative_to(home).as_posix()}
-
-
 def test_what_is_lost_gets_a_line_and_its_place_can_be_filled_again(home):
     flip(home / PEPE_JUNE)
     (home / BTC_JUNE).unlink()
@@ -471,23 +462,6 @@ def test_on_a_full_disk_nothing_is_stored_and_the_chain_stays_whole(tmp_path, st
         assert not list(disk.rglob(".*.parquet.*"))
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
-
-
-def test_a_file_that_may_not_be_read_is_left_as_it_is(home, monkeypatch):
-    original = Path.open
-
-    def refused(path, *args, **kwargs):
-        if path == home / PEPE_JUNE:
-            raise PermissionError(13, "Permission denied", str(path))
-        return original(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", refused)
-
-    done = issue(home, 20)
-    assert (done[PEPE].code, done[BTC]) == ("unreadable", 10)
-    assert [damage.command.split()[0] for damage in verify(home, "spot", repair=True)] == ["chmod"]
-    monkeypatch.undo()
-    assert faults(home) == {}
 
 
 def test_verify_does_not_take_a_writer_at_work_for_damage(home, monkeypatch):
