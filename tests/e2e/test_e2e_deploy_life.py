@@ -160,26 +160,6 @@ def test_down_leaves_flow_runs_that_people_started(running):
     assert len(running.up()["runs_ended"]) == 1
 
 
-def test_processes_that_systemd_starts_are_the_same(deployed):
-    deployed.json("deploy", "down")
-    started = {}
-    for name in ("server", "worker"):  # as the units do
-        command = [sys.executable, "-m", f"flows.deploy.{name}", "--port", str(deployed.port)]
-        started[name] = subprocess.Popen(command, cwd=deployed.folder, env=deployed.env)
-        if name == "server":
-            assert deployed.json("deploy", "prepare")["port"] == deployed.port
-    try:
-        wait_for(lambda: deployed.json("deploy", "status", code=None)["up"])
-        assert deployed.json("deploy", "up")["started"] == []
-        assert deployed.json("deploy", "run", "quick/quick", "--watch")["state"] == "Completed"
-        assert deployed.json("deploy", "down")["stopped"] == ["worker", "server"]
-        assert [process.wait(30) for process in started.values()] == [0, 0]
-    finally:
-        for process in started.values():
-            process.kill()
-            process.wait()
-
-
 def test_what_cannot_be_deployed_is_said_and_nothing_is_left_running(deployed):
     deployed.json("deploy", "down")
     whole = (deployed.folder / "prefect.yaml").read_text()
