@@ -60,7 +60,7 @@ def no_server(module):
         process=SimpleNamespace(pid=1),
     )  # fmt: skip
     worker = SimpleNamespace(name="worker", process=SimpleNamespace(pid=2))
-    module.up = lambda port, workers: SimpleNamespace(
+    module.up = lambda port: SimpleNamespace(
         server=server,
         worker=worker,
         started=["server", "worker"],
