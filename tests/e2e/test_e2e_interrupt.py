@@ -107,7 +107,7 @@ def test_resume_from_a_path_ends_as_an_undisturbed_training(cpb, tmp_path, termi
     (fleets,) = tmp_path.glob("data/sim/fleets")
 
     def checkpoints():
-        return sorted(fleets.rglob("epoch-*.safetensors"))
+        return sorted(fleets.glob("*/checkpoints/*/epoch-*.safetensors"))
 
     shown = terminal(*short)  # anew, since no --resume is given
     shown.read_until(checkpoints, 240)
