@@ -111,7 +111,7 @@ def ours(url: str, symbols: list[str], twice: bool) -> dict[str, Any]:
     if not twice:
         shutil.rmtree(home, ignore_errors=True)
     wall, cpu = time.perf_counter(), time.process_time()
-    report = ingest(spec.scope.model_copy(update={"home": home}), connections=32)
+    report = ingest(spec.scope.model_copy(update={"home": home}))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     if report.exit:
         raise SystemExit(f"the benchmark's own mirror came in incomplete: {report.notes[:3]}")

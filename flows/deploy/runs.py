@@ -1,6 +1,5 @@
 """`run`: start a flow run of a deployment, and wait for its end if requested."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 
+from flows.cli.options import parse_value
 from flows.deploy.liveness import end_dead_runs
 from flows.deploy.services import client_of, find_alive
 from flows.prefect_server import client_of_settings, server_in_use
@@ -92,10 +92,7 @@ def parse_parameters(parameters: Sequence[str]) -> dict[str, Any]:
         name, equals, value = text.partition("=")
         if not (name and equals):
             raise UsageError(f"--param {text!r} is not NAME=VALUE", code="parameter", field="param")
-        try:
-            values[name] = json.loads(value)
-        except ValueError:
-            values[name] = value
+        values[name] = parse_value(value)
     return values
 
 

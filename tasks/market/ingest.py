@@ -50,7 +50,6 @@ def ingest(
     *,
     tail: bool = False,
     plan: bool = False,
-    connections: int = CONNECTIONS,
     limits: Limits | None = None,
 ) -> IngestReport:
     """Update the store for a scope and return its contents and gaps.
@@ -69,14 +68,14 @@ def ingest(
     with ExitStack() as stack:
         stack.callback(tell, "ingest", 1, 1, "files")
         check_home(scope.home)
-        source = stack.enter_context(open_source(scope, connections, limits))
+        source = stack.enter_context(open_source(scope, limits))
         if not plan:
             stack.enter_context(writer_lock(scope.root))
             mark_home(scope.home)
             sweep(scope.root)
         manifest = stack.enter_context(open_manifest(scope.root, plan))
-        threads = stack.enter_context(thread_pool(connections, "fetch"))
-        probes = stack.enter_context(thread_pool(connections, "fetch"))
+        threads = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
+        probes = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
         if isinstance(source, TableSource):
             refuse_other_tables(source, scope, manifest)

@@ -20,7 +20,6 @@ from tasks.market.client import (
     BINANCE,
     BINANCE_BUCKET,
     BINANCE_REST,
-    CONNECTIONS,
     HttpSource,
     Limits,
     whole_number,
@@ -116,9 +115,7 @@ def check_source(scope: Scope) -> None:
 
 
 @contextmanager
-def open_source(
-    scope: Scope, connections: int = CONNECTIONS, limits: Limits | None = None
-) -> Iterator[Source]:
+def open_source(scope: Scope, limits: Limits | None = None) -> Iterator[Source]:
     """Open Binance Vision, a mirror, a user's tables, or the simulator, as in `scope`; errors as in `check_source`.
 
     Offline, opens the store itself.
@@ -133,15 +130,15 @@ def open_source(
             from tasks.market import simulator
 
             url = stack.enter_context(simulator.serve(until=scope.as_of, since=scope.since))
-            opened = HttpSource(url, connections=connections, limits=limits, label="the market simulator")
+            opened = HttpSource(url, limits=limits, label="the market simulator")
         elif not source:
             opened = HttpSource(
-                BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], connections, limits, "Binance Vision"
+                BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], limits=limits, label="Binance Vision"
             )
         elif scope.market == OWN:
             opened = TableSource(Path(source))
         elif "://" in source:
-            opened = HttpSource(source, connections=connections, limits=limits)
+            opened = HttpSource(source, limits=limits)
         else:
             opened = FolderSource(Path(source))
         if isinstance(opened, HttpSource):

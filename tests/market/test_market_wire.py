@@ -33,7 +33,7 @@ def market(tmp_path):
     def served(hook=None, lists=True, **options):
         with mirror.serve(FolderMirror(root), hook, lists) as url:
             scoped = scope(tmp_path / "home", url, "BTC", since="2024-01", **options)
-            return ingest(scoped, limits=FAST, connections=4)
+            return ingest(scoped, limits=FAST)
 
     return SimpleNamespace(root=root, home=tmp_path / "home", served=served, folder=FolderMirror(root))
 
