@@ -194,9 +194,9 @@ def read_pairs(spec: Scoped, say: Say) -> Scoped:
 
 
 def series_records(spec: ScopeSpec, steps: Runner, say: Say, summary: Summary) -> list[SeriesRecord]:
-    """Ingest the scope and compute its features; failures are added to the summary."""
+    """Ingest the scope and compute its features; failures and leaps of a price level are added to the summary."""
     found = steps.one(ingest, spec.scope, spec.tail)
-    summary.add(found.failures, say)
+    summary.add((*found.failures, *found.leaps), say)
     say(
         f"ingested {count(len(found.series), 'series')} ({count(found.requests, 'request')}, {found.seconds:.1f} s)"
     )

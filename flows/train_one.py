@@ -13,7 +13,7 @@ from schemas.errors import CpbError
 from schemas.handover import Judgement, ShardResult
 from schemas.identity import SIM
 from schemas.run import RunSpec
-from tasks.tracking.runs import COMPLETE, finish
+from tasks.tracking.runs import COMPLETE, PARTIAL, finish
 from tasks.training.files import LATEST, Checkpoint, member_folder
 
 
@@ -30,15 +30,14 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
     """
     earlier: Earlier = "expect" if resume in LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
     training = run_training(spec, Runner(), say, earlier=earlier, name="train")
-    if training.summary.failures:
-        failure = training.summary.failures[0]
+    for failure in (one for one in training.summary.failures if one.model):
         raise CpbError(failure.reason, code=failure.code)
     report_training(spec, training, say)
-    finish(training.summary.run_id, COMPLETE)
+    finish(training.summary.run_id, PARTIAL if training.summary.failures else COMPLETE)
     mirror_to_wandb(spec, training.summary.run_id, say)
     result = _result(spec, training.results[0][0], training.judged[0].judgements[0])
     training.in_use.release()
-    return result
+    return result | {"exit": training.summary.exit_code}
 
 
 def result_lines(result: dict[str, Any]) -> list[str]:
@@ -117,5 +116,4 @@ def _result(spec: RunSpec, shard: ShardResult, judgement: Judgement) -> dict[str
         **{name: judgement.metrics.get(name) for name in _RATIO},
         "run_id": judgement.run_id,
         "model_folder": str(folder / "model"),
-        "exit": 0,
     }

@@ -180,7 +180,9 @@ def _run(
     if planned.night.reason:
         say(planned.night.reason)
     summary.series = len(planned.series)
-    left_out = tuple(summary.failures)  # failed series, and therefore a failed member of every fleet
+    trained = {record.series for record in planned.series}  # among them series whose price level leaps
+    # failed series, and therefore a failed member of every fleet
+    left_out = tuple(failure for failure in summary.failures if failure.series not in trained)
     run = start_run(spec, planned.series, name, planned.night.reason if planned.night.idle else None)
     summary.run_id = run.run_id
     in_use = ShardsInUse(root)

@@ -73,10 +73,14 @@ class Failure(Record):
 
 
 class IngestResult(Record):
-    """Result of ingestion: the series that can be read from the store, and the failures."""
+    """Result of ingestion: the series that can be read from the store, the failures, and the leaps of a price level.
+
+    A series with a leap is trained on, in segments: it is no failure of a forecast, but makes a training partial.
+    """
 
     series: tuple[SeriesId, ...]
     failures: tuple[Failure, ...] = ()
+    leaps: tuple[Failure, ...] = ()
     requests: int = 0
     seconds: float = 0.0
 

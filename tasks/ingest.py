@@ -6,7 +6,7 @@ from schemas.errors import BusyError, CpbError
 from schemas.handover import Failure, IngestResult
 from schemas.scope import Scope
 from tasks.market.ingest import ingest as bring_up_to_date
-from tasks.market.report import FAILED_SERIES, IngestReport
+from tasks.market.report import FAILED_SERIES, IngestReport, leap_sentence
 from tasks.running.step import Retry, step
 
 log = logging.getLogger("cpb")
@@ -35,6 +35,11 @@ def ingest(scope: Scope, tail: bool = False) -> IngestResult:
         series=tuple(one.series for one in report.series if one.status != FAILED_SERIES),
         failures=tuple(
             Failure(step="ingest", reason=one.reason, code="ingest", series=one.series) for one in failed
+        ),
+        leaps=tuple(
+            Failure(step="ingest", reason=leap_sentence(one.leaps), code="leap", series=one.series)
+            for one in report.series
+            if one.leaps
         ),
         requests=report.requests,
         seconds=report.seconds,

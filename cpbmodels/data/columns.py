@@ -1,20 +1,22 @@
 """Causal feature columns of one series: row t knows the candles up to and including t, and nothing else.
 
-Everything is computed inside a segment, a run of candles without a hole or a relisting; the first rows of
+Everything is computed inside a segment, a run of candles without a hole or a leap of the price level; the first rows of
 a segment are warm-up and NaN. Ranges enter as logarithms and are winsorised, never squared: a candle may
 go 3.71 -> 0.001 -> 2.94 within an hour (ATOM did).
 """
 
 import math
+from datetime import timedelta
 
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.figures import CEILING, FLOOR, INTERVAL_SECONDS, ROLLING, SEGMENT_JUMP
+from cpbmodels.data.figures import CEILING, FLOOR, INTERVAL_SECONDS, ROLLING
 from cpbmodels.data.prices import (
     CANDLE_COLUMNS,
     PRICES,
     candle_columns,
+    segment_ids,
 )
 
 FEATURES: tuple[str, ...] = (
@@ -49,23 +51,21 @@ def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:
         `log_volume_change`.
     """
     volume = ["volume"] if "volume" in klines.columns else []
-    frame = klines.select("open_time", _segment(timeframe), *PRICES, *volume)
-    names, columns, volatility = candle_columns(frame.select(PRICES).to_numpy(), frame["segment"].to_numpy())
+    frame = klines.select("open_time", *PRICES, *volume)
+    prices = frame.select(PRICES).to_numpy()
+    steps = frame["open_time"].diff() != timedelta(seconds=INTERVAL_SECONDS[timeframe])
+    segments = segment_ids(prices, steps.fill_null(False).to_numpy())
+    names, columns, volatility = candle_columns(prices, segments)
     base = pl.from_numpy(np.ascontiguousarray(columns), schema=list(names), orient="row")
-    frame = frame.hstack(base).with_columns(volatility=pl.Series(volatility))
+    frame = frame.hstack(base).with_columns(
+        volatility=pl.Series(volatility), segment=pl.Series(segments, dtype=pl.Int32)
+    )
     frame = frame.with_columns(_candle_shape(), _location(), *_calendar(timeframe))
     frame = frame.with_columns(_volume_change()) if volume else frame
     frame = frame.with_columns(*_rolling("abs_return"), *_rolling("log_range"))
     known = [name for name in ("volatility", *FEATURES) if name in frame.columns]
     numbers = [pl.col(name).cast(pl.Float64).fill_null(math.nan) for name in known]
     return frame.select("open_time", "segment", *PRICES, *numbers)
-
-
-def _segment(timeframe: str) -> pl.Expr:
-    step = pl.duration(seconds=INTERVAL_SECONDS[timeframe])
-    hole = pl.col("open_time").diff() != step
-    jump = (pl.col("open") / pl.col("close").shift(1)).log().abs() > SEGMENT_JUMP
-    return (hole | jump).fill_null(False).cum_sum().cast(pl.Int32).alias("segment")
 
 
 def _candle_shape() -> pl.Expr:

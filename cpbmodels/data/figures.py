@@ -14,8 +14,12 @@ FEATURE_WARMUP = ROLLING[-1]
 EMBARGO = FEATURE_WARMUP + HORIZON
 """Candles between two spans, so that no candle is an input in one span and a target in the other."""
 
-SEGMENT_JUMP = math.log(3)
-"""|ln(open / close before)| beyond which features restart: no market moves threefold between adjacent candles."""
+SEGMENT_JUMP = math.log(1.5)
+"""|ln(open / close before)| above which the price level leaps: another unit or another coin, and a segment ends.
+
+A crash moves within its candles: over 1.9 million pairs of adjacent candles of 20 coins (1h from 2017 on, 15m; LUNA's
+crash included) the largest is .066 (DOGE, 2020-03-13). This is six times as much, and less than a 2:1 split.
+"""
 
 FLOOR = 0.05
 """A mean |return| or range below this share of σ counts as this share: flat candles have no logarithm."""

@@ -4,6 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from cpbmodels.data.figures import SEGMENT_JUMP
 from cpbmodels.errors import ModelError
 
 PRICES = ("open", "high", "low", "close")
@@ -62,6 +63,18 @@ def candle_columns(
     log_sigma = np.where(age >= SIGMA_WARMUP, np.log(volatility), np.nan)
     columns = np.column_stack([returns, np.abs(returns[:, 3]), log_sigma])
     return CANDLE_COLUMNS, columns, volatility
+
+
+def level_leaps(opens: np.ndarray, closes: np.ndarray) -> np.ndarray:
+    """Bool [rows]: whether the price level leaps between the close before and the open of a row."""
+    leaps = np.zeros(len(opens), dtype=bool)
+    leaps[1:] = np.abs(np.log(opens[1:] / closes[:-1])) > SEGMENT_JUMP
+    return leaps
+
+
+def segment_ids(prices: np.ndarray, breaks: np.ndarray) -> np.ndarray:
+    """Segment ids, int64 [rows], of [rows, 4]: a segment ends before each True of `breaks` [rows] and each leap."""
+    return np.cumsum(breaks | level_leaps(prices[:, 0], prices[:, 3]), dtype=np.int64)
 
 
 def segment_age(segments: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from cpbmodels.data.figures import EMBARGO, FEATURE_WARMUP, INTERVAL_SECONDS
-from cpbmodels.data.prices import PRICES, candle_columns, check_prices
+from cpbmodels.data.prices import PRICES, RETURNS, candle_columns, check_prices, segment_ids
 from cpbmodels.errors import ModelError
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Series:
     features: float64 [rows, F], causal columns; NaN while a column warms up.
     names: the F column names.
     volatility: float64 [rows], EWMA std of one-candle log-returns up to and including the row.
-    segments: int [rows], id of the run of candles without hole or relisting; nothing crosses a change.
+    segments: int [rows], id of the run of candles without hole or leap of the price level; nothing crosses a change.
     spans: "train", "validation", "test" -> half-open row range [a, b).
     times: int64 [rows] open time in microseconds UTC, if known.
     market: what it shares with the other coins of its timeframe (`cpbmodels.data.wide.with_market`), if known.
@@ -114,13 +114,17 @@ class Series:
         rows = np.flatnonzero(self.usable(context, horizon))
         return rows[(rows >= a) & (rows + horizon < b)][::stride].astype(np.int64)
 
+    def is_frozen(self, origins: np.ndarray) -> bool:
+        """Whether the price moves in no candle after these origins (int64 [N], N > 0): nothing can be learnt there."""
+        return len(origins) > 0 and not self.columns(RETURNS)[origins + 1].any()
+
     def newest_origin(self, context: int) -> int:
         """The last row from which a live forecast can be made."""
         rows = np.flatnonzero(self.usable(context))
         if not len(rows):
             raise ModelError(
                 f"{self.label} has {len(self):,} candles and no {context} in a row that can be used: columns need "
-                f"{FEATURE_WARMUP + 1} candles without a gap or threefold jump before them; give it more history."
+                f"{FEATURE_WARMUP + 1} candles without a gap or leap of the price before them; give it more history."
             )
         return int(rows[-1])
 
@@ -240,19 +244,21 @@ class Series:
     ) -> Series:
         """A series from candles alone: [rows, 4] open, high, low, close, oldest first.
 
+        `segments`: ids [rows] of contiguous runs, by default found by the times; a leap of the price level ends one.
         The last part validates (and, if requested, a part behind it tests), with `embargo` rows between the
         spans: 178 by default, 40 (context 30 + horizon 10) for a series under 4,000 rows.
         """
         prices = check_prices(prices, symbol or "prices")
         if segments is None:
             segments = contiguous_runs(times, len(prices))
+        segments = segment_ids(prices, np.diff(segments, prepend=segments[:1]) != 0)
         names, features, volatility = candle_columns(prices, segments)
         return cls(
             prices=prices,
             features=features,
             names=names,
             volatility=volatility,
-            segments=np.asarray(segments),
+            segments=segments,
             spans=split_rows(len(prices), validation, test, embargo),
             symbol=symbol,
             timeframe=timeframe,

@@ -111,6 +111,9 @@ def make_task(
     for index in indices:
         one = series[index]
         own, after = split_origins(one, options)
+        for span, origins in (("training", own), ("validation", after)):
+            if one.is_frozen(origins):
+                raise ModelError(f"{one.label}: its price never moves in its {span} span: leave it out.")
         train.append(own + bank.starts[index])
         validation.append(after + bank.starts[index])
         rows.append(one.columns(names)[own])

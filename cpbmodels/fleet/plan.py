@@ -127,7 +127,10 @@ def why_not(one: Series, architecture: str = "har", preset: str = "default", **o
     except ModelError as reason:
         return str(reason)
     first, end = one.spans.get("test", (0, 0))
-    if first < end and not len(one.origins("test", options.context, options.horizon)):
+    origins = one.origins("test", options.context, options.horizon)
+    if one.is_frozen(origins):
+        return f"{one.label}: its price never moves in its test span: leave it out."
+    if first < end and not len(origins):
         return (
             f"{one.label}: no window of {options.context} + {options.horizon} candles fits into its test span; "
             "give it more history."

@@ -104,6 +104,6 @@ def _incomplete(
             if absent:
                 sentences.append(
                     f"Fold {fold} of {len(spans)} at {timeframe} is without {len(absent)} of {len(wanted)} coins, "
-                    f"which have too few candles in one of its spans: {', '.join(absent)}"
+                    f"which in one of its spans have too few candles or a price that never moves: {', '.join(absent)}"
                 )
     return sentences

@@ -1,7 +1,8 @@
 """The ledger: the realised closes of stored forecasts, in separate files under `HOME/ledger`.
 
 Forecasts are joined with the ledger on reading and never rewritten. A row is scored once, when its candle has closed
-and is stored; if the candle is missing (an exchange outage), the row stays unscored.
+and is stored; if the candle is missing (an exchange outage), or the price level has leapt since the forecast (another
+unit), the row stays unscored.
 """
 
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import polars as pl
 
+from cpbmodels.data.prices import level_leaps
 from schemas.forecasts import KEY, LEDGER_SCHEMA
 from schemas.handover import Failure, Score
 from schemas.identity import SeriesId
@@ -88,12 +90,19 @@ def _scores_due(home: Path, series: SeriesId, now: datetime, provisional: bool) 
     if due.is_empty():
         return pl.DataFrame(schema=LEDGER_SCHEMA)
     step = timedelta(seconds=series.seconds)
-    first: datetime = due["target_time"].min() - step  # type: ignore[operator, assignment]
-    klines = read_klines(home, series, since=first, as_of=now, columns=["close"], provisional=provisional)
+    first: datetime = due["issued_at"].min() - step  # type: ignore[operator, assignment]
+    columns = ["open", "close"]
+    klines = read_klines(home, series, since=first, as_of=now, columns=columns, provisional=provisional)
+    leaps = level_leaps(*(klines[name].to_numpy() for name in columns))
     closes = klines.select(
-        target_time=pl.col("open_time").cast(pl.Datetime("us", "UTC")) + step, realised_close="close"
+        target_time=pl.col("open_time").cast(pl.Datetime("us", "UTC")) + step,
+        realised_close="close",
+        level=pl.Series(leaps.cumsum()),
     )
     known = due.join(closes, on="target_time", how="inner").filter(pl.col("target_time") <= now)
+    origins = closes.select(issued_at="target_time", level_before="level")
+    known = known.join(origins, on="issued_at", how="left", maintain_order="left")
+    known = known.filter(pl.col("level_before").is_null() | (pl.col("level_before") == pl.col("level")))
     return known.with_columns(scored_at=pl.lit(now, pl.Datetime("us", "UTC"))).select(*LEDGER_SCHEMA)
 
 

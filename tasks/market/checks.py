@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from schemas.frames import CANDLE_FAULTS, KLINES, NOT_INCREASING, Contract
-from schemas.identity import SeriesId
+from schemas.identity import OWN, SeriesId
 from tasks.market.faults import BadFile
 from tasks.market.layout import DAY, MICROSECONDS_SINCE, Grid, grid_of, period_bounds, text, to_datetime
 from tasks.market.parser import Block
@@ -30,8 +30,8 @@ OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
 FILE_JUMP = 1.1
 """|ln(open / previous close)| between two adjacent source files above which one file has another symbol's data.
 
-About ln 3, like `cpbmodels.data.figures.SEGMENT_JUMP`, but a separate constant: it decides which files are refused, not
-how features are cut.
+About ln 3; a separate constant from `cpbmodels.data.figures.SEGMENT_JUMP`: it decides which files are refused, not how
+features are cut.
 """
 
 _WICK_RATIO = 1.5  # a high (or low) this many times beyond open and close is a wild wick
@@ -77,7 +77,8 @@ def check(
     frame = frame.with_columns(on_grid=pl.Series(grid_of(series.timeframe).floor(opens, anchor) == opens))
     for find_faults in (_intervals, _grid, _futures_data, _wicks):
         faults = find_faults(series, blocks, _without(frame, faults)) | faults  # the first reason is kept
-    faults = _levels(series, blocks, _without(frame, faults), stored) | faults
+    if series.market != OWN:  # the months of a table are one file
+        faults = _levels(series, blocks, _without(frame, faults), stored) | faults
     good = _without(frame, faults)
     if not ordered:
         good = good.sort("open_time", "file", maintain_order=True)

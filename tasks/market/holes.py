@@ -11,6 +11,7 @@ from math import log
 
 import numpy as np
 
+from cpbmodels.data.figures import SEGMENT_JUMP
 from schemas.identity import SeriesId
 from tasks.market.layout import DAY, Grid, SourceFile, grid_of, whole_candles
 from tasks.market.manifest import Anomaly, FileRecord, Part
@@ -31,7 +32,7 @@ LACKING = (ABSENT, CONFIRMED, QUARANTINED, FAILED, CONFLICT)
 _CAUSES = (ABSENT, OUTAGE, UNPUBLISHED, OFF_GRID, CONFLICT, QUARANTINED, FAILED, RELISTING, CONFIRMED, ENDED)
 _CODE = {cause: code for code, cause in enumerate(_CAUSES)}
 RELISTING_JUMP = log(5)
-"""|ln(open / previous close)| across a pause of a day or more above which it is another coin under the old name.
+"""|ln(open / previous close)| across a pause above which it is another coin under the old name, or another unit.
 
 Higher than `cpbmodels.data.figures.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains
 a hole in a report; features restart after every hole, whatever the price did.
@@ -70,6 +71,22 @@ class Holdings:
     def runs(self) -> Runs:
         """Contiguous runs `[from, until)` inside the time range."""
         return clip(join_runs(run for part in self.parts for run in part.runs), self.first, self.last)
+
+    @property
+    def leaps(self) -> list[tuple[int, float]]:
+        """Open times in the range at which the price level leaps, with the factor; after a day's pause: `_relisted`."""
+        runs = [(*run, *edge) for part in self.parts for run, edge in zip(part.runs, part.edges, strict=True)]
+        joints = [
+            (start, start - end, opened / closed)
+            for (_, end, _, closed), (start, _, opened, _) in itertools.pairwise(runs)
+        ]
+        return [
+            (start, factor)
+            for start, pause, factor in joints
+            if self.first < start < self.last
+            and pause < _MIN_RELISTING_PAUSE
+            and abs(log(factor)) > (RELISTING_JUMP if pause else SEGMENT_JUMP)
+        ]
 
     def spans(self, *statuses: str) -> Runs:
         """Return the time covered by wanted files of these statuses."""

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
+from cpbmodels.data.prices import level_leaps
 from schemas.errors import BusyError, CpbError, MemberError
 from schemas.frames import KLINES
 from schemas.identity import MARKETS, SPOT, SeriesId, series_folders
@@ -302,15 +303,18 @@ def times_of(rows: pl.DataFrame) -> np.ndarray:
 
 
 def find_runs(rows: pl.DataFrame, grid: Grid) -> tuple[list[tuple[int, int]], list[tuple[float, float]]]:
-    """Return the contiguous runs `[from, until)` of sorted candles, and the first open and last close of each."""
+    """Return the runs `[from, until)` of sorted candles, and the first open and last close of each.
+
+    A run ends where candles are missing, or where the price level leaps.
+    """
     times = times_of(rows)
     if not len(times):
         return [], []
-    breaks = np.flatnonzero(grid.end(times[:-1]) != times[1:])
+    opens, closes = rows["open"].to_numpy(), rows["close"].to_numpy()
+    breaks = np.flatnonzero((grid.end(times[:-1]) != times[1:]) | level_leaps(opens, closes)[1:])
     first, last = np.r_[0, breaks + 1], np.r_[breaks, len(times) - 1]
     runs = [(int(a), grid.end(int(b))) for a, b in zip(times[first], times[last], strict=True)]
-    opens, closes = rows["open"].to_numpy()[first], rows["close"].to_numpy()[last]
-    return runs, [(float(a), float(b)) for a, b in zip(opens, closes, strict=True)]
+    return runs, [(float(a), float(b)) for a, b in zip(opens[first], closes[last], strict=True)]
 
 
 def digest_of(rows: pl.DataFrame) -> str:

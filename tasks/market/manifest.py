@@ -63,7 +63,8 @@ class FileRecord:
 class Part:
     """A month of a series in the store. `runs` are its contiguous runs `[from, until)`, in microseconds.
 
-    `edges` has the first open and the last close of each run: enough to detect a relisting.
+    `edges` has the first open and the last close of each run: enough to detect a relisting, or a leap of the price
+    level, at which a run ends too.
     `digest` is that of the candles' values, `bytes` the size of the file.
     """
 

@@ -31,6 +31,7 @@ class SeriesReport:
     off_grid_times: list[str] = field(default_factory=list)
     odd_close: list[str] = field(default_factory=list)
     relistings: list[str] = field(default_factory=list)
+    leaps: list[str] = field(default_factory=list)  # of the price level
     provisional: int = 0
     changed: int = 0
     duplicates: int = 0
@@ -120,6 +121,7 @@ def _add_anomalies(report: SeriesReport, home: Path, holdings: Holdings, holes: 
     report.odd_close = [text(o.open_time) for o in seen if o.kind == "odd close"]
     confirmed = max((part.runs[-1][1] for part in holdings.parts if part.runs), default=0)
     report.provisional = provisional_rows(home, holdings.series, max(holdings.first, confirmed), last)
+    report.leaps = [f"× {factor:,.4g} at {_minute(text(at))}" for at, factor in holdings.leaps]
     report.relistings = [text(h.end) for h in holes if h.cause == RELISTING]
 
 
@@ -141,10 +143,22 @@ def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], rea
         )
     if not report.rows:
         report.status, report.reason = FAILED_SERIES, reason or "no candle in this time range"
-    elif reason or lacking:
+    elif reason or lacking or report.leaps:
         causes = ", ".join(sorted({h.cause for h in lacking}))
-        summary = f"{count(sum(h.bars for h in lacking), 'candle')} lacking: {causes}"
-        report.status, report.reason = PARTIAL_SERIES, reason or summary
+        summary = f"{count(sum(h.bars for h in lacking), 'candle')} lacking: {causes}" if lacking else ""
+        reasons = filter(None, (reason or summary, leap_sentence(report.leaps)))
+        report.status, report.reason = PARTIAL_SERIES, "; ".join(reasons)
+
+
+def leap_sentence(leaps: list[str]) -> str:
+    """Return the sentence about leaps of the price level, empty if there is none."""
+    more = f" and {len(leaps) - 3:,} more" if len(leaps) > 3 else ""
+    return (
+        f"the price level leaps {', '.join(leaps[:3])}{more}: another unit or coin, so nothing is computed across it; "
+        "begin after it with --since to leave out what lies before"
+        if leaps
+        else ""
+    )
 
 
 def table(report: IngestReport) -> str:

@@ -159,15 +159,20 @@ def _min_rows(policy: SplitPolicy) -> int:
 
 
 def check_windows(series: Series, bounds: SplitBounds) -> None:
-    """Raise `MemberError` unless each span contains an origin: a complete feature row followed by a horizon."""
-    empty = [name for name, _ in bounds.items() if not len(series.origins(name, 1, HORIZON))]
-    if empty:
-        span = dict(bounds.items())[empty[0]]
-        raise MemberError(
-            f"{series.symbol} {bounds.timeframe}: no origin in the {empty[0]} span {span[0]:%Y-%m-%d} to "
-            f"{span[1]:%Y-%m-%d}; features are complete {FEATURE_WARMUP} candles after a listing or hole and a "
-            f"target needs {HORIZON} more: choose an earlier since or leave the coin out"
-        )
+    """Raise `MemberError` unless the price moves in each span after an origin: a complete row before a horizon."""
+    for name, (start, end) in bounds.items():
+        origins, span = series.origins(name, 1, HORIZON), f"{name} span {start:%Y-%m-%d} to {end:%Y-%m-%d}"
+        if series.is_frozen(origins):
+            raise MemberError(
+                f"{series.symbol} {bounds.timeframe}: its price never moves in the {span}, so nothing can be learnt or "
+                "judged: leave the coin out", code="frozen",
+            )  # fmt: skip
+        if not len(origins):
+            raise MemberError(
+                f"{series.symbol} {bounds.timeframe}: no origin in the {span}; features are complete {FEATURE_WARMUP} "
+                f"candles after a listing, hole or leap of the price level and a target needs {HORIZON} more: choose "
+                "an earlier since or leave the coin out"
+            )
 
 
 def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, datetime]:

@@ -239,3 +239,35 @@ def test_a_hub_that_is_away_costs_nothing_but_the_commit(cpb, tmp_path):
     assert forecast_rows(tmp_path).height == 10
     again = cpb.json(*command[:-2])
     assert again["forecast_rows"] == 10
+
+
+def test_a_leap_of_the_price_level_and_prices_that_never_move_are_named_and_the_rest_goes_on(cpb, tmp_path):
+    """Tables: a coin in another unit from some candle on, a stablecoin, and a price that freezes in its test span."""
+    hours = pl.concat([hours_of(month) for month in ("2025-01", "2025-02", "2025-03", "2025-04")])
+    row, prices = pl.int_range(pl.len()), pl.col("open", "high", "low", "close")
+    tables = {
+        "BTC": hours,
+        "XEC": hours.with_columns(pl.when(row < 1000).then(prices).otherwise(prices * 1000)),
+        "USDC": hours.with_columns(prices * 0 + 1),
+        "ICE": hours.with_columns(pl.when(row < len(hours) - 600).then(prices).otherwise(prices * 0 + 1e5)),
+    }
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    for coin, table in tables.items():
+        table.write_parquet(folder / f"{coin}USDT-1h.parquet")
+    leap = f"{hours['open_time'][1000]:%Y-%m-%d %H:%M}"
+    found = cpb.json("ingest", "--source", folder, code=3)
+    reasons = {one["symbol"]: one["reason"] for one in found["series"]}
+    assert f"the price level leaps × 1,000 at {leap}: " in reasons["XECUSDT"]
+    result = cpb.json("train-all", "--source", folder, *SMALL, code=3)
+    reasons = {f["symbol"]: f["reason"] for f in result["failures"]}
+    assert f" at {leap}: " in reasons["XECUSDT"]
+    assert "its price never moves in the train span" in reasons["USDCUSDT"]
+    assert "its price never moves in the test span" in reasons["ICEUSDT"]
+    runs = member_runs(tmp_path)
+    trained = {name for name, run in runs.items() if run.info.status == "FINISHED"}
+    assert trained == {f"{a}/own-{s}/1h" for a in ("linear", "har") for s in ("BTCUSDT", "XECUSDT")}
+    assert cpb.json("train", "XEC", "1h", "--source", folder, "--preset", "smoke", code=3)["verdict"]
+    alone = cpb("train-all", "--source", folder / "USDCUSDT-1h.parquet", *SMALL)
+    assert alone.returncode == 1
+    assert "its price never moves" in alone.stderr.strip().splitlines()[-1]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from flows import cli
+from flows.summary import Summary
 from schemas.errors import CpbError
 from schemas.handover import Failure, FleetJudgement, Judgement, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
@@ -78,7 +79,7 @@ def trained(tmp_path, monkeypatch):
         model=MODEL, shard="0f", run_id="r1", metrics=METRICS, verdict="better than the random walk"
     )
     training = SimpleNamespace(
-        summary=SimpleNamespace(run_id="parent", failures=[]),
+        summary=Summary(run_id="parent"),
         results=[[ShardResult(key="0f", architecture="gru", members=(member,))]],
         judged=[FleetJudgement(key="0f", architecture="gru", run_id="f", judgements=(judgement,))],
         in_use=SimpleNamespace(release=lambda: None),

@@ -53,6 +53,14 @@ def test_scoring_leaves_the_forecasts_untouched(tmp_path):
     assert len(files_of(tmp_path, "ledger")) == 1
 
 
+@pytest.mark.parametrize(("before", "scored"), [(3, 3), (0, 0)])
+def test_no_row_is_scored_across_a_leap_of_the_price_level(tmp_path, before, scored):
+    append(tmp_path, PEPE, rows_at())
+    closes = [8e-6] * (1 + before) + [8e-3] * (10 - before)
+    write_candles(tmp_path, closes, first=START - HOUR)
+    assert score(tmp_path, START + 20 * HOUR) == scored
+
+
 def test_a_candle_that_is_missing_stays_open_until_it_comes(tmp_path):
     append(tmp_path, PEPE, rows_at())
 

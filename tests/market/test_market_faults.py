@@ -15,6 +15,7 @@ from market_tools import (
     build,
     csv_of,
     drafts,
+    frame,
     key,
     lines,
     put,
@@ -23,6 +24,7 @@ from market_tools import (
     stored,
 )
 
+from cpbmodels.data.prices import PRICES
 from tasks.market import mirror
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
@@ -402,6 +404,20 @@ def test_another_symbols_file_is_noticed_at_either_end_of_a_series(market, perio
     report = served(market)
     assert any("another symbol" in note and period in note for note in btc(report).notes), btc(report).notes
     check_store(market, report)
+
+
+@pytest.mark.parametrize("factor", [1000, 1 / 1000, 10, 2])
+@pytest.mark.parametrize("start", ["2024-03-01 00:00", "2024-02-15 05:00"])
+def test_another_unit_from_some_candle_on_is_reported_and_kept(market, factor, start):
+    for month in ("2024-02", "2024-03", "2024-04"):
+        file = source_file(BTC, month)
+        later = pl.col("open_time").dt.strftime("%F %R") >= start
+        prices = [pl.when(later).then(pl.col(name) * factor).otherwise(name).alias(name) for name in PRICES]
+        put(market / "mirror", file, mirror.to_csv(frame(file).with_columns(prices), "1h", decimals=None))
+    report = served(market, coins="BTC", as_of="2024-05-01")
+    assert (report.exit, btc(report).files["ok"], btc(report).rows) == (3, 4, 121 * 24)
+    assert f"at {start}: another unit or coin" in btc(report).reason
+    assert btc(served(market, coins="BTC", as_of="2024-05-01")).leaps == btc(report).leaps  # of the store
 
 
 def test_another_symbols_day_is_noticed_beside_the_stored_candles(market):

@@ -1,10 +1,13 @@
 """Real files with their real defects; skipped where the mirror is not at hand."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
+import polars as pl
 import pytest
 from market_tools import key, put, scope
 
+from cpbmodels.data.columns import feature_frame
 from schemas.identity import SeriesId
 from tasks.market.faults import BadFile
 from tasks.market.ingest import ingest
@@ -61,6 +64,11 @@ def test_luna_is_two_coins(bitcoin):
     )
     rows = read_klines(home, key("LUNAUSDT", "1h"))
     assert rows.height == series.rows
+    # The crash moves within its candles: no leap of the price level, so the old coin is whole to its last candle.
+    assert series.leaps == []
+    before = feature_frame(rows, "1h").filter(pl.col("open_time") < datetime(2022, 5, 31, tzinfo=UTC))
+    assert before["low"].min() < 1e-4 * before["high"].max()
+    assert before["segment"].n_unique() == 1
 
 
 def test_the_stored_rows_are_the_published_ones(bitcoin):

@@ -1,5 +1,6 @@
 """A table of one's own as source: the same candles in the store as from Binance's layout, whatever kind of file."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from functools import cache, partial
 
@@ -9,13 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from market_tools import build, key, scope
 
+from cpbmodels.data.columns import feature_frame
 from cpbmodels.data.figures import INTERVAL_SECONDS
+from cpbmodels.data.prices import PRICES
 from schemas.errors import UsageError
 from schemas.frames import KLINES
 from schemas.identity import SeriesId
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 from schemas.tables import is_table, tables_of
+from tasks.ingest import ingest as ingest_step
 from tasks.market.ingest import ingest, listed_symbols
 from tasks.market.klines import read_klines
 from tasks.market.layout import period_bounds
@@ -58,6 +62,32 @@ def test_every_way_to_write_the_time(tmp_path, unit):
     report, found = stored(tmp_path / "home", tmp_path)
     assert found.equals(table)
     assert (report.exit, report.series[0].holes, report.series[0].files["unverified"]) == (0, [], 0)
+
+
+@pytest.mark.parametrize("factor", [1000, 1 / 1000, 10, 1 / 10, 2])
+@pytest.mark.parametrize(("row", "skipped"), [(30, 0), (48, 0), (60, 0), (60, 5)])
+def test_a_leap_of_the_price_level_is_reported_and_ends_a_segment(tmp_path, factor, row, skipped):
+    """Within a month, between two (row 48 opens February), and across missing candles."""
+    if skipped and factor == 2:
+        pytest.skip("across a pause a market may double")
+    at, prices = pl.int_range(pl.len()), [pl.col(name) for name in PRICES]
+    table = hours().with_columns(
+        pl.when(at >= row + skipped).then(name * factor).otherwise(name) for name in prices
+    )
+    table.filter((at < row) | (at >= row + skipped)).write_parquet(tmp_path / "BTC-USDT-1h.parquet")
+    report, found = stored(tmp_path / "home", tmp_path)
+    when = f"{START + timedelta(hours=row + skipped):%Y-%m-%d %H:%M}"
+    assert (report.exit, found.height) == (3, 100 - skipped)
+    assert re.search(rf"the price level leaps × [\d.,]+ at {when}: ", report.series[0].reason)
+    assert float(report.series[0].leaps[0].split()[1].replace(",", "")) == pytest.approx(factor, rel=0.05)
+    step = ingest_step(
+        IngestSpec(timeframes="1h", source=str(tmp_path)).scope.model_copy(update={"home": tmp_path / "home"})
+    )
+    assert [(one.code, one.series) for one in step.leaps] == [("leap", OWN())]
+    assert (step.failures, step.series) == ((), (OWN(),))
+    after, _ = stored(tmp_path / "home", tmp_path, since="2024-02-02")
+    assert after.exit == 0
+    assert feature_frame(found, "1h")["segment"].n_unique() == 2
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "feather", "csv.gz"])

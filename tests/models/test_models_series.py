@@ -1,9 +1,14 @@
+from dataclasses import replace
+
 import numpy as np
+import polars as pl
 import pytest
 from candles import walk
 
+from cpbmodels import train_fleet
 from cpbmodels.data.prices import LAMBDA, candle_columns
 from cpbmodels.data.series import Series
+from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.errors import ModelError
 
 
@@ -96,3 +101,52 @@ def test_wrong_shape_and_missing_columns_say_what_to_do():
         Series.from_ohlc(np.array([["2025-01-01", 1.0, 1.0, 1.0]], dtype=object))
     with pytest.raises(ModelError, match=r"log_range_mean_6.*Series\.from_frame"):
         walk().columns(("r_open", "log_range_mean_6"))
+
+
+def leaping(factor, past, reader, rows=900, leap=450):
+    """Candles whose price level leaps by a factor; `past` draws those before it, the others are always the same."""
+    before, after = walk(leap, seed=past).prices, walk(rows - leap, seed=9).prices
+    prices = np.vstack([before * after[0, 0] / before[-1, 3] / factor, after])
+    times = 1_700_000_000_000_000 // 3_600_000_000 * 3_600_000_000 + np.arange(rows) * 3_600_000_000
+    if reader == "arrays":
+        return Series.from_ohlc(prices, times=times, timeframe="1h"), leap
+    volume = np.concatenate(
+        [np.random.default_rng(n).lognormal(3, 1, m) for n, m in ((past, leap), (9, rows - leap))]
+    )
+    columns = {name: prices[:, i] for i, name in enumerate(("open", "high", "low", "close"))}
+    frame = pl.DataFrame({"open_time": times, **columns, "volume": volume})
+    return Series.from_frame(frame, "AAAUSDT"), leap
+
+
+@pytest.mark.parametrize("reader", ["arrays", "table"])
+@pytest.mark.parametrize("factor", [1000, 1 / 1000, 10, 1 / 10, 2, 1 / 2])
+def test_nothing_reads_across_a_leap_of_the_price_level(factor, reader):
+    (one, leap), (other, _) = (leaping(factor, past, reader) for past in (1, 2))
+    assert np.flatnonzero(np.diff(one.segments)).tolist() == [leap - 1]
+    names = one.names if reader == "arrays" else (*one.names, *WIDE_COLUMNS)
+    for read in (lambda s: s.columns(names), lambda s: s.volatility, lambda s: s.usable(30, 10)):
+        np.testing.assert_allclose(read(one)[leap:], read(other)[leap:], rtol=1e-9, atol=1e-9)
+    assert np.isfinite(one.columns(("r_close",))[leap + 1 :]).all()
+    origins = np.flatnonzero(one.usable(30, 10))
+    assert not ((origins >= leap - 10) & (origins < leap + 29)).any()
+    for whole in (one, other):  # the windows of all architectures, and the closed form's targets
+        assert np.abs(np.log(whole.prices[origins + 10, 3] / whole.prices[origins, 3])).max() < np.log(1.5)
+
+
+def test_what_is_learnt_after_a_leap_does_not_depend_on_what_came_before():
+    pair = [leaping(1000, past, "table")[0] for past in (1, 2)]
+    pair = [replace(one, spans={"train": (450, 700), "validation": (740, 900)}) for one in pair]
+    for architecture in ("robust-har", "gru", "line"):
+        one, other = train_fleet(pair, architecture, "smoke", seeds=[0, 0], device="cpu", epochs=1)
+        np.testing.assert_allclose(one.rows, other.rows, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(one.forecast(pair[0]).close, other.forecast(pair[1]).close, rtol=1e-5)
+
+
+def test_shortly_after_a_leap_there_is_no_forecast():
+    series, leap = leaping(10, 1, "table", rows=1200)
+    member = train_fleet([series], "linear", "smoke", device="cpu", epochs=1)[0]
+    assert member.forecast(series).issued_row == 1199
+    with pytest.raises(
+        ModelError, match="no forecast after its last candle: a gap or jump 20 candles before"
+    ):
+        member.forecast(leaping(10, 1, "table", rows=leap + 20)[0])

@@ -16,6 +16,7 @@ from candles import LEARNT, series_for, walk
 from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
 from cpbmodels.arch import deferred
 from cpbmodels.arch.heads import Point
+from cpbmodels.data.prices import RETURNS
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import training
 from cpbmodels.fleet.bank import Bank
@@ -466,6 +467,23 @@ def test_why_not_gives_the_reason_train_fleet_would():
     assert why_not(walk(400), "gru", "smoke") == ""
     with pytest.raises(ModelError, match="more history"):
         train_fleet([short], "gru", "smoke")
+
+
+@pytest.mark.parametrize("span", ["train", "validation", "test"])
+@pytest.mark.parametrize("architecture", ["gru", "robust-har"])
+def test_a_price_that_never_moves_in_a_span_is_named(architecture, span):
+    moving = series_for(architecture, 1200, validation=0.2, test=0.2)
+    first, end = moving.spans[span]
+    features = moving.features.copy()
+    features[first:end, [moving.names.index(name) for name in RETURNS]] = 0
+    frozen = replace(moving, features=features)
+    word = {"train": "training"}.get(span, span)
+    assert f"its price never moves in its {word} span" in why_not(frozen, architecture, "smoke")
+    if span != "test":
+        with pytest.raises(
+            ModelError, match=f"^AAAUSDT 1h: its price never moves in its {word} span: leave it out.$"
+        ):
+            train_fleet([moving, frozen], architecture, "smoke", device="cpu")
 
 
 def test_damaged_folders_are_named(tmp_path):
