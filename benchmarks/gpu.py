@@ -59,7 +59,7 @@ from cpbmodels.device.steps import FleetStep
 from cpbmodels.fleet.graphs import Graphs, ValidationRunner
 from cpbmodels.fleet.loop import EpochRecord
 from cpbmodels.kernels import check
-from cpbmodels.kernels.support import described, off_reason
+from cpbmodels.kernels.support import described
 
 JOBS = {
     "transformer": (5000, 50),
@@ -182,7 +182,7 @@ def gradients(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
     """Distances from float64 of one step at the seed size, as `cpbmodels.kernels.check` measures them; `ok` if few."""
     device, compute = torch.device(args.device), torch.bfloat16 if _has_bf16(args.device) else torch.float16
     options = preset(f"seed-{architecture}", architecture, **(TINY if args.tiny else {}))
-    off = off_reason(architecture, options, device, compute)
+    off = check.kernels_off(architecture, options, device, compute)
     shape = architecture, options, device, compute
     found: dict[str, Any] = check.compare(*shape, kernels=not off or off.startswith(check.WRONG))
     faults = []

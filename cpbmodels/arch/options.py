@@ -199,7 +199,7 @@ def check(options: Preset) -> Preset:
     for name, (low, high) in RANGES.items():
         _check_number(name, getattr(options, name), low, high)
     for name, allowed in CHOICES.items():
-        if getattr(options, name) not in allowed:
+        if getattr(options, name) not in [*allowed]:  # whatever type a stored config gives it
             raise ModelError(unknown_choice(name, getattr(options, name), allowed))
     for name in SWITCHES:
         if not isinstance(getattr(options, name), bool):
@@ -207,7 +207,8 @@ def check(options: Preset) -> Preset:
     names = (*options.features, options.calendar) if isinstance(options.features, tuple) else (None,)
     if not all(isinstance(name, str) and len(name) <= MAX_NAME for name in names):
         raise ModelError(f"features and calendar must be names of columns, of at most {MAX_NAME} characters.")
-    if not isinstance(options.members, tuple) or len(options.members) > MAX_MEMBERS:
+    members = options.members if isinstance(options.members, tuple) else (None,)
+    if len(members) > MAX_MEMBERS or not all(isinstance(name, str) for name in members):
         raise ModelError(f"members must name at most {MAX_MEMBERS} architectures, as in har,line.")
     if not options.features:
         raise ModelError("features must name at least one column.")

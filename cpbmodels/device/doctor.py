@@ -7,8 +7,6 @@ import contextlib
 import os
 import platform
 import re
-import shutil
-import subprocess
 import sys
 import textwrap
 import time
@@ -22,13 +20,13 @@ import torch
 from cpbmodels.arch import problems as architecture_problems
 from cpbmodels.arch import usable
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
-from cpbmodels.device.monitor import MB, kernels, operators_on_cpu, usable_cores
-from cpbmodels.device.steps import fleet_step, kernels_off, seed_size
+from cpbmodels.device.monitor import MB, driver_version, kernels, nvidia_smi, operators_on_cpu, usable_cores
+from cpbmodels.device.steps import fleet_step, seed_size
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.graphs import EAGER_RUNS
+from cpbmodels.kernels.check import kernels_off
 from cpbmodels.kernels.support import described
 
-PROC_DRIVER = Path("/proc/driver/nvidia/version")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
 MIN_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
@@ -54,18 +52,9 @@ def gpu_evidence() -> GpuEvidence:
     driver = driver_version()
     signs = [f"driver {driver} is loaded"] if driver and _device_nodes() else []
     signs += [f"PCI device {name}" for name in _pci_gpus()]
-    listed = _nvidia_smi("-L")
+    listed = nvidia_smi("-L")
     signs += [line.split(" (UUID")[0] for line in listed.splitlines() if line.startswith("GPU ")]
     return GpuEvidence(tuple(signs), driver)
-
-
-def driver_version() -> str | None:
-    """Version of the loaded NVIDIA driver ("580.159.03"), or None."""
-    with contextlib.suppress(OSError):
-        if found := re.search(r"Module\s+(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", PROC_DRIVER.read_text()):
-            return found[1]
-    found = re.match(r"\d+\.\d+(\.\d+)?", _nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"))
-    return found[0] if found else None
 
 
 def driver_too_old(driver: str, cuda: str) -> bool:
@@ -88,17 +77,6 @@ def _pci_gpus() -> list[str]:
             if vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY_CLASS):
                 found.append(device.name)
     return found
-
-
-def _nvidia_smi(*arguments: str) -> str:
-    """What nvidia-smi prints; "" if it is missing or fails (it fails if the driver is broken)."""
-    if (program := shutil.which("nvidia-smi")) is None:
-        return ""
-    try:
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip()
 
 
 def cpu() -> dict[str, Any]:
@@ -311,8 +289,8 @@ def _time(architecture: str, device: torch.device, members: int) -> dict[str, An
     tensors on a GPU; of a GPU also its peak memory in MB, the share of the step in which a kernel ran and the longest.
     """
     options, gpu = seed_size(architecture), device.type == "cuda"
-    kernels_are = described(kernels_off(architecture, options, device))
-    step = fleet_step(architecture, options, members, device)
+    reason = kernels_off(architecture, options, device)
+    step = fleet_step(architecture, options, members, device, kernels=not reason)
     if gpu:
         torch.cuda.reset_peak_memory_stats(device)
         for _ in range(EAGER_RUNS + 1):  # eager steps, then the capture
@@ -324,7 +302,7 @@ def _time(architecture: str, device: torch.device, members: int) -> dict[str, An
         "batch": options.batch_size,
         "step_ms": spent * 1e3,
         "windows_per_s": members * options.batch_size / spent,
-        "kernels": kernels_are,
+        "kernels": described(reason),
         "on_cpu": list(operators_on_cpu(step.eager)) if gpu else [],
         "gpu_mem_peak_mb": torch.cuda.max_memory_allocated(device) / MB if gpu else None,
         "gpu_busy": min(1.0, sum(seen.values()) / 1e6 / spent) if seen else None,

@@ -11,6 +11,9 @@ NVIDIA's management library (pynvml, from nvidia-ml-py), opened lazily and read 
 import contextlib
 import importlib
 import os
+import re
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -35,6 +38,7 @@ except ImportError:  # Windows
     resource = None
 
 MB = 2**20  # as nvidia-smi counts
+PROC_DRIVER = Path("/proc/driver/nvidia/version")
 MIN_UTILISATION_PERCENT = 20.0  # below, the device mostly waits for the host
 SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
 """Operators that make the host wait for a GPU (`.item()` is _local_scalar_dense)."""
@@ -322,3 +326,23 @@ def kernels(step: Callable[[], object], device: torch.device) -> dict[str, float
         if event.device_type == DeviceType.CUDA and not event.name.startswith("Mem"):
             found[event.name] += event.time_range.elapsed_us()
     return dict(found.most_common())
+
+
+def driver_version() -> str | None:
+    """Version of the loaded NVIDIA driver ("580.159.03"), or None."""
+    with contextlib.suppress(OSError):
+        if found := re.search(r"Module\s+(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", PROC_DRIVER.read_text()):
+            return found[1]
+    found = re.match(r"\d+\.\d+(\.\d+)?", nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"))
+    return found[0] if found else None
+
+
+def nvidia_smi(*arguments: str) -> str:
+    """What nvidia-smi prints; "" if it is missing or fails (it fails if the driver is broken)."""
+    if (program := shutil.which("nvidia-smi")) is None:
+        return ""
+    try:
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip()

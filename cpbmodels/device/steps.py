@@ -1,4 +1,4 @@
-"""One training step of any architecture, to be called and timed, and its kernels compiled ahead."""
+"""One training step of any architecture, to be called and timed."""
 
 from dataclasses import dataclass, replace
 
@@ -13,11 +13,9 @@ from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, make_task
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import Graphs, StepRunner
-from cpbmodels.fleet.loop import Job, step_rates
+from cpbmodels.fleet.loop import Job, make_fleet, step_rates
 from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import compute_dtype
-from cpbmodels.fleet.training import make_fleet
-from cpbmodels.kernels.support import off_reason
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,8 @@ def fleet_step(
     """One optimizer step of a new fleet, on the same windows every time, to be called and timed.
 
     Each member has its own random walk of `rows` candles. `compute` is the dtype of the products, by default what a
-    training would choose, `dtype` that of the weights. `kernels`: use `cpbmodels.kernels` if possible; not asked if a
-    `net` is given. ModelError if so many candles do not give one batch.
+    training would choose, `dtype` that of the weights. `kernels`: use `cpbmodels.kernels` if possible, unchecked; not
+    asked if a `net` is given. ModelError if so many candles do not give one batch.
     """
     series = [walk(rows, seed, options) for seed in range(members)]
     options = replace(options, steps_per_epoch=1)
@@ -79,14 +77,6 @@ def fleet_step(
     runner = StepRunner(fleet, bank, Graphs(device) if device.type == "cuda" and options.cuda_graph else None)
     runner.load(origins, weight, rate_tensor(step_rates(options, 0, 1), device))
     return FleetStep(fleet, bank, origins, weight, runner)
-
-
-def kernels_off(architecture: str, options: Preset, device: torch.device) -> str:
-    """Why a training with these options takes torch's path, "" if it uses the kernels, which are then compiled."""
-    if options.members:  # each has its own preset, and is asked for when it is trained
-        return "an average"
-    compute = compute_dtype(options, architecture, device, torch.float32)
-    return off_reason(architecture, options, device, compute)
 
 
 def walk(rows: int, seed: int, options: Preset) -> Series:

@@ -26,11 +26,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cpbmodels.arch import find
 from cpbmodels.arch.options import SCHEDULES, Preset
-from cpbmodels.arch.per_member import IN_RATE
+from cpbmodels.arch.per_member import IN_RATE, differing
 from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor, check_placement
-from cpbmodels.fleet.bank import Bank, Task, epoch_order, steps_per_epoch
+from cpbmodels.errors import ModelError
+from cpbmodels.fleet.bank import Bank, Scaling, Task, epoch_order, steps_per_epoch
 from cpbmodels.fleet.checkpoint import Checkpoints, is_same
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import Graphs, StepRunner, ValidationRunner
@@ -116,13 +118,37 @@ class Job:
 
     @property
     def kernels_off(self) -> str:
-        """Why its fleets do not use `cpbmodels.kernels`; "" where they do."""
-        return off_reason(self.architecture, self.options, self.device, self.compute, self.kernels)
+        """Why its fleets do not use `cpbmodels.kernels`; "" where they may, if `check.kernels_off` agrees."""
+        return off_reason(find(self.architecture), self.options, self.device, self.compute, self.kernels)
 
     def net(self) -> Net:
         """The net of its fleets."""
         kernels = None if self.kernels_off else self.compute
         return Net(self.architecture, self.options, self.device, self.dtype, kernels)
+
+
+def make_fleet(job: Job, net: Net, tasks: list[Task]) -> Fleet:
+    """A fleet with the initial weights of each task, or those of the member it continues from, on the device."""
+    warm = [job.warm[task.index] if job.warm is not None else None for task in tasks]
+    rows = [
+        _warm_row(net, old) if old else torch.as_tensor(net.layout.initial(task.seed))[None]
+        for task, old in zip(tasks, warm, strict=True)
+    ]
+    flat = torch.cat(rows)
+    scales = (np.stack([getattr(task, name) for task in tasks]) for name in ("mean", "inverse"))
+    scaling = Scaling(*(torch.as_tensor(one).to(job.device, job.dtype) for one in scales))
+    seeds = torch.tensor([task.seed for task in tasks], device=job.device)
+    differ = differing([task.options for task in tasks], job.device)
+    return Fleet(net, flat.to(job.device, job.dtype), seeds, scaling, job.compute, differ)
+
+
+def _warm_row(net: Net, member: Member) -> Tensor:
+    if member.rows.shape != (1, net.layout.size):
+        raise ModelError(
+            f"warm_start: {member.config.get('symbol')} has other dimensions than the new model (or is an ensemble): "
+            "start without it, or with its options."
+        )
+    return member.rows
 
 
 REPORT_INTERVAL_S = 0.3

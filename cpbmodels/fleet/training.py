@@ -17,27 +17,25 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from cpbmodels.arch import find
 from cpbmodels.arch.average import NAME as AVERAGE
 from cpbmodels.arch.options import Preset
-from cpbmodels.arch.per_member import differing, fleet_key, fleet_options, overrides_by_member
+from cpbmodels.arch.per_member import fleet_key, fleet_options, overrides_by_member
 from cpbmodels.arch.presets import preset as resolve
 from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.bank import Bank, Scaling, Task, bank_columns
+from cpbmodels.fleet.bank import Bank, Task, bank_columns
 from cpbmodels.fleet.checkpoint import Checkpoints
 from cpbmodels.fleet.closed_form import set_initial_weights, solve, unscaled
 from cpbmodels.fleet.export import export
-from cpbmodels.fleet.fleet import Fleet
-from cpbmodels.fleet.loop import EpochRecord, Job, Loop, OnEpoch, OnStep, StepRecord, Stopped
+from cpbmodels.fleet.loop import EpochRecord, Job, Loop, OnEpoch, OnStep, StepRecord, Stopped, make_fleet
 from cpbmodels.fleet.member import Member, average
 from cpbmodels.fleet.net import DTYPES, Net
 from cpbmodels.fleet.plan import Planned, compute_dtype, pick_device, plan_members, plan_tasks
+from cpbmodels.kernels.check import kernels_off
 
 log = logging.getLogger(__name__)
 _WAIT_SLICE_S = 0.2
@@ -298,6 +296,8 @@ def _train_one(job: Job, bank: Bank, tasks: list[Task]) -> list[Member]:
     job = replace(job, options=fleet_options(job.options, [task.options for task in tasks]))
     if find(job.architecture).spec.closed_form:
         return _solve_one(job, bank, tasks)
+    off = kernels_off(job.architecture, job.options, job.device, job.compute, job.kernels)
+    job = replace(job, kernels=off or True)
     net = job.net()
     with Monitor(job.device) as monitor, fast_matmul(job):
         fleet = make_fleet(job, net, tasks)
@@ -344,30 +344,6 @@ def fast_matmul(job: Job) -> Iterator[None]:
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-
-
-def make_fleet(job: Job, net: Net, tasks: list[Task]) -> Fleet:
-    """A fleet with the initial weights of each task, or those of the member it continues from, on the device."""
-    warm = [job.warm[task.index] if job.warm is not None else None for task in tasks]
-    rows = [
-        _warm_row(net, old) if old else torch.as_tensor(net.layout.initial(task.seed))[None]
-        for task, old in zip(tasks, warm, strict=True)
-    ]
-    flat = torch.cat(rows)
-    scales = (np.stack([getattr(task, name) for task in tasks]) for name in ("mean", "inverse"))
-    scaling = Scaling(*(torch.as_tensor(one).to(job.device, job.dtype) for one in scales))
-    seeds = torch.tensor([task.seed for task in tasks], device=job.device)
-    differ = differing([task.options for task in tasks], job.device)
-    return Fleet(net, flat.to(job.device, job.dtype), seeds, scaling, job.compute, differ)
-
-
-def _warm_row(net: Net, member: Member) -> Tensor:
-    if member.rows.shape != (1, net.layout.size):
-        raise ModelError(
-            f"warm_start: {member.config.get('symbol')} has other dimensions than the new model (or is an ensemble): "
-            "start without it, or with its options."
-        )
-    return member.rows
 
 
 def step_reporter(job: Job, bank: Bank) -> Callable[[Loop, int, int], bool]:

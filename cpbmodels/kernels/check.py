@@ -21,14 +21,16 @@ import torch
 from torch import Tensor
 
 import cpbmodels
+from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.per_member import IN_RATE
-from cpbmodels.device.doctor import driver_version
+from cpbmodels.device.monitor import driver_version
 from cpbmodels.device.steps import FleetStep, fleet_step
 from cpbmodels.fleet.checkpoint import write_whole
 from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs
 from cpbmodels.fleet.net import Net
-from cpbmodels.kernels.support import compile_ahead
+from cpbmodels.fleet.plan import compute_dtype
+from cpbmodels.kernels.support import compile_ahead, off_reason
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,21 @@ NO_SHAPE = (
 """Options that change neither what a step launches nor the shape of its tensors."""
 
 _verdicts: dict[str, str] = {}  # of this process
+
+
+def kernels_off(
+    architecture: str, options: Preset, device: torch.device, compute: torch.dtype | None = None,
+    wanted: bool | str = True,
+) -> str:  # fmt: skip
+    """Why fleets with these options keep torch's path, "" if they use the kernels, which are compiled and checked here.
+
+    compute: dtype of the products; None: what a training would choose. wanted: see `off_reason`.
+    """
+    if options.members:  # each has its own preset, and is asked for when it is trained
+        return "an average"
+    compute = compute or compute_dtype(options, architecture, device, torch.float32)
+    reason = off_reason(find(architecture), options, device, compute, wanted)
+    return reason or fault(architecture, options, device, compute)
 
 
 def fault(architecture: str, options: Preset, device: torch.device, compute: torch.dtype) -> str:

@@ -309,7 +309,8 @@ def _gru_layer_back(grad, w_hh, s_hh, states, acts, d_in, d_hid, sums, B, T: tl.
         d_h += tl.load(grad + at * H + u[None, :]).to(tl.float32)
         r, z, n, g_n = _get4(acts + at * (4 * H) + u[None, :], H)
         # The state before step 0 is zero: a mask, because the place (at - B) is then another member's.
-        there = (rows >= 0)[:, None] & (u >= 0)[None, :] & (t > 0)
+        # Of tensors alone, t B + row >= B where t > 0: `& (t > 0)` makes an integer mask in Triton's interpreter.
+        there = (t * B + rows >= B)[:, None] & (u >= 0)[None, :]
         before = tl.load(states + (at - B) * H + u[None, :], there, other=0.0).to(tl.float32)
         d_r, d_z, d_n, d_g = _gru_cell_back(d_h, r, z, n, g_n, before)
         sum_r += d_r

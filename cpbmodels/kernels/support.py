@@ -12,14 +12,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
+
+if TYPE_CHECKING:
+    from cpbmodels.arch.base import Architecture
 
 MIN_CAPABILITY = (8, 0)
 ROWS = 16
@@ -33,13 +35,14 @@ _listener: Listener | None = None
 
 
 def off_reason(
-    name: str, options: Preset, device: torch.device, compute: torch.dtype, wanted: bool | str = True
-) -> str:
+    architecture: type[Architecture], options: Preset, device: torch.device, compute: torch.dtype,
+    wanted: bool | str = True,
+) -> str:  # fmt: skip
     """Why a fleet with these options on this device, products in `compute`, keeps torch's path; "" if it does not.
 
-    wanted: False or the reason why not. Where nothing else speaks against them, they are compiled and checked here.
+    wanted: False or the reason why not. Whether they compute right on this device, `check.kernels_off` says.
     """
-    windows, architecture = options.batch_size // options.accumulate, find(name)
+    windows = options.batch_size // options.accumulate
     if wanted is not True:
         return wanted or "kernels=false"
     if device.type != "cuda":
@@ -60,14 +63,7 @@ def off_reason(
     reason = architecture.no_kernels(options)
     if not reason and "no_kernels" not in vars(architecture):
         reason = "a subclass may compute something else"
-    return reason or driver_fault() or checked(name, options, device, compute)
-
-
-def checked(name: str, options: Preset, device: torch.device, compute: torch.dtype) -> str:
-    """`check.fault`, which imports the engine and triton."""
-    from cpbmodels.kernels.check import fault
-
-    return fault(name, options, device, compute)
+    return reason or driver_fault()
 
 
 @cache

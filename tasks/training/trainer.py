@@ -30,11 +30,12 @@ import torch
 import cpbmodels
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET, Market
-from cpbmodels.device import Monitor, steps
+from cpbmodels.device import Monitor
 from cpbmodels.device.doctor import profile_for
 from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.plan import pick_device
 from cpbmodels.fleet.prediction import predict_each
+from cpbmodels.kernels.check import kernels_off
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.handover import (
     DeviceWork,
@@ -231,7 +232,7 @@ def compile_kernels(wanted: dict[str, Any], orders: Orders) -> None:
             profile = _profile(wanted["profile"], "cuda")
             options = cpbmodels.preset(wanted["preset"], name, profile, **wanted["overrides"])
             if not cpbmodels.architecture(name).closed_form:
-                steps.kernels_off(name, options, torch.device("cuda", 0))
+                kernels_off(name, options, torch.device("cuda", 0))
         except Exception as error:
             if _gpu_is_lost():
                 raise

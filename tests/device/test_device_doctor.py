@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from cpbmodels import architecture, architectures, preset
-from cpbmodels.device import doctor, steps
+from cpbmodels.device import doctor, monitor, steps
 from cpbmodels.device.monitor import operators_on_cpu
 from cpbmodels.errors import ModelError
 from flows.cli.data import doctor as command
@@ -29,9 +29,10 @@ def cuda_build(monkeypatch, cuda, *, available=False):
 @pytest.fixture
 def machine(monkeypatch, tmp_path):
     """A machine without any trace of a GPU; tests add the traces."""
-    monkeypatch.setattr(doctor, "PROC_DRIVER", tmp_path / "version")
+    monkeypatch.setattr(monitor, "PROC_DRIVER", tmp_path / "version")
     monkeypatch.setattr(doctor, "PCI_DEVICES", tmp_path / "pci")
-    monkeypatch.setattr(doctor, "_nvidia_smi", lambda *arguments: "")
+    for module in (doctor, monitor):
+        monkeypatch.setattr(module, "nvidia_smi", lambda *arguments: "")
     monkeypatch.setattr(doctor, "_device_nodes", list)
     return tmp_path
 
@@ -60,7 +61,8 @@ def test_the_driver_is_read_from_proc(machine, monkeypatch):
 
 def test_nvidia_smi_answers_where_proc_does_not(machine, monkeypatch):
     answers = {"-L": "GPU 0: Tesla T4 (UUID: GPU-1)", "--query-gpu=driver_version": "535.104.05\n535.104.05"}
-    monkeypatch.setattr(doctor, "_nvidia_smi", lambda *arguments: answers[arguments[0]])
+    for module in (doctor, monitor):
+        monkeypatch.setattr(module, "nvidia_smi", lambda *arguments: answers[arguments[0]])
     assert doctor.gpu_evidence() == doctor.GpuEvidence(("GPU 0: Tesla T4",), "535.104.05")
 
 

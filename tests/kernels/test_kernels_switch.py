@@ -22,12 +22,12 @@ def chip(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found.capability)
     monkeypatch.setattr(support, "shared_bytes", lambda _: found.shared)
     monkeypatch.setattr(support, "driver_fault", lambda: "")
-    monkeypatch.setattr(support, "checked", lambda *_: found.wrong)
+    monkeypatch.setattr(check, "fault", lambda *_: found.wrong)
     return found
 
 
 def _reason(architecture="transformer", device=GPU, compute=torch.bfloat16, wanted=True, **options):
-    return support.off_reason(
+    return check.kernels_off(
         architecture, preset(f"seed-{architecture}", architecture, **options), device, compute, wanted
     )
 
@@ -69,7 +69,7 @@ def test_without_triton_torchs_path_is_taken(chip, monkeypatch):
 
 
 def test_an_architecture_without_kernels_keeps_torchs_path(chip):
-    assert "has none" in support.off_reason("classifier-gru", preset("seed-gru", "gru"), GPU, torch.bfloat16)
+    assert "has none" in check.kernels_off("classifier-gru", preset("seed-gru", "gru"), GPU, torch.bfloat16)
 
 
 def test_a_machine_on_which_triton_cannot_build_its_driver_keeps_torchs_path(chip, monkeypatch):
@@ -87,7 +87,7 @@ def test_a_subclass_keeps_torchs_path(chip, monkeypatch):
     class Other(find("gru")):
         """Computes something else."""
 
-    monkeypatch.setattr(support, "find", lambda name: Other)
+    monkeypatch.setattr(check, "find", lambda name: Other)
     assert "subclass" in _reason("gru")
 
 

@@ -82,7 +82,7 @@ def test_kernels_are_compiled_ahead_until_the_first_order(monkeypatch):
         asked.append(name)
         orders.waiting = len(asked) == 2
 
-    monkeypatch.setattr(trainer.steps, "kernels_off", kernels_off)
+    monkeypatch.setattr(trainer, "kernels_off", kernels_off)
     wanted = {
         "names": ["gru", "lstm", "transformer"],
         "preset": "default",

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 
-import polars as pl
 import pytest
 from stored_home import SERIES
 from test_verify_parts import flip
@@ -41,19 +40,18 @@ def read_only(stored, built):
     return run
 
 
-def test_a_read_only_mount_is_checked_and_the_first_row_that_does_not_fit_is_named(stored, read_only):
+def test_a_read_only_mount_is_checked_and_damaged_months_are_named(stored, read_only):
     code, found = read_only()
     assert (code, found["damaged"], found["unchecked"]) == (0, [], [])
     candles = SERIES.folder(stored, "klines") / "2025-04.parquet"
     flip(candles)
     forecasts = SERIES.folder(stored, "forecasts") / "2025-05.parquet"
-    rows = pl.read_parquet(forecasts, hive_partitioning=False)
-    rows.with_columns(last_close=pl.col("last_close") * 2).write_parquet(forecasts)
+    flip(forecasts)
     code, found = read_only()
     reasons = {damage["path"]: damage["reason"] for damage in found["damaged"]}
     assert (code, found["unchecked"]) == (1, [])
     assert reasons.keys() == {path.relative_to(stored).as_posix() for path in (candles, forecasts)}
-    assert "row 1 (issued " in reasons[forecasts.relative_to(stored).as_posix()]
+    assert "line 1 of the chain records its first batch" in reasons[forecasts.relative_to(stored).as_posix()]
 
 
 def test_nothing_can_be_repaired_on_a_read_only_mount(read_only):
