@@ -25,7 +25,7 @@ from schemas.handover import Failure, SeriesRecord
 from schemas.scope import ScopeSpec, Spec, parse_instant
 from tasks.features import features
 from tasks.ingest import ingest
-from tasks.market.pairs import with_listed_pairs
+from tasks.market.ingest import with_listed_pairs
 from tasks.running.parallel import run_each
 from tasks.running.progress import tell, telling
 from tasks.running.step import Step

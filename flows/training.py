@@ -23,7 +23,6 @@ from schemas.errors import CpbError, count
 from schemas.handover import Decision, Failure, FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.presets import profile_sizes
 from schemas.run import RunSpec
-from schemas.scope import FILTERS
 from tasks.evaluate import evaluate
 from tasks.judging.fleet import read_scores
 from tasks.judging.judges import Judges
@@ -107,7 +106,6 @@ def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
         "offline",
         "prune",
         "wandb",
-        *FILTERS,
         "engine",
     }
     options = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(

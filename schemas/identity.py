@@ -25,7 +25,7 @@ COINS = (
 """The default universe, each against USDT."""
 
 EXCHANGE = "exchange"
-"""Value of `--coins` for all pairs against USDT in a source's listing, filtered by `ScopeSpec`."""
+"""Value of `--coins` for all pairs against USDT in a source's listing, without leveraged tokens and stablecoins."""
 
 MONTH = "1mo"
 """Binance's calendar month, the only interval whose candles differ in length."""
@@ -60,15 +60,10 @@ _STABLE = {
 }  # fmt: skip
 """Currencies, and coins pegged to a currency: their pairs against USDT are not coin markets."""
 
-PairKind = Literal["coin", "leveraged", "stablecoin", "other quote"]
 
-
-def pair_kind(symbol: str, quote: str = "USDT") -> PairKind:
-    """Return the kind of a listed symbol; only pairs of the kind `coin` belong to the scope `exchange`."""
-    base = symbol.removesuffix(quote)
-    if not base or base == symbol:
-        return "other quote"
-    return "leveraged" if base in _LEVERAGED else "stablecoin" if base in _STABLE else "coin"
+def is_coin_pair(symbol: str) -> bool:
+    """Whether a listed symbol is a coin against USDT: no leveraged token, stablecoin or currency."""
+    return symbol.endswith("USDT") and symbol.removesuffix("USDT") not in {"", *_LEVERAGED, *_STABLE}
 
 
 def symbol_of(coin: str, quoted: bool = False) -> str:

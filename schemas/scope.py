@@ -188,10 +188,6 @@ def check_url(source: str) -> None:
         )  # fmt: skip
 
 
-FILTERS = ("min_days_listed", "min_quote_volume", "number_assets")
-"""Fields that filter the pairs of `exchange`; named as in freqtrade's AgeFilter and VolumePairList."""
-
-
 FIRST = datetime(2009, 1, 3, tzinfo=UTC)
 """Day of Bitcoin's first block: no candle of a coin is older."""
 
@@ -219,21 +215,6 @@ class ScopeSpec(Spec):
     )
     tail: bool = Field(False, description="add the newest candles from the REST API")
     offline: bool = Field(False, description="use only the stored candles: no source is read")
-    min_days_listed: int = Field(
-        0, ge=0, description="with coins exchange: leave out pairs whose first candle is younger"
-    )
-    min_quote_volume: float = Field(
-        0,
-        ge=0,
-        allow_inf_nan=False,
-        description="with coins exchange: minimum turnover in USDT of the last whole month before as_of",
-    )
-    number_assets: int | None = Field(
-        None,
-        ge=1,
-        description="with coins exchange: at most this many pairs, those with the largest turnover in that month",
-    )
-
     _pairs: tuple[str, ...] | None = PrivateAttr(None)
 
     @model_validator(mode="before")
@@ -281,7 +262,7 @@ class ScopeSpec(Spec):
 
     @property
     def whole_exchange(self) -> bool:
-        """Whether the coins are the pairs of the source's listing that pass the filters."""
+        """Whether the coins are the pairs of the source's listing."""
         return self.coins.strip().lower() == EXCHANGE
 
     @property
@@ -305,16 +286,6 @@ class ScopeSpec(Spec):
         found._pairs = tuple(symbols)
         found.__dict__.pop("scope", None)  # resolved again on next use
         return found
-
-    @model_validator(mode="after")
-    def _filters_of_the_exchange(self) -> Self:
-        given = [name for name in FILTERS if getattr(self, name)]
-        if given and not self.whole_exchange:
-            raise UsageError(
-                f"{given[0]} chooses among the pairs of a listing: use it with coins {EXCHANGE}, or leave it out",
-                code="filter", field=given[0],
-            )  # fmt: skip
-        return self
 
     @model_validator(mode="after")
     def _mirror(self) -> Self:
@@ -410,8 +381,8 @@ class IngestSpec(ScopeSpec):
 
     coins: str = Field(
         "all",
-        description="BTC,ETH, all, exchange (every traded USDT pair) or all-usdt (leveraged tokens, stablecoins and "
-        "delisted pairs too)",
+        description="BTC,ETH, all, exchange (every listed USDT pair) or all-usdt (leveraged tokens and "
+        "stablecoins too)",
     )
 
     @property

@@ -49,8 +49,7 @@ def ingest(
 
 def _with_listed_pairs(spec: IngestSpec) -> "Scope":
     """Return the scope with the pairs of its source's listing: for `exchange`, or all."""
-    from tasks.market.ingest import listed_symbols
-    from tasks.market.pairs import with_listed_pairs
+    from tasks.market.ingest import listed_symbols, with_listed_pairs
 
     if not spec.whole_exchange:
         return spec.scope.model_copy(update={"symbols": tuple(listed_symbols(spec.scope))})

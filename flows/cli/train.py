@@ -15,7 +15,7 @@ from flows.prefect_server import server_in_use
 from schemas.errors import EXIT_COMPLETE, UsageError, count
 from schemas.presets import is_file
 from schemas.run import RunSpec, base_of
-from schemas.scope import FILTERS, ScopeSpec
+from schemas.scope import ScopeSpec
 from tasks.storage.urls import public_url
 
 MODEL_OPTIONS = {
@@ -96,7 +96,7 @@ def _default_preset(architecture: str) -> str:
 
 @cli_options(
     RunSpec,
-    without=("repo", "tail", "force", "prune", "weekly_challengers", *FILTERS),
+    without=("repo", "tail", "force", "prune", "weekly_challengers"),
     shown={
         "architectures": Shown(
             names=("--arch",),

@@ -39,7 +39,6 @@ from urllib3.exceptions import HTTPError as TransportError
 
 from tasks.market.faults import NotFound, Refused, Rejected, SourceFault, Unreachable
 from tasks.market.layout import Remote
-from tasks.market.reach import no_connection, place_of
 from tasks.storage.urls import public_url, without_credentials
 
 
@@ -181,8 +180,7 @@ _FIRST_TRIES = 2  # before the first response of a host that cannot be connected
 class Limits:
     """A client's limits, in seconds, counts and bytes."""
 
-    reach: float = 3  # until a source none of whose hosts accepts a connection counts as unreachable
-    connect: float = 5
+    connect: float = 3
     read: float = 30
     deadline: float = 180  # of a complete response, headers and body, however slowly it arrives
     tries: int = 4
@@ -218,7 +216,7 @@ class HttpSource:
         self._lock = threading.Lock()
         self._wait_until = 0.0
         self._failures = 0
-        self._no_network: str | None = None  # why no host can be reached, "" if any can; None: not known yet
+        self._unreachable = ""  # why no connection was ever made: later requests do not try
         self.clock_ahead: float | None = None  # seconds; > 0: the server's clock is ahead of the local clock
         self._retrying = Retrying(
             retry=retry_if_exception_type((OSError, TransportError)),  # `requests` errors are OSErrors
@@ -271,20 +269,9 @@ class HttpSource:
 
     def _ask(self, method: str, host: str, target: str, max_bytes: int = 0) -> _Answer:
         """Return a response of status 200; retries temporary failures, raises other failures."""
-        if reason := self._reach():
-            raise Unreachable(_proxy_fault(reason) if self._sessions[host].proxies else reason)
+        if self._unreachable:
+            raise Unreachable(self._unreachable)
         return self._retrying(self._try, method, host, target, max_bytes or self.limits.body)
-
-    def _reach(self) -> str:
-        """Return why no host of this source can be reached, "" if any can; found out once, before the first request.
-
-        Afterwards a request has its own limits and retries, so that a server that fails at times is waited for.
-        """
-        with self._lock:
-            if self._no_network is None:
-                places = {place for one in self._sessions.values() if (place := one.place)}
-                self._no_network = no_connection(places, self.limits.reach) if places else ""
-            return self._no_network
 
     def _try(self, method: str, host: str, target: str, max_bytes: int) -> _Answer:
         if (wait := self._wait_until - time.monotonic()) > 0:  # even sleep(0) costs 60 µs
@@ -320,7 +307,10 @@ class HttpSource:
         assert state.outcome
         self._failures += 1
         error = state.outcome.exception()
-        raise Unreachable(f"{reason_of(error)} after {state.attempt_number} tries") from error
+        reason = f"{reason_of(error)} after {state.attempt_number} tries"
+        if self.clock_ahead is None and is_unconnected(error):
+            self._unreachable = reason
+        raise Unreachable(reason) from error
 
     def _count(self) -> None:
         with self._lock:
@@ -354,10 +344,7 @@ class _HostSession(Session):
         super().__init__()
         found = self.merge_environment_settings(url, {}, None, None, None)
         self.verify = found["verify"]
-        local = should_bypass_proxies(url, no_proxy=_LOOPBACK)
-        self.proxies = {} if local else found["proxies"]
-        proxy = self.proxies.get(urlsplit(url).scheme)
-        self.place = None if local else place_of(proxy or url)
+        self.proxies = {} if should_bypass_proxies(url, no_proxy=_LOOPBACK) else found["proxies"]
         login = get_auth_from_url(url)
         self.auth = login if any(login) else get_netrc_auth(url)
         self.trust_env = False

@@ -1,7 +1,7 @@
 """Checks every stored candle against its digest, and fetches damaged months again.
 
-Reading performs only cheap checks (`cache.py`, `klines.py`); this module checks the rest. Digests of candles are in the
-manifest and in each file's metadata; a cache file has the CRC of its bytes in its name.
+Reading performs only cheap checks (`klines.py`); this module checks the rest. Digests of candles are in the manifest
+and in each file's metadata.
 """
 
 import logging
@@ -19,7 +19,6 @@ import polars as pl
 from schemas.errors import CpbError
 from schemas.identity import SIM, SeriesId, market_home
 from schemas.scope import Scope
-from tasks.market import cache
 from tasks.market.ingest import ingest
 from tasks.market.klines import (
     DIGEST,
@@ -34,14 +33,14 @@ from tasks.market.klines import (
 from tasks.market.layout import period_bounds, to_datetime
 from tasks.market.manifest import MANIFEST, Manifest, Part, manifest_damage, set_manifest_aside
 from tasks.market.writer import SET_ASIDE_PART, set_part_aside
-from tasks.storage.checked_files import REPAIRED, VERIFY, Asked, Stored, aside, checked, removed
+from tasks.storage.checked_files import REPAIRED, VERIFY, Asked, Stored, aside, checked
 from tasks.storage.records import set_aside
 
 log = logging.getLogger("cpb")
 
 
 def candles(asked: Asked) -> Iterator[Stored]:
-    """Yield the manifest of a market, its candles, provisional and off-grid candles, and its cache.
+    """Yield the manifest of a market, its candles, provisional and off-grid candles.
 
     A repair sets damaged months aside, and fetches them again once all have been checked.
 
@@ -134,18 +133,11 @@ def _part_damage(path: Path, part: Part) -> str:
 
 
 def _derived(home: Path, series: SeriesId) -> Iterator[Stored]:
-    """Yield the files that cpb recreates by itself: the cache, and the provisional candles."""
-    for path in _files(home, series, "cache"):
-        mend = removed("removed; the next read of its series rebuilds it", path)
-        yield Stored(path, mend=mend, check=partial(_cache_fault, path))
+    """Yield the files that cpb recreates by itself: the provisional candles."""
     command = f"{ingest_command(series)} --tail"
     for path in _files(home, series, "provisional"):
         mend = aside(path, f"set aside; `{command}` fetches it again")
         yield Stored(path, None, command, mend, partial(damage_of, path))
-
-
-def _cache_fault(path: Path) -> str:
-    return "its bytes are not those that were written" if cache.is_damaged(path) else ""
 
 
 def _files(home: Path, series: SeriesId, tree: str) -> list[Path]:

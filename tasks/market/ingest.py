@@ -12,10 +12,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
-from schemas.errors import CpbError, MemberError, age, count
-from schemas.identity import SeriesId, check_known, coins_label
-from schemas.scope import Scope
+from schemas.errors import CpbError, MemberError, UsageError, age, count
+from schemas.identity import EXCHANGE, SeriesId, check_known, coins_label, is_coin_pair
+from schemas.scope import Scope, ScopeSpec
 from tasks.market.client import CONNECTIONS, Limits
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.holes import OutageCalendar
@@ -41,6 +42,8 @@ from tasks.market.writer import set_part_aside
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
 from tasks.storage.home import check_home, mark_home
+
+S = TypeVar("S", bound=ScopeSpec)
 
 _LISTINGS_AHEAD = 24  # series whose listings are requested while earlier series are stored
 
@@ -100,6 +103,31 @@ def listed_symbols(scope: Scope, quote: str = "USDT") -> list[str]:
             code="source",
         )
     return found
+
+
+def with_listed_pairs(spec: S) -> tuple[S, str]:
+    """Return a specification of the whole exchange with its source's listed pairs against USDT, and a sentence on them.
+
+    Leveraged tokens, stablecoins and currencies are left out.
+
+    Raises:
+        CpbError: the source has no listing, cannot be reached, or no pair is left.
+        UsageError: the run is offline.
+    """
+    if spec.offline:
+        raise UsageError(
+            f"offline: coins {EXCHANGE} reads the source's listing; name the coins, or leave offline out",
+            code="offline", field="offline",
+        )  # fmt: skip
+    listed = listed_symbols(spec.scope)
+    coins = [symbol for symbol in listed if is_coin_pair(symbol)]
+    if not coins:
+        raise CpbError(f"the listing of {spec.source} has leveraged tokens and stablecoins only; name the coins",
+                       code="source", field="coins")  # fmt: skip
+    others = len(listed) - len(coins)
+    return spec.with_pairs(
+        coins
+    ), f"exchange: {count(len(coins), 'pair')} ({others:,} leveraged or stable left out)"
 
 
 def _unreachable(source: Source, fault: SourceFault) -> CpbError:

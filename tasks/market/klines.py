@@ -26,7 +26,6 @@ from cpbmodels.data.prices import level_leaps
 from schemas.errors import BusyError, CpbError, MemberError
 from schemas.frames import KLINES
 from schemas.identity import MARKETS, SPOT, SeriesId, series_folders
-from tasks.market import cache
 from tasks.market.layout import Grid, grid_of, month_of, period_bounds, to_us
 from tasks.market.manifest import Part
 from tasks.storage.files import DRAFT, write_bytes
@@ -38,7 +37,6 @@ TREES = {
     "klines": re.compile(_MONTH_FILE),
     "offgrid": re.compile(_MONTH_FILE),
     "provisional": re.compile(r"tail\.parquet"),
-    "cache": cache.NAME,
     "features": re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.parquet"),
     "forecasts": re.compile(rf"{_MONTH_FILE}|\.lock"),
     "ledger": re.compile(rf"{_MONTH_FILE}|\.lock"),
@@ -134,7 +132,7 @@ def read_klines(
             code="no-candles",
         )
     tail = _tail(home, series) if provisional else None
-    stored = _load(home, series, parts, first, last if tail is None else 1 << 62, columns)
+    stored = _load(series, parts, first, last if tail is None else 1 << 62, columns)
     frame = _between(stored, first, last)
     if tail is not None:
         confirmed = int(times_of(stored)[-1]) if len(stored) else -1  # else `first` is after all candles
@@ -149,20 +147,18 @@ def ingest_command(series: SeriesId) -> str:
 
 
 def _load(
-    home: Path, series: SeriesId, parts: list[Path], first: int, last: int, columns: list[str] | None
+    series: SeriesId, parts: list[Path], first: int, last: int, columns: list[str] | None
 ) -> pl.DataFrame:
-    """Return at least the candles in `[first, last]`, from the cache of the whole series if there is one."""
-    folder, state = series.folder(home, "cache"), cache.state_of(parts)
-    if (frame := cache.load(folder, state, _names(columns))) is not None:
-        return frame
+    """Return at least the candles in `[first, last]`; where that is the whole series its digests are checked.
+
+    Reads of some months leave them to `cpb verify`: two years of 15m candles take 12 ms, their digests 4 ms.
+    """
     bounds = {path: period_bounds(path.stem) for path in parts}
     needed = [path for path, (start, end) in bounds.items() if start <= last and end > first]
     if needed != parts:
         return _read_parts(series, needed, columns)
     whole = _read_parts(series, parts, None)
-    if whole.height <= cache.MAX_ROWS:
-        _check_digests(series, parts, whole)  # only once: later reads use the cache
-        cache.save(folder, state, whole)
+    _check_digests(series, parts, whole)
     return whole.select(_names(columns))
 
 
@@ -370,7 +366,7 @@ def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
 
 def sweep(root: Path) -> int:
     """Delete the drafts left by a killed run in a market home; return their number."""
-    trees = ("cache", "klines", "offgrid", "provisional")
+    trees = ("klines", "offgrid", "provisional")
     leftovers = [*(path for tree in trees for path in own_files(root, tree, DRAFT)), *_refused_drafts(root)]
     for path in leftovers:
         path.unlink(missing_ok=True)

@@ -56,7 +56,7 @@ class FileRecord:
     rows: int = 0
     status: str = "ok"
     reason: str = ""
-    facts: dict = field(default_factory=dict)  # verified, duplicates, notes, rows_changed, table
+    facts: dict = field(default_factory=dict)  # verified, duplicates, notes, table, at (time of a refusal)
 
 
 @dataclass

@@ -33,7 +33,6 @@ class SeriesReport:
     relistings: list[str] = field(default_factory=list)
     leaps: list[str] = field(default_factory=list)  # of the price level
     provisional: int = 0
-    changed: int = 0
     duplicates: int = 0
     notes: list[str] = field(default_factory=list)
 
@@ -101,7 +100,6 @@ def _count_files(report: SeriesReport, holdings: Holdings) -> None:
         "unverified": sum(bool(r.facts.get("unverified")) for r in records),
         "missing": sum(r.status == "failed" for r in records) + len(holdings.wanted) - len(records),
     }
-    report.changed = sum(r.facts.get("changed", 0) for r in records)
     report.duplicates = sum(r.facts.get("duplicates", 0) for r in records)
     for record in records:
         if record.reason:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import polars as pl
 
-from schemas.errors import count
 from schemas.frames import KLINES
 from schemas.identity import SeriesId, market_home
 from tasks.market.checks import Checked, check, validate_klines
@@ -44,7 +43,6 @@ class Writing:
     checked: Checked
     good: dict[int, Fetched]  # by index into `blocks`
     blocks: list[Block]
-    changed: dict[int, int]
     parts: "list[Future[Part | None]]"
     notes: list[str]
 
@@ -73,11 +71,7 @@ class Writing:
         records = []
         for index, item in self.good.items():
             rows = counts.get(index, 0)
-            record = _good_record(item, self.blocks[index], rows, self.checked, index, self.status)
-            if self.changed.get(index):
-                record.facts |= {"changed": self.changed[index], "at": int(time.time())}
-                self.notes.append(f"{item.file}: changed upstream, {count(self.changed[index], 'row')}")
-            records.append(record)
+            records.append(_good_record(item, self.blocks[index], rows, self.checked, index, self.status))
             if item.file.period in self.known and self.known[item.file.period].status == "quarantined":
                 for path in _quarantined(root, item.file):
                     path.unlink(missing_ok=True)
@@ -117,11 +111,10 @@ def start_batch(
     fill = status == "repaired"
     notes = _drop_months_with_damaged_parts(home, manifest, series, arrived, known, fill)
     good = {i: f for i, f in enumerate(arrived) if not f.fault}
-    changed = _rows_changed(home, series, checked.rows, good, known)
     for index, item in good.items():  # free the memory: only quarantined files are needed as bytes
         item.csv = item.payload = blocks[index].body = b""
     parts = _write_months(home, series, checked.rows, list(good.values()), writers, fill)
-    return Writing(home, manifest, series, batch, status, known, checked, good, blocks, changed, parts, notes)
+    return Writing(home, manifest, series, batch, status, known, checked, good, blocks, parts, notes)
 
 
 def _drop_months_with_damaged_parts(
@@ -217,28 +210,6 @@ def merge(old: pl.DataFrame, new: pl.DataFrame, spans: list[tuple[int, int]]) ->
     return (
         pl.concat([old.join(new, on="open_time", how="anti"), new]).sort("open_time") if old.height else new
     )
-
-
-def _rows_changed(
-    home: Path, series: SeriesId, rows: pl.DataFrame, good: dict[int, Fetched], known: dict[str, FileRecord]
-) -> dict[int, int]:
-    """Count, for files republished with other bytes, the candles that are new, removed or different."""
-    changed = {}
-    for index, item in good.items():
-        record = known.get(item.file.period)
-        if not record or record.sha256 in ("", item.sha256) or record.status == "repaired":
-            continue
-        new = with_stored_columns(rows.filter(pl.col("file") == index))
-        start, end = item.file.covered
-        old = read_part(home, series, item.file.period[:7])
-        old = old.filter(pl.col("open_time").to_physical().is_between(start, end, closed="left"))
-        if item.file.table and old.height:  # a table may grow at its ends: not a change
-            new = new.filter(pl.col("open_time").is_between(old["open_time"].min(), old["open_time"].max()))
-        differing = pl.concat(
-            [new.join(old, on=list(KLINES), how="anti"), old.join(new, on=list(KLINES), how="anti")]
-        )
-        changed[index] = differing["open_time"].n_unique()
-    return changed
 
 
 def _record(root: Path, item: Fetched, known: dict[str, FileRecord]) -> FileRecord:

@@ -49,7 +49,6 @@ def one_of_each(folder):
     member = fleet / "members/sim-BTCUSDT-1h"
     return [
         sim / "klines/interval=1h/symbol=BTCUSDT/2025-04.parquet",
-        *(sim / "cache/interval=1h/symbol=BTCUSDT").glob("*.arrow"),
         *(sim / "features/interval=1h/symbol=BTCUSDT").glob("*.parquet"),
         *(sim / "forecasts/interval=1h/symbol=BTCUSDT").glob("*.parquet"),
         *(sim / "ledger/interval=1h/symbol=BTCUSDT").glob("*.parquet"),

@@ -12,7 +12,7 @@ from flows.cli.options import BY_SET, Shown, cli_options, parse_value
 from flows.cli.train import MODEL_OPTIONS
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, BoardSpec, RunSpec
-from schemas.scope import FILTERS, ForecastSpec, ScopeSpec
+from schemas.scope import ForecastSpec, ScopeSpec
 
 
 def command_of(spec, **options):
@@ -162,7 +162,7 @@ def test_the_commands_leave_out_only_what_they_cannot_use():
         ("ingest", ScopeSpec, {"offline"}),
         ("forecast", ScopeSpec, set()),
         ("train-all", RunSpec, set()),
-        ("train", RunSpec, {"repo", "tail", "force", "prune", "weekly_challengers", *FILTERS}),
+        ("train", RunSpec, {"repo", "tail", "force", "prune", "weekly_challengers"}),
         (
             "backtest",
             BacktestSpec,

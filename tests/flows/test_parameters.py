@@ -19,7 +19,6 @@ from schemas.scope import IngestSpec, ScopeSpec
 SCOPE = {
     "coins": "exchange", "timeframes": "5m,4h", "source": "/mirror", "market": "um", "since": "2023-01-02",
     "as_of": "2024-01-02T03:04:05", "tail": True,
-    "min_days_listed": 30, "min_quote_volume": 1e6, "number_assets": 50,
 }  # fmt: skip
 RUN = SCOPE | {
     "architectures": "gru,lstm-universal", "preset": "smoke", "device": "cuda:1", "profile": "gpu-6gb",

@@ -119,8 +119,8 @@ def test_the_same_wrong_value_is_the_same_sentence_three_ways(command, values, f
     ("field", "value", "wanted"),
     [
         ("seeds", "many", "a whole number"),
-        ("number_assets", 2.5, "a whole number"),
-        ("min_quote_volume", "much", "a number"),
+        ("seed", 2.5, "a whole number"),
+        ("train_timeout_s", "much", "a number"),
         ("wandb", "perhaps", "true or false"),
     ],
 )

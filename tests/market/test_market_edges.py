@@ -117,21 +117,6 @@ def test_where_nobody_has_more_trading_ended_and_is_not_asked_for_again(tmp_path
     assert again.requests == 4  # listings
 
 
-def test_rows_changed_are_told_though_a_broken_version_came_between(tmp_path):
-    build(tmp_path / "mirror", ["BTCUSDT"])
-    file = source_file(BTC, "2024-02")
-    run(tmp_path)
-    put(tmp_path / "mirror", file, b"1,2\n")
-    broken = run(tmp_path)
-    assert broken.series[0].files["quarantined"] == 1
-    assert broken.series[0].rows == 91 * 24  # what was stored stays
-    rows = rows_of(file).with_columns(
-        count=pl.when(pl.int_range(pl.len()) < 3).then(pl.col("count") + 1).otherwise("count")
-    )
-    put(tmp_path / "mirror", file, csv_of(file, rows))
-    assert f"{file}: changed upstream, 3 rows" in run(tmp_path).notes
-
-
 def swap(csv, i, j):
     rows = lines(csv)
     rows[i], rows[j] = rows[j], rows[i]

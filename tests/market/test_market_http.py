@@ -348,14 +348,6 @@ def test_a_server_that_asks_for_an_hour_is_given_up(tmp_path):
         assert source.requests == 1
 
 
-def test_an_unreachable_host_is_given_up_early():
-    source = HttpSource("http://127.0.0.1:9", limits=FAST)
-    for tries in [2] * 24 + [1]:
-        with pytest.raises(Unreachable, match=f"no connection: .*refused after {tries} tries"):
-            source.get("x")
-    assert source.requests == 2 * 24 + 1
-
-
 def test_one_connection_serves_all_files_and_a_closed_source_opens_another(tmp_path):
     clients = []
 

@@ -3,8 +3,6 @@
 import logging
 import re
 import socket
-import threading
-import time
 from datetime import timedelta
 
 import pytest
@@ -13,11 +11,9 @@ from market_tools import build, scope
 from schemas.errors import CpbError, UsageError
 from schemas.scope import ScopeSpec, parse_instant
 from tasks.ingest import ingest as step
-from tasks.market import reach
 from tasks.market.client import HttpSource, Limits
 from tasks.market.faults import Unreachable
-from tasks.market.ingest import ingest
-from tasks.market.pairs import with_listed_pairs
+from tasks.market.ingest import ingest, with_listed_pairs
 
 AWAY = "http://mirror.example.org"
 
@@ -34,8 +30,7 @@ def no_network(monkeypatch):
     def refuse(*_args, **_options):
         raise socket.gaierror(-3, "Temporary failure in name resolution")
 
-    monkeypatch.setattr(reach.socket, "getaddrinfo", refuse)
-    monkeypatch.setattr(reach, "_PAUSE_S", 0)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
 def test_offline_gives_the_stored_series_and_asks_nobody(filled, no_network):
@@ -87,59 +82,12 @@ def test_offline_reads_no_listing():
     assert caught.value.field == "offline"
 
 
-def test_a_lookup_that_hangs_is_waited_for_once(monkeypatch):
-    released = threading.Event()
-    monkeypatch.setattr(reach.socket, "getaddrinfo", lambda *_a, **_o: [] if released.wait(60) else None)
-    source = HttpSource(AWAY, "http://bucket.example.org", limits=Limits(reach=0.05))
-    began = threading.active_count()
-    for _ in range(50):  # every later request knows it
-        with pytest.raises(Unreachable, match=r"no connection within 0\.05 s"):
-            source.get("x")
-    assert source.requests == 0
-    assert threading.active_count() - began == 2  # a thread per host, for the first request alone
-    released.set()
-
-
-def test_one_address_that_answers_is_enough(monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        addresses = [
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (name, port)) for name in ("192.0.2.1", "127.0.0.1")
-        ]
-        monkeypatch.setattr(reach.socket, "getaddrinfo", lambda *_a, **_o: addresses)
-        monkeypatch.setattr(
-            reach.socket, "create_connection", _blackhole_but_loopback(socket.create_connection)
-        )
-        assert reach.no_connection([("host.example.org", port), ("192.0.2.9", port)], 30) == ""
-
-
-def _blackhole_but_loopback(connect):
-    def connected(address, timeout):
-        if not address[0].startswith("127."):
-            time.sleep(timeout)  # longer than the test: its thread is not waited for
-            raise TimeoutError
-        return connect(address, timeout)
-
-    return connected
-
-
-def test_a_refusal_is_tried_twice(monkeypatch):
-    monkeypatch.setattr(reach, "_PAUSE_S", 0)
+def test_a_source_that_never_answered_is_asked_twice_and_no_more():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        place = free.getsockname()
-    assert "refused after 2 tries" in reach.no_connection([place], 30)
-
-
-@pytest.mark.parametrize(
-    ("url", "place"),
-    [
-        ("https://a.example", ("a.example", 443)),
-        ("http://user:secret@a.example:8080/x", ("a.example", 8080)),
-        ("socks5://b.example", ("b.example", 1080)),
-        ("b.example:3128", ("b.example", 3128)),
-        ("http://a.example:x", None),
-    ],
-)
-def test_the_place_of_a_server_or_proxy(url, place):
-    assert reach.place_of(url) == place
+        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    source = HttpSource(url, limits=Limits(backoff=0))
+    for _ in range(50):
+        with pytest.raises(Unreachable, match=r"no connection: .*refused after 2 tries"):
+            source.get("x")
+    assert source.requests == 2

@@ -146,13 +146,11 @@ def test_a_growing_table_is_no_changed_one(tmp_path):
         hours(count).write_csv(path)
         report, found = stored(home, path)
         assert found.height == count
-        assert (report.series[0].changed, report.series[0].status, report.exit) == (0, "complete", 0)
+        assert (report.series[0].status, report.exit) == ("complete", 0)
     hours(100).with_columns(
         volume=pl.when(pl.int_range(pl.len()) == 3).then(1e6).otherwise("volume")
     ).write_csv(path)
     report, _ = stored(home, path)
-    assert report.series[0].changed == 1
-    assert stored(home, path)[0].series[0].changed == 1  # on record, and not fetched again
 
 
 def test_a_table_cut_at_its_front_goes_on_and_keeps_what_is_stored(tmp_path):
@@ -164,7 +162,7 @@ def test_a_table_cut_at_its_front_goes_on_and_keeps_what_is_stored(tmp_path):
     ):  # an older copy at last, longer before
         part.write_csv(path)
         report, found = stored(home, path)
-        assert (report.series[0].changed, report.series[0].holes, report.exit) == (0, [], 0)
+        assert (report.series[0].holes, report.exit) == ([], 0)
     assert found.equals(hours(400)[90:260])
 
 

@@ -1,6 +1,5 @@
 """Small parts by themselves: periods, holes, outages, patience, the contract."""
 
-import shutil
 from datetime import UTC, datetime
 
 import numpy as np
@@ -16,7 +15,7 @@ from tasks.market import klines
 from tasks.market.checks import check, validate_klines
 from tasks.market.holes import Holdings, OutageCalendar, clip, find_holes, inside, join_runs
 from tasks.market.ingest import ingest
-from tasks.market.klines import read_klines, write_part
+from tasks.market.klines import write_part
 from tasks.market.layout import (
     Remote,
     SeriesId,
@@ -250,22 +249,6 @@ def test_the_contract_refuses_repeated_times():
     good = rows_of(source_file(key(), "2024-02-01"))
     with pytest.raises(pandera.errors.SchemaError):
         validate_klines(pl.concat([good, good.tail(1)]), "1h")
-
-
-def test_the_read_cache_follows_the_parts_and_may_be_deleted(tmp_path):
-    january, february = rows_of(source_file(key(), "2024-01")), rows_of(source_file(key(), "2024-02"))
-    write_part(tmp_path, key(), "2024-01", january, {})
-    folder = tmp_path / "cache/interval=1h/symbol=BTCUSDT"
-    assert read_klines(tmp_path, key("BTCUSDT", "1h")).equals(january)
-    assert len(list(folder.glob("*.arrow"))) == 1
-    write_part(tmp_path, key(), "2024-02", february, {})
-    for _ in range(2):  # from the parts, then from the cache
-        assert read_klines(tmp_path, key("BTCUSDT", "1h")).equals(pl.concat([january, february]))
-    assert len(list(folder.glob("*.arrow"))) == 1
-    assert read_klines(tmp_path, key("BTCUSDT", "1h"), columns=["close"]).columns == ["open_time", "close"]
-    shutil.rmtree(tmp_path / "cache")
-    (tmp_path / "cache").write_text("")  # a place that cannot be written to
-    assert read_klines(tmp_path, key("BTCUSDT", "1h")).height == january.height + february.height
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from verifying import verify_market as verify
 
 from schemas.errors import MemberError
 from tasks.features import features
-from tasks.market import cache
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
@@ -37,18 +36,8 @@ def home(ingested, tmp_path):
     return tmp_path / "home"
 
 
-@pytest.fixture(autouse=True)
-def _fresh_process(monkeypatch):
-    monkeypatch.setattr(cache, "_checked", set())
-
-
 def part(home, month="2024-02", symbol="BTCUSDT"):
     return home / f"klines/interval=1h/symbol={symbol}/{month}.parquet"
-
-
-def cache_of(home):
-    (path,) = (home / "cache/interval=1h/symbol=BTCUSDT").glob("*.arrow")
-    return path
 
 
 def flip(path, seed):
@@ -72,21 +61,9 @@ def outcome(home):
 
 
 @pytest.mark.parametrize("seed", range(FLIPS))
-def test_a_flipped_bit_in_the_cache_changes_nothing(home, seed, caplog):
-    before = read_klines(home, BTC)
-    damaged = cache_of(home)
-    flip(damaged, seed)
-    assert read_klines(home, BTC).equals(before)
-    assert [r for r in caplog.records if "was damaged" in r.getMessage()]
-    assert not cache.is_damaged(cache_of(home))  # made again
-    assert not list(verify(home))
-
-
-@pytest.mark.parametrize("seed", range(FLIPS))
 def test_a_flipped_bit_in_a_month_is_found_by_reading_and_by_verify(home, seed):
-    """The first whole read compares each month with its digest; padding and statistics carry no candle."""
+    """A whole read compares each month with its digest; padding and statistics carry no candle."""
     before, body = read_klines(home, BTC), part(home).read_bytes()
-    cache_of(home).unlink()
     flip(part(home), seed)
     rows = outcome(home)
     assert rows is None or rows.equals(before)
@@ -141,16 +118,6 @@ def test_what_a_repair_could_not_fetch_is_missing_until_a_repair_can(home, tmp_p
     assert found.repaired
     assert not list(verify(home))
     assert read_klines(home, BTC).equals(before)
-
-
-def test_a_damaged_cache_file_is_deleted_by_a_repair(home):
-    read_klines(home, BTC)
-    flip(cache_of(home), 3)
-    (found,) = verify(home)
-    assert (found.path, found.repaired) == (cache_of(home).relative_to(home).as_posix(), False)
-    (found,) = verify(home, repair=True)
-    assert found.repaired
-    assert not list((home / "cache").rglob("*.arrow"))
 
 
 def test_ingest_sets_a_month_aside_that_its_report_cannot_read(home, tmp_path):
@@ -239,7 +206,6 @@ def test_a_damaged_manifest_is_set_aside_by_the_next_ingest_which_fetches_all_ag
 
 def test_a_damaged_month_that_a_step_met_is_fetched_by_the_next_ingest(home, tmp_path):
     before = read_klines(home, BTC)
-    shutil.rmtree(home / "cache")
     flip(part(home), 3)
     found = features(scope(home, tmp_path / "mirror"), BTC)
     assert (found.step, found.code, found.series) == ("features", "damaged", BTC)

@@ -49,7 +49,6 @@ EXECUTED_BESIDE = {
     "schemas/handover.py": "the job's and the result's fields; the job's digest covers their values",
     "schemas/identity.py": "names of series and models; the job's digest covers them",
     "schemas/run.py": "the suffix of universal models",
-    "tasks/market/cache.py": "reads candles, whose digest the job holds",
     "tasks/market/layout.py": "reads candles",
     "tasks/market/klines.py": "reads candles",
     "tasks/running/parallel.py": "counts cores for what is told",

@@ -31,7 +31,6 @@ import cpbmodels
 from schemas.errors import CpbError
 from schemas.handover import Damage, SeriesRecord, ShardResult
 from tasks.forecasting import months
-from tasks.market import cache
 from tasks.market.klines import read_klines
 from tasks.signals.feature_files import newest_series, read_features, write_features
 from tasks.storage.model_folder import CONFIG, WEIGHTS
@@ -79,10 +78,6 @@ def kinds(home: Path) -> dict[str, Kind]:
     def candles() -> pl.DataFrame:
         return read_klines(home, SERIES)
 
-    def candles_without_cache() -> pl.DataFrame:
-        shutil.rmtree(SERIES.folder(home, "cache"), ignore_errors=True)
-        return candles()
-
     def features() -> Any:
         # As a trainer reads them, with the record that the step before handed on.
         series = read_features(home, record)
@@ -120,13 +115,10 @@ def kinds(home: Path) -> dict[str, Kind]:
         return [fleet / JOB, fleet / RESULT, *of("features", "*.json")()]
 
     (score,) = member.glob("score-*.npz")
-    klines, cached, computed, forecasts = (
-        SERIES.folder(home, tree) for tree in ("klines", "cache", "features", "forecasts")
-    )
+    klines, computed, forecasts = (SERIES.folder(home, tree) for tree in ("klines", "features", "forecasts"))
     model, registered = member / "model", champion.folder
     return {
-        "klines": Kind(of("klines"), candles_without_cache, verify_market, (klines,)),
-        "cache": Kind(of("cache", "*.arrow"), candles, verify_market, (cached,)),
+        "klines": Kind(of("klines"), candles, verify_market, (klines,)),
         "features of a trainer": Kind(of("features"), features, verify_features, (computed,)),
         "features of the step": Kind(of("features"), feature_step, verify_features, (computed,)),
         "weights of champions": Kind(
@@ -176,7 +168,7 @@ def try_kind(home: Path, kind: Kind, flips: int, chance: random.Random) -> Tally
 
 def _forget_checks() -> None:
     """Read like a process of its own, which checks every file and says each thing once."""
-    for known in (cache._checked, months._checked, months._logged):
+    for known in (months._checked, months._logged):
         known.clear()
 
 

@@ -8,8 +8,6 @@ import pytest
 import stored_home
 from in_process import serve_here
 
-from tasks.market import cache
-
 
 def copy_database(source, target):
     """Copy a database as one transaction: MLflow's connections to it stay open between tests."""
@@ -37,7 +35,6 @@ def stored(built, monkeypatch):
     monkeypatch.setenv("CPB_HOME", str(built / "data"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{built}/mlruns/mlflow.db")
     serve_here(monkeypatch)
-    monkeypatch.setattr(cache, "_checked", set())
     monkeypatch.chdir(built)
     for kept, place in (("data", "data"), ("artifacts", "mlruns/artifacts")):
         shutil.rmtree(built / place)

@@ -11,7 +11,6 @@ from verifying import verify_champions, verify_published
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from schemas.identity import SeriesId
-from tasks.market import cache
 from tasks.publish import publish
 from tasks.signals.feature_files import write_features
 from tasks.tracking.records import REPORT
@@ -101,7 +100,6 @@ def test_both_files_are_named(stored, kind):
 )  # fmt: skip
 def test_the_next_runs_mend_what_can_be_made_anew(stored, monkeypatch, kind):
     exchange(*FILES[kind](stored))
-    monkeypatch.setattr(cache, "_checked", set())
     for day in (
         "2025-05-22",
         "2025-05-23",

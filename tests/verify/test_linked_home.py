@@ -16,7 +16,7 @@ from tasks.verify import verify_all
 
 SHM = Path("/dev/shm")
 LINKED = [
-    ("klines", "features", "forecasts", "hub"), ("cache", "fleets", "ledger"), ("quarantine",), (".",),
+    ("klines", "features", "forecasts", "hub"), ("fleets", "ledger"), ("quarantine",), (".",),
 ]  # fmt: skip
 """Parts that exchange files are never linked together: a rename between them would then cross no disk."""
 
