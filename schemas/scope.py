@@ -247,7 +247,9 @@ class ScopeSpec(Spec):
     @classmethod
     def _of_tables(cls, values: dict[str, Any]) -> dict[str, str]:
         """`all` coins and the default timeframes mean all coins and timeframes in the tables."""
-        held, fields = tables_of(values["source"]), cls.model_fields
+        fields = cls.model_fields
+        coins = values.get("coins", fields["coins"].default)
+        held = tables_of(values["source"], coins)
         timeframes = values.get("timeframes", fields["timeframes"].default)
         if timeframes == fields["timeframes"].default:
             timeframes = ",".join(held.timeframes)
@@ -257,7 +259,6 @@ class ScopeSpec(Spec):
                 f"{', '.join(missing)}; name one of these",
                 code="timeframes", field="timeframes",
             )  # fmt: skip
-        coins = values.get("coins", fields["coins"].default)
         return {"coins": held.coins("all" if coins == CHAMPIONS else coins), "timeframes": timeframes}
 
     @property

@@ -18,12 +18,16 @@ from schemas.identity import INTERVAL_SECONDS, SYMBOL, symbol_of
 if TYPE_CHECKING:
     import polars as pl  # imported when a table is read: most commands read no table
 
+    from cpbmodels.data.candles import Candles
+
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather")
 SYMBOL_NAMES, TIMEFRAME_NAMES = ("symbol", "pair"), ("timeframe", "interval")
 """Columns that may name the series of a row; the first existing column is used."""
 
 _NAMED = re.compile(rf"(?P<symbol>.+?)[-_ ](?P<timeframe>{'|'.join(INTERVAL_SECONDS)})")
-_HELP = "as in BTCUSDT-1h.csv, or add a column symbol"
+_TRADINGVIEW = re.compile(r"[A-Z0-9]+_(?P<symbol>[A-Z0-9.]+), .+")
+"""`BINANCE_BTCUSDT, 60`: the name of TradingView's exports."""
+_HELP = "as in BTCUSDT-1h.csv, add a column symbol, or name the coin of a single file with --coins"
 
 
 def is_table(source: str | None) -> bool:
@@ -36,8 +40,10 @@ def is_table(source: str | None) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-def tables_of(source: str) -> "Tables":
+def tables_of(source: str, coins: str = "all") -> "Tables":
     """Return the tables of a file or folder, cached while the files are unchanged.
+
+    coins: those of the command. A single one names the series of a single file whose name does not.
 
     Raises:
         UsageError: a file does not exist, cannot be read, or names no series; says what to do.
@@ -45,7 +51,9 @@ def tables_of(source: str) -> "Tables":
     path = Path(source)
     files = _files(path) if path.is_dir() else [path]
     try:
-        return _opened(path, tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files))
+        versions = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
+        asked = "" if coins.lower() in ("all", "champions") or "," in coins else symbol_of(coins)
+        return _opened(path, versions, asked)
     except OSError as error:
         raise _wrong(path, f"cannot be read ({error.strerror}); check its name") from error
 
@@ -58,17 +66,12 @@ class Table:
     label: str
     symbol: str
     timeframe: str | None
-    # the rows of this series if the file holds several series
-    part: "pl.DataFrame | None" = field(default=None, repr=False)
+    table: "pl.DataFrame" = field(repr=False)
+    notes: list[str] = field(default_factory=list)
 
     @cached_property
-    def frame(self) -> "pl.DataFrame":
-        """All columns as in the file, times in UTC."""
-        return self.part if self.part is not None else read_file(self.path)
-
-    @cached_property
-    def read(self) -> "tuple[pl.DataFrame, str]":
-        """The validated, closed candles and their timeframe; see `cpbmodels.data.candles.read_candles`.
+    def read(self) -> "Candles":
+        """The validated, closed candles; see `cpbmodels.data.candles.read_candles`.
 
         Raises:
             UsageError: names the file, the row and what to do.
@@ -76,20 +79,15 @@ class Table:
         from cpbmodels.data.candles import read_candles
 
         try:
-            candles, timeframe = read_candles(self.frame, self.label, self.timeframe, partial="drop")
+            candles = read_candles(self.table, self.label, self.timeframe, partial="drop", naive_is_utc=True)
         except ModelError as error:
-            raise UsageError(str(error).rstrip("."), code="table", field="source") from error
-        if candles.is_empty():
+            raise _unread(error) from error
+        if candles.frame.is_empty():
             raise _wrong(
                 self.path, "has no candle that closes before now: its times may be shifted, they must be those at "
                 "which candles open, in UTC",
             )  # fmt: skip
-        return candles, timeframe
-
-    @property
-    def unclosed(self) -> int:
-        """Number of candles at the end that have not closed yet and are ignored."""
-        return self.frame.height - self.read[0].height
+        return candles._replace(notes=[*self.notes, *candles.notes])
 
 
 @dataclass(frozen=True)
@@ -130,93 +128,55 @@ class Tables:
         return ",".join(found)
 
 
-def read_file(path: Path) -> "pl.DataFrame":
-    """Return a file's table; times without a zone are interpreted as UTC, as everywhere in cpb.
-
-    Raises:
-        UsageError: the file is not a valid table of its format.
-    """
-    from cpbmodels.data.candles import TIME_NAMES
-
-    table = _read(path)
-    return table.with_columns(_in_utc(table[n], path) for n in table.columns if n.lower() in TIME_NAMES)
-
-
-def _read(path: Path, header: bool = False) -> "pl.DataFrame":
-    """Return a file's table unchanged, without rows if `header`; errors as in `read_file`."""
-    import polars as pl
-
-    rows = 0 if header else None
-    kind = path.suffix.lower()
-    try:
-        if kind == ".parquet":
-            return pl.read_parquet(path, n_rows=rows)
-        if kind == ".feather":
-            return pl.read_ipc(path, n_rows=rows)
-        return pl.read_csv(path, infer_schema_length=None, n_rows=rows)
-    except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        reason = str(error).strip().splitlines()[0][:120]
-        raise _wrong(path, f"cannot be read ({reason}); save it again as CSV with a header line") from error
-    except OSError as error:
-        raise _wrong(path, f"cannot be read ({error.strerror or error}); check its name") from error
-
-
-def _in_utc(times: "pl.Series", path: Path) -> "pl.Series":
-    import polars as pl
-
-    if times.dtype == pl.Date:
-        times = times.cast(pl.Datetime("us"))
-    if times.dtype == pl.String:
-        try:
-            return times.str.to_datetime(time_unit="us", time_zone="UTC")
-        except pl.exceptions.PolarsError as error:
-            raise _wrong(
-                path, f"has a {times.name} {times[0]!r} that is not a time: write 2024-01-31T12:00:00Z, or "
-                "seconds, milliseconds or microseconds since 1970",
-            ) from error  # fmt: skip
-    if isinstance(times.dtype, pl.Datetime) and times.dtype.time_zone is None:
-        return times.dt.replace_time_zone("UTC")
-    return times
-
-
 @lru_cache(maxsize=4)
-def _opened(path: Path, versions: tuple[tuple[Path, int, int], ...]) -> Tables:
-    found: dict[tuple[str, str], Table] = {}
+def _opened(path: Path, versions: tuple[tuple[Path, int, int], ...], symbol: str) -> Tables:
+    series: dict[tuple[str, str], Table] = {}
     for file, _, _ in versions:
-        for table in _tables_in(file):
-            name = table.symbol, table.timeframe or table.read[1]
-            if name in found:
+        for table in _tables_in(file, symbol if len(versions) == 1 else ""):
+            name = table.symbol, table.timeframe or table.read.timeframe
+            if name in series:
                 raise _wrong(
-                    file, f"holds {' '.join(name)} like {found[name].path.name}: keep one of the two here"
+                    file, f"holds {' '.join(name)} like {series[name].path.name}: keep one of the two here"
                 )
-            found[name] = table
-    return Tables(path, found)
+            series[name] = table
+    return Tables(path, series)
 
 
-def _tables_in(file: Path) -> list[Table]:
-    """Return the tables of a file; the series is taken from the columns, missing parts from the file name."""
+def _tables_in(file: Path, asked: str) -> list[Table]:
+    """Return the tables of a file; the series is taken from the columns, missing parts from the file name.
+
+    asked: the symbol that the command asks for, of a file whose name has none or contains it; "" without one.
+    """
+    from cpbmodels.data.candles import read_file
+
     symbol, timeframe = _told_by_name(file)
-    header = _read(file, header=True)
-    columns = [name for names in (SYMBOL_NAMES, TIMEFRAME_NAMES) if (name := _column(header, names))]
+    if asked and (not symbol or asked in _clean(symbol)):
+        symbol = asked
+    try:
+        rows, notes = read_file(file)
+    except ModelError as error:
+        raise _unread(error) from error
+    columns = [name for names in (SYMBOL_NAMES, TIMEFRAME_NAMES) if (name := _column(rows, names))]
     if not columns:
         if not symbol:
             raise _wrong(file, f"names no symbol: call it SYMBOL-INTERVAL, {_HELP}")
-        return [Table(file, str(file), _symbol(symbol, file), timeframe)]  # read on first use
-    frame = read_file(file)
-    if empty := [name for name in columns if frame[name].null_count()]:
+        return [Table(file, str(file), _symbol(symbol, file), timeframe, rows, notes)]
+    if empty := [name for name in columns if rows[name].null_count()]:
         raise _wrong(file, f"has rows without a {empty[0]}: fill it in or remove them")
-    parts = frame.partition_by(columns, as_dict=True, maintain_order=True)
-    found = [
-        _part(file, dict(zip(columns, key, strict=True)), (symbol, timeframe), part)
+    parts = rows.partition_by(columns, as_dict=True, maintain_order=True)
+    tables = [
+        _part(file, dict(zip(columns, key, strict=True)), (symbol, timeframe), part, notes)
         for key, part in parts.items()
     ]
-    _check_name(file, symbol, timeframe, found)
-    return found
+    _check_name(file, symbol, timeframe, tables)
+    return tables
 
 
 def _told_by_name(file: Path) -> tuple[str, str | None]:
     """Return symbol and timeframe from a file's name; `candles` gives no symbol, as it is not upper case."""
     stem = _stem(file)
+    if exported := _TRADINGVIEW.fullmatch(stem):
+        return exported["symbol"], None
     named = _NAMED.fullmatch(stem)
     if named:
         return named["symbol"], named["timeframe"]
@@ -237,7 +197,9 @@ def _check_name(file: Path, symbol: str, timeframe: str | None, tables: list[Tab
             )
 
 
-def _part(file: Path, key: dict[str, object], named: tuple[str, str | None], rows: "pl.DataFrame") -> Table:
+def _part(
+    file: Path, key: dict[str, object], named: tuple[str, str | None], rows: "pl.DataFrame", notes: list[str]
+) -> Table:
     """Return a series of a file by its columns; `named`: symbol and timeframe from the file name."""
     by_kind = {name.lower(): str(value) for name, value in key.items()}
     symbol = next((by_kind[n] for n in SYMBOL_NAMES if n in by_kind), named[0] or _stem(file))
@@ -247,7 +209,7 @@ def _part(file: Path, key: dict[str, object], named: tuple[str, str | None], row
             file,
             f"has candles of {timeframe!r}, which is not a timeframe: write {', '.join(INTERVAL_SECONDS)}",
         )
-    return Table(file, f"{file}, {symbol}", _symbol(symbol, file), timeframe, rows)
+    return Table(file, f"{file}, {symbol}", _symbol(symbol, file), timeframe, rows, notes)
 
 
 def _column(frame: "pl.DataFrame", names: tuple[str, ...]) -> str:
@@ -276,6 +238,10 @@ def _files(folder: Path) -> list[Path]:
 
 def _stem(file: Path) -> str:
     return next(file.name[: -len(suffix)] for suffix in SUFFIXES if file.name.lower().endswith(suffix))
+
+
+def _unread(error: ModelError) -> UsageError:
+    return UsageError(f"source: {str(error).rstrip('.')}", code="table", field="source")
 
 
 def _wrong(path: Path, what: str) -> UsageError:

@@ -190,9 +190,10 @@ class Series:
         """A series from a table of candles, with every column that any architecture reads.
 
         Args:
-            frame: pandas, polars or Arrow, oldest first: a time column or index (`open_time`, `date`, `timestamp`;
-                aware datetimes, or seconds, milliseconds or microseconds since 1970) and `open high low close`, and
-                `volume` if it is known. Missing candles are fine: nothing is computed across a gap.
+            frame: pandas, polars or Arrow, or the path of a CSV, parquet or feather file: a time column or index
+                (`open_time`, `timestamp`, `unix`, `ts`, `t`, `datetime`, `date`, `time`; aware datetimes, texts with an
+                offset, or seconds to nanoseconds since 1970) and `open high low close`, and `volume` if it is known,
+                oldest or newest first. Missing candles are fine: nothing is computed across a gap.
             symbol: name for messages and results; nothing is looked up by it.
             timeframe: length of a candle as Binance names it, such as `1h`; by default what the times show.
             partial: what happens to a last candle that has not closed yet, by this machine's clock.
@@ -206,8 +207,9 @@ class Series:
         from cpbmodels.data.candles import read_candles  # polars is not needed by who brings arrays
         from cpbmodels.data.columns import feature_frame
 
-        candles, found = read_candles(frame, symbol or "the frame", timeframe, partial)
-        series = cls.from_columns(feature_frame(candles, found), symbol or "", found)
+        candles = read_candles(frame, symbol or "the frame", timeframe, partial)
+        columns = feature_frame(candles.frame, candles.timeframe)
+        series = cls.from_columns(columns, symbol or "", candles.timeframe)
         return replace(series, spans=split_rows(len(series), validation, test, embargo))
 
     @classmethod

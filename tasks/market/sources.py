@@ -136,7 +136,7 @@ def open_source(scope: Scope, limits: Limits | None = None) -> Iterator[Source]:
                 BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], limits=limits, label="Binance Vision"
             )
         elif scope.market == OWN:
-            opened = TableSource(Path(source))
+            opened = TableSource(Path(source), ",".join(scope.symbols) or "all")
         elif "://" in source:
             opened = HttpSource(source, limits=limits)
         else:

@@ -44,13 +44,14 @@ class TableSource:
     """A file or folder of tables."""
 
     root: Path
+    coins: str = "all"  # of the command
     requests: int = 0
     waits: list[str] = field(default_factory=list)  # sentences for the report
     _lock: Lock = field(default_factory=Lock, repr=False)
     _months: dict[str, dict[str, Month]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.name, self.tables = str(self.root), tables_of(str(self.root))
+        self.name, self.tables = str(self.root), tables_of(str(self.root), self.coins)
 
     def holds(self, series: SeriesId) -> bool:
         """Whether any of its tables contains a series."""
@@ -73,11 +74,7 @@ class TableSource:
                 candles, missing = klines(table)
                 if "volume" in missing:
                     self.waits.append(f"{series}: {table.path.name} has no volume, so 0 is stored")
-                if table.unclosed > 1:  # one unclosed candle is normal
-                    self.waits.append(
-                        f"{series}: {table.path.name} ends with {table.unclosed} candles that close after now, which "
-                        "are left out: its times may be shifted, they must be those at which candles open, in UTC"
-                    )
+                self.waits += [f"{series}: {table.path.name} {note}" for note in table.read.notes]
                 self._months[series.name] = dict(_cut(series, candles, table.path))
             return self._months[series.name]
 
@@ -88,12 +85,10 @@ def klines(table: Table) -> tuple[pl.DataFrame, list[str]]:
     Raises:
         UsageError: a value is invalid; the message names the file, the row and the remedy.
     """
-    candles, _ = table.read
-    rows = table.frame.head(candles.height)  # unclosed last candles are left out
-    names = {name.lower(): name for name in rows.columns}
-    given = [n for n in KLINES if n in names and _TOTAL.get(n, n) in names]
+    candles, rows = table.read.frame, table.read.rows
+    given = [n for n in KLINES if n in rows.columns and _TOTAL.get(n, n) in rows.columns]
     for name in (n for n in given if n not in candles.columns):
-        candles = candles.with_columns(_amount(rows[names[name]], name, table))
+        candles = candles.with_columns(_amount(rows[name], name, table))
     missing = [name for name in KLINES if name not in candles.columns]
     zeros = [pl.lit(0).cast(KLINES[name]).alias(name) for name in missing]
     return candles.with_columns(zeros).select(*KLINES), missing

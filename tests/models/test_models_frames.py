@@ -62,6 +62,36 @@ TABLES = {
     "microseconds": lambda f: epoch(f, "us"),
     "seconds as floats": lambda f: epoch(f, "s").with_columns(pl.col("open_time").cast(pl.Float64)),
     "prices as texts": lambda f: f.with_columns(pl.col("open", "high", "low", "close").cast(pl.String)),
+    "nanoseconds": lambda f: epoch(f, "ns"),
+    "s, ms, us and ns in one column": lambda f: f.with_columns(
+        pl.concat(
+            [
+                f["open_time"][100 * k : 100 * k + 100].dt.epoch(u)
+                for k, u in enumerate(("s", "ms", "us", "ns"))
+            ]
+        )
+    ),
+    "newest first": lambda f: f.reverse(),
+    "texts with offsets": lambda f: (
+        pl.DataFrame(f)
+        .with_columns(
+            time=pl.col("open_time").dt.convert_time_zone("Asia/Kolkata").dt.strftime("%Y-%m-%dT%H:%M:%S%:z")
+        )
+        .drop("open_time")
+    ),
+    "blank last rows": lambda f: pl.concat([f, f.clear(2)]),
+    "pandas, unix": lambda f: (
+        pandas_of(f).assign(unix=f["open_time"].dt.epoch("ms").to_numpy()).drop(columns="open_time")
+    ),
+    "pandas, yfinance": lambda f: (
+        pandas_of(f)
+        .set_index("open_time")
+        .pipe(
+            lambda d: d.set_axis(
+                pd.MultiIndex.from_product([d.columns.str.capitalize(), ["BTC-USD"]]), axis=1
+            )
+        )
+    ),
     "other columns too": lambda f: f.with_columns(trades=pl.lit(1), note=pl.lit("x")),
 }
 
@@ -93,17 +123,17 @@ def change(row, **values):
 
 
 WRONG = {
-    "no time": (lambda f: f.drop("open_time"), "open_time, date or timestamp"),
+    "no time": (lambda f: f.drop("open_time"), r"a time index \(columns: open, high, low, close, volume\)"),
     "naive": (lambda f: f.with_columns(pl.col("open_time").dt.replace_time_zone(None)), "no time zone"),
     "naive pandas": (
         lambda f: pandas_of(f).assign(open_time=lambda d: d.open_time.dt.tz_localize(None)), "no time zone"
     ),
-    "text time": (lambda f: f.with_columns(pl.col("open_time").cast(pl.String)), "open_time is of the type"),
+    "text time": (lambda f: f.with_columns(pl.col("open_time").dt.strftime("%d.%m.%Y %H:%M")), "is not a time: write"),
     "row numbers": (lambda f: f.with_columns(open_time=pl.int_range(pl.len())), "not a time since 1970"),
     "missing time": (change(3, open_time=None), "open_time is missing in 1 rows"),
     "no close": (lambda f: f.drop("close"), "the column close is missing"),
     "words": (lambda f: f.with_columns(close=pl.lit("much")), "close is of the type"),
-    "not sorted": (lambda f: f.reverse(), "is earlier than the candle before"),
+    "not sorted": (lambda f: pl.concat([f[9:], f[:9]]), "is earlier than the candle before"),
     "twice": (lambda f: pl.concat([f[:5], f[4:]]), "in row 5 appears twice"),
     "negative": (change(7, low=-1.0), "row 7 is not a valid candle"),
     "missing price": (change(7, close=None), "row 7 is not a valid candle"),

@@ -1,0 +1,137 @@
+"""Forms of candle tables that people have, read by `--source` and `Series.from_frame` like the plain table."""
+
+import gzip
+
+import numpy as np
+import polars as pl
+import pytest
+from test_market_tables import OWN, hours
+
+from cpbmodels import ModelError, Series
+from schemas.errors import UsageError
+from schemas.scope import IngestSpec
+from tasks.market.ingest import ingest
+from tasks.market.klines import read_klines
+
+NAMES = ("open", "high", "low", "close", "volume")
+
+
+def lines(time="%Y-%m-%d %H:%M", separator=",", decimal=".", order=NAMES, unit=""):
+    """The rows of the plain table as texts."""
+    times = hours()["open_time"]
+    stamps = times.dt.epoch(unit).cast(str) if unit else times.dt.strftime(time)
+    prices = [[f"{value:.8f}".replace(".", decimal) for value in hours()[name]] for name in order]
+    return [separator.join(row) for row in zip(stamps, *prices, strict=True)]
+
+
+def mixed():
+    """Newest first, milliseconds in the newer half and seconds in the older, as CryptoDataDownload's."""
+    newer, older = lines(unit="ms")[50:], lines(unit="s")[:50]
+    return (older + newer)[::-1]
+
+
+HEAD = "open,high,low,close,volume"
+FORMS = {
+    "banner, newest first, ms and s": ("BTCUSDT-1h.csv", ["https://www.example.com/data", f"unix,{HEAD}", *mixed()]),
+    "a title and a blank line": ("BTCUSDT-1h.csv", ["Bitcoin, hourly", "", f"Timestamp,{HEAD}", *lines(unit="us")]),
+    "volume of coin and quote": (
+        "BTCUSDT-1h.csv",
+        ["Unix,open,high,low,close,Volume BTC,Volume USDT", *(f"{row},1" for row in lines(unit="ms"))],
+    ),
+    "time with an offset": ("BTCUSDT-1h.csv", [f"time,{HEAD}", *lines("%Y-%m-%dT%H:%M:%S+00:00")]),
+    "Z and fractions": ("BTCUSDT-1h.csv", [f"Datetime,{HEAD}", *lines("%Y-%m-%dT%H:%M:%S.000Z")]),
+    "slashes": ("BTCUSDT-1h.csv", [f"date,{HEAD}", *lines("%Y/%m/%d %H:%M:%S")]),
+    "TradingView's name": ("BINANCE_BTCUSDT, 60.csv", [f"time,{HEAD}", *lines(unit="s")]),
+    "a tool's name, and the coin asked for": ("Bitstamp_BTCUSDT_1h.csv", [f"time,{HEAD}", *lines(unit="s")]),
+    "no name, and the coin asked for": ("candles (1).csv", [f"time,{HEAD}", *lines(unit="s")]),
+    "yfinance": (
+        "BTCUSDT-1h.csv",
+        ["Price,Close,High,Low,Open,Volume", "Ticker" + ",BTC-USD" * 5, "Datetime,,,,,",
+         *lines("%Y-%m-%d %H:%M:%S+00:00", order=("close", "high", "low", "open", "volume"))],
+    ),
+    "yfinance by ticker": (
+        "BTCUSDT-1h.csv", ["Ticker" + ",BTC-USD" * 5, f"Price,{HEAD}", "Date,,,,,", *lines("%Y-%m-%d %H:%M:%S")]
+    ),
+    "semicolons and decimal commas": (
+        "BTCUSDT-1h.csv", [f"date;{HEAD}".replace(",", ";"), *lines(separator=";", decimal=",")]
+    ),
+    "MetaTrader": (
+        "BTCUSDT-1h.csv",
+        ["<DATE>\t<TIME>\t<OPEN>\t<HIGH>\t<LOW>\t<CLOSE>\t<VOLUME>", *lines("%Y.%m.%d\t%H:%M:%S", "\t")],
+    ),
+    "blank last lines": ("BTCUSDT-1h.csv", [f"open_time,{HEAD}", *lines(unit="ms"), "", ",,,,,", ""]),
+    "nanoseconds": ("BTCUSDT-1h.csv", [f"t|{HEAD}".replace(",", "|"), *lines(unit="ns", separator="|")]),
+    "Binance's own": ("BTCUSDT-1h.csv", [f"{row},1,2,3,1,2,0" for row in lines(unit="ms")]),
+}  # fmt: skip
+
+
+def written(folder, name, rows, encoding="utf-8-sig", end="\r\n"):
+    path = folder / name
+    path.write_bytes(end.join([*rows, ""]).encode(encoding))
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_form_gives_the_plain_tables_candles_both_ways(tmp_path, form):
+    path = written(tmp_path, *FORMS[form])
+    plain = hours().select("open_time", *NAMES).with_columns(pl.col(*NAMES).round(8))
+    spec = IngestSpec(source=str(path), coins="BTC", timeframes="1h")
+    report = ingest(spec.scope.model_copy(update={"home": tmp_path / "home"}))
+    assert read_klines(tmp_path / "home", OWN("BTCUSDT")).select(plain.columns).equals(plain)
+    assert report.exit == 0
+    assert any("before its header" in note for note in report.notes) == (
+        form in ("banner, newest first, ms and s", "a title and a blank line", "yfinance by ticker")
+    )
+    assert any("newest candle first" in note for note in report.notes) == ("newest first" in form)
+    series = Series.from_frame(path, "BTCUSDT")
+    assert series.timeframe == "1h"
+    np.testing.assert_array_equal(series.times, plain["open_time"].dt.epoch("us"))
+    np.testing.assert_array_equal(series.prices, plain.select(NAMES[:4]))
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8"])
+def test_encodings(tmp_path, encoding):
+    path = written(tmp_path, "BTCUSDT-1h.csv", [f"time,{HEAD}", *lines(unit="s")], encoding, "\n")
+    assert len(Series.from_frame(path)) == 100
+    packed = tmp_path / "BTCUSDT-1h.csv.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert len(Series.from_frame(packed)) == 100
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], "no line in it"),
+        ([f"time,{HEAD}"], "no candle in it"),
+        ([f"{row}" for row in lines(unit="s")], "no header line"),
+        (["a;b", "1;2"], "there is no time"),
+        ([f"time,{HEAD}", *lines("%d.%m.%Y %H:%M")], "'30.01.2024 00:00' in row 0 is not a time"),
+        ([f"time,{HEAD}", *lines()[:3], "soon,1,1,1,1,1"], "'soon' in row 3 is not a time like those before"),
+        ([f"time,{HEAD}", "17,1,1,1,1,1"], "not a time since 1970"),
+        (["Price,Close,Close,High,High,Low,Low,Open,Open", "Ticker,A,B,A,B,A,B,A,B", "Date,,,,,,,,",
+          "2024-01-30,1,1,1,1,1,1,1,1"], "several tickers"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_read_is_one_sentence_both_ways(tmp_path, rows, words):
+    path = written(tmp_path, "BTCUSDT-1h.csv", rows)
+    with pytest.raises(ModelError, match=words) as from_python:
+        Series.from_frame(path)
+    with pytest.raises(UsageError, match=words) as command:
+        ingest(
+            IngestSpec(source=str(path), timeframes="1h").scope.model_copy(update={"home": tmp_path / "home"})
+        )
+    for sentence in (str(from_python.value), str(command.value)):
+        assert "\n" not in sentence
+    assert "BTCUSDT-1h.csv" in str(command.value)
+
+
+def test_what_the_command_says_must_fit_the_file(tmp_path):
+    path = written(tmp_path, "candles.csv", [f"time,{HEAD}", *lines(unit="s")])
+    with pytest.raises(UsageError, match=r"names no symbol: .*--coins"):
+        IngestSpec(source=str(path))
+    with pytest.raises(UsageError, match="holds 1h and no 15m"):
+        IngestSpec(source=str(path), coins="BTC", timeframes="15m")
+    assert IngestSpec(source=str(path), coins="BTC").timeframes == "1h"
+    other = written(tmp_path, "ETHUSDT-1h.csv", [f"time,{HEAD}", *lines(unit="s")])
+    with pytest.raises(UsageError, match="holds ETHUSDT and no BTC"):
+        IngestSpec(source=str(other), coins="BTC")
