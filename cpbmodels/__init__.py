@@ -27,7 +27,6 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.fleet.plan import why_not
     from cpbmodels.fleet.prediction import (
         Forecast,
-        coin_correlation,
         forecast_all,
         paths,
         predict,
@@ -48,13 +47,13 @@ _EXPORTS = {
     "fleet.loop": ("EpochRecord", "StepRecord"),
     "fleet.member": ("Member", "ensemble", "load"),
     "fleet.plan": ("why_not",),
-    "fleet.prediction": ("Forecast", "coin_correlation", "forecast_all", "paths", "predict"),
+    "fleet.prediction": ("Forecast", "forecast_all", "paths", "predict"),
     "fleet.training": ("train_fleet",),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = [
     "PRESETS", "PROFILES", "QUANTILES", "ArchitectureInfo", "EpochRecord", "Forecast", "Member", "ModelError",
-    "Paths", "Prediction", "Preset", "Series", "StepRecord", "architecture", "architectures", "coin_correlation",
+    "Paths", "Prediction", "Preset", "Series", "StepRecord", "architecture", "architectures",
     "ensemble", "forecast_all", "from_hub", "load", "paths", "predict", "preset", "train_fleet",
     "why_not", "without_effect",
 ]  # fmt: skip

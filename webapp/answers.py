@@ -76,24 +76,6 @@ class Forecast(OfSeries):
     steps: list[Step]  # type: ignore[valid-type]
 
 
-class PathClose(BaseModel):
-    """The close of one path after a number of steps."""
-
-    path: int
-    step: int
-    target_time: datetime
-    close: float
-
-
-class Paths(OfSeries):
-    """Joint paths of a stored forecast; `dependence`: of the steps, `learned` by its model or of a `random walk`."""
-
-    issued_at: datetime
-    model_version: str
-    dependence: Literal["learned", "random walk"]
-    paths: list[PathClose]
-
-
 class Candle(BaseModel):
     """A closed candle; `close_time` is its end, an interval after `open_time`."""
 

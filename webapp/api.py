@@ -24,7 +24,6 @@ from webapp.answers import (
     Ledger,
     Models,
     Overview,
-    Paths,
     Problem,
     Runs,
     SeriesList,
@@ -249,19 +248,6 @@ def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
         return api.of_series(
             request, "forecast", series, (issued_at,), series_state(home, series, "forecasts"),
             lambda: reading.forecast(home, series, issued_at), form,
-        )  # fmt: skip
-
-    @app.get("/api/paths/{symbol}/{timeframe}", response_model=Paths, responses={**CSV, **SERIES})
-    def paths(
-        request: Request, series: Series, issued_at: IssuedAt = None,
-        n: Annotated[int, Query(ge=1, le=5000)] = 1000, seed: Annotated[int, Query(ge=0, lt=2**32)] = 0,
-        form: Form = "json",
-    ) -> Response:  # fmt: skip
-        """Return joint paths of a forecast over its steps, drawn with a seed: its quantiles are their margins."""
-        state = (series_state(home, series, "forecasts"), registry.state())
-        return api.of_series(
-            request, "paths", series, (issued_at, n, seed), state,
-            lambda: reading.paths(home, series, n, seed, issued_at, registry.step_correlation), form,
         )  # fmt: skip
 
     @app.get("/api/forecasts/{symbol}/{timeframe}", response_model=Forecasts, responses={**CSV, **SERIES})

@@ -1,14 +1,12 @@
 """Reads the API's data of a series through `tasks`; writes nothing, and computes only from stored results."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from cpbmodels.data.paths import Margins, draw_paths
-from cpbmodels.data.rows import QUANTILE_COLUMNS
 from schemas.errors import MemberError
 from schemas.identity import (
     COINS,
@@ -39,7 +37,6 @@ from webapp.answers import (
     Ledger,
     LedgerRow,
     LedgerSummary,
-    Paths,
     RecordEntry,
     SeriesInfo,
 )
@@ -139,29 +136,6 @@ def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) ->
     first = rows.row(0, named=True)
     head = {k: first[k] for k in ("symbol", "timeframe", "issued_at", "model_version", "last_close")}
     return Answer(Forecast(market=series.market, **head, steps=rows.drop(*head).to_dicts()), "steps")
-
-
-def paths(
-    home: Path,
-    series: SeriesId,
-    n: int,
-    seed: int,
-    issued_at: datetime | None,
-    steps_of: Callable[[SeriesId, str], Sequence[float] | None],
-) -> Answer:
-    """Return n joint paths of a forecast; its quantiles are the margins, errors as in `forecast_at`.
-
-    Args:
-        steps_of: returns what a series' model version knows of the dependence between steps.
-    """
-    rows = forecast_at(home, series, issued_at)
-    first = rows.row(0, named=True)
-    close = rows.sort("step").select(QUANTILE_COLUMNS).to_numpy()
-    margins = Margins(series.symbol, close, steps_of(series, first["model_version"]))
-    drawn = draw_paths([margins], n, seed, first["issued_at"], series.seconds)
-    head = {k: first[k] for k in ("issued_at", "model_version")}
-    answer = Paths(**identity(series), **head, dependence=drawn.steps[0], paths=[])
-    return Answer(answer, "paths", drawn.to_frame().select("path", "step", "target_time", "close"))
 
 
 def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> Answer:

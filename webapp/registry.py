@@ -7,20 +7,17 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from cpbmodels.data.paths import is_triangle
-from cpbmodels.fleet.config import STEPS
 from schemas.errors import CpbError
 from schemas.handover import Decision
 from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
-from tasks.storage.model_folder import read_config
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import decisions_on, newest_decisions
 from tasks.tracking.judged import coin_ratios, judged_models, loss_histories
 from tasks.tracking.leaderboard import COLUMNS
 from tasks.tracking.leaderboard import leaderboard as read_board
 from tasks.tracking.mlflow_store import open_store, tracking_uri
-from tasks.tracking.registry import champions, registered
+from tasks.tracking.registry import champions
 from tasks.tracking.run_list import newest_flow_runs
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity
@@ -140,16 +137,6 @@ def champions_of(market: Market) -> tuple[list[Any], dict[SeriesId, Decision]]:
     """
     with _store() as store:
         return champions(market=market, store=store), newest_decisions(store)
-
-
-def step_correlation(series: SeriesId, model_version: str) -> list[float] | None:
-    """Return what a registered version holds of the dependence between steps; None if it, or the store, is missing."""
-    with suppress(CpbError, OSError), _store() as store:
-        found = registered(store, series, model_version.rpartition("/")[2])
-        values = read_config(found.folder).model_dump() if found else {}
-        steps = values.get(STEPS)
-        return steps if is_triangle(steps, values.get("horizon") or 0) else None
-    return None
 
 
 def models(series: SeriesId) -> Answer:

@@ -15,7 +15,6 @@ from datetime import datetime
 from typing import Any
 
 from cpbmodels.arch.options import MAX_MEMBERS, Preset, check
-from cpbmodels.data.paths import MAX_STEPS, is_triangle
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import DamagedModelError, ModelError, shown
 
@@ -26,8 +25,6 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 DIGEST, WEIGHTS_DIGEST = "config_sha256", "weights_sha256"
 PARTS, PART_FIELDS = "parts", ("architecture", "seed", "seeds")
 """Fields stored per member of an average, with its options; the rest belong to the average."""
-STEPS = "step_correlation"
-"""The dependence between the steps of a path (`data.paths`); optional, and no forecast depends on it."""
 JUDGED = ("metrics",)
 """Fields that judging adds to a trained model's file."""
 MAX_BYTES = 16_000_000  # mostly history, about 120 bytes per epoch
@@ -135,7 +132,6 @@ FIELDS: Mapping[str, Field] = {
     PARTS: Field("the options of each member of an average", _parts),
     "known_until": Field("a time with its zone, or null", _maybe(_time)),
     "versions": Field("texts by name", _map(_text)),
-    STEPS: Field("correlations between two steps each", _list(_number, MAX_STEPS * (MAX_STEPS - 1) // 2, 1)),
     "history": Field("a list of numbers by name", _list(_map(_number))),
     "report": Field("numbers and texts by name", _report),
     # what the pipeline knows of a training
@@ -213,10 +209,6 @@ def check_whole(values: Mapping[str, Any], where: object) -> Preset:
     missing = [name for name in (*FIELDS, *OPTIONS) if name in required | set(OPTIONS) and name not in values]
     if missing:
         raise ModelError(f"{where}: config.json lacks {', '.join(missing)}: fetch or train the model again.")
-    if STEPS in values and not is_triangle(values[STEPS], values["horizon"]):
-        raise ModelError(
-            f"{where}: {STEPS} in config.json is not a correlation matrix for {values['horizon']} steps."
-        )
     if values.get(DIGEST) != digest(values):
         raise damaged(where, "config.json is not the file that was saved: its sha256 differs")
     return options_of(values)

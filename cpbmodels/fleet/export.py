@@ -11,10 +11,9 @@ from torch import Tensor
 
 from cpbmodels.arch.heads import Classes
 from cpbmodels.arch.options import Preset
-from cpbmodels.data.paths import MAX_STEPS, scaled_errors, step_correlation
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.fleet.bank import Bank, Task
-from cpbmodels.fleet.config import FORMAT, STEPS
+from cpbmodels.fleet.config import FORMAT
 from cpbmodels.fleet.loop import Job, Loop, Progress
 from cpbmodels.fleet.member import Member, Report
 from cpbmodels.fleet.net import Net
@@ -33,13 +32,12 @@ def export(job: Job, bank: Bank, loop: Loop) -> list[Member]:
     weights = net.layout.views(fleet.best)
     table = net.head.table(weights, _residuals(net, raw, truth, weight) if net.head.needs_residuals else None)
     extra = _classification(net, raw, truth, weight)
-    steps = _step_correlations(net, raw, truth, weight, torch.as_tensor(table).to(truth))
     device = {**loop.monitor.summary(), "device_warning": loop.monitor.warning or loop.monitor.note}
     members = []
     for k, (task, progress) in enumerate(zip(loop.tasks, loop.progress, strict=True)):
         members.append(
             Member(
-                config=_config(job, task, loop.own_options[k]) | steps[k],
+                config=_config(job, task, loop.own_options[k]),
                 rows=fleet.best[k : k + 1].cpu().clone(),
                 mean=fleet.scaling.mean[k : k + 1].cpu().clone(),
                 inverse=fleet.scaling.inverse[k : k + 1].cpu().clone(),
@@ -127,25 +125,6 @@ def _residuals(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> np.ndarr
     """Close minus its median forecast [K, V, H] in volatilities x sqrt(step); NaN where there is no window."""
     error = truth[..., 3] - net.head.median(raw)[..., 3]
     return torch.where(weight.unsqueeze(-1) > 0, error, torch.nan).double().numpy()
-
-
-def _step_correlations(
-    net: Net, raw: Tensor, truth: Tensor, weight: Tensor, table: Tensor
-) -> list[dict[str, Any]]:
-    """Each member's `step_correlation` by its field's name: how its errors on the validation windows are correlated.
-
-    A few hundred windows at a time: all members' quantiles at once would be 19 times the outputs.
-    """
-    if net.head.is_classifier or net.options.horizon > MAX_STEPS:
-        return [{} for _ in raw]
-    place = net.head.levels.device
-    parts = [
-        scaled_errors(net.head.quantiles(own.to(place), table.to(place)).double().cpu().numpy(), real.numpy())
-        for own, real in zip(raw.split(256, 1), truth[..., 3].double().split(256, 1), strict=True)
-    ]
-    errors = np.concatenate(parts, 1)  # [K, V, H]
-    found = [step_correlation(own[valid]) for own, valid in zip(errors, weight.numpy() > 0, strict=True)]
-    return [{STEPS: one} if one else {} for one in found]
 
 
 def _classification(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from cpbmodels.arch.options import Preset
 from cpbmodels.arch.per_member import PER_MEMBER
 from cpbmodels.arch.presets import check_together
 from cpbmodels.data.figures import FEATURE_WARMUP
-from cpbmodels.data.paths import bare_symbol, mean_correlation
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, shown
@@ -32,7 +31,6 @@ from cpbmodels.fleet.config import (
     OPTIONS,
     PART_FIELDS,
     PARTS,
-    STEPS,
     WEIGHTS,
     WEIGHTS_DIGEST,
     check_fields,
@@ -243,10 +241,15 @@ def other_symbol(member: Member, symbol: str) -> str:
     if (
         name in ("", ALL_SYMBOLS)
         or len(learned) > 1
-        or bare_symbol(symbol) in {"", *map(bare_symbol, [name, *learned])}
+        or _bare_symbol(symbol) in {"", *map(_bare_symbol, [name, *learned])}
     ):
         return ""
     return f"the model learned {name} alone: give it {name} candles, or use a universal model, which accepts all."
+
+
+def _bare_symbol(symbol: str) -> str:
+    """Letters and digits of a symbol, without the settlement currency that some libraries append after a colon."""
+    return "".join(filter(str.isalnum, symbol.partition(":")[0])).upper()
 
 
 def load(folder: str | Path) -> Member:
@@ -306,9 +309,7 @@ def load(folder: str | Path) -> Member:
 def average(parts: Sequence[Member], options: Preset) -> Member:
     """One model of trained members; its history, and its report apart from `diverged`, are the first member's."""
     first, nothing = parts[0], torch.empty(0)
-    own = {name: value for name, value in first.config.items() if name not in (STEPS, *OPTIONS)}
-    if steps := mean_correlation([part.config.get(STEPS) for part in parts]):
-        own[STEPS] = steps
+    own = {name: value for name, value in first.config.items() if name not in OPTIONS}
     described = [
         {name: one.config[name] for name in (*PART_FIELDS, *OPTIONS) if name in one.config} for one in parts
     ]
@@ -434,16 +435,14 @@ def ensemble(members: list[Member]) -> Member:
     if members[0].parts:
         return _ensemble_of_averages(members)
     # `accumulate` may have grown for want of memory between one member and the next; it changes no result.
-    first, ignored = members[0], {"seed", "seeds", "accumulate", STEPS}
+    first, ignored = members[0], {"seed", "seeds", "accumulate"}
     for other in members[1:]:
         differing = [k for k in first.config if k not in ignored and other.config.get(k) != first.config[k]]
         if differing:
             raise ModelError(f"An ensemble needs equal options, these differ: {', '.join(differing)}.")
     seeds = [seed for one in members for seed in one.config.get("seeds", [one.config["seed"]])]
-    steps = mean_correlation([one.config.get(STEPS) for one in members])
-    common = {name: value for name, value in first.config.items() if name != STEPS}
     return Member(
-        config={**common, "seeds": seeds, **({STEPS: steps} if steps else {})},
+        config={**first.config, "seeds": seeds},
         rows=torch.cat([one.rows for one in members]),
         mean=torch.cat([one.mean for one in members]),
         inverse=torch.cat([one.inverse for one in members]),

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +18,12 @@ from torch import Tensor
 
 from cpbmodels.arch.heads import Classes
 from cpbmodels.arch.per_member import differing
-from cpbmodels.data.paths import Margins, Paths, correlate_coins, draw_paths, read_coins, scaled_errors
+from cpbmodels.data.paths import Paths, coin_factors, draw_closes
 from cpbmodels.data.series import Prediction, Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
 from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Bank, Scaling
-from cpbmodels.fleet.config import STEPS
 from cpbmodels.fleet.net import Net
 from cpbmodels.fleet.plan import windows_in_flight
 
@@ -74,7 +72,6 @@ class Forecast:
 
     `close[q]`: [H] for q = 0.05 .. 0.95. `candle`: float64 [H, 4], the median open, high, low, close.
     `probabilities`: [3] up, flat, down for a classifier, else None. `issued_row` is the last candle used, in `series`.
-    `step_correlation`: what `paths` takes the dependence between steps from; None if the model holds none.
     """
 
     series: Series
@@ -83,7 +80,6 @@ class Forecast:
     last_close: float
     issued_row: int
     probabilities: np.ndarray | None = None
-    step_correlation: Sequence[float] | None = None
 
     @property
     def issued_at(self) -> datetime:
@@ -348,71 +344,39 @@ def forecast_all(members: Sequence[Member], series: Sequence[Series]) -> list[Fo
     newest = [np.array([one.newest_origin(m.context)]) for m, one in zip(members, recent, strict=True)]
     out = []
     predicted = predict(members, recent, newest)
-    for member, found, cut, one in zip(members, predicted, recent, series, strict=True):
+    for found, cut, one in zip(predicted, recent, series, strict=True):
         row = int(found.origins[0]) + len(one) - len(cut)
         last = float(one.prices[row, 3])
         chances = found.probabilities[0] if found.probabilities is not None else None
         close = QuantilePaths(last * np.exp(found.quantiles[0]))
-        steps = member.config.get(STEPS)
-        out.append(Forecast(one, close, last * np.exp(found.candle[0]), last, row, chances, steps))
+        out.append(Forecast(one, close, last * np.exp(found.candle[0]), last, row, chances))
     return out
 
 
-def paths(
-    forecasts: Sequence[Forecast],
-    n: int = 1000,
-    seed: int = 0,
-    coins: Mapping[str, Any] | str | Path | None = None,
-) -> Paths:
+def paths(forecasts: Sequence[Forecast], n: int = 1000, seed: int = 0) -> Paths:
     """Joint paths of several coins, in prices: margins are the forecasts' quantiles, n scenarios that hold for all.
 
-    Steps depend as the errors of each model did on its validation windows; if a model holds no such correlation,
-    as a random walk's (`Paths.steps` says which).
-
-    Args:
-        coins: the run's `coins.json`, or what `coin_correlation` returns; without it coins are independent, and
-            `Paths.independent` names them.
+    Steps depend as a random walk's do, and coins as the log-returns before the forecasts (`cpbmodels.data.paths`).
 
     Raises:
-        ModelError: a classifier's forecast, or forecasts with different timeframes, horizons or times of issue.
+        ModelError: a classifier's forecast; forecasts with different timeframes, horizons or times of issue; or several
+            coins without times, with too few common candles, or with a price that never moves.
     """
     if not forecasts:
         raise ModelError("There are no forecasts to draw paths from.")
-    for one in forecasts:
-        check_forecasts_prices(one.probabilities)
+    for forecast in forecasts:
+        check_forecasts_prices(forecast.probabilities)
     first = forecasts[0]
-    timed = all(one.series.times is not None for one in forecasts)
+    timed = len(forecasts) > 1 or first.series.times is not None
     keys = {(f.series.timeframe, len(f.candle), f.issued_at if timed else None) for f in forecasts}
     if len(keys) > 1:
         raise ModelError(
             "Joint paths need forecasts of one timeframe, horizon and time of issue; these differ: draw them apart."
         )
-    margins = [Margins(one.series.symbol, one.close.array, one.step_correlation) for one in forecasts]
-    issued = first.issued_at if timed else None
-    known = read_coins(coins, first.series.timeframe)
-    return draw_paths(margins, n, seed, issued, first.series.step_seconds if timed else 0, known)
-
-
-def coin_correlation(members: Sequence[Member], series: Sequence[Series]) -> dict[str, Any]:
-    """By timeframe, how the errors of member i on the validation span of series i are correlated; for `paths`.
-
-    The content of a run's `coins.json`: `symbols`, `correlation` and `windows`, see `data.paths.correlate_coins`. A
-    timeframe with a single coin, or with too few common times, is left out.
-
-    Raises:
-        ModelError: a series has no times, or a model forecasts no price.
-    """
-    origins = [s.origins("validation", m.context, m.horizon) for m, s in zip(members, series, strict=True)]
-    errors: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
-    for found, one in zip(predict(members, series, origins), series, strict=True):
-        check_forecasts_prices(found.probabilities)
-        if one.times is None:
-            raise ModelError(f"{one.label}: its candles have no times: make it with Series.from_frame.")
-        ahead = found.origins[:, None] + np.arange(1, found.candle.shape[1] + 1)
-        truth = np.log(one.prices[ahead, 3] / one.prices[found.origins, 3][:, None])
-        errors[one.timeframe][one.symbol] = one.times[found.origins], scaled_errors(found.quantiles, truth)
-    correlated = {timeframe: correlate_coins(own) for timeframe, own in errors.items()}
-    return {timeframe: one for timeframe, one in correlated.items() if one}
+    factors = coin_factors([f.series for f in forecasts], [f.issued_row for f in forecasts])
+    close = draw_closes(np.stack([f.close.array for f in forecasts]), factors, n, seed)
+    symbols = tuple(f.series.symbol for f in forecasts)
+    return Paths(symbols, close, *((first.issued_at, first.series.step_seconds) if timed else (None, 0)))
 
 
 def predict_rows(member: Member, series: Series, since: datetime | str | None = None) -> pl.DataFrame:

@@ -9,11 +9,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from cpbmodels.data.paths import scaled_errors
 from cpbmodels.data.series import Prediction, Series
 from cpbmodels.data.wide import NO_MARKET
 from schemas.handover import Failure, JobMember, ShardJob, TrainedMember
@@ -22,7 +20,7 @@ from schemas.reference import BANDS, Promise, Reference
 from tasks.judging.baselines import fit_reference, realised, reference_quantiles
 from tasks.judging.classes import judge_classes
 from tasks.judging.fleet import score_file
-from tasks.judging.member import judge_member, stored_forecasts, times_of
+from tasks.judging.member import judge_member, stored_forecasts
 from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.scores import coverage, pinball
 from tasks.running.resident import Orders
@@ -65,7 +63,7 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         score = judge_member(series, test, other, architecture=job.architecture, seed=spec.model.seed)
         validation = _forecasts(folder, job, spec.model.series, series, "validation")
         own = {"validation_crps_ratio": _crps_ratio(series, validation, fitted)}
-        score = replace(score, metrics=score.metrics | own, errors=_errors(series, validation))
+        score = replace(score, metrics=score.metrics | own)
         first = {band: float(score.steps[f"coverage_{band}"][0]) for band in BANDS}
         truth = realised(series, test.origins, 1)
         reference_first = {band: float(coverage(other[:, :1], truth, band)[0]) for band in BANDS}
@@ -100,17 +98,6 @@ def _forecasts(folder: Path, job: ShardJob, name: SeriesId, series: Series, spli
     # Rounded like the trainer's stored forecasts, so that judging again gives the same score to the last bit.
     rounded = {k: v.astype(np.float32).astype(np.float64) for k, v in arrays.items() if v is not None}
     return Prediction(found.origins, **rounded)
-
-
-_MAX_ERRORS = 2000
-"""Newest validation origins whose errors are kept: 80 kB with 10 steps."""
-
-
-def _errors(series: Series, forecasts: Prediction) -> dict[str, Any]:
-    """Return `MemberScore.errors`."""
-    origins, quantiles = forecasts.origins[-_MAX_ERRORS:], forecasts.quantiles[-_MAX_ERRORS:]
-    truth = realised(series, origins, quantiles.shape[1])
-    return {"times": times_of(series, origins), "scaled": scaled_errors(quantiles, truth).astype(np.float32)}
 
 
 def _crps_ratio(series: Series, forecasts: Prediction, fitted: Reference) -> float:

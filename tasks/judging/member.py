@@ -28,8 +28,6 @@ class MemberScore:
 
     `losses`: name -> [N], and `reference_NAME` -> [N]. `steps`: name -> [H], `pit` [20], `reliability` [19].
     `times`: int64 [N], open time (µs UTC) of the last candle known at each origin; `step_us`: of a candle.
-    `errors`: of the validation span, `times` [V] and `scaled` [V, H] (`cpbmodels.data.paths.scaled_errors`); the
-    dependence between coins is estimated from them.
     """
 
     symbol: str
@@ -40,7 +38,6 @@ class MemberScore:
     losses: dict[str, Array]
     steps: dict[str, Array] = field(default_factory=dict)
     step_us: int = 0
-    errors: dict[str, Array] = field(default_factory=dict)
 
     @property
     def horizon(self) -> int:
@@ -54,10 +51,9 @@ class MemberScore:
 
     def to_npz(self, path: Path) -> None:
         """Write the score as an npz file without pickle, atomically."""
-        head = {k: v for k, v in asdict(self).items() if k not in ("times", "losses", "steps", "errors")}
+        head = {k: v for k, v in asdict(self).items() if k not in ("times", "losses", "steps")}
         arrays: dict[str, Any] = {f"losses.{k}": v for k, v in self.losses.items()}
         arrays |= {f"steps.{k}": v for k, v in self.steps.items()}
-        arrays |= {f"errors.{k}": v for k, v in self.errors.items()}
         write_npz(path, arrays | {"head": np.asarray(json.dumps(head)), "times": self.times})
 
     @classmethod
@@ -65,14 +61,12 @@ class MemberScore:
         """Read a file written by `to_npz`; raises `FileNotFoundError`, or `DamagedError` for any other content."""
         data = read_npz(path)
         head = json.loads(str(data["head"]))
-        parts: dict[str, dict[str, Array]] = {"losses": {}, "steps": {}, "errors": {}}
+        parts: dict[str, dict[str, Array]] = {"losses": {}, "steps": {}}
         for key, values in data.items():
             group, _, name = key.partition(".")
             if group in parts:
                 parts[group][name] = values
-        return cls(
-            times=data["times"], losses=parts["losses"], steps=parts["steps"], errors=parts["errors"], **head
-        )
+        return cls(times=data["times"], losses=parts["losses"], steps=parts["steps"], **head)
 
 
 def judge_member(

@@ -1,4 +1,4 @@
-"""`report.html` on a flow's run: the run's results in a single file that MLflow's own page displays; `coins.json`.
+"""`report.html` on a flow's run: the run's results in a single file that MLflow's own page displays.
 
 About 2.0 MB, mostly plotly's bundle, compressed: the page is shown in a frame that may not fetch anything.
 """
@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
-from cpbmodels.data.paths import correlate_coins
 from schemas.handover import Decision
 from schemas.identity import SIM
 from tasks.figures.judged import INTRODUCTION, judged_sections, members_section
@@ -18,12 +16,11 @@ from tasks.figures.page import Column, Section, Table, write_page
 from tasks.figures.training import losses_figure
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import judge_pools
-from tasks.storage.files import write_json
 from tasks.storage.model_folder import file_digests
 from tasks.tracking.artifacts import keep_files
 from tasks.tracking.connection import Store
 from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.records import DEPENDENCE, REPORT
+from tasks.tracking.records import REPORT
 from tasks.tracking.tags import FILES, market_of
 
 _DECISIONS = {
@@ -62,30 +59,8 @@ def keep_report(
     with TemporaryDirectory() as name:
         folder = Path(name)
         write_page(folder / REPORT, str(run.info.run_name), sections)
-        if coins := _coins(fleets):
-            write_json(folder / DEPENDENCE, coins)
         keep_files(store, run, folder)
         store.client.set_tag(run_id, FILES, json.dumps(file_digests(folder)))
-
-
-def _coins(fleets: Sequence[ReportedFleet]) -> dict[str, Any]:
-    """Return the dependence between the errors of each timeframe's coins, from the architecture with the most coins.
-
-    Errors of different architectures on the same candles are nearly equal: most of an error is the move itself.
-    """
-    found: dict[str, dict[str, Any]] = {}
-    for fleet in fleets:
-        for timeframe in dict.fromkeys(score.timeframe for score in fleet.scores):
-            errors = {
-                score.symbol: (score.errors["times"], score.errors["scaled"])
-                for score in fleet.scores
-                if score.timeframe == timeframe and score.errors
-            }
-            if len(errors) > len(found.get(timeframe, {}).get("symbols", ())) and (
-                dependence := correlate_coins(errors)
-            ):
-                found[timeframe] = dependence | {"architecture": fleet.architecture}
-    return found
 
 
 def _sections(

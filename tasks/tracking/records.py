@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 """Artifact name of a flow run's report."""
 
-DEPENDENCE = "coins.json"
-"""Artifact name of the dependence between a flow's coins, by timeframe; read by `cpbmodels.paths`."""
-
 _CONTRACT = (
     "test_crps", "test_crps_ratio", "test_mae_ratio", "test_directional_accuracy", "test_coverage_80", "windows_per_s",
     "epochs_run", "gpu_mem_allocated_peak_mb", "gpu_mem_reserved_peak_mb", "gpu_util_mean", "rss_peak_mb",

@@ -74,7 +74,7 @@ def fleet_items(folders):
         (scores,) = config.parents[1].glob("score-*.npz")
         with np.load(scores) as kept:
             arrays = {key: kept[key] for key in kept.files if kept[key].dtype.kind in "fi"}
-        for part in ("losses", "steps", "errors"):
+        for part in ("losses", "steps"):
             own = {key: array for key, array in arrays.items() if key.startswith(f"{part}.")}
             if own:
                 items[f"{part}/{name}"] = item(own | ({"times": arrays["times"]} if part == "losses" else {}))

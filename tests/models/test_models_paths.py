@@ -1,6 +1,5 @@
-"""Joint paths: their margins are the forecast's quantiles, their dependence the validation errors' ranks."""
+"""Joint paths: margins are the forecast's quantiles; steps depend as a random walk's, coins as their newest returns."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -9,17 +8,8 @@ import pytest
 from candles import series_for, walk
 
 import cpbmodels
-from cpbmodels import ModelError, coin_correlation, ensemble, load, paths, train_fleet
-from cpbmodels.data.paths import (
-    MAX_STEPS,
-    Margins,
-    correlate_coins,
-    draw_paths,
-    mean_correlation,
-    random_walk,
-    step_correlation,
-)
-from cpbmodels.fleet.config import STEPS
+from cpbmodels import ModelError, Series, load, paths, train_fleet
+from cpbmodels.data.paths import MAX_RETURNS
 
 TINY = {"preset": "smoke", "device": "cpu", "epochs": 1, "steps_per_epoch": 2}
 
@@ -35,142 +25,104 @@ def frame(seed, rows=900):
     )
 
 
+PRICES = pl.col("open", "high", "low", "close")
+
+
 @pytest.fixture(scope="module")
-def two():
-    """Two coins of which the second moves with the first, and a model of each."""
+def coins():
+    """Coins: one, one that moves with it, one that moves against it, one of its own; and a model of the first."""
     first = frame(1)
-    second = first.with_columns(pl.col("open", "high", "low", "close") * 0.02)
-    series = [
-        cpbmodels.Series.from_frame(one, name) for one, name in ((first, "AAAUSDT"), (second, "BBBUSDT"))
-    ]
-    return series, train_fleet(series, "linear", seeds=[1, 1], **TINY)
+    tables = {"A": first, "WITH": first.with_columns(PRICES * 0.02), "OTHER": frame(2)}
+    against = first.with_columns(open=1e4 / pl.col("open"), high=1e4 / pl.col("low"), low=1e4 / pl.col("high"),
+                                 close=1e4 / pl.col("close"))  # fmt: skip
+    tables["AGAINST"] = against
+    series = {name: Series.from_frame(table, name) for name, table in tables.items()}
+    member = train_fleet([series["A"]], "linear", seeds=[1], **TINY)[0]
+    return series, replace(member, config=member.config | {"symbol": "", "symbols": []})
+
+
+def between(drawn, a, b):
+    """Correlation of two coins' log-prices at each step, [H]."""
+    logs = np.log(drawn.close)
+    return np.array([np.corrcoef(logs[a, :, step], logs[b, :, step])[0, 1] for step in range(logs.shape[2])])
 
 
 @pytest.mark.parametrize("name", ["robust-har", "linear", "har"])
-def test_a_model_learns_how_its_steps_hang_together_and_keeps_it(name, tmp_path):
+def test_a_seed_gives_the_same_paths_from_a_loaded_model(name, tmp_path):
     """Closed form, network, and a table of residuals."""
     series = series_for(name, 900, seed=1)
     member = train_fleet([series], name, seeds=[1], **TINY)[0]
-    steps = member.config[STEPS]
-
-    assert len(steps) == 45
-    learned = np.eye(10)
-    learned[np.tril_indices(10, -1)] = steps
-    expected = random_walk(10)[np.tril_indices(10, -1)]
-    assert np.abs(np.array(steps) - expected).max() < 0.15  # the candles are a random walk
-
-    again = load(member.save(tmp_path))
-    drawn = again.forecast(series).paths(200, seed=3)
-    assert drawn.steps == ("learned",)
-    assert drawn.independent == ()
+    drawn = load(member.save(tmp_path)).forecast(series).paths(200, seed=3)
+    assert drawn.close.shape == (1, 200, 10)
+    assert repr(drawn) == "<Paths: 1 coins, 200 paths, 10 steps>"
     np.testing.assert_array_equal(drawn.close, member.forecast(series).paths(200, seed=3).close)
     assert (drawn.close != member.forecast(series).paths(200, seed=4).close).any()
 
 
-def test_margins_are_the_quantiles(two):
-    forecast = two[1][0].forecast(two[0][0])
-    close = forecast.paths(20_000, seed=1).close[0]
-    share = (close[:, :, None] < forecast.close.array).mean(0)
-    np.testing.assert_allclose(share, np.tile(cpbmodels.QUANTILES, (10, 1)), atol=0.012)
+def test_margins_are_the_quantiles(coins):
+    series, member = coins
+    forecasts = [member.forecast(series[name]) for name in ("A", "AGAINST")]
+    for forecast, close in zip(forecasts, paths(forecasts, 20_000, seed=1).close, strict=True):
+        share = (close[:, :, None] < forecast.close.array).mean(0)
+        np.testing.assert_allclose(share, np.tile(cpbmodels.QUANTILES, (10, 1)), atol=0.012)
 
 
-def test_a_folder_without_the_key_loads_and_its_steps_are_a_random_walks(two, tmp_path):
-    (series, _), (member, _) = two
-    old = replace(member, config={k: v for k, v in member.config.items() if k != STEPS})
-    old = load(old.save(tmp_path))
-    forecast, drawn = old.forecast(series), old.forecast(series).paths(20_000, seed=1)
-
-    np.testing.assert_array_equal(forecast.close.array, member.forecast(series).close.array)
-    assert drawn.steps == ("random walk",)
-    assert "random walk" in repr(drawn)
-    assert np.abs(np.corrcoef(np.log(drawn.close[0]), rowvar=False) - random_walk(10)).max() < 0.05
+def test_steps_depend_as_a_random_walks(coins):
+    series, member = coins
+    drawn = member.forecast(series["A"]).paths(20_000, seed=1)
+    steps = np.arange(1, 11)
+    expected = np.sqrt(np.minimum.outer(steps, steps) / np.maximum.outer(steps, steps))
+    assert np.abs(np.corrcoef(np.log(drawn.close[0]), rowvar=False) - expected).max() < 0.03
 
 
-@pytest.mark.parametrize("wrong", [[0.5], [2.0] * 45, [None] * 45, "x", [], [True] * 45, [float("nan")] * 45])
-def test_an_impossible_correlation_is_refused(wrong, two, tmp_path):
-    member = two[1][0]
-    with pytest.raises(ModelError, match=STEPS):
-        load(replace(member, config=member.config | {STEPS: wrong}).save(tmp_path))
+def test_coins_depend_as_their_newest_returns(coins):
+    series, member = coins
+    names = ("A", "WITH", "AGAINST", "OTHER")
+    drawn = paths([member.forecast(series[name]) for name in names], 4000, seed=1)
+    assert between(drawn, 0, 1).min() > 0.98
+    assert between(drawn, 0, 2).max() < -0.98
+    returns = [series[name].columns(("r_close",))[1:, 0] for name in ("A", "OTHER")]
+    np.testing.assert_allclose(between(drawn, 0, 3), np.corrcoef(returns)[0, 1], atol=0.06)
 
-
-def test_an_ensemble_has_the_mean_of_its_members_or_none(two):
-    members = train_fleet([two[0][0]] * 2, "linear", seeds=[1, 2], **TINY)
-    both = ensemble(members).config[STEPS]
-    np.testing.assert_allclose(both, np.mean([one.config[STEPS] for one in members], axis=0), atol=1e-4)
-    assert mean_correlation([[0.5], None]) is None
-
-
-def test_the_longest_kept_correlation_takes_less_than_200_kb():
-    errors = np.cumsum(np.random.default_rng(1).standard_normal((300, MAX_STEPS + 1)), axis=1)
-    assert len(json.dumps({STEPS: step_correlation(errors[:, :MAX_STEPS])}, indent=2)) < 200_000
-    assert step_correlation(errors) is None
-
-
-def test_coins_are_joined_by_the_runs_file_and_independent_without_it(two, tmp_path):
-    series, members = two
-    forecasts = [member.forecast(one) for member, one in zip(members, series, strict=True)]
-    known = coin_correlation(members, series)
-    assert known["1h"]["symbols"] == ["AAAUSDT", "BBBUSDT"]
-    assert known["1h"]["correlation"][0] > 0.95  # the same moves
-    (tmp_path / "coins.json").write_text(json.dumps(known))
-
-    def between(drawn):
-        moves = np.log(drawn.close)
-        return [np.corrcoef(moves[0, :, step], moves[1, :, step])[0, 1] for step in range(10)]
-
-    joined = paths(forecasts, 4000, seed=1, coins=tmp_path / "coins.json")
-    assert joined.independent == ()
-    assert min(between(joined)) > 0.9
-    apart = paths(forecasts, 4000, seed=1)
-    assert apart.independent == ("AAAUSDT", "BBBUSDT")
-    assert "independent coins: AAAUSDT, BBBUSDT" in repr(apart)
-    assert np.abs(between(apart)).max() < 0.06
-    partly = paths(forecasts, 10, coins={"1h": {"symbols": ["AAA/USDT", "C"], "correlation": [0.9]}})
-    assert partly.independent == ("BBBUSDT",)
-
-    rows = joined.to_frame()
+    rows = drawn.to_frame()
     assert rows.columns == ["symbol", "issued_at", "path", "step", "target_time", "close"]
-    assert rows["target_time"].to_list()[:10] == forecasts[0].to_frame()["target_time"].to_list()
-    chosen = rows.filter((pl.col("symbol") == "BBBUSDT") & (pl.col("path") == 7))
-    np.testing.assert_array_equal(chosen["close"].to_numpy(), joined.close[1, 7])
+    forecast = member.forecast(series["A"])
+    assert rows["target_time"].to_list()[:10] == forecast.to_frame()["target_time"].to_list()
+    chosen = rows.filter((pl.col("symbol") == "WITH") & (pl.col("path") == 7))
+    np.testing.assert_array_equal(chosen["close"].to_numpy(), drawn.close[1, 7])
 
 
-def test_impossible_questions_are_one_sentence(two, tmp_path):
-    series, members = two
-    forecast = members[0].forecast(series[0])
-    earlier = members[1].forecast(series[1].tail(800))
-    (tmp_path / "x.json").write_text("x")
+def test_returns_are_compared_at_equal_times_and_a_leap_is_none(coins):
+    """One coin lacks candles and is redenominated; its newest other returns are those of the first."""
+    member = coins[1]
+    first, old = frame(3, 1500), frame(4, 1500)
+    rows = np.arange(1500)
+    recent = pl.Series(rows >= 1500 - MAX_RETURNS)
+    ratio = first["close"][1500 - MAX_RETURNS - 1] / old["close"][1500 - MAX_RETURNS - 1]
+    table = old.with_columns(
+        pl.when(recent).then(first[name]).otherwise(old[name] * ratio).alias(name)
+        for name in ("open", "high", "low", "close")
+    ).with_columns(PRICES * pl.Series(np.where(rows < 900, 1000.0, 1.0)))
+    gone = table.filter(pl.Series((rows < 1100) | (rows > 1105)))
+    forecasts = [member.forecast(Series.from_frame(one, "X")) for one in (first, gone)]
+    assert between(paths(forecasts, 4000, seed=1), 0, 1).min() > 0.98
+
+
+def test_impossible_questions_are_one_sentence(coins):
+    series, member = coins
+    forecast, first = member.forecast(series["A"]), series["A"]
+    still = Series.from_frame(frame(1).with_columns(PRICES * 0 + 5.0), "S")
+    untimed = member.forecast(Series.from_ohlc(first.prices, timeframe="1h"))
+    shifted = replace(first, times=first.times - 60_000_000 * (np.arange(len(first)) < len(first) - 5))
     for ask, words in (
         (lambda: paths([]), "no forecasts"),
         (lambda: forecast.paths(0), "n is 0"),
-        (lambda: paths([forecast], coins=tmp_path / "x.json"), "cannot be read"),
-        (
-            lambda: paths([forecast], coins={"1h": {"symbols": ["A", "B"], "correlation": []}}),
-            "do not form a correlation matrix of 2",
-        ),
-        (lambda: paths([forecast, replace(earlier, issued_row=700)]), "these differ"),
+        (lambda: forecast.paths(10**9), "n is 1000000000"),
+        (lambda: paths([forecast, replace(forecast, issued_row=700)]), "these differ"),
+        (lambda: paths([untimed, forecast]), "has no times"),
+        (lambda: untimed.paths(5).to_frame(), "have no times"),
+        (lambda: paths([forecast, replace(forecast, series=still)]), "^S 1h: the price does not move"),
+        (lambda: paths([forecast, replace(forecast, series=shifted)]), "Only 5 of the 30"),
     ):
         with pytest.raises(ModelError, match=words):
             ask()
-
-
-def test_coins_need_common_times():
-    errors = np.random.default_rng(1).standard_normal((100, 3))
-    far = (np.arange(100) + 95, errors)
-    assert correlate_coins({"A": (np.arange(100), errors)}) is None
-    assert correlate_coins({"A": (np.arange(100), errors), "B": far}) is None
-
-
-def test_joint_paths_score_better_than_independent_steps():
-    """Energy and variogram scores of walks: lower with the dependence that the walks have."""
-    scores = pytest.importorskip("scoringrules")
-    draw = np.random.default_rng(1)
-    truth = np.exp(np.cumsum(draw.standard_normal((200, 10)) * 0.01, axis=1))
-    spread = np.sqrt(np.arange(1, 11)) * 0.01
-    levels = draw.standard_normal(200_000)
-    close = np.exp(np.quantile(levels, cpbmodels.QUANTILES) * spread[:, None])
-    joint = draw_paths([Margins("", close, None)], 300, 1, None, 3600).close[0]
-    apart = draw_paths([Margins("", close, [0.0] * 45)], 300, 1, None, 3600).close[0]
-    for score in (scores.es_ensemble, scores.vs_ensemble):
-        own, other = (np.mean([score(one, drawn) for one in truth]) for drawn in (joint, apart))
-        assert own < other

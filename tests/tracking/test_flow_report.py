@@ -6,10 +6,8 @@ import gzip
 import json
 import os
 import re
-from dataclasses import replace
 from datetime import UTC, datetime
 
-import numpy as np
 import pytest
 from browser import axe_findings, launch, needs_browser
 from interface import interface
@@ -22,7 +20,7 @@ from schemas.identity import SeriesId
 from tasks.storage.urls import local_path
 from tasks.tracking.flow_report import ReportedFleet, keep_report
 from tasks.tracking.prune_plan import _OWN_FILES
-from tasks.tracking.records import DEPENDENCE, REPORT
+from tasks.tracking.records import REPORT
 from tasks.tracking.runs import finish, start_parent
 from tasks.tracking.tags import FLOW
 
@@ -81,23 +79,6 @@ def test_a_disk_that_takes_no_more_is_named_in_a_sentence(store, fleet, monkeypa
         reported(store, fleet)
     assert found.value.code == code
     assert "[" not in str(found.value)
-
-
-def test_the_dependence_between_coins_is_a_file_of_the_run(store, fleet):
-    assert not reported(store, fleet)[1].with_name(DEPENDENCE).exists()  # these scores hold no errors
-    draw = np.random.default_rng(1)
-    common = draw.standard_normal((500, 10))
-    scores = [
-        replace(one, errors={"times": np.arange(500) + k, "scaled": np.roll(common, -k, axis=0) + noise})
-        for k, (one, noise) in enumerate(
-            zip(fleet.scores, 0.3 * draw.standard_normal((2, 500, 10)), strict=True)
-        )
-    ]
-    _, path = reported(store, replace(fleet, scores=scores))
-    found = json.loads(path.with_name(DEPENDENCE).read_text())["1h"]
-    assert (found["symbols"], found["windows"], found["architecture"]) == (list(SYMBOLS), 499, "har")
-    assert found["correlation"] == [pytest.approx(1 / 1.09, abs=0.03)]
-    assert DEPENDENCE in _OWN_FILES[FLOW]
 
 
 def test_simulated_prices_are_called_so(store, fleet):

@@ -3,7 +3,6 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 
-import numpy as np
 import pytest
 from serving import client_of
 from webapp_store import BTC, ETH, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
@@ -304,26 +303,6 @@ def test_an_empty_store_answers_politely(empty_client):
     assert "cpb forecast" in empty_client.get("/api/forecast/BTCUSDT/1h").json()["detail"]
 
 
-def test_paths_have_the_forecasts_margins_and_say_what_joins_their_steps(client):
-    forecast = client.get("/api/forecast/BTC/1h").json()
-    answer = client.get("/api/paths/BTC/1h", params={"n": 4000, "seed": 1}).json()
-
-    assert (answer["issued_at"], answer["dependence"]) == (
-        forecast["issued_at"],
-        "random walk",
-    )  # no model file
-    close = np.array([row["close"] for row in answer["paths"]]).reshape(4000, 10)
-    for level in (5, 50, 95):
-        wanted = np.array([step[f"q{level:02d}"] for step in forecast["steps"]])
-        assert (np.mean(close < wanted, axis=0) * 100).tolist() == pytest.approx([level] * 10, abs=2.5)
-    assert np.corrcoef(close[:, 0], close[:, 9])[0, 1] == pytest.approx(0.1**0.5, abs=0.06)
-    assert answer["paths"][9]["target_time"] == forecast["steps"][9]["target_time"]
-    assert client.get("/api/paths/BTC/1h?n=4000&seed=1").json() == answer
-    assert client.get("/api/paths/BTC/1h?n=4000&seed=2").json()["paths"] != answer["paths"]
-    assert client.get("/api/paths/BTC/1h?n=2&format=csv").text.count("\n") == 21
-    assert client.get("/api/paths/BTC/1h?n=0").status_code == 422
-
-
 def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
     paths = client.get("/openapi.json").json()["paths"]
     assert set(paths) == {
@@ -331,7 +310,7 @@ def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
         "/api/leaderboard", "/api/ledger/{symbol}/{timeframe}", "/api/overview", "/api/runs", "/api/changes",
         "/api/forecasts/{symbol}/{timeframe}", "/api/models/{symbol}/{timeframe}",
         "/api/decisions/{symbol}/{timeframe}", "/api/figures/{name}", "/api/figures/compare",
-        "/api/figures/losses/{run_id}", "/api/paths/{symbol}/{timeframe}",
+        "/api/figures/losses/{run_id}",
         *(f"/api/figures/{name}/{{symbol}}/{{timeframe}}" for name in ("forecast", "record", "coverage", "decisions")),
     }  # fmt: skip
     page = client.get("/")
