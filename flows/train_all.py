@@ -13,7 +13,7 @@ from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_run
 from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs
 from flows.summary import Say, Summary, decision_lines, failure_line
-from flows.training import Training, mirror_to_wandb, report_training, run_of, run_training
+from flows.training import Training, mirror_to_wandb, run_of, run_training
 from schemas.errors import BusyError, CpbError, count
 from schemas.handover import Failure
 from schemas.identity import tree_of
@@ -51,7 +51,6 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
         say(line)
     trained = set(scope.series)
     summary.champions = sum(d.outcome != "retired" and d.series in trained for d in decisions)
-    report_training(spec, training, say, decisions)
     training.in_use.release()
     if summary.champions:  # without champions: only classifiers were trained, which do not forecast prices
         try:

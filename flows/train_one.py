@@ -8,7 +8,7 @@ from typing import Any
 
 from flows.runner import Runner
 from flows.summary import Say
-from flows.training import Earlier, mirror_to_wandb, report_training, run_training
+from flows.training import Earlier, mirror_to_wandb, run_training
 from schemas.errors import CpbError
 from schemas.handover import Judgement, ShardResult
 from schemas.identity import SIM
@@ -32,7 +32,6 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
     training = run_training(spec, Runner(), say, earlier=earlier, name="train")
     for failure in (one for one in training.summary.failures if one.model):
         raise CpbError(failure.reason, code=failure.code)
-    report_training(spec, training, say)
     finish(training.summary.run_id, PARTIAL if training.summary.failures else COMPLETE)
     mirror_to_wandb(spec, training.summary.run_id, say)
     result = _result(spec, training.results[0][0], training.judged[0].judgements[0])

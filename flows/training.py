@@ -20,11 +20,10 @@ from flows.console import say as say_to_people
 from flows.runner import Runner, series_records
 from flows.summary import Say, Summary
 from schemas.errors import CpbError, count
-from schemas.handover import Decision, Failure, FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
+from schemas.handover import FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.presets import profile_sizes
 from schemas.run import RunSpec
 from tasks.evaluate import evaluate
-from tasks.judging.fleet import read_scores
 from tasks.judging.judges import Judges
 from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
@@ -34,7 +33,6 @@ from tasks.storage.locks import check_interrupted
 from tasks.storage.urls import public_url
 from tasks.tracking.artifacts import check_place
 from tasks.tracking.database import DOWN
-from tasks.tracking.flow_report import ReportedFleet, keep_report
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import OpenRun, run_name, scope_tags
 from tasks.tracking.run_list import short_id
@@ -44,7 +42,7 @@ from tasks.tracking.wandb import check_installed, is_wanted, mirror
 from tasks.train import check_engine, opened_engine, train
 from tasks.training.files import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
 from tasks.training.plan import job_key, shards_of, training_code
-from tasks.training.progress import FleetProgress, busy_share, fleet_epochs
+from tasks.training.progress import FleetProgress, busy_share
 from tasks.training.runner import Engine, EngineLost
 
 
@@ -377,23 +375,3 @@ def member_warnings(report: dict[str, Any]) -> list[str]:
     if report.get("accumulate", 1) > 1:
         found.append(f"memory ran out: each batch was split into {report['accumulate']} parts")
     return [*found, *filter(None, [report.get("device_warning")])]
-
-
-def report_training(spec: RunSpec, training: Training, say: Say, decisions: Sequence[Decision] = ()) -> None:
-    """Write the report from the fleets' files; call before the shards are released, because it reads their scores.
-
-    A failure to write it is added to the run's failures but stops nothing: models, scores and decisions remain valid.
-    """
-    try:
-        fleets = [
-            ReportedFleet(
-                shards[0].architecture,
-                fleet_epochs(one.epochs for one in shards),
-                read_scores(spec.scope.root, shards),
-            )
-            for shards in training.results
-            if any(one.members for one in shards)
-        ]
-        keep_report(training.summary.run_id, fleets, decisions)
-    except (CpbError, OSError) as error:  # damaged scores, a full disk
-        training.summary.add([Failure.of(None, "evaluate", error)], say)

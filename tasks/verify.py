@@ -51,7 +51,7 @@ from tasks.storage.model_folder import (
     trained_file_damage,
 )
 from tasks.storage.records import member_subject, parse_record, read_npz, set_aside
-from tasks.tracking.verify import runs_and_champions
+from tasks.tracking.verify import champions_files
 from tasks.training.files import JOB, PROGRESS, RESULT, is_training, shard_folders
 
 log = logging.getLogger("cpb")
@@ -270,7 +270,7 @@ KINDS: dict[str, Manifest] = {
     "candles": candles,
     "features": features,
     # Before the fleets: a champion's files are copied back from its fleet.
-    "champions": runs_and_champions,
+    "champions": champions_files,
     "fleets": fleets,
     "forecasts": forecasts,
     "records of the ledger": ledger_records,

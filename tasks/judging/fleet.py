@@ -71,13 +71,6 @@ def judge_fleet(
     )
 
 
-def read_scores(root: Path, results: Iterable[ShardResult]) -> list[MemberScore]:
-    """Return the scores of a fleet's members by its shards' results, without members that could not be judged."""
-    places = [member_folder(root / "fleets" / one.key, m.name) for one in results for m in one.members]
-    kept = [score_file(place) for place in places]
-    return apply_holm([MemberScore.from_npz(path) for path in kept if path.exists()])
-
-
 def score_file(folder: Path) -> Path:
     """Return the score file of a member, with its losses per origin; scores of another code version are not read."""
     return folder / f"score-{code_digest('tasks/judging/judge.py')}.npz"

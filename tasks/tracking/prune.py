@@ -34,7 +34,6 @@ from tasks.tracking.prune_plan import (
     problem_of,
     stored_runs,
 )
-from tasks.tracking.records import REPORT
 from tasks.tracking.tags import PRUNED
 from tasks.tracking.versions import all_versions, full_name
 from tasks.training.files import no_shards_in_use, old_shards, remove_old_shards
@@ -201,8 +200,6 @@ def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
             store.client.delete_run(run.id)
     if final:
         check_held()
-        if old.fleets and (folder := local_path(old.top.uri)):
-            (folder / REPORT).unlink(missing_ok=True)  # 2 MB, about models that are no longer there
         for run in old.runs:
             if not problem_of(store, run):  # again: a long pruning leaves people minutes to add a file
                 remove_files(run.uri, run.id)

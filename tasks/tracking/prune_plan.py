@@ -15,7 +15,6 @@ from tasks.storage.urls import local_path
 from tasks.tracking.artifacts import foreign_file
 from tasks.tracking.connection import Store, search_lazily
 from tasks.tracking.flavour import LOADED
-from tasks.tracking.records import REPORT
 from tasks.tracking.tags import (
     FLEET,
     FLOW,
@@ -38,7 +37,7 @@ NIGHTS = 14
 """Nights of each market that are kept in full."""
 
 _OWN_FILES: dict[str, tuple[str, ...]] = {
-    FLOW: (REPORT,),
+    FLOW: (),
     FLEET: (),
     MEMBER: (*MODEL_FILES, LOADED),
 }

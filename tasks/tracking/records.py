@@ -25,9 +25,6 @@ from tasks.tracking.tags import CANDLES_UNTIL, COINS, REAL, SEED, SIMULATED, SOU
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, RunTag
 
-REPORT = "report.html"
-"""Artifact name of a flow run's report."""
-
 _CONTRACT = (
     "test_crps", "test_crps_ratio", "test_mae_ratio", "test_directional_accuracy", "test_coverage_80", "windows_per_s",
     "epochs_run", "gpu_mem_allocated_peak_mb", "gpu_mem_reserved_peak_mb", "gpu_util_mean", "rss_peak_mb",

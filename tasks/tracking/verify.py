@@ -14,25 +14,20 @@ from tasks.storage.checked_files import (
     VERIFY,
     Asked,
     Stored,
-    aside,
     checked,
     digest_fault,
 )
 from tasks.storage.model_folder import NEEDED, damage_of
 from tasks.storage.urls import local_path
 from tasks.tracking.artifacts import files_at, put_back
-from tasks.tracking.connection import Store, alone, find_run, search
+from tasks.tracking.connection import Store, alone, find_run
 from tasks.tracking.flavour import add_flavour, damaged
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import Champion, champions, find_copy, training_command
-from tasks.tracking.tags import FLOW, KIND, digests_of, market_of
 
 
-def runs_and_champions(asked: Asked, store: Store | None = None) -> Iterator[Stored]:
-    """Yield each file of a market's champions, and its runs' reports.
-
-    Runs' files are checked if they are on this machine. A repair copies a champion's files back from its fleet or from
-    the published folder, and sets damaged reports aside.
+def champions_files(asked: Asked, store: Store | None = None) -> Iterator[Stored]:
+    """Yield each file of a market's champions; a repair copies files back from its fleet or the published folder.
 
     Raises:
         CpbError: the MLflow store cannot be read (a missing store is not an error).
@@ -43,21 +38,10 @@ def runs_and_champions(asked: Asked, store: Store | None = None) -> Iterator[Sto
         if error.code == "no-store":
             return
         raise
-    for run in search(store, f"tags.`{KIND}` = '{FLOW}'"):
-        if market_of(run) == asked.market and (folder := local_path(run.info.artifact_uri)):
-            yield from _of_run(folder, digests_of(run.data.tags))
     for champion in champions(market=asked.market, store=store):
         with files_at(store, champion.source) as folder:
             yield from _of_model(asked, store, champion, folder)
             yield from _of_mlflow(asked, store, champion, folder)
-
-
-def _of_run(folder: Path, digests: dict[str, str]) -> Iterator[Stored]:
-    """Yield the recorded files of a flow's run that exist."""
-    for path, digest in ((folder / name, digest) for name, digest in digests.items()):
-        if path.exists():
-            again = aside(path, "set aside; the command that made this run writes it again")
-            yield Stored(path, digest, mend=again)
 
 
 def _of_model(asked: Asked, store: Store, champion: Champion, folder: Path) -> Iterator[Stored]:

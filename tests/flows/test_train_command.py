@@ -92,9 +92,6 @@ def trained(tmp_path, monkeypatch):
 
     monkeypatch.setattr(train_one, "run_training", run_training)
     monkeypatch.setattr(train_one, "finish", lambda run_id, status: asked.update(finished=run_id))
-    monkeypatch.setattr(
-        train_one, "report_training", lambda spec, training, say: asked.update(reported=training)
-    )
     return SimpleNamespace(asked=asked, training=training, home=tmp_path)
 
 
@@ -126,7 +123,6 @@ def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
         coins="BTCUSDT", timeframes="1h", architectures="gru", preset="seed-gru", source="sim", seed=7,
         overrides={"epochs": 2}, dtype="float64",
     )  # fmt: skip
-    assert trained.asked["reported"] is trained.training
     assert (trained.asked["earlier"], trained.asked["name"], trained.asked["finished"]) == (
         "forget",
         "train",

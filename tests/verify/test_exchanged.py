@@ -6,14 +6,13 @@ import pytest
 from stored_home import MARKET, SERIES, SPAN, hour
 from test_verify_command import train_again
 from test_verify_parts import fleet_of, member_of
-from verifying import verify_champions, verify_published
+from verifying import verify_published
 
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from schemas.identity import SeriesId
 from tasks.publish import publish
 from tasks.signals.feature_files import write_features
-from tasks.tracking.records import REPORT
 from tasks.tracking.registry import champions
 from tasks.verify import verify_all
 
@@ -125,15 +124,6 @@ def test_exchanged_features_of_one_coin_wedge_no_training(stored, caplog):
     assert not any("stopped trading" in line for line in said)
     list(verify_all(stored, (MARKET,), repair=True).damaged)
     assert verify_all(stored, (MARKET,)).is_good
-
-
-def test_the_report_of_a_run_is_checked(stored, built):
-    (path,) = (built / "mlruns/artifacts").glob(f"*/artifacts/{REPORT}")
-    assert list(verify_champions(stored, MARKET)) == []
-    path.write_bytes(path.read_bytes() + b" {")
-    assert [damage.path for damage in verify_champions(stored, MARKET)] == [str(path)]
-    assert [damage.repaired for damage in verify_champions(stored, MARKET, repair=True)] == [True]
-    assert list(verify_champions(stored, MARKET)) == []
 
 
 @pytest.mark.parametrize("name", ["README.md", "SHA256SUMS"])
