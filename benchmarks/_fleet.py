@@ -1,12 +1,8 @@
-"""The fleet for the benchmarks: whole trainings with the seed presets, and one step by itself."""
+"""The fleet for the benchmarks: whole trainings with the seed presets."""
 
 from typing import Any
 
-import torch
-
 from cpbmodels import Member, Series, train_fleet
-from cpbmodels.arch.presets import preset
-from cpbmodels.device import steps
 
 
 def train(series: list[Series], architecture: str, **overrides: Any) -> list[Member]:
@@ -18,17 +14,3 @@ def train(series: list[Series], architecture: str, **overrides: Any) -> list[Mem
         seeds=list(range(len(series))),
         **overrides,
     )
-
-
-def fleet_step(
-    architecture: str,
-    members: int,
-    *,
-    device: str = "cpu",
-    compute: torch.dtype = torch.float32,
-    kernels: bool = True,
-    **overrides: Any,
-) -> steps.FleetStep:
-    """One optimizer step of a fresh fleet of seed size, as a function to be timed."""
-    options = preset(f"seed-{architecture}", architecture, **overrides)
-    return steps.fleet_step(architecture, options, members, torch.device(device), compute, kernels=kernels)

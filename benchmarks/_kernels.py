@@ -148,29 +148,16 @@ RULES: dict[str, Rule] = {
 }
 
 
-def launches(architecture: str, members: int = 40, **overrides: Any) -> Counter[str]:
+def launches(architecture: str, members: int = 40) -> Counter[str]:
     """Launches of one training step of a fleet of seed size in bf16, by operator."""
+    options, meta = preset(f"seed-{architecture}", architecture), torch.device("meta")
+    empty = patch.object(Layout, "initial", lambda layout, seed: torch.empty(layout.size, device=meta))
     with meta_kernels(), KernelLog() as log:
-        step = _meta_step(architecture, members, **overrides)
+        with empty:  # 40 LSTMs' initial weights are 80 million random numbers that nobody looks at
+            step = steps.fleet_step(architecture, options, members, meta, torch.bfloat16, rows=500)
         log.launches.clear()
         step()
     return log.launches
-
-
-def validation_launches(architecture: str, members: int = 40) -> Counter[str]:
-    """Launches of one part of a validation in bf16, by operator."""
-    with meta_kernels(), KernelLog() as log:
-        step = _meta_step(architecture, members)
-        log.launches.clear()
-        step.fleet.weighted_losses(step.bank, step.origins, step.weight)
-    return log.launches
-
-
-def _meta_step(architecture: str, members: int, **overrides: Any) -> steps.FleetStep:
-    options, meta = preset(f"seed-{architecture}", architecture, **overrides), torch.device("meta")
-    empty = patch.object(Layout, "initial", lambda layout, seed: torch.empty(layout.size, device=meta))
-    with empty:  # 40 LSTMs' initial weights are 80 million random numbers that nobody looks at
-        return steps.fleet_step(architecture, options, members, meta, torch.bfloat16, rows=500)
 
 
 # --- Kernels that have no form on the meta device: their results' shapes, and what their CUDA code demands. ----------

@@ -13,13 +13,11 @@ In this order, so that what matters most is there when the call is cut off:
                 and replayed, and a learning rate 1 % larger is told apart;
 4. kernels      what one replay launches, as the profiler sees it, with Triton's kernels and without, beside the count
                 of benchmarks/_kernels.py and the step's floor (the least bytes over the measured bandwidth);
-5. choices      a step with and without a graph, Triton's kernels, in each precision, and with masked rows:
-                alternately, medians with ranges;
-6. epochs       three epochs at full size, with Triton's kernels and without: capture cost, and validation's share of an
+5. epochs       three epochs at full size, with Triton's kernels and without: capture cost, and validation's share of an
                 epoch after captures;
-7. jobs         the three seed jobs whole: 40 members, all epochs, their totals, with Triton's kernels and without; the
+6. jobs         the three seed jobs whole: 40 members, all epochs, their totals, with Triton's kernels and without; the
                 longest, lstm, at the very end, both ways by the rate of the epochs for which there is time;
-8. naive        one model by the usual loop and by a competent one, scaled up: that loop takes equally long for each.
+7. naive        one model by the usual loop and by a competent one, scaled up: that loop takes equally long for each.
 
 The JSON file is rewritten after every part and every few seconds within a job, so that a kill loses nothing but the
 part it hits. Each part has a time limit of its own, which Python checks: a kernel that hangs is not ended. A part for
@@ -47,15 +45,14 @@ from unittest.mock import patch
 import torch
 
 from benchmarks import _kernels, _rates, naive
-from benchmarks._fleet import fleet_step, train
+from benchmarks._fleet import train
 from benchmarks._flops import floor_bytes, flops_per_window
 from benchmarks._paired import table
 from benchmarks._walks import walk, walks
 from cpbmodels import Member, Series, preset
 from cpbmodels.arch.torch_private import DeviceType
-from cpbmodels.device import Monitor
+from cpbmodels.device import Monitor, steps
 from cpbmodels.device.doctor import seconds as best_seconds
-from cpbmodels.device.steps import FleetStep
 from cpbmodels.fleet.graphs import Graphs, ValidationRunner
 from cpbmodels.fleet.loop import EpochRecord
 from cpbmodels.kernels import check
@@ -322,54 +319,15 @@ def profiled(run: Callable[[], object], device: torch.device) -> dict[str, Any]:
     return {"launches": count.total(), "kernel_us": sum(spent.values()), "longest": longest}
 
 
-def _step(args: argparse.Namespace, architecture: str, **options: Any) -> FleetStep:
+def _step(args: argparse.Namespace, architecture: str, kernels: bool) -> steps.FleetStep:
     """A step that is warm and, on a GPU, captured."""
-    compute = options.pop("compute", torch.bfloat16 if _has_bf16(args.device) else torch.float16)
-    sizes = TINY if args.tiny else {}
-    step = fleet_step(architecture, args.members, device=args.device, compute=compute, **sizes, **options)
+    compute = torch.bfloat16 if _has_bf16(args.device) else torch.float16
+    sizes: dict[str, Any] = TINY if args.tiny else {}
+    options, device = preset(f"seed-{architecture}", architecture, **sizes), torch.device(args.device)
+    step = steps.fleet_step(architecture, options, args.members, device, compute, kernels=kernels)
     for _ in range(5):
         step()
     return step
-
-
-def choices(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
-    """ms of a step by each doubtful choice: medians with ranges of runs taken in turn."""
-    device = torch.device(args.device)
-    half = torch.bfloat16 if _has_bf16(args.device) else torch.float16
-    ways: dict[str, Callable[[], object]] = {"as it is": (usual := _step(args, architecture))}
-    with _tf32(device):
-        ways["tf32"] = _step(args, architecture, compute=torch.float32)
-        if half == torch.bfloat16 and device.type == "cuda":
-            ways["fp16"] = _step(args, architecture, compute=torch.float16)
-    masked = _step(args, architecture)
-    masked.runner.unequal = True
-    for _ in range(3):
-        masked()
-    ways["masked rows"] = masked
-    if device.type == "cuda":
-        ways["without a graph"] = usual.eager
-        ways[OFF.strip()] = _step(args, architecture, kernels=False)
-    spent: dict[str, list[float]] = {name: [] for name in ways}
-    with _tf32(device):
-        for turn in range(2 if args.tiny else 7):
-            for name in list(ways) if turn % 2 else list(ways)[::-1]:
-                spent[name].append(
-                    best_seconds(ways[name], device, repeats=1, inner=1 if args.tiny else 5) * 1e3
-                )
-    return {
-        name: {"ms": statistics.median(ms), "least": min(ms), "most": max(ms)} for name, ms in spent.items()
-    }
-
-
-@contextmanager
-def _tf32(device: torch.device) -> Iterator[None]:
-    """As a training sets it for float32 on a GPU."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def epochs(args: argparse.Namespace, architecture: str, kernels: bool = True) -> dict[str, Any]:
@@ -505,7 +463,6 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "gradients": (60, lambda name: gradients(args, name)),
         "correctness": (90, lambda name: correctness(args.device, name, args.tiny)),
         "kernels": (45, lambda name: kernel_table(args, name)),
-        "choices": (60, lambda name: choices(args, name)),
         "epochs": (60, lambda name: epochs(args, name)),
         f"epochs{OFF}": (60, lambda name: epochs(args, name, kernels=False)),
         "jobs": (120, lambda name: job(args, name, report)),
@@ -513,7 +470,7 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
         "naive": (90, lambda name: naive_job(args, name)),
     }
     ways = ("", OFF) if device.type == "cuda" else ("",)
-    comparisons = ["gradients", "correctness", "kernels", "choices", *(f"epochs{way}" for way in ways)]
+    comparisons = ["gradients", "correctness", "kernels", *(f"epochs{way}" for way in ways)]
     first = [(part, name) for part in comparisons for name in names]
     short = [(f"jobs{way}", name) for name in names if name != "lstm" for way in ways]
     usual = [("naive", name) for name in names if not args.skip_naive]
@@ -556,19 +513,12 @@ def markdown(results: Mapping[str, Any]) -> str:
     for part, rows in results.items():
         if not isinstance(rows, dict):
             continue
-        if part == "choices":
-            rows = {f"{a}: {way}": row for a, ways in rows.items() for way, row in _nested(ways)}
         flat = {
             name: {k: v for k, v in row.items() if not isinstance(v, (dict, list))}
             for name, row in rows.items()
         }
         text.append(f"### {part}\n\n{table(flat)}")
     return "\n\n".join([*text, f"{results.get('seconds', 0):.0f} s in all."])
-
-
-def _nested(ways: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Rows of the choices, or the one row that says why there are none."""
-    return list(ways.items()) if all(isinstance(row, dict) for row in ways.values()) else [("–", ways)]
 
 
 if __name__ == "__main__":

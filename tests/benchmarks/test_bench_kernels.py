@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import _kernels
-from benchmarks._kernels import KernelLog, launches, validation_launches
+from benchmarks._kernels import KernelLog, launches
 
 META = torch.device("meta")
 STEP = {
@@ -12,14 +12,12 @@ STEP = {
     "gru": 990,
     "lstm": 970,
 }  # of 40 members at seed size, bf16; they stand at 389, 977, 958
-VALIDATION = {"transformer": 740, "gru": 325, "lstm": 350}  # of one part; they stand at 732, 318, 341
 
 
 @pytest.mark.parametrize("architecture", STEP)
-def test_a_step_and_a_validation_stay_below_their_limits(architecture):
+def test_a_step_stays_below_its_limit(architecture):
     """A change that adds launches must say so here: on a GPU they are most of a recurrent step's time."""
     assert 0.9 * STEP[architecture] < launches(architecture).total() <= STEP[architecture]
-    assert validation_launches(architecture).total() <= VALIDATION[architecture]
 
 
 def counted(work):
