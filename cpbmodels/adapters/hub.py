@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +23,6 @@ _MODEL = re.compile(r"([^/]+)/([^/]+)/model\.safetensors")
 _PART = re.compile(r"[\w-]+")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MAX_NAMED = 12
-
-
-@dataclass(frozen=True)
-class Listing:
-    """What a repository holds at one commit: `models` are the folders, as in `BTCUSDT/1h`, sorted."""
-
-    commit: str
-    models: tuple[str, ...]
 
 
 def from_hub(
@@ -67,13 +58,13 @@ def from_hub(
         return load(whole)
 
 
-def list_models(repo: str, revision: str | None = None) -> Listing:
-    """What a repository holds, in one request; errors as in `from_hub`."""
+def list_models(repo: str, revision: str | None = None) -> list[str]:
+    """The folders of a repository's models, as in `BTCUSDT/1h`, sorted, in one request; errors as in `from_hub`."""
     client = _client()
     with _explained(repo, revision):
         found = client.HfApi(endpoint=_endpoint()).model_info(repo, revision=revision)
     models = (_MODEL.fullmatch(file.rfilename) for file in found.siblings or ())
-    return Listing(str(found.sha), tuple(sorted(f"{one[1]}/{one[2]}" for one in models if one)))
+    return sorted(f"{model[1]}/{model[2]}" for model in models if model)
 
 
 def fetch(repo: str, model: str, revision: str | None = None, again: bool = False) -> Path:
@@ -155,7 +146,7 @@ def _explained(repo: str, revision: str | None, model: str = "") -> Iterator[Non
 
 
 def _no_model(repo: str, revision: str | None, model: str) -> str:
-    there = list_models(repo, revision).models
+    there = list_models(repo, revision)
     more = f" and {len(there) - _MAX_NAMED} more" if len(there) > _MAX_NAMED else ""
     named = f"choose among {', '.join(there[:_MAX_NAMED])}{more}" if there else "it holds no model"
     return (

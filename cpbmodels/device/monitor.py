@@ -40,8 +40,6 @@ except ImportError:  # Windows
 MB = 2**20  # as nvidia-smi counts
 PROC_DRIVER = Path("/proc/driver/nvidia/version")
 MIN_UTILISATION_PERCENT = 20.0  # below, the device mostly waits for the host
-SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
-"""Operators that make the host wait for a GPU (`.item()` is _local_scalar_dense)."""
 _RSS = {"VmRSS": "rss_mb", "VmHWM": "rss_peak_mb"}  # names in /proc
 MIN_SAMPLES = 10  # a mean over fewer tells nothing about a run
 
@@ -270,14 +268,13 @@ def check_placement(device: torch.device | str, **tensors: torch.Tensor) -> None
 
 
 class OpLog(TorchDispatchMode):
-    """Counts every dispatched operator, forward and backward: `counts` by name, `on_cpu` those giving CPU tensors.
+    """Counts the operators, forward and backward, that give CPU tensors: `on_cpu`, by name.
 
     Single numbers do not count as CPU tensors: a step counter or a learning rate belongs on the host.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.counts: Counter[str] = Counter()
         self.on_cpu: Counter[str] = Counter()
 
     def __torch_dispatch__(
@@ -287,17 +284,11 @@ class OpLog(TorchDispatchMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """torch's hook: run the operator and count it."""
+        """torch's hook: run the operator and look where its results lie."""
         out = func(*args, **(kwargs or {}))
-        self.counts[str(func)] += 1
         if any(t.device.type == "cpu" and t.numel() > 1 for t in _tensors(out)):
             self.on_cpu[str(func)] += 1
         return out
-
-    @property
-    def syncs(self) -> int:
-        """How many of the operators would make the host wait for a GPU."""
-        return sum(n for name, n in self.counts.items() if name.split(".")[1] in SYNCS)
 
 
 def _tensors(out: Any) -> Iterator[torch.Tensor]:

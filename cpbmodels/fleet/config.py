@@ -50,8 +50,8 @@ def _text(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= MAX_TEXT
 
 
-def _whole(value: Any, low: int = 0, high: int = 2**63 - 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+def _whole(value: Any, low: int = 0) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value < 2**63
 
 
 def _number(value: Any) -> bool:
@@ -74,10 +74,10 @@ def _list(item: Check, most: int = MAX_ITEMS, least: int = 0) -> Check:
     return lambda value: isinstance(value, list) and least <= len(value) <= most and all(map(item, value))
 
 
-def _map(item: Check, most: int = MAX_TEXT) -> Check:
+def _map(item: Check) -> Check:
     return lambda value: (
         isinstance(value, dict)
-        and len(value) <= most
+        and len(value) <= MAX_TEXT
         and all(map(_text, value))
         and all(map(item, value.values()))
     )

@@ -155,18 +155,15 @@ def predict(
     members: Sequence[Member],
     series: Sequence[Series],
     origins: Sequence[np.ndarray],
-    batch_size: int | None = None,
     device: str = "cpu",
 ) -> list[Prediction]:
     """Forecasts of member i on series i from origins i (int64 [N_i]), all together; of an average its parts' mean.
-
-    `batch_size` is the number of windows in flight, over all members together; None is what suits the device.
 
     Raises:
         ModelError: a member's forecast is not finite or beyond MAX_MOVE; or members, series and origins do not match.
     """
     forecasts = []
-    for forecast in predict_each(members, series, origins, batch_size, device):
+    for forecast in predict_each(members, series, origins, device):
         if isinstance(forecast, ModelError):
             raise forecast
         forecasts.append(forecast)
@@ -177,7 +174,6 @@ def predict_each(
     members: Sequence[Member],
     series: Sequence[Series],
     origins: Sequence[np.ndarray],
-    batch_size: int | None = None,
     device: str = "cpu",
 ) -> list[Prediction | ModelError]:
     """`predict` for callers that do without some members: the error of a member whose forecasts are none, in place."""
@@ -189,7 +185,6 @@ def predict_each(
         [part for _, part in parts],
         [series[i] for i in owners],
         [origins[i] for i in owners],
-        batch_size,
         device,
     )
     whole = [
@@ -224,7 +219,6 @@ def _predict(
     members: Sequence[Member],
     series: Sequence[Series],
     origins: Sequence[np.ndarray],
-    batch_size: int | None,
     device: str,
 ) -> list[Prediction]:
     """`predict` for models that are not averages."""
@@ -242,7 +236,7 @@ def _predict(
             [members[i] for i in indices],
             [series[i] for i in indices],
             chosen,
-            batch_size or windows_in_flight(members[indices[0]].context, place),
+            windows_in_flight(members[indices[0]].context, place),
             place,
         )
 
