@@ -1,10 +1,10 @@
 """Pictures of every view of a running `cpb serve`: both themes, a desk and a phone.
 
-    python docs/_site/screens.py --series BTCUSDT/1h/spot [--url URL] [--mlflow SIGN_IN VIEW] [--out docs/img]
+    python docs/_site/screens.py --series BTCUSDT/1h/spot [--url URL] [--mlflow PASSWORD VIEW] [--out docs/img]
 
 Writes `page-VIEW-WIDTH-THEME.webp` (1440 and 390 px wide, scaled to three quarters and as it is) of overview, series,
-models and runs, from the top; `page.png`, the top of the series, for the README; and with `--mlflow`, the links
-`sign_in` and of a view that `cpb ui --json` prints, `mlflow.png`.
+models and runs, from the top; `page.png`, the top of the series, for the README; and with `--mlflow`, the password
+that `cpb ui` prints and the address of a view, `mlflow.png`.
 """
 
 import argparse
@@ -39,12 +39,13 @@ def screens(args: argparse.Namespace) -> None:
         browser = playwright.chromium.launch(
             executable_path=args.chromium, args=["--no-sandbox", "--disable-gpu"]
         )
-        if args.mlflow:  # first: the link that signs in is good for a minute
-            with browser.new_context(viewport={"width": 1700, "height": 900}) as context:
+        if args.mlflow:
+            password, address = args.mlflow
+            size, auth = {"width": 1700, "height": 900}, {"username": "cpb", "password": password}
+            with browser.new_context(viewport=size, http_credentials=auth) as context:
                 tab = context.new_page()
-                for address in args.mlflow:  # the link that signs in, then the view
-                    tab.goto(address)
-                    tab.wait_for_timeout(_MLFLOW_MS)
+                tab.goto(address)
+                tab.wait_for_timeout(_MLFLOW_MS)
                 tab.locator('[data-component-id="mlflow.assistant.chat_panel.close"]').click()
                 tab.wait_for_timeout(_MLFLOW_MS)
                 picture = Image.open(io.BytesIO(tab.screenshot()))
@@ -77,7 +78,7 @@ if __name__ == "__main__":
     )
     parser.add_argument("--series", required=True, help="as in BTCUSDT/1h/spot")
     parser.add_argument("--url", default="http://127.0.0.1:8000")
-    parser.add_argument("--mlflow", nargs=2, metavar=("SIGN_IN", "VIEW"), help="of `cpb ui --json`")
+    parser.add_argument("--mlflow", nargs=2, metavar=("PASSWORD", "VIEW"), help="of `cpb ui`")
     parser.add_argument("--out", type=Path, default=Path("docs/img"))
     parser.add_argument("--chromium", default="/usr/bin/chromium")
     screens(parser.parse_args())

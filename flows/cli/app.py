@@ -44,9 +44,7 @@ COMMANDS = {
         "prune": ("flows.cli.data", "prune"),
         "doctor": ("flows.cli.data", "doctor"),
     },
-    "Run every night": {
-        "tracking-server": ("flows.cli.serve", "tracking_server"),
-    },
+    "Run every night": {},
 }
 """Panel of the help -> command -> (module, function), in the order of the help."""
 

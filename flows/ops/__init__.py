@@ -1,10 +1,8 @@
 """Starting the servers of cpb: `serving.serve` runs an application in the current process, behind the guard.
 
-listeners        the table of servers: the paths each serves without a password, and its headers
-serving          `serve`: port, guard, log, end on a signal
-guard            Host, Origin, password (one-time code and cookie, or Basic), limits of websockets that have not signed
-                 in, and headers, before every request
-password_file    a password in a file that only its owner can read
-tracking_server  `cpb tracking-server`
-ui               `cpb ui`
+listeners      the table of servers, with the headers of each
+serving        `serve`: port, guard, log, end on a signal
+guard          Host, Origin, password (HTTP Basic) and headers, before every request
+password_file  a password in a file that only its owner can read
+ui             `cpb ui`
 """

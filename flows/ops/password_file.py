@@ -4,7 +4,6 @@ Processes read the file themselves or inherit the password in their environment;
 a unit file or in a log.
 """
 
-import os
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,6 @@ from schemas.errors import CpbError
 from tasks.storage.files import read_private, write_secret
 
 USER = "cpb"
-
-
-def config_folder() -> Path:
-    """Return the folder of this user's passwords for the MLflow servers: `~/.config/cpb`."""
-    return Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "cpb"
 
 
 @dataclass(frozen=True)
@@ -38,11 +32,6 @@ class PasswordFile:
         if not self.path.is_symlink() and not self.path.exists():
             write_secret(self.path, f"{USER}:{secrets.token_urlsafe(32)}\n")
         return self.read()
-
-    def renew(self) -> str:
-        """Create and return a new `USER:PASSWORD`, replacing an earlier password."""
-        self.path.unlink(missing_ok=True)
-        return self.make()
 
     def read(self) -> str:
         """Return `USER:PASSWORD`.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from flows.ops.guard import Guard, Hosts, SignIn
+from flows.ops.guard import Guard, Hosts
 from flows.ops.listeners import LISTENERS, Listener
 from schemas.errors import CpbError
 
@@ -34,14 +34,14 @@ _LOG = {
 
 def serve(
     listener: Listener, make_app: "Callable[[], ASGIApp]", host: str, port: int, ready: Callable[[str], None], *,
-    hosts: Sequence[str] = (), origins: Sequence[str] = (), sign_in: SignIn | None = None, **options: Any,
+    hosts: Sequence[str] = (), origins: Sequence[str] = (), auth: str = "", **options: Any,
 ) -> None:  # fmt: skip
     """Serve an application until Ctrl-C, SIGTERM or SIGHUP.
 
     Args:
         make_app: makes the application, which may take seconds of imports.
         ready: called with the server's URL once it accepts requests.
-        hosts, origins, sign_in: as `Guard` takes them; the host that the server listens on is allowed too.
+        hosts, origins, auth: as `Guard` takes them; the host that the server listens on is allowed too.
         options: further settings of uvicorn.
 
     Raises:
@@ -60,7 +60,7 @@ def serve(
         contextlib.suppress(KeyboardInterrupt),
     ):
         config = uvicorn.Config(
-            Guard(make_app(), listener, names, origins, sign_in), host=host, port=port, log_config=_LOG,
+            Guard(make_app(), listener, names, origins, auth), host=host, port=port, log_config=_LOG,
             access_log=False, proxy_headers=False, server_header=False, timeout_graceful_shutdown=_GRACE_S, **options,
         )  # fmt: skip
         server = _Server(config, partial(ready, url_of(host, port)))

@@ -1,26 +1,24 @@
 """`cpb ui`: MLflow's own interface over cpb's store, in this process and for this user alone.
 
 MLflow itself requires no password, and anyone with write access can read and write files as its user. So each run has
-a random password: a browser signs in with a link that is valid once and for a minute, a program with HTTP Basic.
+a random password (HTTP Basic) in this process alone, and the guard also checks Host and Origin on every route.
 A single process without job runner takes 280 MB: MLflow's own command starts 15 processes (2.1 GB).
 """
 
 import logging
+import secrets
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
-from flows.ops.guard import SignIn
 from flows.ops.listeners import UI
-from flows.ops.password_file import PasswordFile, config_folder
+from flows.ops.password_file import USER
 from flows.ops.serving import check_port, serve
-from flows.ops.tracking_server import artifacts_place
 from schemas.errors import CpbError
 from tasks.storage.urls import public_url
 from tasks.tracking.connection import Store
-from tasks.tracking.database import PROXIED, is_server
+from tasks.tracking.database import is_server
+from tasks.tracking.mlflow_private import server_app
 from tasks.tracking.mlflow_store import open_store, reconcile
 
 log = logging.getLogger("cpb")
@@ -33,14 +31,12 @@ class Address:
     Args:
         url: of the server, for programs.
         runs: page of the experiment's runs.
-        sign_in: the link that signs a browser in; empty if the store is a server, which has its own sign-in.
-        auth_file: file with the password of this run.
+        password: of the user `USER` in this run; empty if the store is a server, which has its own users.
     """
 
     url: str
     runs: str
-    sign_in: str = ""
-    auth_file: Path | None = None
+    password: str = ""
 
 
 def serve_ui(
@@ -66,29 +62,13 @@ def serve_ui(
         reconcile(store)  # else runs whose process has died are shown as running
     except CpbError as error:  # such as a locked database
         log.warning("%s", error)
-    location = store.artifacts
-    from tasks.tracking.artifact_guard import served_app  # imports MLflow, already loaded for the store
-
-    proxied = location.startswith(PROXIED)  # the database of a tracking server, which stores the files
-    app = partial(served_app, store.served, artifacts_place() if proxied else location, proxied=proxied)
-    file = password_file(port)
-    sign_in = SignIn(file.renew(), cookie=f"cpb-{port}", landing=runs_page("", store))
-    with ExitStack() as running:
-        running.callback(file.path.unlink, missing_ok=True)
-
-        def announce(url: str) -> None:
-            ready(Address(url, runs_page(url, store), sign_in.new_link(url), file.path))
-
-        serve(UI, app, host, port, announce, sign_in=sign_in)
-
-
-def password_file(port: int) -> PasswordFile:
-    """Return the password file of a run: `~/.config/cpb/ui-auth-PORT`."""
-    return PasswordFile(
-        config_folder() / f"ui-auth-{port}",
-        missing="no `cpb ui` of this user runs on that port",
-        remedy="delete it, and start `cpb ui`, which makes a new one",
-    )
+    password = secrets.token_urlsafe(32)
+    # For another --host the guard's check of Host counts alone.
+    hosts = "localhost,localhost:*,127.0.0.1,127.0.0.1:*" if host == "127.0.0.1" else "*"
+    serve(
+        UI, partial(server_app, store.served, store.artifacts, hosts), host, port,
+        lambda url: ready(Address(url, runs_page(url, store), password)), auth=f"{USER}:{password}",
+    )  # fmt: skip
 
 
 def runs_page(url: str, store: Store) -> str:

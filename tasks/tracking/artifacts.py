@@ -41,7 +41,7 @@ def check_place(store: Store) -> None:
     if location.startswith(PROXIED) and not is_server(store.uri):
         raise CpbError(
             f"the MLflow store {public_url(store.uri)} is the database of a tracking server, which alone reaches its "
-            "artifacts: set MLFLOW_TRACKING_URI to the server's address, as `cpb tracking-server` shows it",
+            "artifacts: set MLFLOW_TRACKING_URI to the server's address",
             code="artifacts", field="MLFLOW_TRACKING_URI",
         )  # fmt: skip
     folder = local_path(location)

@@ -13,18 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from schemas.errors import CpbError
 from tasks.storage.locks import check_held, leased, locked, temporary_lock
-from tasks.storage.urls import local_path, public_url
+from tasks.storage.urls import public_url
 from tasks.tracking.database import (
     EXPERIMENT,
-    PROXIED,
     artifacts_beside,
-    check,
     exclusive,
     failure,
     is_server,
     is_unavailable,
-    make_sqlite,
-    making_schema,
     no_shared_place,
     quiet,
     sqlite_path,
@@ -84,10 +80,18 @@ def connect(uri: str, served: str) -> Store:
     Raises:
         CpbError: it is not an MLflow store, or of another version.
     """
-    with _making(uri, served) as client:
+    quiet()
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        client = MlflowClient(tracking_uri=served, registry_uri=served)
         experiment_id = _experiment(client, uri)
         # A person may have made the experiment, for its artifact location: then without the tag.
         layout = client.get_experiment(experiment_id).tags.get(LAYOUT_TAG, LAYOUT)
+    except (MlflowException, SQLAlchemyError, ModuleNotFoundError) as error:
+        raise failure(uri, error) from None  # the exception may hold the URI
     if layout != LAYOUT:
         raise CpbError(
             f"the experiment {EXPERIMENT} of the MLflow store {public_url(uri)} was made by another version of cpb "
@@ -96,21 +100,6 @@ def connect(uri: str, served: str) -> Store:
             code="store-version", field="MLFLOW_TRACKING_URI",
         )  # fmt: skip
     return Store(uri, cast("MlflowClient", _Client(client, uri)), experiment_id, served)
-
-
-@contextmanager
-def _making(uri: str, served: str) -> Iterator["MlflowClient"]:
-    """Yield a client that creates missing parts of a store; a failure is reported in one sentence."""
-    quiet()
-    from mlflow.exceptions import MlflowException
-    from mlflow.tracking import MlflowClient
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        with making_schema(uri):
-            yield MlflowClient(tracking_uri=served, registry_uri=served)
-    except (MlflowException, SQLAlchemyError, ModuleNotFoundError) as error:
-        raise failure(uri, error) from None  # the exception may hold the URI
 
 
 def existing(call: Callable[..., T], *arguments: Any) -> T | None:
@@ -311,21 +300,3 @@ def _make_experiment(client: "MlflowClient", uri: str) -> "Experiment":
         if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
             raise
         return found
-
-
-def prepare_database(uri: str) -> None:
-    """Create the schema and the experiment if missing; the server stores the experiment's artifacts.
-
-    Raises:
-        CpbError: the database cannot be used, or records a local folder of one machine for artifacts.
-    """
-    database = sqlite_path(uri)
-    if database and not database.exists():
-        make_sqlite(database)
-    check(uri, write=True)
-    with _making(uri, uri) as client:
-        experiment = client.get_experiment_by_name(EXPERIMENT)
-        if experiment is None:
-            client.create_experiment(EXPERIMENT, f"{PROXIED}/{EXPERIMENT}", TAGS)
-    if experiment and (folder := local_path(experiment.artifact_location)):
-        raise no_shared_place(uri, folder)

@@ -8,7 +8,6 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from contextvars import ContextVar
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,9 +36,7 @@ _UNREACHABLE = {
 """Short reasons for the libraries' long messages, by a word in them."""
 _CONNECT_TIMEOUT = {"postgresql": "connect_timeout", "mysql": "connect_timeout", "mssql": "timeout"}
 """Name of each driver family's connect timeout option, in seconds."""
-_SCHEMA_LOCK = 0x637062
-"""Key of the advisory lock held while MLflow's schema is created: `cpb` in ASCII."""
-_variable: ContextVar[str] = ContextVar("cpb_store_variable", default="MLFLOW_TRACKING_URI")
+_OTHER_STORE = "or set MLFLOW_TRACKING_URI to another store"
 PROXIED = "mlflow-artifacts:"
 """Scheme of artifacts stored by a tracking server."""
 EXPERIMENT = "cpb"
@@ -121,52 +118,15 @@ def no_shared_place(uri: str, folder: Path | None = None) -> CpbError:
     shown = public_url(uri)
     if is_server(uri):
         where = f"the MLflow server {shown} leaves artifacts to a folder of its own machine ({folder})"
-        remedy = "start a server that stores them itself, on another database, with `cpb tracking-server`"
+        remedy = "start a server that stores them itself, on another database, as in docs/scale.md"
     else:
         kept = f"recorded in {folder}, a folder of one machine" if folder else "without a place"
         where = f"the MLflow store {shown} is a bare database: the artifacts of runs are {kept}"
         remedy = (
-            "start a server over a database with `cpb tracking-server` and set MLFLOW_TRACKING_URI to its address, or "
+            "start MLflow's server over it, as in docs/scale.md, and set MLFLOW_TRACKING_URI to its address, or "
             f"create the experiment in an empty database with `mlflow experiments create -n {EXPERIMENT} -l s3://…`"
         )
     return CpbError(f"{where}; {remedy}", code="artifacts", field="MLFLOW_TRACKING_URI")
-
-
-@contextmanager
-def making_schema(uri: str) -> Iterator[None]:
-    """Let one process at a time, across machines, open a PostgreSQL database that may be empty.
-
-    MLflow creates the schema when it first opens a database, and fails if two processes do so at once. The lock is
-    released with its connection, also when the process is killed.
-    """
-    if urlsplit(uri).scheme.partition("+")[0] != "postgresql":
-        yield
-        return
-    import sqlalchemy
-
-    with _connection(uri) as connection:
-        connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:key)"), {"key": _SCHEMA_LOCK})
-        yield
-
-
-@contextmanager
-def named_in(variable: str) -> Iterator[None]:
-    """Make error messages about a store name the environment variable that it was given in."""
-    token = _variable.set(variable)
-    try:
-        yield
-    finally:
-        _variable.reset(token)
-
-
-def _other_store() -> str:
-    return f"or set {_variable.get()} to another store"
-
-
-def is_database(uri: str) -> bool:
-    """Whether a URI names a database, SQLite's included, and neither a server nor a folder."""
-    scheme = urlsplit(uri).scheme.partition("+")[0]
-    return scheme == "sqlite" or scheme in _CONNECT_TIMEOUT
 
 
 def check(uri: str, *, write: bool) -> None:
@@ -190,7 +150,7 @@ def failure(uri: str, error: BaseException) -> CpbError:
     if isinstance(error, ModuleNotFoundError):
         package = pip_install(_PACKAGES.get(f"{error.name}", f"{error.name}"))
         return CpbError(
-            f"{store} needs the Python package {error.name}, which is not installed; run `{package}`, {_other_store()}",
+            f"{store} needs the Python package {error.name}, which is not installed; run `{package}`, {_OTHER_STORE}",
             code="missing-package",
         )
     reason = _first_line(error)
@@ -200,7 +160,7 @@ def failure(uri: str, error: BaseException) -> CpbError:
         reason = next((what for word, what in _UNREACHABLE.items() if word in lower), reason)
         if urlsplit(uri).netloc.count("@") > 1:
             reason += "; in a user name or password write @, : and / as %40, %3A, %2F"
-    known = {"store": store, "url": url, "reason": reason[:_MAX_REASON_CHARS], "other": _other_store()}
+    known = {"store": store, "url": url, "reason": reason[:_MAX_REASON_CHARS], "other": _OTHER_STORE}
     return CpbError(sentence.format_map(known), code=code)
 
 
@@ -333,7 +293,7 @@ def _check_server(uri: str) -> None:
         )
     if status not in (200, 404):  # 404: it has no experiment `cpb` yet
         raise CpbError(
-            f"{server} answers with HTTP status {status}; look at its log, {_other_store()}",
+            f"{server} answers with HTTP status {status}; look at its log, {_OTHER_STORE}",
             code=DOWN,
         )
 
@@ -348,8 +308,8 @@ def _check_database(uri: str) -> None:
         raise failure(uri, error) from None  # SQLAlchemy's exception may hold the URI
     except ValueError:  # from int(); its message may contain a part of the password
         raise CpbError(
-            f"the port in the MLflow store's URL is not a number; correct it, {_other_store()}",
-            code="store", field=_variable.get(),
+            f"the port in the MLflow store's URL is not a number; correct it, {_OTHER_STORE}",
+            code="store", field="MLFLOW_TRACKING_URI",
         ) from None  # fmt: skip
 
 

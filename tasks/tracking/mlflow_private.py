@@ -7,21 +7,15 @@ import os
 import sqlite3
 import warnings
 from contextlib import closing
-from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import requests
-    from flask.typing import ResponseReturnValue
-    from mlflow.store.artifact.artifact_repo import ArtifactRepository
     from mlflow.tracking import MlflowClient
     from starlette.types import ASGIApp
-
-    Open = Callable[[str, Callable[[], ArtifactRepository]], ArtifactRepository]
-    """Opens an artifact location: receives its URI, and MLflow's way to open it."""
 
 CHECKED = "3.17.2"
 
@@ -122,63 +116,22 @@ def delete_remote_files(uri: str) -> None:
     get_artifact_repository(uri).delete_artifacts()
 
 
-SERVED = {
-    "database": "_MLFLOW_SERVER_FILE_STORE",
-    "registry": "_MLFLOW_SERVER_REGISTRY_STORE",
-    "artifacts": "_MLFLOW_SERVER_ARTIFACT_DESTINATION",
-    "root": "_MLFLOW_SERVER_ARTIFACT_ROOT",
-    "serve": "_MLFLOW_SERVER_SERVE_ARTIFACTS",
-}
-"""Variables from which MLflow's server app takes its options (3.17.2, `mlflow.server.constants`).
-
-They must be set before `mlflow.server` is imported, so the names cannot be imported from there.
-"""
-
-WEBHOOKS = ("_create_webhook", "_update_webhook", "_test_webhook")
-"""Endpoints by which a client makes the server send requests to an address of its choice."""
-
-
-def configure_server(options: "Mapping[str, str]") -> None:
-    """Set the options of MLflow's server app in this process, without job runner and its check of Host and Origin.
+def server_app(uri: str, artifacts: str, hosts: str) -> "ASGIApp":
+    """Return the app that `mlflow server` runs, over this store, without job runner.
 
     Args:
-        options: a value for each name of `SERVED`, of which `artifacts` may be left out.
+        uri: of the store.
+        artifacts: root URI of the artifacts of new experiments.
+        hosts: the names that MLflow answers to, as its `--allowed-hosts`.
 
-    3.17.2: `mlflow.server._run_server`. Some of them are read when `mlflow.server` is imported.
+    3.17.2: `mlflow.server.handlers.initialize_backend_stores` and `mlflow.server.fastapi_app.app`, which reads the
+    variables when it is imported.
     """
-    os.environ |= {SERVED[name]: value for name, value in options.items()} | {
-        "_MLFLOW_SGI_NAME": "uvicorn", "_MLFLOW_IN_JOB_EXECUTOR": "false",
-        "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_DISABLE_SECURITY_MIDDLEWARE": "true",
-    }  # fmt: skip
-
-
-def server_app() -> "ASGIApp":
-    """Return the app that `mlflow server` runs, after `configure_server` and `guard_server`.
-
-    3.17.2: `mlflow.server.fastapi_app.app`, which takes over the assistant's routes when it is imported.
-    """
+    os.environ |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_ALLOWED_HOSTS": hosts}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # Starlette's WSGI adapter is deprecated
         from mlflow.server.fastapi_app import app
+        from mlflow.server.handlers import initialize_backend_stores
 
+    initialize_backend_stores(uri, uri, artifacts)
     return app
-
-
-def guard_server(open_location: "Open", refuse: "Callable[..., ResponseReturnValue]") -> None:
-    """Open all artifact locations of this process by `open_location`, answer webhooks by `refuse`, drop the assistant.
-
-    3.17.2: `_artifact_repository_registry` of `mlflow.store.artifact.artifact_repository_registry`, which all handlers
-    and stores use; `mlflow.server.assistant.api.assistant_router`; `mlflow.server.app`.
-    """
-    from mlflow.server import app
-    from mlflow.server.assistant.api import assistant_router
-    from mlflow.store.artifact import artifact_repository_registry as repositories
-
-    registry: Any = copy(repositories._artifact_repository_registry)
-    by_mlflow = type(registry).get_artifact_repository
-    registry.get_artifact_repository = lambda artifact_uri, *more, **named: open_location(
-        artifact_uri, lambda: by_mlflow(registry, artifact_uri, *more, **named)
-    )
-    repositories._artifact_repository_registry = registry
-    assistant_router.routes.clear()
-    app.view_functions |= dict.fromkeys(WEBHOOKS, refuse)

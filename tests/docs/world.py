@@ -43,10 +43,9 @@ SUBSTITUTES = [
      "an earlier training would replace newer champions: it gets a home of its own"),
     (r"MLFLOW_BACKEND_STORE_URI=\S+", "MLFLOW_BACKEND_STORE_URI=sqlite:///tracking.db",
      "a PostgreSQL server; tests/e2e/test_e2e_several_machines.py has one"),
-    (r"^(\.venv/bin/)?cpb tracking-server.*$",
-     "begin {port} cpb tracking-server --port {port} --allowed-hosts head.example.com",
+    (r"^mlflow server (.*) --port 5000 (.*)$", "begin {port} mlflow server \\1 --port {port} \\2",
      "it runs until it is stopped"),
-    (r"http://head\.example\.com:5000", "http://127.0.0.1:{port}", "its address here"),
+    (r"http://127\.0\.0\.1:5000", "http://127.0.0.1:{port}", "its address here"),
     (r"--engine ray", "--engine local", "a cluster of several machines; tests/training/test_ray.py has one"),
     (r"--trials 256 --budget 10m", "--trials 4", "ten minutes"),
 ]  # fmt: skip

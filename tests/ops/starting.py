@@ -35,7 +35,7 @@ def environment(folder):
     return kept | {
         "PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config"), "CPB_HOME": str(folder / "data"),
         "PREFECT_HOME": str(folder / "prefect"), "CPB_DEPLOY_STATE": str(folder / "state"),
-        "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder}/tracking.db", "CPB_MARK": str(folder),
+        "CPB_MARK": str(folder),
     }  # fmt: skip
 
 

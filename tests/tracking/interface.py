@@ -10,11 +10,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @contextmanager
-def interface(folder, port, told="where.sign_in", first=""):
-    """Serve the store of a folder; yields the process, and the line that it prints of `where` once it answers."""
-    code = f"import json\n{first}\nfrom flows.ops.ui import serve_ui\n" \
-           f"serve_ui(port={port}, ready=lambda where: print({told}, flush=True))"  # fmt: skip
-    env = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CONFIG_HOME": str(folder / "config")}
+def interface(folder, port, first=""):
+    """Serve the store of `MLFLOW_TRACKING_URI`; yields the process, and the password once it answers."""
+    code = f"{first}\nfrom flows.ops.ui import serve_ui\n" \
+           f"serve_ui(port={port}, ready=lambda where: print(where.password, flush=True))"  # fmt: skip
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(
         [sys.executable, "-c", code], cwd=folder, env=env, stdout=subprocess.PIPE, text=True
     )

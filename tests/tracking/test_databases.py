@@ -315,7 +315,7 @@ def test_the_password_of_the_interfaces_database_is_on_no_command_line(postgres,
     process = subprocess.Popen(
         [sys.executable, str(script)],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": path, "XDG_CONFIG_HOME": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": path},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -330,35 +330,3 @@ def test_the_password_of_the_interfaces_database_is_on_no_command_line(postgres,
         process.terminate()
         process.wait(60)
     assert "hunter2" not in process.stdout.read()
-
-
-OPEN = """
-import sys
-from tasks.tracking.connection import prepare_database
-print("ready", flush=True)
-sys.stdin.readline()
-prepare_database(sys.argv[1])
-"""
-
-
-@pytest.mark.slow
-def test_machines_that_open_an_empty_postgres_at_once_make_one_schema(postgres, tmp_path):  # noqa: F811
-    """MLflow alone fails here: two processes make the same tables."""
-    from mlflow.tracking import MlflowClient
-
-    port, _ = postgres
-    path = os.pathsep.join([str(ROOT), *sys.path])
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", OPEN, uri(port)], env=os.environ | {"PYTHONPATH": path}, text=True, cwd=tmp_path,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )
-        for _ in range(3)
-    ]  # fmt: skip
-    assert [child.stdout.readline() for child in children] == ["ready\n"] * 3
-    for child in children:
-        child.stdin.write("\n")
-        child.stdin.flush()
-    assert [(child.wait(240), child.stderr.read()) for child in children] == [(0, "")] * 3
-    (found,) = [one for one in MlflowClient(uri(port)).search_experiments() if one.name == "cpb"]
-    assert found.artifact_location == "mlflow-artifacts:/cpb"

@@ -6,9 +6,8 @@ import sqlite3
 import threading
 from base64 import b64encode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib import import_module
 from importlib.metadata import version
-from inspect import getsource, isfunction
+from inspect import isfunction
 from pathlib import Path
 
 from engines import close_connections
@@ -116,31 +115,6 @@ def test_a_runs_files_are_deleted_by_mlflows_repository(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_every_location_is_opened_by_the_guard(monkeypatch):
-    from mlflow.server import app
-    from mlflow.store.artifact import artifact_repository_registry as repositories
-
-    own = repositories._artifact_repository_registry
-    monkeypatch.setattr(repositories, "_artifact_repository_registry", own)  # to come back to
-    monkeypatch.setattr(app, "view_functions", dict(app.view_functions))
-    asked = []
-
-    def open_location(uri, by_mlflow):
-        asked.append(uri)
-        return by_mlflow()
-
-    assert set(mlflow_private.WEBHOOKS) <= app.view_functions.keys()
-    for _ in range(2):  # again: the former guard is replaced, not asked as well
-        mlflow_private.guard_server(open_location, lambda: "no")
-    opened = repositories.get_artifact_repository("s3://bucket/x", None, None)
-    assert (asked, opened.artifact_uri) == (["s3://bucket/x"], "s3://bucket/x")
-    assert {app.view_functions[name]() for name in mlflow_private.WEBHOOKS} == {"no"}
-
-
-ALLOWED = {"mlflow.store.artifact.artifact_repo.ArtifactRepository"}
-"""The interface of MLflow's artifact plugins, which its source marks as stable for developers."""
-
-
 def private_names(source):
     """Return what a file imports from MLflow's inner packages, and its uses of a client's underscored attributes."""
     found = set()
@@ -159,24 +133,18 @@ def private_names(source):
     return found
 
 
-def test_private_names_stand_in_one_module_of_at_most_120_lines():
+def test_private_names_stand_in_one_module_of_at_most_100_lines():
     root = Path(mlflow_private.__file__).parents[2]
     files = [file for package in PRODUCT for file in (root / package).rglob("*.py")]
     users = {file.name: found for file in files if (found := private_names(file.read_text()))}
     own = users.pop("mlflow_private.py")
-    assert users == {"artifact_guard.py": ALLOWED}
+    assert users == {}
     assert "mlflow.store.db.utils" in own
-    assert "developer_stable" in getsource(import_module("mlflow.store.artifact.artifact_repo"))
-    assert module("", Path(mlflow_private.__file__).read_text()).lines <= 120
+    assert module("", Path(mlflow_private.__file__).read_text()).lines <= 100
 
 
-def test_every_function_of_that_module_is_called_above_or_in_the_guards_test():
-    tests = Path(__file__).read_text() + Path(__file__).with_name("test_artifact_guard.py").read_text()
+def test_every_function_of_that_module_is_called_above_or_by_the_interfaces_test():
     own = (one for one in vars(mlflow_private).values() if isfunction(one))
     functions = {one.__name__ for one in own if one.__module__ == mlflow_private.__name__}
-    called = {name for name in functions if f"mlflow_private.{name}(" in tests}
-    assert functions - called == {
-        "_is_below",
-        "configure_server",
-        "server_app",
-    }  # by `move_artifacts`, and by `served_app`, the app that test_artifact_guard.py asks
+    called = {name for name in functions if f"mlflow_private.{name}(" in Path(__file__).read_text()}
+    assert functions - called == {"_is_below", "server_app"}  # by `move_artifacts`, and by `serve_ui`

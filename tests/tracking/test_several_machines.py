@@ -60,7 +60,7 @@ def test_a_folder_of_one_machine_is_no_place_for_artifacts_of_several(uri, tmp_p
     with pytest.raises(CpbError) as caught:
         check_place(store_at(uri, location=folder.as_uri()))
     assert caught.value.code == "artifacts"
-    assert "cpb tracking-server" in str(caught.value)
+    assert "docs/scale.md" in str(caught.value)
     assert "hunter2" not in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -10,7 +10,6 @@ import pytest
 from interface import interface
 from ports import free_port
 
-from flows.ops import ui
 from flows.ops.serving import check_port
 from flows.ops.ui import runs_page, serve_ui
 from schemas.errors import CpbError
@@ -52,9 +51,12 @@ def command_lines(pid):
     return [Path(f"/proc/{p.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for p in found]
 
 
-def ask(url, auth=""):
-    headers = {"Authorization": f"Basic {base64.b64encode(auth.encode()).decode()}"} if auth else {}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+def ask(url, password="", data=None):
+    """Ask as the user cpb."""
+    basic = base64.b64encode(f"cpb:{password}".encode()).decode()
+    headers = {"Authorization": f"Basic {basic}", "Content-Type": "application/json"} if password else {}
+    request = urllib.request.Request(url, data, headers)
+    with urllib.request.urlopen(request, timeout=30) as answer:
         return answer.status, answer.read()
 
 
@@ -62,27 +64,27 @@ def ask(url, auth=""):
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_interface_serves_and_stops_cleanly(store, tmp_path, stop):
     port = free_port()
+    run = store.client.create_run(store.experiment_id)
+    (tmp_path / "forecast.png").write_bytes(b"a picture")
+    store.client.log_artifact(run.info.run_id, str(tmp_path / "forecast.png"))
     ignored = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"  # as a shell's background command
-    with interface(tmp_path, port, "where.url", ignored) as (process, url):
+    with interface(tmp_path, port, ignored) as (process, password):
+        url = f"http://127.0.0.1:{port}"
         with pytest.raises(urllib.error.HTTPError, match="401"):
             ask(url)
-        password_file = tmp_path / f"config/cpb/ui-auth-{port}"
-        password = password_file.read_text().strip()
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask(url, "guess")
         assert b"MLflow" in ask(url, password)[1]
-        lines = command_lines(process.pid)
-        assert len(lines) == 1  # it is the server itself
-        assert not [line for line in lines if "sqlite" in line]  # nor, hence, a database's password
+        (line,) = command_lines(process.pid)  # it is the server itself
+        assert "sqlite" not in line  # nor, hence, a database's password
+        assert password not in line
         experiment = f"{url}/api/2.0/mlflow/experiments/get-by-name?experiment_name=cpb"
         assert ask(experiment, password)[0] == 200  # it is this store all the same
+        picture = f"{url}/get-artifact?run_id={run.info.run_id}&path=forecast.png"
+        assert ask(picture, password)[1] == b"a picture"
+        made = ask(f"{url}/api/2.0/mlflow/runs/create", password, b'{"experiment_id": "1"}')[1]
+        assert store.artifacts.encode() in made
         process.send_signal(stop)
         assert process.wait(60) == 0
-    assert not password_file.exists()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", port), timeout=5)
-
-
-def test_a_new_password_is_made_for_each_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    first, second = (ui.password_file(5000).renew() for _ in range(2))
-    assert first != second
-    assert ui.password_file(5000).path.stat().st_mode & 0o777 == 0o600
