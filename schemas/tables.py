@@ -4,6 +4,7 @@ The series of a table is given by its columns `symbol` and `timeframe`, otherwis
 timeframe is the interval between candles. `cpbmodels.data.candles` reads the candles, as it does for the library.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -25,8 +26,10 @@ SYMBOL_NAMES, TIMEFRAME_NAMES = ("symbol", "pair"), ("timeframe", "interval")
 """Columns that may name the series of a row; the first existing column is used."""
 
 _NAMED = re.compile(rf"(?P<symbol>.+?)[-_ ](?P<timeframe>{'|'.join(INTERVAL_SECONDS)})")
-_TRADINGVIEW = re.compile(r"[A-Z0-9]+_(?P<symbol>[A-Z0-9.]+), .+")
+_TRADINGVIEW = re.compile(r"[A-Z0-9]+_(?P<symbol>[A-Z0-9.]+), (?P<length>\d*[A-Z]?)\b.*")
 """`BINANCE_BTCUSDT, 60`: the name of TradingView's exports."""
+_LENGTHS = {str(seconds // 60): name for name, seconds in INTERVAL_SECONDS.items() if seconds >= 60}
+_LENGTHS |= {"D": "1d", "1D": "1d", "3D": "3d", "W": "1w", "1W": "1w"}
 _HELP = "as in BTCUSDT-1h.csv, add a column symbol, or name the coin of a single file with --coins"
 
 
@@ -35,7 +38,7 @@ def is_table(source: str | None) -> bool:
     if not source or "://" in source:
         return False
     path = Path(source)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
         return not (path / "data").is_dir() and bool(_files(path))
     return path.name.lower().endswith(SUFFIXES)
 
@@ -49,10 +52,10 @@ def tables_of(source: str, coins: str = "all") -> "Tables":
         UsageError: a file does not exist, cannot be read, or names no series; says what to do.
     """
     path = Path(source)
-    files = _files(path) if path.is_dir() else [path]
+    files = _files(path) if os.path.isdir(path) else [path]  # noqa: PTH112
     try:
         versions = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-        asked = "" if coins.lower() in ("all", "champions") or "," in coins else symbol_of(coins)
+        asked = "" if coins.strip().lower() in ("", "all", "champions") or "," in coins else _clean(coins)
         return _opened(path, versions, asked)
     except OSError as error:
         raise _wrong(path, f"cannot be read ({error.strerror}); check its name") from error
@@ -117,7 +120,7 @@ class Tables:
             return ",".join(self.symbols)
         names = [part for part in text.split(",") if part.strip()]
         held = set(self.symbols)
-        found = [next((n for n in (_clean(one), symbol_of(one)) if n in held), "") for one in names]
+        found = [next((n for n in _meant(_clean(one)) if n in held), "") for one in names]
         missing = [name.strip() for name, symbol in zip(names, found, strict=True) if not symbol]
         if missing or not names:
             raise UsageError(
@@ -145,13 +148,19 @@ def _opened(path: Path, versions: tuple[tuple[Path, int, int], ...], symbol: str
 def _tables_in(file: Path, asked: str) -> list[Table]:
     """Return the tables of a file; the series is taken from the columns, missing parts from the file name.
 
-    asked: the symbol that the command asks for, of a file whose name has none or contains it; "" without one.
+    asked: the coin that the command asks for, of a file whose name has no symbol or it as a word; "" without one.
     """
     from cpbmodels.data.candles import read_file
 
     symbol, timeframe = _told_by_name(file)
-    if asked and (not symbol or asked in _clean(symbol)):
-        symbol = asked
+    meant = _meant(asked) if asked else ()
+    word = "|".join(
+        "[-/_ ]?".join(name) for name in meant
+    )  # BTCUSDT is one of Bitstamp_BTC_USDT, not of WBTCUSDT
+    if meant and _clean(symbol) not in meant and (
+        not SYMBOL.fullmatch(_clean(symbol)) or re.search(rf"(?<![A-Z0-9])({word})(?![A-Z])", _stem(file).upper())
+    ):  # fmt: skip
+        symbol = meant[-1]
     try:
         rows, notes = read_file(file)
     except ModelError as error:
@@ -163,6 +172,8 @@ def _tables_in(file: Path, asked: str) -> list[Table]:
         return [Table(file, str(file), _symbol(symbol, file), timeframe, rows, notes)]
     if empty := [name for name in columns if rows[name].null_count()]:
         raise _wrong(file, f"has rows without a {empty[0]}: fill it in or remove them")
+    if rows.is_empty():
+        raise _wrong(file, "holds no candle: there is nothing below its header")
     parts = rows.partition_by(columns, as_dict=True, maintain_order=True)
     tables = [
         _part(file, dict(zip(columns, key, strict=True)), (symbol, timeframe), part, notes)
@@ -176,7 +187,7 @@ def _told_by_name(file: Path) -> tuple[str, str | None]:
     """Return symbol and timeframe from a file's name; `candles` gives no symbol, as it is not upper case."""
     stem = _stem(file)
     if exported := _TRADINGVIEW.fullmatch(stem):
-        return exported["symbol"], None
+        return exported["symbol"], _LENGTHS.get(exported["length"])
     named = _NAMED.fullmatch(stem)
     if named:
         return named["symbol"], named["timeframe"]
@@ -223,6 +234,11 @@ def _symbol(text: str, file: Path) -> str:
             file, f"calls its symbol {text!r}: use letters and digits, as in BTCUSDT or BTC/USDT; {_HELP}"
         )
     return symbol
+
+
+def _meant(coin: str) -> tuple[str, str]:
+    """Return the symbols that a coin may mean: itself, and its pair."""
+    return coin, symbol_of(coin)
 
 
 def _clean(text: str) -> str:

@@ -12,6 +12,7 @@ import gzip
 import io
 import re
 import warnings
+import zlib
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +25,9 @@ from cpbmodels.data.prices import PRICES, check_prices
 from cpbmodels.errors import ModelError
 
 TIME_NAMES = ("open_time", "timestamp", "unix", "ts", "t", "datetime", "date", "time")
-"""Columns that may hold the open times: the first that exists, else a time index."""
+"""Columns that may hold the open times: the first that needs no zone, else the first; without one a time index."""
 
+_SHORT = {"o": "open", "h": "high", "l": "low", "c": "close", "v": "volume"}
 _READ = {*TIME_NAMES, *PRICES, "volume"}
 _BINANCE = (
     "open_time", "open", "high", "low", "close", "volume", "close_time", "quote_volume", "count", "taker_buy_volume",
@@ -72,8 +74,8 @@ def read_file(path: Path) -> tuple[pl.DataFrame, list[str]]:
         if path.suffix.lower() == ".gz":
             content = gzip.decompress(content)
         wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")  # as MetaTrader writes
-        return _read_text(content.decode("utf-16" if wide else "utf-8-sig"), str(path))
-    except (pl.exceptions.PolarsError, UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
+        return _read_text(content.decode("utf-16" if wide else "utf-8-sig", "replace"), str(path))
+    except (pl.exceptions.PolarsError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         reason = str(error).strip().splitlines()[0][:120]
         raise ModelError(
             f"{path} cannot be read ({reason}); save it again as CSV with a header line."
@@ -108,7 +110,7 @@ def _header(lines: list[str], label: str) -> tuple[int, str]:
                 return place, separator
     separator = max(_SEPARATORS, key=lines[0].count)
     cells = lines[0].split(separator)
-    if _is_number(cells[0]) and len(cells) != len(_BINANCE):
+    if len(cells) < 2 or (any(map(_is_number, cells)) and len(cells) != len(_BINANCE)):
         raise ModelError(
             f"{label}: there is no header line: begin it with open_time,open,high,low,close,volume or what it has."
         )
@@ -121,7 +123,8 @@ def _is_number(text: str) -> bool:
 
 def _name(column: str) -> str:
     """`<OPEN>`, `"Open"`, `Open Time` -> `open`, `open`, `open_time`."""
-    return column.strip(" <>\"'").lower().replace(" ", "_")
+    name = column.strip(" <>\"'").lower().replace(" ", "_")
+    return _SHORT.get(name, name)
 
 
 def read_candles(
@@ -145,13 +148,13 @@ def read_candles(
     if isinstance(frame, str | Path):
         frame, notes = read_file(Path(frame))
         naive_is_utc = True
-    table = _table(frame, label)
+    table, listed = _table(frame, label)
     whole = table.filter(~pl.all_horizontal(pl.all().is_null())) if table.width else table
     if blank := table.height - whole.height:
         notes.append(f"has {blank} blank row{'s' * (blank > 1)}, left out")
     if not whole.height and table.width:
         raise ModelError(f"{label}: there is no candle in it.")
-    times = _open_times(whole, label, naive_is_utc)
+    times = _open_times(whole, listed, label, naive_is_utc)
     if len(times) > 1 and (np.diff(times) < 0).all():
         whole, times = whole.reverse(), times[::-1]
         notes.append("has its newest candle first and is read the other way round")
@@ -177,10 +180,11 @@ def read_candles(
     return Candles(candles.head(closed), timeframe, whole.head(closed), notes)
 
 
-def _table(frame: Any, label: str) -> pl.DataFrame:
-    """The columns, their names in small letters; of pandas those that are read, and the index as a time column."""
+def _table(frame: Any, label: str) -> tuple[pl.DataFrame, list[str]]:
+    """The columns, their names in small letters, of pandas those that are read and the index as a time; all names."""
     package = type(frame).__module__.partition(".")[0]
     if package == "pandas" and hasattr(frame, "columns"):
+        listed = [str(name) for name in frame.columns]
         frame = _pandas(frame, label)
     elif isinstance(frame, pl.LazyFrame):
         frame = frame.collect()
@@ -199,7 +203,7 @@ def _table(frame: Any, label: str) -> pl.DataFrame:
         table = table.rename(
             dict.fromkeys([c for c in table.columns if c.startswith("volume_")][:1], "volume")
         )
-    return _one_header(table, label)
+    return _one_header(table, label), listed if package == "pandas" else frame.columns
 
 
 def _one_header(table: pl.DataFrame, label: str) -> pl.DataFrame:
@@ -207,7 +211,9 @@ def _one_header(table: pl.DataFrame, label: str) -> pl.DataFrame:
     if not table.columns or table.columns[0] != "price" or table["price"].dtype != pl.String:
         return table
     heads = table.head(2).filter(pl.col("price").str.to_lowercase().is_in(["ticker", "date", "datetime"]))
-    if "close" in table.columns and any(name.startswith("close_duplicated") for name in table.columns):
+    if "close" in table.columns and any(
+        re.match(r"close(_duplicated_|\.)\d", name) for name in table.columns
+    ):
         raise _several_tickers(label)
     return table.slice(heads.height).rename({"price": "datetime"})
 
@@ -234,7 +240,7 @@ def _pandas(frame: Any, label: str) -> pl.DataFrame:
     read = {
         name: column
         for name, column in reversed(columns.items())
-        if _name(name) in _READ or _name(name).startswith("volume_") or name.lower() == "price"
+        if _name(name) in _READ or re.match(r"volume_|price$|close\.\d", _name(name))
     }
     return pl.DataFrame([_from_pandas(column).alias(name) for name, column in read.items()])
 
@@ -252,21 +258,28 @@ def _from_pandas(column: Any) -> pl.Series:
     return pl.Series(values, nan_to_null=True)
 
 
-def _open_times(table: pl.DataFrame, label: str, naive_is_utc: bool) -> np.ndarray:
-    """The open times in microseconds since 1970 UTC, int64."""
-    name = next((name for name in TIME_NAMES if name in table.columns), None)
-    if name is None:
+def _open_times(table: pl.DataFrame, listed: list[str], label: str, naive_is_utc: bool) -> np.ndarray:
+    """The open times in microseconds since 1970 UTC, int64; `listed`: all columns, for the message."""
+    columns = {name: table[name] for name in TIME_NAMES if name in table.columns}
+    if not columns:
+        unsplit = len(listed) == 1 and re.search(r"[;\t|]", listed[0])
         raise ModelError(
             f"{label}: there is no time: give a column {', '.join(TIME_NAMES)}, or a time index (columns: "
-            f"{', '.join(table.columns) or 'none'})."
+            f"{', '.join(listed) or 'none'}){': read it with its separator and decimal comma' * bool(unsplit)}."
         )
-    column = table[name]
+    if "date" in columns and "time" in columns:
+        day, clock = (columns[name].cast(pl.String) for name in ("date", "time"))
+        if clock.str.contains(r"^\s*\d\d?:").all() and not day.str.contains(":").any():
+            columns = {"date": day.str.replace(r"^(\d{4})(\d\d)(\d\d)$", "$1-$2-$3") + " " + clock}
+    clear = [n for n, c in columns.items() if c.dtype.is_numeric() or getattr(c.dtype, "time_zone", None)]
+    name = next(iter(clear or columns))
+    column = columns[name]
     if column.null_count():
         raise ModelError(f"{label}: {name} is missing in {column.null_count()} rows: remove them.")
     if column.dtype == pl.String:
-        numeric = column.cast(pl.Int64, strict=False)
-        if name == "date" and "time" in table.columns and not column.str.contains(":").any():
-            column = column + " " + table["time"].cast(pl.String)
+        numeric = column.str.strip_chars().cast(pl.Int64, strict=False)
+        if 0 < numeric.null_count() < len(column):  # counts, and a line of words below them
+            raise _no_time(column, numeric.is_null(), name, label)
         column = _from_text(column, name, label) if numeric.null_count() else numeric
     if column.dtype == pl.Date:
         column = column.cast(pl.Datetime("us"))
@@ -308,12 +321,16 @@ def _from_text(column: pl.Series, name: str, label: str) -> pl.Series:
     times, zones = found["time"], found["zone"]
     wrong = times.is_null() | (zones.is_null() != zones.is_null()[0])
     if wrong.any():
-        row = int(wrong.arg_max() or 0)
-        raise ModelError(
-            f"{label}: {name} {column[row]!r} in row {row} is not a time{' like those before' * (row > 0)}: write "
-            "2024-01-31T12:00:00Z, or seconds, milliseconds, microseconds or nanoseconds since 1970."
-        )
+        raise _no_time(column, wrong, name, label)
     return times if zones.is_null()[0] else times.dt.replace_time_zone("UTC")
+
+
+def _no_time(column: pl.Series, wrong: pl.Series, name: str, label: str) -> ModelError:
+    row = int(wrong.arg_max() or 0)
+    return ModelError(
+        f"{label}: {name} {column[row]!r} in row {row} is not a time{' like those before' * (row > 0)}: write "
+        "2024-01-31T12:00:00Z, or seconds, milliseconds, microseconds or nanoseconds since 1970."
+    )
 
 
 def _epoch(values: np.ndarray, name: str, label: str) -> np.ndarray:
@@ -353,14 +370,16 @@ def _numbers(table: pl.DataFrame, name: str, label: str) -> np.ndarray:
         )
     column = table[name]
     if column.dtype == pl.String:
-        column = column.str.replace(r"^(-?\d+),(\d+)$", "$1.$2")
+        column = column.str.strip_chars().str.replace(r"^(-?\d+),(\d+)$", "$1.$2")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             values = column.cast(pl.Float64)
     except (pl.exceptions.PolarsError, Warning):
+        wrong = column.filter(column.is_not_null() & column.cast(pl.Float64, strict=False).is_null())
         raise ModelError(
-            f"{label}: {name} is of the type {column.dtype} and not all of its values are numbers: convert it."
+            f"{label}: {name} is of the type {column.dtype} and not all of its values are numbers (such as "
+            f"{wrong.first()!r}): convert it."
         ) from None
     return values.fill_null(float("nan")).to_numpy()
 
@@ -384,6 +403,7 @@ def _timeframe(times: np.ndarray, timeframe: str | None, label: str) -> str:
         raise ModelError(
             f"{label}: timeframe {timeframe!r} is unknown: choose {', '.join(INTERVAL_SECONDS)}."
         )
+    length = timedelta(seconds=INTERVAL_SECONDS[timeframe])
     first = _FIRST_MONDAY if timeframe == "1w" else 0
     wrong = np.flatnonzero((times - first) % (INTERVAL_SECONDS[timeframe] * 1_000_000))
     if len(wrong):
@@ -391,6 +411,12 @@ def _timeframe(times: np.ndarray, timeframe: str | None, label: str) -> str:
         raise ModelError(
             f"{label}: the candle of {_text(times[row])} in row {row} does not lie on the UTC grid of {timeframe} "
             "candles: remove it, give the right timeframe, or check that the times are those at which candles open."
+        )
+    shortest = timedelta(microseconds=int(steps.min(initial=2**60)))
+    if len(steps) >= 20 and shortest > length:  # fewer candles may all lie beside gaps
+        raise ModelError(
+            f"{label}: its candles are {shortest} and more apart, so they are not those of {timeframe}: give the right "
+            "timeframe."
         )
     return timeframe
 

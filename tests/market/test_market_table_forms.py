@@ -3,6 +3,7 @@
 import gzip
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pytest
 from test_market_tables import OWN, hours
@@ -60,6 +61,14 @@ FORMS = {
         ["<DATE>\t<TIME>\t<OPEN>\t<HIGH>\t<LOW>\t<CLOSE>\t<VOLUME>", *lines("%Y.%m.%d\t%H:%M:%S", "\t")],
     ),
     "blank last lines": ("BTCUSDT-1h.csv", [f"open_time,{HEAD}", *lines(unit="ms"), "", ",,,,,", ""]),
+    "MetaTrader, days without separators": (
+        "BTCUSDT-1h.csv", ["date,time,open,high,low,close,volume", *lines("%Y%m%d,%H:%M")]
+    ),
+    "short names": ("BTCUSDT-1h.csv", ["t,o,h,l,c,v", *lines(unit="ms")]),
+    "spaces behind semicolons": (
+        "BTCUSDT-1h.csv", [f"date; {HEAD}".replace(",", "; "), *lines(separator="; ", decimal=",")]
+    ),
+    "a name that is no symbol": ("EXPORT, 2025.csv", [f"time,{HEAD}", *lines(unit="s")]),
     "nanoseconds": ("BTCUSDT-1h.csv", [f"t|{HEAD}".replace(",", "|"), *lines(unit="ns", separator="|")]),
     "Binance's own": ("BTCUSDT-1h.csv", [f"{row},1,2,3,1,2,0" for row in lines(unit="ms")]),
 }  # fmt: skip
@@ -104,10 +113,13 @@ def test_encodings(tmp_path, encoding):
         ([], "no line in it"),
         ([f"time,{HEAD}"], "no candle in it"),
         ([f"{row}" for row in lines(unit="s")], "no header line"),
-        (["a;b", "1;2"], "there is no time"),
+        (["a;b", "x;y"], "there is no time"),
         ([f"time,{HEAD}", *lines("%d.%m.%Y %H:%M")], "'30.01.2024 00:00' in row 0 is not a time"),
         ([f"time,{HEAD}", *lines()[:3], "soon,1,1,1,1,1"], "'soon' in row 3 is not a time like those before"),
         ([f"time,{HEAD}", "17,1,1,1,1,1"], "not a time since 1970"),
+        ([f"time,{HEAD}", *lines(unit="s")[:3], "Source: example.com"], "'Source: example.com' in row 3 is not a time"),
+        (lines("%Y-%m-%d %H:%M"), "no header line"),
+        (["<html>", "<h1>404</h1>"], "no header line"),
         (["Price,Close,Close,High,High,Low,Low,Open,Open", "Ticker,A,B,A,B,A,B,A,B", "Date,,,,,,,,",
           "2024-01-30,1,1,1,1,1,1,1,1"], "several tickers"),
     ],
@@ -135,3 +147,58 @@ def test_what_the_command_says_must_fit_the_file(tmp_path):
     other = written(tmp_path, "ETHUSDT-1h.csv", [f"time,{HEAD}", *lines(unit="s")])
     with pytest.raises(UsageError, match="holds ETHUSDT and no BTC"):
         IngestSpec(source=str(other), coins="BTC")
+
+
+@pytest.mark.parametrize(("name", "coins"), [("BTCUSDT-1h.csv", "BTCUSD"), ("WETHUSDT-1h.csv", "ETH")])
+def test_a_coin_whose_letters_are_in_the_name_is_not_that_of_the_file(tmp_path, name, coins):
+    path = written(tmp_path, name, [f"time,{HEAD}", *lines(unit="s")])
+    with pytest.raises(UsageError, match=f"and no {coins}"):
+        IngestSpec(source=str(path), coins=coins)
+
+
+@pytest.mark.parametrize(
+    ("name", "coins", "symbol"),
+    [("prices.csv", "BTC-USD", "BTCUSD"), ("Bitstamp_BTC_USDT_1h.csv", "BTC", "BTCUSDT"), ("BTC-1h.csv", "BTC", "BTC"),
+     ("BTCUSDT60.csv", "BTCUSDT", "BTCUSDT")],
+)  # fmt: skip
+def test_the_symbol_of_one_file(tmp_path, name, coins, symbol):
+    path = written(tmp_path, name, [f"time,{HEAD}", *lines(unit="s")])
+    assert IngestSpec(source=str(path), coins=coins).coins == symbol
+
+
+@pytest.mark.parametrize("name", ["BTCUSDT-15m.csv", "BINANCE_BTCUSDT, 15.csv"])
+def test_a_timeframe_that_contradicts_the_times_is_refused(tmp_path, name):
+    path = written(tmp_path, name, [f"time,{HEAD}", *lines(unit="s")])
+    spec = IngestSpec(source=str(path), timeframes="15m")
+    with pytest.raises(UsageError, match=r"1:00:00 and more apart, so they are not those of 15m"):
+        ingest(spec.scope.model_copy(update={"home": tmp_path / "home"}))
+    with pytest.raises(ModelError, match="not those of 15m"):
+        Series.from_frame(path, timeframe="15m")
+
+
+def test_files_that_are_damaged_or_hold_nothing(tmp_path):
+    packed = bytearray(gzip.compress("\n".join(lines()).encode()))
+    packed[40:60] = b"\xff" * 20
+    for name, content, words in (
+        ("BTCUSDT-1h.csv.gz", bytes(packed), "cannot be read"),
+        ("table.csv", f"symbol,time,{HEAD}\n".encode(), "holds no candle"),
+        ("BTCUSDT-1h.csv", "© Börse\n".encode("latin-1") + b"\xff\x00", "no header line"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UsageError, match=words):
+            ingest(IngestSpec(source=str(tmp_path / name)).scope.model_copy(update={"home": tmp_path / "h"}))
+    with pytest.raises(UsageError, match="too long"):
+        IngestSpec(source=str(tmp_path / f"{'x' * 300}-1h.csv"))
+
+
+def test_tables_that_pandas_read_without_their_form(tmp_path):
+    """The separator is named, all columns are listed, and a second ticker is never passed over."""
+    path = written(tmp_path, "x.csv", ["date;open;high;low;close", "soon;1,5;1,5;1,5;1,5"])
+    with pytest.raises(ModelError, match=r"columns: date;open;high;low;close\): read it with its separator"):
+        Series.from_frame(pd.read_csv(path, sep="#"))
+    rows = ["Price,Close,Close,High,High,Low,Low,Open,Open", "Ticker" + ",A,B" * 4, "Datetime" + "," * 8]
+    written(tmp_path, "x.csv", [*rows, "2024-01-30 00:00:00+00:00" + ",1" * 8])
+    with pytest.raises(ModelError, match="several tickers"):
+        Series.from_frame(pd.read_csv(path))
+    frame = hours().with_columns(date=pl.lit("2024-01-30"), unix=pl.col("open_time").dt.epoch("s"))
+    assert len(Series.from_frame(frame.drop("open_time"))) == 100
