@@ -41,9 +41,11 @@ def test_a_training_whose_server_dies_says_that_it_waits_and_then_why_it_ends(st
         training = start(
             "train-all", "--source", "sim", "--coins", "BTC", "--timeframes", "1h", "--preset", "smoke", "--since",
             "2025-01", "--as-of", "2025-04-01", "--architectures", "gru", "--device", "cpu", "--json",
-            "--max-epochs", epochs, "--set", f"patience={epochs}", CPB_HOME=str(tmp_path / "data"), **place,
+            "--set", f"max_epochs={epochs}", "--set", f"patience={epochs}", CPB_HOME=str(tmp_path / "data"), **place,
         )  # fmt: skip
-        wait_until(lambda: list((tmp_path / "data").glob("sim/fleets/*/checkpoints/*/*")), 200)
+        trains = (tmp_path / "data").glob
+        wait_until(lambda: training.poll() is not None or list(trains("sim/fleets/*/checkpoints/*/*")), 200)
+        assert training.poll() is None, training.communicate()
         kill()
     out, said = training.communicate(timeout=300)
     told = json.loads(out)
