@@ -19,7 +19,7 @@ from typing import Any, Literal
 from flows.console import say as say_to_people
 from flows.runner import Runner, series_records
 from flows.summary import Say, Summary
-from schemas.errors import CpbError, count
+from schemas.errors import CpbError, MemberError, count
 from schemas.handover import FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.presets import profile_sizes
 from schemas.run import RunSpec
@@ -169,7 +169,8 @@ def _run(
         last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
         say(f"{record.series} has stopped trading (last candle {last:%Y-%m-%d}) and is left out")
     if not planned.fleets:
-        raise CpbError(
+        frozen = all(failure.code == "frozen" for failure in summary.failures)  # nothing failed: exit 3
+        raise (MemberError if summary.failures and frozen else CpbError)(
             f"no series can be trained ({summary.reasons}); check coins, since, as_of and source",
             code="no-series",
         )

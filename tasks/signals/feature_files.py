@@ -124,7 +124,7 @@ def with_bounds(series: Series, name: SeriesId | str, bounds: SplitBounds) -> Se
     spans = {split: _rows(series.times, *span) for split, span in bounds.items()}
     check_enough(name, {split: b - a for split, (a, b) in spans.items()}, len(series.prices), bounds)
     bounded = replace(series, spans=spans)
-    check_windows(bounded, bounds)
+    check_windows(bounded, name, bounds)
     return bounded
 
 

@@ -158,18 +158,18 @@ def _min_rows(policy: SplitPolicy) -> int:
         rows += 1
 
 
-def check_windows(series: Series, bounds: SplitBounds) -> None:
+def check_windows(series: Series, name: SeriesId | str, bounds: SplitBounds) -> None:
     """Raise `MemberError` unless the price moves in each span after an origin: a complete row before a horizon."""
-    for name, (start, end) in bounds.items():
-        origins, span = series.origins(name, 1, HORIZON), f"{name} span {start:%Y-%m-%d} to {end:%Y-%m-%d}"
+    for split, (start, end) in bounds.items():
+        origins, span = series.origins(split, 1, HORIZON), f"{split} span {start:%Y-%m-%d} to {end:%Y-%m-%d}"
         if series.is_frozen(origins):
             raise MemberError(
-                f"{series.symbol} {bounds.timeframe}: its price never moves in the {span}, so nothing can be learnt or "
+                f"{name}: its price never moves in the {span}, so nothing can be learnt or "
                 "judged: leave the coin out", code="frozen",
             )  # fmt: skip
         if not len(origins):
             raise MemberError(
-                f"{series.symbol} {bounds.timeframe}: no origin in the {span}; features are complete {FEATURE_WARMUP} "
+                f"{name}: no origin in the {span}; features are complete {FEATURE_WARMUP} "
                 f"candles after a listing, hole or leap of the price level and a target needs {HORIZON} more: choose "
                 "an earlier since or leave the coin out"
             )
