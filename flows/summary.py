@@ -41,7 +41,7 @@ class Summary:
     @property
     def reasons(self) -> str:
         """The first three failures, for the error of a run that cannot continue."""
-        return "; ".join(f"{failure.subject}: {failure.reason}" for failure in self.failures[:3])
+        return "; ".join(f"{failure.subject}: {plain_reason(failure)}" for failure in self.failures[:3])
 
     def add(self, failures: Iterable[Failure], say: Say) -> None:
         """Add failures and print each."""
