@@ -11,7 +11,7 @@ from flows.summary import Say
 from flows.training import Earlier, mirror_to_wandb, run_training
 from schemas.errors import CpbError
 from schemas.handover import Judgement, ShardResult
-from schemas.identity import SIM
+from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish
 from tasks.training.files import LATEST, Checkpoint, member_folder
@@ -69,10 +69,10 @@ def _cost(result: dict[str, Any]) -> str:
 
 def _next_command(result: dict[str, Any]) -> str:
     """Return the command with which the same model competes for its series and forecasts."""
-    source = " --source sim" if result["market"] == SIM else ""
+    series = SeriesId(result["market"], result["symbol"], result["timeframe"])
     return (
-        f"cpb train-all --coins {result['symbol']} --timeframes {result['timeframe']} --architectures "
-        f"{result['architecture']}{source}   (promotes it if the gate allows it, and forecasts)"
+        f"cpb train-all {series.options} --architectures {result['architecture']}   (promotes it if the gate allows "
+        "it, and forecasts)"
     )
 
 

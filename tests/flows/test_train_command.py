@@ -145,7 +145,7 @@ def test_people_read_the_verdict_the_losses_and_the_next_command(trained, monkey
         "  cost   10 windows/s on cpu, peak memory 5 MB",
         f"  model  {folder}",
         "  run    r1 (`cpb ui` shows it)",
-        "  next   cpb train-all --coins BTCUSDT --timeframes 1h --architectures gru --source sim   "
+        "  next   cpb train-all --coins BTCUSDT --timeframes 1h --source sim --architectures gru   "
         "(promotes it if the gate allows it, and forecasts)",
     ]
 
