@@ -73,7 +73,7 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
     if not issued.series:  # each reason names its own remedy
         raise CpbError(f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}", code="no-forecast")
-    for line in map(problem_line, problems):
+    for line in dict.fromkeys(map(problem_line, problems)):  # two steps may meet the same damage
         say(line)
     drifted = [alarm for alarm in watched.alarms if alarm.state == "drifted"]
     for alarm in drifted:

@@ -71,8 +71,8 @@ def _next_command(result: dict[str, Any]) -> str:
     """Return the command with which the same model competes for its series and forecasts."""
     series = SeriesId(result["market"], result["symbol"], result["timeframe"])
     return (
-        f"cpb train-all {series.options} --architectures {result['architecture']}   (promotes it if the gate allows "
-        "it, and forecasts)"
+        f"cpb train-all {series.options} --architectures {result['architecture']}   (trains the preset's model, "
+        "lets the gate decide, and forecasts)"
     )
 
 

@@ -162,9 +162,9 @@ def read_candles(
     numbers = {name: _numbers(whole, name, label) for name in PRICES}
     if "volume" in whole.columns:
         numbers["volume"] = _numbers(whole, "volume", label)
-        if (numbers["volume"] < 0).any() or not np.isfinite(numbers["volume"]).all():
+        if (wrong := ~(np.isfinite(numbers["volume"]) & (numbers["volume"] >= 0))).any():
             raise ModelError(
-                f"{label}: a volume is negative or missing: repair it, or leave the column out if the model needs none."
+                f"{label}: the volume in row {wrong.argmax()} is negative or missing: repair it, or drop the column."
             )
     check_prices(np.column_stack([numbers[name] for name in PRICES]), label)
     timeframe = _timeframe(times, timeframe, label)

@@ -85,10 +85,10 @@ def draw_closes(quantiles: np.ndarray, factors: np.ndarray, n: int, seed: int) -
         factors: float64 [R, S], as `coin_factors` returns them.
 
     Raises:
-        ModelError: n is out of range.
+        ModelError: n or seed is out of range.
     """
-    if not isinstance(n, int) or not 1 <= n <= MAX_PATHS:
-        raise ModelError(f"n is {n!r}: give a number of paths from 1 to {MAX_PATHS:,}.")
+    if type(n) is not int or not 1 <= n <= MAX_PATHS or type(seed) is not int or seed < 0:
+        raise ModelError(f"n is {n!r}, seed {seed!r}: give 1 to {MAX_PATHS:,} paths and a seed from 0 on.")
     horizon = quantiles.shape[1]
     moves = np.random.default_rng(seed).standard_normal((n, horizon, len(factors))) @ factors
     scores = moves.cumsum(axis=1) / np.sqrt(np.arange(1, horizon + 1))[:, None]  # [n, H, S], each N(0, 1)

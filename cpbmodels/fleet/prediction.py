@@ -356,8 +356,8 @@ def paths(forecasts: Sequence[Forecast], n: int = 1000, seed: int = 0) -> Paths:
         ModelError: a classifier's forecast; forecasts with different timeframes, horizons or times of issue; or several
             coins without times, with too few common candles, or with a price that never moves.
     """
-    if not forecasts:
-        raise ModelError("There are no forecasts to draw paths from.")
+    if not isinstance(forecasts, Sequence) or {type(f) for f in forecasts} != {Forecast}:
+        raise ModelError("There are no forecasts to draw paths from: give a list of model.forecast(series).")
     for forecast in forecasts:
         check_forecasts_prices(forecast.probabilities)
     first = forecasts[0]

@@ -9,7 +9,7 @@ from flows.console import emit, quiet_libraries, say, show
 from flows.summary import problem_line
 from flows.tables import Column, finding, print_table
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError, count
-from schemas.identity import SIM, check_known
+from schemas.identity import SIM, check_known, market_option
 from schemas.run import BoardSpec, RunSpec
 from schemas.scope import ScopeSpec
 from tasks.storage.home import checked_home
@@ -214,6 +214,6 @@ def publish(
             }
         )
     else:
-        written = f"written to {result.place} on this machine; `cpb publish --repo USER/NAME` publishes it"
+        written = f"written to {result.place}; `cpb publish{market_option(spec.market)} --repo USER/NAME` publishes it"
         say(f"published: {result.place}" if repo else written)
     raise typer.Exit(code)

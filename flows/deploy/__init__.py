@@ -7,5 +7,4 @@ control      `up` and `down`
 runs         `run`: start a flow run of a deployment
 liveness     work pool, deployments, missed runs; the process of a flow run; ends runs whose process has died
 status       `status`: processes, last runs, newest candles and forecasts, disk space, problems
-units        `unit`: systemd units and cron lines
 """

@@ -80,8 +80,8 @@ def _registered(store: Store, series: SeriesId, version: str, aliases: dict[str,
     number = aliases.get(PREVIOUS) if version == PREVIOUS else version
     if number is None:
         raise UsageError(
-            f"{series.registered} has no version under the alias {PREVIOUS}: its champion never had a predecessor "
-            "it; name a number",
+            f"{series.registered} has no version under the alias {PREVIOUS}: its champion never had a predecessor; "
+            "name a number",
             code="no-version", field="version",
         )  # fmt: skip
     found = registered(store, series, number) if number.isdecimal() else None

@@ -21,7 +21,7 @@ def test_publish_without_a_repository_says_what_was_written_and_what_publishes_i
     with pytest.raises(SystemExit):
         cli.main()
     said = capsys.readouterr().err
-    assert said == "written to data/hub on this machine; `cpb publish --repo USER/NAME` publishes it\n"
+    assert said == "written to data/hub; `cpb publish --repo USER/NAME` publishes it\n"
 
 
 @pytest.fixture

@@ -146,7 +146,7 @@ def test_people_read_the_verdict_the_losses_and_the_next_command(trained, monkey
         f"  model  {folder}",
         "  run    r1 (`cpb ui` shows it)",
         "  next   cpb train-all --coins BTCUSDT --timeframes 1h --source sim --architectures gru   "
-        "(promotes it if the gate allows it, and forecasts)",
+        "(trains the preset's model, lets the gate decide, and forecasts)",
     ]
 
 

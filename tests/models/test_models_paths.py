@@ -117,6 +117,10 @@ def test_impossible_questions_are_one_sentence(coins):
     for ask, words in (
         (lambda: paths([]), "no forecasts"),
         (lambda: forecast.paths(0), "n is 0"),
+        (lambda: forecast.paths(True), "n is True"),
+        (lambda: forecast.paths(5, seed=-1), "seed -1"),
+        (lambda: paths(forecast), "give a list"),
+        (lambda: paths([forecast, None]), "give a list"),
         (lambda: forecast.paths(10**9), "n is 1000000000"),
         (lambda: paths([forecast, replace(forecast, issued_row=700)]), "these differ"),
         (lambda: paths([untimed, forecast]), "has no times"),
