@@ -33,8 +33,7 @@ BY_SET = ("seed", "dtype", "kernels", "train_timeout_s")
 """Fields of a specification that `--set` sets too, instead of an option each."""
 
 _PANELS = {
-    "Which data": ("coins", "timeframes", "market", "source", "since", "as_of", "tail", "offline", "min_days_listed",
-                   "min_quote_volume", "number_assets"),
+    "Which data": ("coins", "timeframes", "market", "source", "since", "as_of", "tail", "offline"),
     "Which models": ("architectures", "preset", "seeds", "warm_start", "weekly_challengers", "overrides",
                      "baselines"),
     "Periods": ("folds", "check_lookahead"),

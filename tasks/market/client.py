@@ -173,7 +173,7 @@ _FAULTS: dict[int, tuple[type[SourceFault], str]] = {
 _LOOPBACK = "localhost,127.0.0.0/8,::1"  # this machine: a proxy would connect to itself
 _CHUNK = 1 << 18  # bytes per read
 _MAX_FAILURES = 24  # consecutive failed requests after which each request is tried only once
-_FIRST_TRIES = 2  # before the first response of a host that cannot be connected to
+_FIRST_TRIES = 2  # of a source that never answered, if it fails at once
 
 
 @dataclass(frozen=True)
@@ -300,14 +300,17 @@ class HttpSource:
     def _was_last_try(self, state: RetryCallState) -> bool:
         assert state.outcome
         first = self.clock_ahead is None and is_unconnected(state.outcome.exception())
-        tries = 1 if self._failures >= _MAX_FAILURES else _FIRST_TRIES if first else self.limits.tries
+        # A lookup without a network takes 13 s, a host 3 s an address: once is enough.
+        slow = first and (state.seconds_since_start or 0) > self.limits.connect
+        tries = 1 if slow or self._failures >= _MAX_FAILURES else _FIRST_TRIES if first else self.limits.tries
         return state.attempt_number >= min(tries, self.limits.tries)
 
     def _give_up(self, state: RetryCallState) -> NoReturn:
         assert state.outcome
         self._failures += 1
         error = state.outcome.exception()
-        reason = f"{reason_of(error)} after {state.attempt_number} tries"
+        tries = "1 try" if state.attempt_number == 1 else f"{state.attempt_number} tries"
+        reason = f"{reason_of(error)} after {tries}"
         if self.clock_ahead is None and is_unconnected(error):
             self._unreachable = reason
         raise Unreachable(reason) from error

@@ -122,12 +122,11 @@ def with_listed_pairs(spec: S) -> tuple[S, str]:
     listed = listed_symbols(spec.scope)
     coins = [symbol for symbol in listed if is_coin_pair(symbol)]
     if not coins:
-        raise CpbError(f"the listing of {spec.source} has leveraged tokens and stablecoins only; name the coins",
+        raise CpbError("coins exchange: the source lists leveraged tokens and stablecoins only; name the coins",
                        code="source", field="coins")  # fmt: skip
     others = len(listed) - len(coins)
-    return spec.with_pairs(
-        coins
-    ), f"exchange: {count(len(coins), 'pair')} ({others:,} leveraged or stable left out)"
+    said = f"exchange: {count(len(coins), 'pair')} ({others:,} leveraged or stable left out)"
+    return spec.with_pairs(coins), said
 
 
 def _unreachable(source: Source, fault: SourceFault) -> CpbError:

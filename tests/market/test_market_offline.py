@@ -3,6 +3,7 @@
 import logging
 import re
 import socket
+import time
 from datetime import timedelta
 
 import pytest
@@ -91,3 +92,15 @@ def test_a_source_that_never_answered_is_asked_twice_and_no_more():
         with pytest.raises(Unreachable, match=r"no connection: .*refused after 2 tries"):
             source.get("x")
     assert source.requests == 2
+
+
+def test_an_address_that_does_not_answer_is_waited_for_once(monkeypatch):
+    def slow(*_args, **_options):
+        time.sleep(0.02)
+        raise TimeoutError
+
+    monkeypatch.setattr("urllib3.util.connection.create_connection", slow)
+    source = HttpSource(AWAY, limits=Limits(connect=0.01))
+    with pytest.raises(Unreachable, match=r"after 1 try$"):
+        source.get("x")
+    assert source.requests == 1

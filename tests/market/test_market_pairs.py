@@ -50,6 +50,16 @@ def test_a_source_without_a_listing_is_one_sentence(market):
     assert "\n" not in str(error.value)
 
 
+def test_a_listing_without_coins_is_one_sentence_without_the_password(tmp_path):
+    build(tmp_path, ("USDCUSDT",))
+    with (
+        mirror.serve(FolderMirror(tmp_path)) as url,
+        pytest.raises(CpbError, match="stablecoins only") as error,
+    ):
+        with_listed_pairs(ScopeSpec(coins="exchange", source=url.replace("://", "://user:secret@")))
+    assert "secret" not in str(error.value)
+
+
 def test_a_table_has_no_listing():
     with pytest.raises(UsageError) as error:
         ScopeSpec(coins="exchange", market="own", source="candles.csv")
