@@ -274,7 +274,7 @@ def start_driver(home, epochs):
     command = [
         "train-all", "--source", "sim", "--coins", "BTC,ETH", "--timeframes", "1h", "--architectures", "gru,linear",
         "--preset", "smoke", "--since", "2025-01", "--as-of", "2025-04-01", "--device", "cpu", "--engine", "ray",
-        "--max-epochs", epochs, "--set", f"patience={epochs}", "--json",
+        "--set", f"epochs={epochs}", "--set", f"patience={epochs}", "--json",
     ]  # fmt: skip
     env = os.environ | ENVIRONMENT | {
         "CPB_HOME": str(home), "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db",
