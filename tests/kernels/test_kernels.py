@@ -24,7 +24,10 @@ LONG = {
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in LONG else ()) for name in INTERPRETED + COMPILED],
+    [
+        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(1500)] if name in LONG else ())
+        for name in INTERPRETED + COMPILED
+    ],
 )
 def test_kernels(name, tmp_path):
     interpreted = {"TRITON_INTERPRET": "1"} if name.startswith("check_interpreted_") else {}
