@@ -42,6 +42,8 @@ def test_kernels(name, tmp_path):
         "no:cacheprovider",
         "-p",
         "no:xdist",
+        "--timeout",
+        "900",
         str(HERE / name),
     ]
     run = subprocess.run(
