@@ -10,7 +10,7 @@ from flows.console import say as say_to_people
 from flows.deploy.liveness import claim_run
 from flows.prefect_page import show_failures
 from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs
-from flows.summary import NOT_YET, Say, decision_lines, plain_reason, problem_line, stale_failure
+from flows.summary import NOT_YET, Say, plain_reason, problem_line, stale_failure
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.identity import SeriesId, check_known, coins_label
 from schemas.scope import CHAMPIONS, ForecastSpec, Scope
@@ -26,7 +26,6 @@ from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import Champion
 from tasks.tracking.served import serving
 from tasks.tracking.versions import series_with_champion
-from tasks.trial import trial
 from tasks.watch import watch
 
 _NONE = "there is no champion for them yet; train first, as in `cpb train-all`"
@@ -49,7 +48,7 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     requested = read_pairs(spec, say).scope
     found = _serving(spec, requested)
     if not found:  # checked before anything is downloaded
-        known = {one.series.symbol for one in serving(market=requested.market).champions}
+        known = {one.series.symbol for one in serving(market=requested.market)}
         symbols = {one.symbol for one in requested.series}
         check_known(symbols, known, "the registry of champions")
         of = f" of {coins_label(symbols)}" if symbols else ""
@@ -60,13 +59,11 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
         )  # fmt: skip
     scope = requested.narrowed([one.series for one in found])
     fetched = steps.one(ingest, scope, spec.tail)
-    issued = steps.one(forecast, scope, spec.tail, spec.fallback == "on")
+    issued = steps.one(forecast, scope, spec.tail)
     scored = steps.one(score, scope, spec.tail)
-    watched = steps.one(watch, scope, spec.tail)
-    tried = steps.one(trial, scope)
-    outcome.decisions = tried.decisions
+    watched = steps.one(watch, scope)
     stale = find_stale(scope.home, issued.series, scope.as_of)
-    steps_taken = (fetched, issued, scored, watched, tried)
+    steps_taken = (fetched, issued, scored, watched)
     problems = [failure for result in steps_taken for failure in result.failures]
     problems += map(stale_failure, stale)
     outcome.failures, outcome.alarms = problems, watched.alarms
@@ -78,8 +75,6 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     drifted = [alarm for alarm in watched.alarms if alarm.state == "drifted"]
     for alarm in drifted:
         say(f"DRIFTED {alarm}")
-    for line in decision_lines(tried.decisions):
-        say(line)
     series = count(len(issued.series), "series")
     new = (
         f"{count(issued.rows, 'new forecast row')} for {series}"
@@ -94,7 +89,6 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
         "series": len(issued.series),
         "scored": scored.rows,
         "drifted": [str(alarm) for alarm in drifted],
-        "fallbacks": len(issued.fallbacks),
         "failed": texts,
         "exit": EXIT_PARTIAL if problems else EXIT_COMPLETE,
     }
@@ -116,8 +110,8 @@ def _shown(
 def _serving(spec: ForecastSpec, scope: Scope) -> list[Champion]:
     """Return the requested champions."""
     if not spec.every_champion:
-        return serving(scope.series).champions
-    found = serving(market=scope.market).champions
+        return serving(scope.series)
+    found = serving(market=scope.market)
     return [one for one in found if one.series.timeframe in scope.timeframes]
 
 

@@ -174,13 +174,13 @@ def _run(
             f"no series can be trained ({summary.reasons}); check coins, since, as_of and source",
             code="no-series",
         )
-    if planned.night.reason:
-        say(planned.night.reason)
+    if planned.idle:
+        say(planned.idle)
     summary.series = len(planned.series)
     trained = {record.series for record in planned.series}  # among them series whose price level leaps
     # failed series, and therefore a failed member of every fleet
     left_out = tuple(failure for failure in summary.failures if failure.series not in trained)
-    run = start_run(spec, planned.series, name, planned.night.reason if planned.night.idle else None)
+    run = start_run(spec, planned.series, name, planned.idle or None)
     summary.run_id = run.run_id
     in_use = ShardsInUse(root)
     with run_of(run.run_id):

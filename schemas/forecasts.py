@@ -18,9 +18,8 @@ from schemas.identity import INTERVAL_SECONDS
 KEY = ("symbol", "timeframe", "model_version", "issued_at", "step")
 """The columns that identify a row."""
 
-CHAMPION, CHALLENGER, FALLBACK = "champion", "challenger", "fallback"
-ROLES = (CHAMPION, CHALLENGER, FALLBACK)
-"""Roles of a model: the displayed champion, a challenger on trial, or the fallback for a drifted champion."""
+CHAMPION = "champion"
+"""Role of every model that forecasts."""
 
 REFERENCE_COLUMNS = tuple(f"ref_{name}" for name in QUANTILE_COLUMNS)
 """`ref_q05 … ref_q95`: the close by the random walk with EWMA volatility, from the same origin."""
@@ -117,7 +116,7 @@ _PLAIN_TEXTS: list[Rule] = [
     (f"{name} holds no comma and no control character", ~pl.col(name).str.contains(r"[,\p{Cc}]"))
     for name in ("symbol", "model_version")
 ]
-_KNOWN_ROLE: Rule = ("role is one of " + ", ".join(ROLES), pl.col("role").is_in(list(ROLES)))
+_KNOWN_ROLE: Rule = (f"role is {CHAMPION}", pl.col("role") == CHAMPION)
 
 
 def _forecast_rules(candle: bool) -> list[Rule]:

@@ -288,36 +288,6 @@ class Compared(Record):
         )
 
 
-class PairEvidence(Record):
-    """Accumulated evidence for a challenger against the champions' recipe.
-
-    `e`: e-value after `origins` origins, `days` days after the challenger was appointed; the challenger becomes
-    champion at `threshold` = 1 / (its share of alpha as the `k`-th pair of its timeframe). `missing`: share of the
-    champions' forecasts that the challenger lacks, which count as its worst; `empty`: share of the origins since the
-    first at which neither has a forecast, which count as nothing.
-    """
-
-    version: ClassVar[int] = 2
-
-    challenger: str
-    incumbent: str
-    e: float
-    threshold: float
-    k: int
-    origins: int
-    days: float
-    missing: float = 0.0
-    empty: float = 0.0
-
-    def __str__(self) -> str:
-        """Return the text used in messages."""
-        return (
-            f"challenger {self.challenger}: e-value {self.e:.3g} of {self.threshold:.3g} after {self.origins} "
-            f"origins, day {self.days:.0f}; {self.missing:.1%} of the champions' forecasts have no forecast of the "
-            f"challenger and count as its worst, {self.empty:.1%} of the origins have neither"
-        )
-
-
 class Paired(Record):
     """Figures of a recipe against another on the same rows, over `days` days with rows.
 
@@ -383,7 +353,6 @@ class Decision(Record):
     candidate: ModelRef | None = None
     incumbent: ModelRef | None = None
     compared: Compared | None = None
-    evidence: PairEvidence | None = None
     backtest: BacktestEvidence | None = None
     reason: str = ""
     decided_at: datetime
@@ -394,25 +363,12 @@ class Decision(Record):
         return self.outcome in MOVED
 
 
-class Trials(Record):
-    """Result of the challengers' trials after scoring: the decisions, and the trials that failed."""
-
-    decisions: tuple[Decision, ...] = ()
-    failures: tuple[Failure, ...] = ()
-
-
 class ForecastBatch(Record):
-    """Forecasts issued: new rows, `standing` (new and already stored) rows, their series, and the failures.
-
-    These counts are of champions; `shadow`: new rows of challengers, issued alongside. `fallbacks`: series with an
-    additional forecast by the fallback of a drifted champion.
-    """
+    """Forecasts issued: new rows, `standing` (new and already stored) rows, their series, and the failures."""
 
     rows: int = 0
     standing: int = 0
-    shadow: int = 0
     series: tuple[SeriesId, ...] = ()
-    fallbacks: tuple[SeriesId, ...] = ()
     failures: tuple[Failure, ...] = ()
 
 
@@ -447,10 +403,9 @@ class Score(Record):
 class Alarm(Record):
     """Result of the drift watch for a champion.
 
-    `state`: `fine`; `watch` (some evidence, an unusual input or late data); `drifted`. `evidence`: by claim, summed:
+    `state`: `fine`; `watch` (some evidence, or late data); `drifted`. `evidence`: by claim, summed:
     `bands` (misses at step 1) and `crps`; the champion has drifted once the sum reaches `threshold`, at time `since`.
-    `forecasts`: how many forecasts were used. `stability`: population stability index of each input column, the last
-    30 days against the training span.
+    `forecasts`: how many forecasts were used.
     """
 
     series: SeriesId
@@ -461,7 +416,6 @@ class Alarm(Record):
     threshold: float
     forecasts: int = 0
     since: datetime | None = None
-    stability: dict[str, float] = {}
 
     @property
     def total(self) -> float:

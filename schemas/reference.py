@@ -5,6 +5,7 @@ reference's forecast for the same origin, and the live record can be compared wi
 """
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -56,18 +57,16 @@ class Reference(Record):
 
     `table` [H][19]: quantiles 0.05 … 0.95 of the cumulative log-return, in units of EWMA σ at the origin × √step.
     `decay`: λ of the EWMA. `origins`: number of origins the table is fitted on; `span`: open times (µs UTC) of the
-    first and the last origin. `deciles`: per input column of the model, the nine inner deciles over these origins.
-    `shares` [10]: share of the origins in each bin (bin i holds deciles[i - 1] <= x < deciles[i]): 0.1 unless values
-    repeat, as hours do. `promised`: None if the model was never judged.
+    first and the last origin. `promised`: None if the model was never judged.
     """
+
+    version: ClassVar[int] = 2
 
     series: SeriesId
     table: tuple[tuple[float, ...], ...]
     decay: float
     origins: int
     span: tuple[int, int]
-    deciles: dict[str, tuple[float, ...]]
-    shares: dict[str, tuple[float, ...]]
     promised: Promise | None = None
 
     @property

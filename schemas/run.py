@@ -51,9 +51,9 @@ class RunSpec(ScopeSpec):
     warm_start: Literal["champion"] | None = Field(
         None, description="champion: continue from the registered models; default: train from scratch"
     )
-    weekly_challengers: bool = Field(
+    serving: bool = Field(
         False,
-        description="train an architecture without a champion or challenger in a timeframe there once a week only",
+        description="train only the architectures that serve a coin of a timeframe; all where none does",
     )
     overrides: dict[str, Any] = Field(
         default_factory=dict, description='fields of the model preset, as in {"epochs": 5}'
@@ -152,7 +152,7 @@ _NOT_IN_BACKTESTS = {
     "force": "a backtest promotes nothing",
     "wandb": "a backtest leaves no runs behind",
     "prune": "a backtest leaves no runs behind",
-    "weekly_challengers": "a backtest judges all architectures alike",
+    "serving": "a backtest judges all architectures alike",
 }
 """Options of a run that a backtest rejects, and the reasons."""
 

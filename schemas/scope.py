@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Self, get_args
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
@@ -353,9 +353,6 @@ class ForecastSpec(ScopeSpec):
     )
     timeframes: str = Field(
         CHAMPIONS, description="Binance intervals, as in 15m,1h, or champions (each with a champion)"
-    )
-    fallback: Literal["on", "off"] = Field(
-        "off", description="on: if a champion has drifted, robust-har forecasts as well and is shown"
     )
 
     @property

@@ -1,6 +1,6 @@
 """Step 3, plan: the fleets to train, decided before anything is trained."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -9,7 +9,7 @@ from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord
 from schemas.identity import ModelId
 from schemas.run import RunSpec
 from tasks.forecasting.staleness import STOPPED_AFTER
-from tasks.promotion.weekly import NightPlan, plan_night
+from tasks.promotion.night import idle_architectures
 from tasks.running.step import step
 from tasks.signals.feature_files import load_series
 from tasks.signals.splits import SplitBounds, split_bounds
@@ -21,21 +21,22 @@ from tasks.training.plan import member_seed, plan_fleet, preset_label
 class Plan:
     """The series that can be trained, a fleet per architecture, and why the other series are left out.
 
-    `stopped`: series no longer traded, which is not a failure. `night`: the models not trained, with the reason.
+    `stopped`: series no longer traded, which is not a failure. `idle`: what a run with `serving` leaves
+    out, in a sentence.
     """
 
     series: tuple[SeriesRecord, ...]
     fleets: tuple[FleetPlan, ...]
     failures: tuple[Failure, ...]
     stopped: tuple[SeriesRecord, ...]
-    night: NightPlan
+    idle: str
 
 
 @step("plan")
 def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> Plan:
     """Return the fleets of a run; they depend only on the specification and the data, not on the machine.
 
-    With `weekly_challengers` they also depend on the registry and earlier nights.
+    With `serving` they also depend on the registry.
 
     `gpus`: the shards are to be trained on GPUs, and are sized for them.
     """
@@ -49,10 +50,18 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
             usable.append(record)
         except (MemberError, DamagedError) as error:
             failures.append(Failure.of(record.series, "plan", error))
-    night = plan_night(spec, [r.series for r in usable])
-    trained = {name: [r for r in usable if night.trains(name, r.series.timeframe)] for name in spec.names}
+    idle = idle_architectures(spec, [r.series for r in usable])
+    trained = {
+        name: [r for r in usable if name not in idle.get(r.series.timeframe, ())] for name in spec.names
+    }
     fleets = tuple(_fleet(spec, name, found, bounds, gpus) for name, found in trained.items() if found)
-    return Plan(tuple(usable), fleets, tuple(failures), tuple(stopped), night)
+    return Plan(tuple(usable), fleets, tuple(failures), tuple(stopped), idle_sentence(idle))
+
+
+def idle_sentence(idle: Mapping[str, Sequence[str]]) -> str:
+    """Return a sentence on the architectures that are not trained, by timeframe; "" without any."""
+    left = "; ".join(f"{', '.join(names)} at {timeframe}" for timeframe, names in idle.items())
+    return f"not trained, as they serve no coin there: {left}" if left else ""
 
 
 def _traded(records: Sequence[SeriesRecord]) -> tuple[list[SeriesRecord], list[SeriesRecord]]:

@@ -19,13 +19,12 @@ from schemas.ledger import DailyState, KnownVersions, LedgerSummary
 from schemas.reference import Reference
 from tasks.forecasting.check_months import forecasts
 from tasks.forecasting.daily import DAILY
-from tasks.forecasting.watch import Watch
+from tasks.forecasting.drift import Watch
 from tasks.hub.tree import published
 from tasks.market.damage import candles
 from tasks.market.klines import TREES
 from tasks.promotion import by_backtest
-from tasks.promotion.by_backtest import Submission
-from tasks.promotion.recipe_pairs import Pair, about, pair_files
+from tasks.promotion.by_backtest import Submission, Switch
 from tasks.signals.feature_files import write_features
 from tasks.storage.checked_files import (
     REPAIRED,
@@ -253,8 +252,9 @@ def ledger_records(asked: Asked) -> Iterator[Stored]:
         daily = record_file(folder / "daily.json", DailyState, one.name, again)
         yield replace(daily, check=partial(_daily_fault, daily.path, one))
         yield record_file(folder / "versions.json", KnownVersions, one.name, known)
-    for path in pair_files(asked.home, asked.market):
-        yield record_file(path, Pair, about(path), "set aside; this pair of recipes is not tried again")
+    for path in by_backtest.switch_files(asked.home, asked.market):
+        coins = "set aside; coins that have not followed the switch keep their champions"
+        yield record_file(path, Switch, by_backtest.about_switch(path), coins)
     for path in by_backtest.register_files(asked.home, asked.market):
         outcome = "set aside; its recipes still count as submitted"
         yield record_file(path, Submission, by_backtest.about(path), outcome)

@@ -18,7 +18,6 @@ from schemas.handover import (
     Score,
     SeriesRecord,
     ShardResult,
-    Trials,
     Watching,
 )
 from schemas.identity import SeriesId
@@ -37,7 +36,6 @@ from tasks.market.ingest import ingest as bring_up_to_date
 from tasks.plan import plan
 from tasks.promote import promote
 from tasks.promotion.night import decide_night
-from tasks.promotion.trial import update_trials
 from tasks.publish import publish
 from tasks.running.step import Step
 from tasks.score import score
@@ -48,7 +46,6 @@ from tasks.training import trainer
 from tasks.training.plan import plan_fleet
 from tasks.training.progress import FleetProgress
 from tasks.training.runner import Executor
-from tasks.trial import trial
 from tasks.watch import watch
 
 PLAIN = {
@@ -62,7 +59,6 @@ PLAIN = {
     "forecast": issue_forecasts,
     "score": score_due,
     "watch": check_drift,
-    "trial": update_trials,
 }
 """Where the substance of each step lies."""
 
@@ -135,5 +131,4 @@ def test_records_pass_through_every_step_without_prefect(at_home):
     assert isinstance(scored, Score)
     assert (scored.rows, scored.failures) == (20, ())
     assert isinstance(watch(day), Watching)
-    assert isinstance(trial(day), Trials)
     assert open_store().client.get_run(run).info.status == "RUNNING"  # it is the flow that ends its run

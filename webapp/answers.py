@@ -259,7 +259,7 @@ class Overview(OfMarket):
 class IssuedForecast(BaseModel):
     """A stored forecast. `live`: made before its first target candle closed; otherwise a replay.
 
-    `role`: `champion`, or `fallback` for a forecast in place of a drifted champion.
+    `role`: `champion`.
     """
 
     issued_at: datetime

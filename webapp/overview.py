@@ -9,8 +9,8 @@ import polars as pl
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, Market, SeriesId, market_option, stored_series
 from tasks.forecasting import stored_forecasts
+from tasks.forecasting.drift import alarms
 from tasks.forecasting.summary import champion_records
-from tasks.forecasting.watch import alarms
 from webapp import registry
 from webapp.answers import MarketInfo, Overview, OverviewRow
 from webapp.reading import candle_rows, default_market, identity, mend, newest, summary, too_old

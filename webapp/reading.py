@@ -23,11 +23,11 @@ from schemas.identity import (
 )
 from schemas.ledger import LedgerSummary as LiveRecord
 from tasks.forecasting import stored_forecasts
+from tasks.forecasting.drift import alarms
 from tasks.forecasting.ledger import newest_scored
 from tasks.forecasting.months import forecast_command, month_files
 from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale, newest_month, with_source
 from tasks.forecasting.summary import read_summary
-from tasks.forecasting.watch import alarms
 from tasks.market.klines import read_klines
 from webapp.answers import (
     Candles,

@@ -17,7 +17,7 @@ from tasks.storage.home import checked_home
 if TYPE_CHECKING:
     from schemas.handover import Alarm, Decision
     from schemas.identity import SeriesId
-    from tasks.promotion.by_hand import Served
+    from tasks.promotion.moves import Served
 
 
 @cli_options(BoardSpec, without=("run",))
@@ -33,8 +33,8 @@ def champions(
     Example: cpb champions --why --coins BTC --timeframes 1h
     """
     quiet_libraries()
-    from tasks.forecasting.watch import alarms
-    from tasks.promotion.by_hand import served
+    from tasks.forecasting.drift import alarms
+    from tasks.promotion.moves import served
 
     symbols, timeframes = spec.symbols, spec.intervals
     everyone = served(spec.market)
@@ -93,7 +93,7 @@ def promote(
             "promote moves one series: name one coin and one timeframe", code="one-series", field="coin"
         )
     quiet_libraries()
-    from tasks.promotion.by_hand import promote_by_hand
+    from tasks.promotion.moves import promote_by_hand
 
     decision = promote_by_hand(checked_home(), chosen[0], version, force)
     if json:

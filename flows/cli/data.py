@@ -140,7 +140,7 @@ def prune(
     """Show, or with --yes delete, old runs, versions, fleets and set-aside files.
 
     Kept: of each market the last 14 nights; before them what is served or tagged `keep`;
-    champions, challengers, their predecessors, and runs and versions with the tag `keep`. Nothing is deleted while
+    champions, their predecessors, and runs and versions with the tag `keep`. Nothing is deleted while
     a run is being written.
 
     Example: cpb prune

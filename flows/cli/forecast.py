@@ -69,11 +69,9 @@ _EVERYTHING = (
 
 def _about(row: dict[str, Any], known: dict[str, Any], now: datetime) -> list[str]:
     """Return the line about a forecast: its series, the last close with its age, verdict and record."""
-    from schemas.forecasts import FALLBACK  # imports polars
 
-    fallback = " (fallback)" if row["role"] == FALLBACK else ""
     old = age(max((now - row["issued_at"]).total_seconds(), 0))
-    said = [f"{row['symbol']} {row['timeframe']}{fallback}", f"{price(row['last_close'])}, {old} old"]
+    said = [f"{row['symbol']} {row['timeframe']}", f"{price(row['last_close'])}, {old} old"]
     if "verdict" in known:
         said += [finding(known["verdict"]) or "not judged", _record(known)]
     return said

@@ -34,12 +34,12 @@ BY_SET = ("seed", "dtype", "kernels", "train_timeout_s")
 
 _PANELS = {
     "Which data": ("coins", "timeframes", "market", "source", "since", "as_of", "tail", "offline"),
-    "Which models": ("architectures", "preset", "seeds", "warm_start", "weekly_challengers", "overrides",
+    "Which models": ("architectures", "preset", "seeds", "warm_start", "serving", "overrides",
                      "baselines"),
     "Periods": ("folds", "check_lookahead"),
     "Search": ("trials", "budget", "search"),
     "How it trains": ("device", "profile", "engine"),
-    "What becomes of it": ("repo", "force", "prune", "wandb", "gate", "out", "fallback"),
+    "What becomes of it": ("repo", "force", "prune", "wandb", "gate", "out"),
 }  # fmt: skip
 """Panel of the help -> the specification fields in it; all other options are in the panel `Options`."""
 

@@ -96,7 +96,7 @@ def _default_preset(architecture: str) -> str:
 
 @cli_options(
     RunSpec,
-    without=("repo", "tail", "force", "prune", "weekly_challengers"),
+    without=("repo", "tail", "force", "prune", "serving"),
     shown={
         "architectures": Shown(
             names=("--arch",),
@@ -147,20 +147,21 @@ def _show_plan(spec: RunSpec, json: bool) -> None:
     quiet_libraries()
     with shown_progress("train-all"):
         from flows.runner import read_pairs
-        from tasks.promotion.weekly import plan_night
+        from tasks.plan import idle_sentence
+        from tasks.promotion.night import idle_architectures
 
         series = read_pairs(spec, say).scope.series
-        night = plan_night(spec, series)
+        idle = idle_architectures(spec, series)
     lines: list[dict[str, Any]] = []
     for timeframe, number in Counter(s.timeframe for s in series).items():
-        names = [name for name in spec.names if night.trains(name, timeframe)]
+        names = [name for name in spec.names if name not in idle.get(timeframe, ())]
         lines.append({"timeframe": timeframe, "coins": number, "architectures": names})
     if json:
-        emit({"trained": lines, "reason": night.reason, "exit": EXIT_COMPLETE})
+        emit({"trained": lines, "reason": idle_sentence(idle), "exit": EXIT_COMPLETE})
         return
     for line in lines:
         show(f"{line['timeframe']}: {', '.join(line['architectures'])} on {count(line['coins'], 'coin')}")
-    show(night.reason or "nothing is left out: only --weekly-challengers leaves anything out")
+    show(idle_sentence(idle) or "nothing is left out: only --serving leaves anything out")
 
 
 def _train_all(spec: RunSpec, command: str, direct: bool = False) -> dict[str, Any]:

@@ -30,8 +30,8 @@ from flows.summary import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, SeriesId, stored_series
 from schemas.scope import default_folder
+from tasks.forecasting.drift import alarms
 from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale
-from tasks.forecasting.watch import alarms
 
 LATE_AFTER = timedelta(minutes=15)
 """A scheduled run that no worker has started after this time is missing; workers poll every 10 seconds."""

@@ -12,7 +12,7 @@ from tasks.figures.theme import Figure
 
 _OUTCOMES = {
     "first": ("first champion", "star"),
-    "switched": ("challenger switched to", "triangle-up"),
+    "switched": ("switched to", "triangle-up"),
     "refreshed": ("refreshed", "circle"),
     "forced": ("by hand", "square"),
     "kept": ("champion kept", "line-ns-open"),

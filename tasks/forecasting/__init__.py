@@ -10,8 +10,6 @@ months            month files of forecasts and scores: append-only, each with it
 chain             the single write path: a batch of many series, and its line in the market's chain
 lines             the chain's format: its lines with their hashes, the canonical form of rows
 check_months      the manifest of a market's forecasts and scores; damaged files are found and set aside
-watch             the state of each champion: fine, watch or drifted
-check_drift       the inputs of the drift watch after a scoring
-fallback          a robust HAR in place of a champion that has drifted
+drift             whether champions still perform as on their test spans: fine, watch or drifted
 staleness         candles and forecasts that are too old
 """

@@ -18,7 +18,7 @@ from cpbmodels.data.rows import QUANTILE_COLUMNS, forecast_rows
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET, Market
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.forecasts import CHALLENGER, CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
+from schemas.forecasts import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
 from schemas.reference import Reference
@@ -57,37 +57,25 @@ class Champion(Protocol):
         """Raise `DamagedError` if the folder's files differ from the registered files."""
 
 
-def issue_forecasts(
-    scope: Scope,
-    champions: Sequence[Champion],
-    provisional: bool = False,
-    challengers: Sequence[Champion] = (),
-) -> ForecastBatch:
+def issue_forecasts(scope: Scope, champions: Sequence[Champion], provisional: bool = False) -> ForecastBatch:
     """Forecast with the champions; an error in one series becomes its `Failure`, the others are still forecast.
 
     A series whose older forecasts were damaged is still forecast, with a `Failure` of code `LOST` for the file that was
     set aside. So is a series without a usable reference (code `reference`); its rows have null reference columns.
     `provisional` also reads the newest candles that `ingest --tail` fetched.
-
-    Args:
-        challengers: models that forecast beside the champions, in a separate batch: their errors do not affect the
-            champions' forecasts.
     """
-    rows, failures = _forecasts(scope, champions, CHAMPION, provisional)
+    rows, failures = _forecasts(scope, champions, provisional)
     stored, more = store_batch(scope.home, "forecasts", rows)
-    beside, others = _forecasts(scope, challengers, CHALLENGER, provisional)
-    shadow, yet_more = store_batch(scope.home, "forecasts", beside)
     return ForecastBatch(
         rows=sum(stored.values()),
         standing=sum(len(rows[series]) for series in stored),
-        shadow=sum(shadow.values()),
         series=tuple(stored),
-        failures=(*failures, *more, *others, *yet_more),
+        failures=(*failures, *more),
     )
 
 
 def _forecasts(
-    scope: Scope, models: Sequence[Champion], role: str, provisional: bool
+    scope: Scope, models: Sequence[Champion], provisional: bool
 ) -> tuple[dict[SeriesId, pl.DataFrame], list[Failure]]:
     """Return the rows of each model's forecast, and the failures."""
     rows: dict[SeriesId, pl.DataFrame] = {}
@@ -107,7 +95,7 @@ def _forecasts(
                 problems.append(failure(model.series, "forecast", error))
             forecast = forecast_with(
                 cpbmodels.load(model.folder), model.series, model.model_version, scope, provisional,
-                reference=reference, role=role, market=of_market.get(market_key(model.series)),
+                reference=reference, market=of_market.get(market_key(model.series)),
             )  # fmt: skip
             config = read_config(model.folder)
             _check_unlearnt(model, config.learnt_until, forecast["issued_at"][0])
@@ -185,14 +173,12 @@ def forecast_with(
     provisional: bool = False,
     *,
     reference: Reference | None = None,
-    role: str = CHAMPION,
     market: Market | None = None,
 ) -> pl.DataFrame:
     """Return a model's forecast from the newest stored candles of a series, as rows of the contract.
 
     Args:
         reference: the model's reference; the rows contain its quantiles for the same origin, null without a reference.
-        role: the role of the forecasting model.
         market: what the coins share at their newest candles, for a model that reads it.
 
     Raises:
@@ -210,7 +196,6 @@ def forecast_with(
         close=np.stack([forecast.close[q] for q in cpbmodels.QUANTILES]),
         candle=forecast.candle,
         last_close=forecast.last_close,
-        role=role,
         reference=reference_prices(reference, series, forecast.issued_row, len(forecast.candle))
         if reference
         else None,
@@ -225,7 +210,6 @@ def contract_rows(
     candle: np.ndarray,
     last_close: float,
     *,
-    role: str = CHAMPION,
     reference: np.ndarray | None = None,
     made_at: datetime | None = None,
 ) -> pl.DataFrame:
@@ -237,7 +221,6 @@ def contract_rows(
         close: float64 [19, H], the close's quantiles 0.05 … 0.95, in prices.
         candle: float64 [H, 4], the median candle's open, high, low, close, in prices.
         last_close: close of the last candle used.
-        role: a member of `ROLES`.
         reference: float64 [19, H], the close's quantiles by the random walk from the same origin, in prices.
         made_at: UTC time of storing; default null, which `append` replaces by the current time.
 
@@ -255,7 +238,7 @@ def contract_rows(
         timeframe=pl.lit(series.timeframe),
         model_version=pl.lit(model_version),
         last_close=pl.lit(float(last_close)),
-        role=pl.lit(role),
+        role=pl.lit(CHAMPION),
         made_at=pl.lit(made_at),
         **{
             name: pl.lit(None) if reference is None else pl.Series(np.asarray(reference, np.float64)[i])

@@ -3,7 +3,7 @@
 `evidence_rows` has one loss per completely scored forecast: the input of the promotion gate and the drift watch.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.rows import QUANTILE_COLUMNS
-from schemas.forecasts import CHALLENGER, CHAMPION, KEY, REFERENCE_COLUMNS
+from schemas.forecasts import KEY, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from schemas.reference import BANDS as REFERENCE_BANDS
 from tasks.forecasting.months import FORECASTS, LEDGER, read_months
@@ -78,7 +78,6 @@ _STEP_1 = tuple(f"{whose}covered_{band}" for whose in ("", "ref_") for band in B
 EVIDENCE_SCHEMA: dict[str, Any] = {
     "series": pl.String,
     "issued_at": pl.Datetime("us", "UTC"),
-    "role": pl.String,
     "version": pl.String,
     "crps": pl.Float64,
     "ref_crps": pl.Float64,
@@ -97,8 +96,6 @@ def evidence_rows(
     series: Sequence[SeriesId],
     since: datetime | None = None,
     until: datetime | None = None,
-    *,
-    roles: Collection[str] = (CHAMPION, CHALLENGER),
 ) -> pl.DataFrame:
     """Return one row per live forecast with a reference and a score for every step, by origin and series.
 
@@ -107,23 +104,16 @@ def evidence_rows(
 
     Args:
         since, until: bounds of `issued_at`, UTC, both inclusive.
-        roles: only forecasts with these roles.
 
     Returns:
-        Columns of `EVIDENCE_SCHEMA`, sorted by `issued_at`, `series`, `role`, `version`.
+        Columns of `EVIDENCE_SCHEMA`, sorted by `issued_at`, `series`, `version`.
     """
-    parts = [_of_series(home, s, since, until, roles) for s in series]
-    return pl.concat([pl.DataFrame(schema=EVIDENCE_SCHEMA), *parts]).sort(
-        "issued_at", "series", "role", "version"
-    )
+    parts = [_of_series(home, s, since, until) for s in series]
+    return pl.concat([pl.DataFrame(schema=EVIDENCE_SCHEMA), *parts]).sort("issued_at", "series", "version")
 
 
-def _of_series(
-    home: Path, series: SeriesId, since: datetime | None, until: datetime | None, roles: Collection[str]
-) -> pl.DataFrame:
-    rows = read_months(home, series, FORECASTS, since, until).filter(
-        pl.col("role").is_in(list(roles)), pl.col("ref_q50").is_not_null()
-    )
+def _of_series(home: Path, series: SeriesId, since: datetime | None, until: datetime | None) -> pl.DataFrame:
+    rows = read_months(home, series, FORECASTS, since, until).filter(pl.col("ref_q50").is_not_null())
     steps = rows.group_by(ORIGIN).agg(steps=pl.len())
     scored = scored_rows(rows, read_months(home, series, LEDGER, since, until)).sort("step")
     whole = (

@@ -1,14 +1,14 @@
 """The gate: rules for the champion of a series after a run. Pure functions of plain values, without I/O.
 
 A candidate of the champion's own recipe is a *refresh*: it replaces its predecessor unless it is worse. Another recipe
-can only become a *challenger*, which replaces the champions of a timeframe by a *switch*, with evidence. Ineligible
-models are excluded first. docs/promotion.md explains each rule under its name here.
+replaces the champions of a timeframe by a long paired backtest (`tasks.promotion.by_backtest`) or by hand, never by a
+run. Ineligible models are excluded first. docs/promotion.md explains each rule under its name here.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +23,8 @@ worse."""
 NOT_WORSE = 1.005
 """A refresh passes if the upper end of the 95 % interval of candidate/incumbent is below this."""
 
-MAX_TRIAL = timedelta(days=180)
-"""Time after which a challenger that has not won is dropped."""
-
-MAX_WAIT = timedelta(hours=24)
-"""Maximum time for which an origin waits for all coins of a pair, from the time at which it can be scored."""
-
 MIN_COVER = 0.8
-"""Share of the champions' coins that a run must have trained to appoint a challenger: evidence pools all coins."""
-
-MISSING_MEMORY = timedelta(days=90)
-"""A forecast that the champion has and the challenger lacks counts as the challenger's worst over this time."""
+"""Share of the champions' coins that a backtest must have judged to replace their recipe: evidence pools all coins."""
 
 MIN_ROWS = 48
 """Minimum number of common rows for deciding on a refresh."""
@@ -43,7 +34,7 @@ _ENDINGS = ("", "early_stop", "max_epochs", "closed_form")
 
 
 @dataclass(frozen=True)
-class Contender:
+class GateModel:
     """A model as the gate sees it: tonight's candidate (`version` is "") or a registered model.
 
     `candles`: of the series it was trained on. `learnt_until`: end of the data used to train or select it;
@@ -79,12 +70,12 @@ class Contender:
         return ModelRef(version_number=self.version, run_id=self.run_id, recipe=str(self.recipe))
 
 
-def contender(series: SeriesId, folder: Path, config: ModelConfig, **known: Any) -> Contender:
-    """Return the contender from a model folder's configuration; `known`: fields that are not in the folder."""
+def gate_model(series: SeriesId, folder: Path, config: ModelConfig, **known: Any) -> GateModel:
+    """Return the model from a model folder's configuration; `known`: fields that are not in the folder."""
     values = config.model_extra or {}
     report = values.get("report") or {}
     tested_from, tested_until = config.span("test")
-    return Contender(
+    return GateModel(
         series=series, recipe=recipe_of(config), folder=folder, market=config.market,
         horizon=config.horizon or 0, candles=config.rows, data_digest=config.data_digest,
         learnt_until=config.learnt_until, tested_from=tested_from, tested_until=tested_until,
@@ -93,7 +84,7 @@ def contender(series: SeriesId, folder: Path, config: ModelConfig, **known: Any)
 
 
 @dataclass(frozen=True)
-class Ruling:
+class GateDecision:
     """The gate's ruling on a series: the outcome, the deciding rule, and the reason in a sentence."""
 
     outcome: Outcome
@@ -105,7 +96,7 @@ class Ruling:
 # --- Never: models that may not become champion, whatever their figures
 
 
-def ineligible(candidate: Contender) -> Ruling | None:
+def ineligible(candidate: GateModel) -> GateDecision | None:
     """Return why a candidate cannot serve any series, or None."""
     learnt, served, stopped = candidate.market, candidate.series.market, candidate.stopped
     rules = {
@@ -118,7 +109,7 @@ def ineligible(candidate: Contender) -> Ruling | None:
     return _first(candidate, rules)
 
 
-def refused(candidate: Contender, incumbent: Contender, force: str = "") -> Ruling | None:
+def refused(candidate: GateModel, incumbent: GateModel, force: str = "") -> GateDecision | None:
     """Return why a candidate may not replace this incumbent, whatever its figures; None if the figures decide.
 
     Args:
@@ -141,33 +132,35 @@ def refused(candidate: Contender, incumbent: Contender, force: str = "") -> Ruli
     return _first(candidate, rules)
 
 
-def is_older(candidate: Contender, incumbent: Contender) -> bool:
+def is_older(candidate: GateModel, incumbent: GateModel) -> bool:
     """Whether a candidate's candles end before the champion's, as with an older `--as-of`."""
     ends = candidate.tested_until, incumbent.tested_until
     return ends[0] is not None and ends[1] is not None and ends[0] < ends[1]
 
 
-def _first(candidate: Contender, rules: Mapping[str, object]) -> Ruling | None:
+def _first(candidate: GateModel, rules: Mapping[str, object]) -> GateDecision | None:
     """Return the ruling of the first rule with a reason; a rule that does not apply has a false value."""
     for name, reason in rules.items():
         if reason:
-            return Ruling("kept", name, f"{candidate.recipe} was not considered: {reason}")
+            return GateDecision("kept", name, f"{candidate.recipe} was not considered: {reason}")
     return None
 
 
 # --- Refresh: the same recipe, or any other preset against a provisional champion
 
 
-def unchanged(candidate: Contender, incumbent: Contender) -> Ruling | None:
+def unchanged(candidate: GateModel, incumbent: GateModel) -> GateDecision | None:
     """Return the ruling that nothing new was trained: the champion's own run, or its recipe on the same candles."""
     if candidate.run_id == incumbent.run_id:
-        return Ruling("unchanged", "same-run", "the champion is this run's own model")
+        return GateDecision("unchanged", "same-run", "the champion is this run's own model")
     if candidate.recipe == incumbent.recipe and candidate.data_digest == incumbent.data_digest:
-        return Ruling("unchanged", "same-data", "the champion's recipe was trained on the very same candles")
+        return GateDecision(
+            "unchanged", "same-data", "the champion's recipe was trained on the very same candles"
+        )
     return None
 
 
-def refresh(candidate: Contender, incumbent: Contender, compared: Compared | None) -> Ruling:
+def refresh(candidate: GateModel, incumbent: GateModel, compared: Compared | None) -> GateDecision:
     """Return whether a candidate that passed all other rules replaces its predecessor.
 
     Args:
@@ -177,20 +170,20 @@ def refresh(candidate: Contender, incumbent: Contender, compared: Compared | Non
     if compared is None or compared.n < MIN_ROWS:
         found = compared.n if compared else 0
         reason = f"{found} rows compare {candidate.recipe} with the champion; at least {MIN_ROWS} are needed"
-        return Ruling("kept", "too-few-rows", reason, compared)
+        return GateDecision("kept", "too-few-rows", reason, compared)
     against = "the champion" if rule == "refresh" else f"the provisional champion {incumbent.recipe}"
     if compared.high < NOT_WORSE:
-        return Ruling(
+        return GateDecision(
             "refreshed", rule, f"{candidate.recipe} is not worse than {against}: {compared}", compared
         )
     word = "is worse than" if compared.low > 1 else "is not shown to be as good as"
     reason = f"{candidate.recipe} {word} {against}: {compared}; the upper end must stay under {NOT_WORSE}"
-    return Ruling("kept", "worse", reason, compared)
+    return GateDecision("kept", "worse", reason, compared)
 
 
 def choose_successor(
-    incumbent: Contender, fielded: Mapping[Recipe, Contender], order: Iterable[Recipe]
-) -> Contender | None:
+    incumbent: GateModel, fielded: Mapping[Recipe, GateModel], order: Iterable[Recipe]
+) -> GateModel | None:
     """Return tonight's model that may refresh a champion: of its own recipe, or for a provisional champion the best
     of another preset. None if there is neither.
 
@@ -222,8 +215,8 @@ def rank(validation: Mapping[Recipe, Mapping[SeriesId, float]]) -> dict[Recipe, 
 
 
 def choose_first(
-    fielded: Mapping[Recipe, Contender], order: Iterable[Recipe], serving: Iterable[Recipe] = ()
-) -> Contender | None:
+    fielded: Mapping[Recipe, GateModel], order: Iterable[Recipe], serving: Iterable[Recipe] = ()
+) -> GateModel | None:
     """Return the first champion of a series: of the recipe that serves most other coins, otherwise of the best recipe.
 
     Args:
@@ -234,55 +227,3 @@ def choose_first(
         counts[recipe] = counts.get(recipe, 0) + 1
     ranked = [*sorted(counts, key=lambda r: (-counts[r], r)), *order]
     return next((fielded[recipe] for recipe in ranked if recipe in fielded), None)
-
-
-# --- Switch: another recipe
-
-
-def stays(winner: Contender | None, incumbent: Contender, recipe: Recipe) -> Ruling | None:
-    """Return why a coin keeps its champion when its timeframe is switched to `recipe`; None if it is switched too.
-
-    Evidence is about recipes: a model that may never replace a champion does not replace it by a switch either.
-
-    Args:
-        winner: the coin's challenger, if any.
-    """
-    if winner is None or winner.recipe != recipe:
-        return Ruling(
-            "kept", "no-challenger", f"it has no challenger of {recipe}, to which the others are switched"
-        )
-    return ineligible(winner) or refused(winner, incumbent)
-
-
-def choose_challenger(
-    pooled: Mapping[Recipe, float],
-    incumbents: Mapping[Recipe, float],
-    tried: Collection[tuple[Recipe, Recipe]],
-) -> Recipe | None:
-    """Return the recipe to appoint as challenger of a timeframe: the best on validation that beats an incumbent.
-
-    Args:
-        pooled: tonight's recipes by pooled validation ratio, best first.
-        incumbents: the champions' recipes and their pooled validation ratio.
-        tried: (challenger, incumbent) pairs that were tried or are on trial.
-    """
-    for recipe in pooled:
-        if opponents(recipe, pooled[recipe], incumbents, tried):
-            return recipe
-    return None
-
-
-def opponents(
-    challenger: Recipe, validation: float, incumbents: Mapping[Recipe, float],
-    tried: Collection[tuple[Recipe, Recipe]],
-) -> list[Recipe]:  # fmt: skip
-    """Return the champions' recipes against which a challenger may be tried: it must beat them on validation."""
-    return [
-        recipe
-        for recipe, theirs in incumbents.items()
-        if recipe != challenger
-        and validation < theirs
-        and (challenger, recipe) not in tried
-        # Another preset replaces a provisional champion as a refresh; smoke never replaces another preset.
-        and (recipe.preset == PROVISIONAL) == (challenger.preset == PROVISIONAL)
-    ]

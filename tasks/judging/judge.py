@@ -25,7 +25,7 @@ from tasks.judging.pictures import confusion_png, forecast_png, loss_png
 from tasks.judging.scores import coverage, pinball
 from tasks.running.resident import Orders
 from tasks.signals.feature_files import load_series, market_key, markets, read_features
-from tasks.storage.model_folder import read_config, write_reference
+from tasks.storage.model_folder import write_reference
 from tasks.training.files import home_of, member_folder, read_job, read_result
 
 log = logging.getLogger("cpb")
@@ -57,8 +57,7 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
     series = load_series(home_of(shard, job), spec.features, spec.bounds)
     test = _forecasts(folder, job, spec.model.series, series, "test")
     if test.quantiles.size:
-        columns = read_config(folder / "model").features
-        fitted = fit_reference(series, spec.model.series, test.quantiles.shape[1], columns)
+        fitted = fit_reference(series, spec.model.series, test.quantiles.shape[1])
         other = reference_quantiles(fitted, series, test.origins)
         score = judge_member(series, test, other, architecture=job.architecture, seed=spec.model.seed)
         validation = _forecasts(folder, job, spec.model.series, series, "validation")

@@ -1,7 +1,7 @@
 """Promotion: chooses the model that serves a series, by the gate's rules (`tasks.judging.gate`) on stored figures.
 
-`contenders`: tonight's and the registered models in the gate's form. `losses`: their losses on the same rows. `pairs`:
-the evidence store, a file per challenger and champion recipe. `standings`, `refresh`, `challenge`: state and rules of a
-timeframe. `night`: the decisions of a run. `trial`: evidence from shadow forecasts, switch and drop. `by_hand`: manual
-promotion. `weekly`: models that a nightly run skips. All alias changes are made under a single lock (`moves`).
+night        the decisions of a run: first champions, refreshes, coins that follow a switch
+losses       models in the gate's form, and their losses on the same rows
+moves        changes of the registry, a person's too, under a single lock
+by_backtest  the register of recipes that a backtest judges, its decision, and the switches it leaves
 """

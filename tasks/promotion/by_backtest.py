@@ -2,7 +2,7 @@
 
 The register, `HOME/ledger/gate/interval=1h/003~5.json` (number, recipes and search trials submitted), is what the
 correction for many recipes counts: a record is never changed or removed, whether its recipes pass or lose. A recipe
-that passes leaves a pair (`pairs`) that has switched the timeframe; its coins follow in the next night that trains it.
+that passes leaves a `Switch` in `HOME/ledger/switches`; coins follow it in the next night that trains the recipe.
 """
 
 import re
@@ -21,8 +21,7 @@ from tasks.backtesting.folds import FoldSeries
 from tasks.judging.gate import MIN_COVER
 from tasks.judging.member import MemberScore
 from tasks.judging.paired import corrected, daily_losses, failed, min_days, paired
-from tasks.promotion import recipe_pairs
-from tasks.promotion.contenders import standing
+from tasks.promotion.losses import registered_model
 from tasks.promotion.moves import promotion_lock
 from tasks.storage.digests import value_digest
 from tasks.storage.records import SET_ASIDE, find_record, write_record
@@ -34,6 +33,7 @@ CHAMPION = "champion"
 """Name of the champions' recipe in a backtest whose own options do not train it."""
 
 _NAME = re.compile(r"(?P<number>\d{3,})~(?P<count>\d+)\.json")
+_SWITCH = re.compile(r"\d{8}T\d{12}\.json")
 
 
 class Submission(Record):
@@ -65,6 +65,24 @@ class Submission(Record):
         return value_digest(self.model_dump(mode="json", exclude={"named_at"}))[:16]
 
 
+class Switch(Record):
+    """A recipe that replaces the recipe of a timeframe's champions, by a backtest.
+
+    `behind`: the symbols that still have their champion, and follow in a night that trains the recipe.
+    """
+
+    market: Market
+    timeframe: str
+    backtest: BacktestEvidence
+    switched_at: datetime
+    behind: tuple[str, ...]
+
+    @property
+    def recipes(self) -> tuple[Recipe, Recipe]:
+        """The recipe that won, and the one that it replaces."""
+        return Recipe.parse(self.backtest.challenger), Recipe.parse(self.backtest.incumbent)
+
+
 @dataclass(frozen=True)
 class Contest:
     """A backtest that may replace the champions' recipe of a timeframe.
@@ -89,7 +107,7 @@ def open_contest(spec: BacktestSpec) -> Contest:
     """
     (timeframe,) = spec.intervals
     served = champions(market=spec.scope.market, store=open_store(create=False))
-    known = {c.series: standing(c).recipe for c in served if c.series.timeframe == timeframe}
+    known = {c.series: registered_model(c).recipe for c in served if c.series.timeframe == timeframe}
     if not known:
         raise CpbError(
             f"no champion at {timeframe} can be replaced; train first with `cpb train-all`",
@@ -187,12 +205,12 @@ def decide(
             judged.append((evidence, why))
     winner = min((one for one, why in judged if not why), key=lambda one: one.ratio, default=None)
     if winner:
-        pair = recipe_pairs.Pair(
-            market=market, timeframe=timeframe, challenger=winner.challenger, incumbent=winner.incumbent, k=0,
-            share=1.0, horizon=1, appointed_at=submission.named_at, backtest=winner,
+        switch = Switch(
+            market=market, timeframe=timeframe, backtest=winner, switched_at=datetime.now(UTC),
+            behind=tuple(sorted(series.symbol for series in contest.served)),
         )  # fmt: skip
         with promotion_lock(open_store(), home, market):
-            recipe_pairs.save(home, recipe_pairs.end(pair, "switched", datetime.now(UTC), contest.served))
+            save(home, switch)
     for one, why in judged:
         if one == winner:
             say(f"passed the gate: {one}; it replaces {one.incumbent} in the next night that trains it")
@@ -240,6 +258,42 @@ def register_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
 def about(path: Path) -> str:
     """Return the subject of a file of the register: the names of its folder and of the file."""
     return f"gate/{path.parent.name}/{path.name}"
+
+
+def switch_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
+    """Return the files of a timeframe's switches, or of all, oldest first; other files are ignored."""
+    folders = tree_of(home, "ledger", market).glob(f"switches/interval={timeframe}")
+    return sorted(
+        path for folder in folders for path in folder.glob("*.json") if _SWITCH.fullmatch(path.name)
+    )
+
+
+def about_switch(path: Path) -> str:
+    """Return the subject of a switch's file: the names of its folder and of the file."""
+    return f"switches/{path.parent.name}/{path.name}"
+
+
+def switches(home: Path, market: str, timeframe: str) -> list[Switch]:
+    """Return every switch of a timeframe, oldest first; a damaged file is set aside, and its coins stay as they are."""
+    read = (find_record(p, Switch, of=about_switch(p)) for p in switch_files(home, market, timeframe))
+    return [record for record in read if record]
+
+
+def save(home: Path, switch: Switch) -> None:
+    """Write a switch; it is known by the time at which it was decided."""
+    folder = tree_of(home, "ledger", switch.market) / "switches" / f"interval={switch.timeframe}"
+    path = folder / f"{switch.switched_at:%Y%m%dT%H%M%S%f}.json"
+    write_record(path, switch, of=about_switch(path), compact=True)
+
+
+def replaced_recipes(home: Path, market: str, timeframe: str) -> dict[Recipe, Switch]:
+    """Return, for each recipe that lost a timeframe by a switch and has not won it back, that switch."""
+    lost: dict[Recipe, Switch] = {}
+    for switch in switches(home, market, timeframe):
+        winner, loser = switch.recipes
+        lost[loser] = switch
+        lost.pop(winner, None)
+    return lost
 
 
 def _check_length(spans: Sequence[SplitBounds], timeframe: str) -> None:

@@ -1,14 +1,17 @@
-"""Losses of models on the same rows: of tonight's models from their score files, of registered models recomputed.
+"""Tonight's and the registered models in the gate's form, and their losses on the same rows: of tonight's models from
+their score files, of registered models recomputed.
 
 A registered model is applied to tonight's features, so both use the same candles, including corrected candles. All
 models of the same shape forecast as a fleet: 40 series with 2,880 origins each take seconds.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +21,71 @@ from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET, Market
 from cpbmodels.fleet.prediction import predict_each
 from schemas.errors import DamagedError
-from schemas.handover import Compared, SeriesRecord
+from schemas.handover import Compared, FleetJudgement, Judgement, SeriesRecord
+from schemas.identity import Recipe
 from tasks.judging.baselines import realised
 from tasks.judging.evidence import not_worse
-from tasks.judging.gate import Contender
+from tasks.judging.fleet import score_file
+from tasks.judging.gate import GateModel, gate_model
 from tasks.judging.member import MemberScore
 from tasks.judging.scores import Array, pinball
-from tasks.promotion.contenders import Candidate
 from tasks.signals.feature_files import market_key, markets, read_features
+from tasks.storage.model_folder import read_config
+from tasks.tracking.registry import Champion
+from tasks.tracking.tags import RECIPE
+from tasks.training.files import member_folder, read_job
+
+_DECIDES = "validation_crps_ratio"
+
+
+@dataclass(frozen=True)
+class TrainedCandidate:
+    """A model of tonight in the gate's form, with its judgement, its features and the file of its losses."""
+
+    model: GateModel
+    judgement: Judgement
+    features: SeriesRecord
+    score: Path
+
+
+def trained_candidates(root: Path, fleets: Iterable[FleetJudgement]) -> Iterator[TrainedCandidate]:
+    """Yield every judged model of a run; `root`: the market's home, which holds the fleets' folders."""
+    for fleet in fleets:
+        shards = {judgement.shard: root / "fleets" / judgement.shard for judgement in fleet.judgements}
+        planned = {member.model: member for folder in shards.values() for member in read_job(folder).members}
+        for judgement in fleet.judgements:
+            member = planned[judgement.model]
+            place = member_folder(shards[judgement.shard], member.name)
+            config = read_config(place / "model")
+            model = gate_model(
+                judgement.model.series,
+                place / "model",
+                config,
+                run_id=judgement.run_id,
+                validation=judgement.metrics.get(_DECIDES, math.nan),
+            )
+            yield TrainedCandidate(model, judgement, member.features, score_file(place))
+
+
+def registered_model(champion: Champion) -> GateModel:
+    """Return a registered model in the gate's form; a damaged model with the readable tags and configuration."""
+    validation = champion.metrics.get(_DECIDES, math.nan)
+    known: dict[str, Any] = {"run_id": champion.run_id, "version": champion.version, "validation": validation}
+    try:
+        found = gate_model(
+            champion.series, champion.folder, read_config(champion.folder), damage=champion.damage, **known
+        )
+    except (DamagedError, TypeError, ValueError) as error:  # for example an invalid date after a bit error
+        found = GateModel(
+            series=champion.series, recipe=Recipe(champion.architecture, champion.preset, ""),
+            folder=champion.folder, market=champion.series.market, damage=champion.damage or str(error), **known,
+        )  # fmt: skip
+    recorded = champion.tags.get(RECIPE, "")
+    # If the folder is damaged, the registry's recipe is used; its candles, span and horizon still exclude older models.
+    return (
+        replace(found, recipe=Recipe.parse(recorded)) if found.damage and recorded.count("/") == 2 else found
+    )
+
 
 _AT_ONCE = 8
 """Number of models with forecasts in memory: 2,880 origins x 10 steps x 19 quantiles take 4.4 MB each."""
@@ -49,7 +109,7 @@ class Losses:
         return Losses(self.times[kept], self.crps[kept])
 
 
-Task = tuple[Contender, SeriesRecord]
+Task = tuple[GateModel, SeriesRecord]
 """A registered model, and tonight's features of its series."""
 
 
@@ -132,14 +192,14 @@ def _losses(series: Series, forecast: cpbmodels.Prediction) -> Losses:
     return Losses(series.times[forecast.origins], 2 * pinball(quantiles, truth).mean(axis=(1, 2)))
 
 
-class Comparisons:
+class LossTable:
     """Losses by model, or the error for losses that cannot be read."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
         self._losses: dict[str, Losses | DamagedError] = {}
 
-    def predict(self, wanted: Iterable[tuple[Candidate, Contender]]) -> None:
+    def predict(self, wanted: Iterable[tuple[TrainedCandidate, GateModel]]) -> None:
         """Compute the missing losses of registered models on tonight's test spans, all together."""
         todo = {key: (c, one) for c, one in wanted if (key := self._key(one)) not in self._losses}
         if not todo:
@@ -149,10 +209,10 @@ class Comparisons:
         tasks = [(one, candidate.features) for candidate, one in todo.values()]
         self._losses |= zip(todo, predicted(self._home, tasks, start, stop), strict=True)
 
-    def losses_of(self, one: Contender | Candidate) -> Losses | DamagedError:
+    def losses_of(self, one: GateModel | TrainedCandidate) -> Losses | DamagedError:
         """Return a model's losses; call `predict` first for a registered model."""
-        key = self._key(one.model if isinstance(one, Candidate) else one)
-        if key not in self._losses and isinstance(one, Candidate):
+        key = self._key(one.model if isinstance(one, TrainedCandidate) else one)
+        if key not in self._losses and isinstance(one, TrainedCandidate):
             try:
                 score = MemberScore.from_npz(one.score)
                 self._losses[key] = Losses(score.times, score.losses["crps"])
@@ -162,7 +222,7 @@ class Comparisons:
                 self._losses[key] = error
         return self._losses[key]
 
-    def compared(self, candidate: Candidate, incumbent: Contender) -> Compared | DamagedError | None:
+    def compared(self, candidate: TrainedCandidate, incumbent: GateModel) -> Compared | DamagedError | None:
         """Compare on the origins that are in tonight's test span and in the incumbent's."""
         found, theirs = self.losses_of(candidate), self.losses_of(incumbent)
         if isinstance(found, DamagedError) or isinstance(theirs, DamagedError):
@@ -173,5 +233,5 @@ class Comparisons:
         return compare(mine, theirs, horizon=candidate.model.horizon, step_us=step_us)
 
     @staticmethod
-    def _key(one: Contender) -> str:
+    def _key(one: GateModel) -> str:
         return f"{one.series.name}/{one.run_id}"

@@ -1,25 +1,27 @@
-"""Changes of the gate in the registry: a candidate or challenger becomes champion, a challenger is appointed.
+"""Changes of the registry: a run's candidate or, by hand, a registered version becomes champion; a champion retires.
 
-They are serialised by a single lock: a night's decisions, an hourly switch and a manual command.
+They are serialised by a single lock: a run's decisions and a manual command.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.errors import CpbError
-from schemas.handover import BacktestEvidence, Decision, ModelRef, PairEvidence
-from schemas.identity import SeriesId, market_home
-from tasks.judging.gate import Contender, Ruling
-from tasks.promotion.contenders import Candidate, standing
+from schemas.errors import CpbError, DamagedError, UsageError
+from schemas.handover import BacktestEvidence, Decision, ModelRef
+from schemas.identity import SIM, SeriesId, market_home
+from tasks.judging.gate import GateDecision, GateModel
+from tasks.promotion.losses import TrainedCandidate, registered_model
 from tasks.storage.locks import locked
 from tasks.tracking.connection import Store, alone_everywhere
-from tasks.tracking.decisions import DECISION, decision_text, keep_decision
-from tasks.tracking.registry import Champion, register, registered
+from tasks.tracking.decisions import DECISION, decision_in, decision_text, keep_decision, newest_decisions
+from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.registry import Champion, champions, register, registered
 from tasks.tracking.tags import REASON, RECIPE, SELECTED
-from tasks.tracking.versions import ALIAS, CHALLENGER, find_version, succeed
+from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, find_version, succeed, versions_of
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -27,23 +29,22 @@ if TYPE_CHECKING:
 
 def decided(
     series: SeriesId,
-    ruling: Ruling,
-    before: Contender | None,
+    ruling: GateDecision,
+    before: GateModel | None,
     candidate: ModelRef | None = None,
-    evidence: PairEvidence | None = None,
     backtest: BacktestEvidence | None = None,
 ) -> Decision:
     """Return the record of a ruling on a series; `before`: its champion, which serves until the alias is moved."""
     return Decision(
         series=series, outcome=ruling.outcome, rule=ruling.rule, reason=ruling.reason, compared=ruling.compared,
         version_number=before.version if before else "", incumbent=before.ref if before else None,
-        candidate=candidate, evidence=evidence, backtest=backtest, decided_at=datetime.now(UTC),
+        candidate=candidate, backtest=backtest, decided_at=datetime.now(UTC),
     )  # fmt: skip
 
 
 def promote_candidate(
     store: Store,
-    candidate: Candidate,
+    candidate: TrainedCandidate,
     decision: Decision,
     before: Champion | None,
 ) -> Decision:
@@ -54,7 +55,7 @@ def promote_candidate(
     """
     found = decision.backtest
     chosen = f"{found.first:%Y-%m-%d}/{found.last:%Y-%m-%d}" if found else ""
-    if before and standing(before).recipe == candidate.model.recipe:
+    if before and registered_model(before).recipe == candidate.model.recipe:
         chosen = before.tags.get(SELECTED, "")
     tested = candidate.model.tested_from
     overlaps = chosen and (tested is None or f"{tested:%Y-%m-%d}" <= chosen.rpartition("/")[2])
@@ -95,24 +96,7 @@ def retire(store: Store, champion: Champion, decision: Decision) -> None:
     keep_decision(store, decision)
 
 
-def appoint(store: Store, candidate: Candidate) -> Champion:
-    """Register tonight's model, point the alias `challenger` at it, and return it."""
-    series, version = candidate.model.series, _registered(store, candidate, {})
-    store.client.set_registered_model_alias(series.registered, CHALLENGER, str(version.version))
-    found = registered(store, series, str(version.version))
-    assert found is not None
-    return found
-
-
-def dismiss(store: Store, losers: Iterable[Champion]) -> None:
-    """Remove the alias `challenger` from models; their versions stay registered."""
-    for one in losers:
-        aliases = store.client.get_registered_model(one.name).aliases
-        if CHALLENGER in aliases:
-            store.client.delete_registered_model_alias(one.name, CHALLENGER)
-
-
-def _registered(store: Store, candidate: Candidate, tags: Mapping[str, str]) -> "ModelVersion":
+def _registered(store: Store, candidate: TrainedCandidate, tags: Mapping[str, str]) -> "ModelVersion":
     judged, model = candidate.judgement, candidate.judgement.model
     known = {
         "architecture": model.architecture, "recipe": model.recipe, RECIPE: str(candidate.model.recipe),
@@ -130,3 +114,89 @@ def promotion_lock(store: Store, home: Path, market: str) -> Iterator[None]:
     """
     with locked(market_home(home, market) / "promotion.lock"), alone_everywhere(store, "registry"):
         yield
+
+
+@dataclass(frozen=True)
+class Served:
+    """A champion, the newest decision on its series, and the decision that made it champion (None: not by the gate)."""
+
+    champion: Champion
+    newest: Decision | None
+    became: Decision | None
+
+
+def served(market: str | None = None) -> list[Served]:
+    """Return every champion of a market; by default of all real markets, or of the simulator if there are no others.
+
+    Raises:
+        CpbError: there is no store yet.
+    """
+    store = open_store(create=False)
+    newest = newest_decisions(store)
+    found = champions(market=market, store=store)
+    if market is None:
+        found = [one for one in found if one.series.market != SIM] or found
+    return [Served(one, newest.get(one.series), decision_in(one.tags)) for one in found]
+
+
+def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> Decision:
+    """Make a registered version of a series its champion, regardless of its figures, and store the reason.
+
+    Args:
+        version: a number, or `previous`: the champion before the current champion.
+        reason: stored with the decision.
+
+    Raises:
+        UsageError: there is no reason, no registered model of the series, or no such version.
+        DamagedError: the version's files differ from the registered files.
+    """
+    if not reason.strip():
+        raise UsageError(
+            'promoting by hand needs a reason that is kept, as in --force "the feed was wrong in May"',
+            code="reason", field="force",
+        )  # fmt: skip
+    store = open_store(create=False)
+    with promotion_lock(store, home, series.market):
+        aliases = aliases_of(store, series)
+        if aliases is None:
+            raise UsageError(
+                f"no model of {series} is registered; train it first, as in `cpb train-all {series.options}`",
+                code="unknown-series", field="coin",
+            )  # fmt: skip
+        wanted = _chosen(store, series, version, aliases)
+        before = registered(store, series, aliases[ALIAS]) if ALIAS in aliases else None
+        text = reason.strip()
+        if same := before is not None and before.version == wanted.version:
+            text = f"it was the champion already ({text})"
+        ruling = GateDecision("unchanged" if same else "forced", "by-hand", text)
+        decision = decided(
+            series, ruling, registered_model(before) if before else None, registered_model(wanted).ref
+        )
+        if decision.moved:
+            return promote_version(store, wanted, decision)
+        keep_decision(store, decision)
+    return decision
+
+
+def _chosen(store: Store, series: SeriesId, version: str, aliases: dict[str, str]) -> Champion:
+    number = aliases.get(PREVIOUS) if version == PREVIOUS else version
+    if number is None:
+        raise UsageError(
+            f"{series.registered} has no version under the alias {PREVIOUS}: its champion never had a predecessor; "
+            "name a number",
+            code="no-version", field="version",
+        )  # fmt: skip
+    found = registered(store, series, number) if number.isdecimal() else None
+    if found is None:
+        known = ", ".join(str(one.version) for one in versions_of(store, series))
+        raise UsageError(
+            f"{series.registered} has no version {number!r}: choose from {known}, or {PREVIOUS}",
+            code="no-version", field="version",
+        )  # fmt: skip
+    if found.damage:
+        raise DamagedError(
+            f"{found.model_version} is damaged and cannot be promoted: {found.damage}; choose a different version, or "
+            "repair it with `cpb verify --repair`",
+            field=str(found.folder),
+        )
+    return found

@@ -1,31 +1,55 @@
-"""The decisions of a run: per timeframe first champions, refreshes, then the challenger and its evidence.
+"""The decisions of a run: first champions, refreshes of champions, and coins that follow a switch by a backtest.
 
-All decisions are made before any alias moves. The aliases are then moved series by series, each with the record of its
-decision: repeating a run that was killed in between finds its own models and moves the remaining aliases.
+All decisions of a timeframe are made before any alias moves. The aliases are then moved series by series, each with the
+record of its decision: repeating a run that was killed in between finds its own models and moves the remaining aliases.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
-from schemas.handover import Decision, Failure, FleetJudgement, SeriesRecord
-from schemas.identity import Recipe
+from schemas.errors import CpbError, DamagedError
+from schemas.handover import BacktestEvidence, Decision, Failure, FleetJudgement, SeriesRecord
+from schemas.identity import Recipe, SeriesId
 from schemas.run import RunSpec
-from tasks.forecasting.watch import drifted_first
 from tasks.judging import gate
-from tasks.judging.gate import Contender, Ruling
-from tasks.promotion import recipe_pairs
-from tasks.promotion.challenge import Challenge
-from tasks.promotion.contenders import Candidate, standing, tonights
-from tasks.promotion.losses import Comparisons
+from tasks.judging.gate import GateDecision, GateModel
+from tasks.promotion.by_backtest import Switch, replaced_recipes, save
+from tasks.promotion.losses import LossTable, TrainedCandidate, registered_model, trained_candidates
 from tasks.promotion.moves import decided, promote_candidate, promotion_lock, retire
-from tasks.promotion.refresh import Refresh
-from tasks.promotion.standings import Place, Standings
 from tasks.tracking.connection import Store
-from tasks.tracking.decisions import keep_decision
+from tasks.tracking.decisions import keep_decision, newest_decisions
 from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import champions
+from tasks.tracking.registry import Champion, champions
+from tasks.tracking.versions import ALIAS, versions_with_alias
+from tasks.training.plan import preset_label
+
+
+@dataclass
+class SeriesState:
+    """A series of a run: its champion before, the run's eligible models by recipe, and the ruling.
+
+    `taken`: the model that becomes champion, if any. `notes`: why the run's other models were not considered.
+    """
+
+    series: SeriesId
+    champion: Champion | None
+    incumbent: GateModel | None
+    candidates: dict[Recipe, TrainedCandidate] = field(default_factory=dict)
+    notes: list[GateDecision] = field(default_factory=list)
+    ruling: GateDecision | None = None
+    taken: TrainedCandidate | None = None
+    backtest: BacktestEvidence | None = None
+
+    @property
+    def models(self) -> dict[Recipe, GateModel]:
+        """The run's eligible models."""
+        return {recipe: candidate.model for recipe, candidate in self.candidates.items()}
+
+    def take(self, recipe: Recipe, ruling: GateDecision) -> None:
+        """Let the run's model of a recipe become champion."""
+        self.taken, self.ruling = self.candidates[recipe], ruling
 
 
 def decide_night(
@@ -41,108 +65,250 @@ def decide_night(
     Args:
         failures: of the run so far; each decision names the models of its series that it could not consider.
     """
-    store, now = open_store(), datetime.now(UTC)
-    groups: dict[str, list[Candidate]] = defaultdict(list)
+    store = open_store()
+    by_timeframe: dict[str, list[TrainedCandidate]] = defaultdict(list)
     with promotion_lock(store, spec.scope.home, spec.scope.market):
-        for candidate in tonights(spec.scope.root, fleets):
-            groups[candidate.model.series.timeframe].append(candidate)
-        served = champions(market=spec.scope.market, store=store) if groups else []
+        for candidate in trained_candidates(spec.scope.root, fleets):
+            by_timeframe[candidate.model.series.timeframe].append(candidate)
+        served = champions(market=spec.scope.market, store=store) if by_timeframe else []
         decisions = [
             decision
-            for timeframe, found in groups.items()
-            for decision in _Night(Standings(spec, store, timeframe, found, served, now)).decide(failures)
+            for timeframe, candidates in by_timeframe.items()
+            for decision in decide_timeframe(spec, store, timeframe, candidates, served, failures)
         ]
         decisions += _retired(store, stopped)
     return tuple(decisions)
 
 
-class _Night:
-    """The decisions of a timeframe."""
+def decide_timeframe(
+    spec: RunSpec,
+    store: Store,
+    timeframe: str,
+    candidates: Iterable[TrainedCandidate],
+    served: Iterable[Champion],
+    failures: Sequence[Failure],
+) -> list[Decision]:
+    """Rule on every series of a timeframe, move the aliases, and return the decisions."""
+    home, market, force = spec.scope.home, spec.scope.market, spec.force or ""
+    serving = {champion.series: champion for champion in served if champion.series.timeframe == timeframe}
+    states = _states(candidates, serving)
+    validation: dict[Recipe, dict[SeriesId, float]] = defaultdict(dict)
+    for state in states.values():
+        for recipe, model in state.models.items():
+            validation[recipe][state.series] = model.validation
+    order = gate.rank(validation) if validation else {}
+    incumbents = {s: states[s].incumbent if s in states else registered_model(c) for s, c in serving.items()}
+    sound = [model.recipe for model in incumbents.values() if model and not model.damage]
+    decided_before = newest_decisions(store)
+    switched = replaced_recipes(home, market, timeframe)
 
-    def __init__(self, tonight: Standings) -> None:
-        self._tonight = tonight
-        comparisons = Comparisons(tonight.home)
-        self._refresh = Refresh(tonight, comparisons)
-        self._challenge = Challenge(tonight, comparisons)
+    to_compare: list[tuple[SeriesState, TrainedCandidate, GateModel]] = []
+    for state in states.values():
+        incumbent = state.incumbent
+        if incumbent is None:
+            _first(state, order, sound, *_no_champion(decided_before.get(state.series)))
+        elif incumbent.damage:
+            _replace_damaged(state, order, sound, incumbent, incumbent.damage, force)
+        elif not _follow(state, incumbent, switched):
+            best = gate.choose_successor(incumbent, state.models, order)
+            if best is None:
+                state.ruling = _no_candidate(state, incumbent, order)
+            elif early := gate.unchanged(best, incumbent) or gate.refused(best, incumbent, force):
+                state.ruling = early
+            elif gate.is_older(best, incumbent):
+                reason = f"{best.recipe} of older candles, forced: {force}"
+                state.take(best.recipe, GateDecision("forced", "older", reason))
+            else:
+                to_compare.append((state, state.candidates[best.recipe], incumbent))
 
-    def decide(self, failures: Sequence[Failure]) -> list[Decision]:
-        """Rule on every series, move the aliases, and return the decisions."""
-        tonight = self._tonight
-        self._refresh.rule()
-        self._challenge.rule()
-        for place in tonight.places.values():
-            self._explain(place, failures)
-        # Drifted champions first, in case the run is killed here.
-        order = [tonight.places[series] for series in drifted_first(tonight.home, list(tonight.places))]
-        decisions = [self._move(place) for place in order if place.ruling]
-        self._keep_followed()  # last: a run killed before this lets the remaining series follow when repeated
-        return decisions
+    losses = LossTable(home)
+    losses.predict([(candidate, incumbent) for _, candidate, incumbent in to_compare])
+    for state, candidate, incumbent in to_compare:
+        recipe = candidate.model.recipe
+        if isinstance(unread := losses.losses_of(candidate), DamagedError):
+            reason = f"{recipe} was not considered: its scores cannot be read ({unread})"
+            state.ruling = GateDecision("kept", "damaged", reason)
+            continue
+        compared = losses.compared(candidate, incumbent)
+        if isinstance(compared, DamagedError):
+            _replace_damaged(state, order, sound, incumbent, str(compared), force)
+            continue
+        state.ruling = gate.refresh(candidate.model, incumbent, compared)
+        if state.ruling.outcome == "refreshed":
+            state.taken = candidate
 
-    def _keep_followed(self) -> None:
-        """Store the coins that have not followed a switch yet."""
-        followed = self._refresh.followed
-        moved = {place.series.symbol for place, _ in followed}
-        for pair in {pair.recipes: pair for _, pair in followed}.values():
-            left = tuple(symbol for symbol in pair.behind if symbol not in moved)
-            recipe_pairs.save(self._tonight.home, pair.model_copy(update={"behind": left}))
+    for state in states.values():
+        _explain(state, order, failures)
+    decisions = [_move(store, state) for state in states.values() if state.ruling]
+    # Last: a run killed before this lets the remaining series follow when repeated.
+    moved = {state.series.symbol for state in states.values() if state.backtest}
+    for switch in switched.values():
+        if left := moved.intersection(switch.behind):
+            behind = tuple(symbol for symbol in switch.behind if symbol not in left)
+            save(home, switch.model_copy(update={"behind": behind}))
+    return decisions
 
-    def _explain(self, place: Place, failures: Sequence[Failure]) -> None:
-        """Add to a ruling the outcome of tonight's other recipes, and the models that failed, as on a full disk."""
-        ruling, serving = place.ruling, place.serving
-        if ruling is None:
-            return
-        notes: list[str] = []
-        if place.incumbent and serving:
-            order, beside = self._tonight.order, ("smoke", "older", "fewer-candles", "horizon")
-            others = [recipe for recipe in order if recipe in place.fielded and recipe != serving.recipe]
-            if place.evidence:
-                notes = [str(place.evidence)]
-            elif others and ruling.rule not in beside:
-                notes = [self._no_challenger(others[0], serving)]
-            # Rejected models are named too, unless the rejection is the ruling itself.
-            notes += [note.reason for note in place.notes if note.reason != ruling.reason]
-        models = [f.model for f in failures if f.model and f.model.series == place.series]
-        if failed := sorted({f"{model.architecture}/{model.recipe}" for model in models}):
-            notes.append(f"not considered, as they failed in this run: {', '.join(failed)}")
-        place.ruling = replace(ruling, reason="; ".join([ruling.reason, *notes]))
 
-    def _no_challenger(self, recipe: Recipe, serving: Contender) -> str:
-        theirs = self._tonight.incumbents().get(serving.recipe, serving.validation)
-        mine = self._tonight.order[recipe]
-        figures = f"pooled validation CRPS ratio {mine:.4f} against {theirs:.4f}"
-        if not mine < theirs:
-            return f"{recipe} is not a challenger: {figures}"
-        if serving.provisional and recipe.preset != gate.PROVISIONAL:
-            return f"{recipe} can replace a provisional champion by that comparison alone ({figures})"
-        if (recipe, serving.recipe) in self._tonight.tried():
-            return f"{recipe} has had its trial and is not tried again ({figures})"
-        if not self._tonight.covers(recipe, serving.recipe):
-            return f"{recipe} is not a challenger: this run trained it on too few of the timeframe's coins ({figures})"
-        return f"{recipe} is not a challenger while another is on trial ({figures})"
+def _states(
+    candidates: Iterable[TrainedCandidate], serving: Mapping[SeriesId, Champion]
+) -> dict[SeriesId, SeriesState]:
+    states: dict[SeriesId, SeriesState] = {}
+    for candidate in candidates:
+        series = candidate.model.series
+        if series not in states:
+            champion = serving.get(series)
+            states[series] = SeriesState(series, champion, registered_model(champion) if champion else None)
+        if stop := gate.ineligible(candidate.model):
+            states[series].notes.append(stop)
+        else:
+            states[series].candidates[candidate.model.recipe] = candidate
+    return states
 
-    def _move(self, place: Place) -> Decision:
-        """Move a series' aliases as ruled, and return the decision."""
-        ruling, incumbent = place.ruling, place.incumbent
-        assert ruling is not None
-        own = place.fielded.get(incumbent.recipe) if incumbent else None
-        best = place.taken or own or next(iter(place.fielded.values()), None)
-        candidate = best.model.ref if best else None
-        decision = decided(place.series, ruling, incumbent, candidate, place.evidence, place.backtest)
-        store = self._tonight.store
-        if place.taken:
-            return promote_candidate(store, place.taken, decision, place.champion)
-        keep_decision(store, decision)
-        return decision
+
+def _no_champion(before: Decision | None) -> tuple[str, str]:
+    """Return the rule and the reason for a series without a champion; `before`: the newest decision on it."""
+    if before is None:
+        return "first", "it has no champion yet"
+    if before.outcome == "retired":
+        return "returned", "it is traded again"
+    return "missing", f"its champion, version {before.version_number}, was deleted"
+
+
+def _first(
+    state: SeriesState, order: Mapping[Recipe, float], sound: Iterable[Recipe], rule: str, why: str
+) -> None:
+    """Choose the run's best model for a series without a usable champion; `sound`: the recipes that serve others."""
+    best = gate.choose_first(state.models, order, sound)
+    if best is None:  # only classifiers, which do not forecast prices
+        return
+    figures = f"pooled validation CRPS ratio {order[best.recipe]:.4f}, of {len(order)} recipes"
+    provisional = (
+        "; it is provisional: a model of a different preset replaces it unless worse"
+        if best.provisional
+        else ""
+    )
+    state.take(best.recipe, GateDecision("first", rule, f"{why}: {best.recipe} ({figures}){provisional}"))
+
+
+def _replace_damaged(
+    state: SeriesState,
+    order: Mapping[Recipe, float],
+    sound: Iterable[Recipe],
+    incumbent: GateModel,
+    damage: str,
+    force: str,
+) -> None:
+    """Let any eligible model replace a damaged champion, which cannot forecast."""
+    same = [r for r in state.candidates if r == incumbent.recipe or (
+        not incumbent.recipe.digest
+        and (r.architecture, r.preset) == (incumbent.recipe.architecture, incumbent.recipe.preset)
+    )]  # fmt: skip
+    if same:
+        reason = f"the champion is damaged ({damage}); {same[0]} takes its place uncompared"
+        state.take(same[0], GateDecision("refreshed", "damaged-incumbent", reason))
+    else:
+        _first(state, order, sound, "damaged-incumbent", f"the champion is damaged ({damage})")
+    if state.taken and (stop := gate.refused(state.taken.model, incumbent, force)):
+        state.taken, state.ruling = None, stop
+    if state.ruling is None:
+        reason = f"the champion is damaged ({damage}), and this run has no model to take its place"
+        state.ruling = GateDecision("kept", "damaged-incumbent", reason)
+
+
+def _follow(state: SeriesState, incumbent: GateModel, switched: Mapping[Recipe, Switch]) -> bool:
+    """Let a coin follow the switch of its timeframe with the run's model of the recipe; return whether it does."""
+    switch = switched.get(incumbent.recipe)
+    if switch is None or state.series.symbol not in switch.behind:
+        return False
+    while after := switched.get(switch.recipes[0]):  # the winner has since lost to another recipe
+        switch = after
+    recipe = switch.recipes[0]
+    if recipe not in state.candidates or gate.refused(state.models[recipe], incumbent):
+        return False
+    state.backtest = switch.backtest
+    state.take(recipe, GateDecision("switched", "backtest", f"the gate is passed: {switch.backtest}"))
+    return True
+
+
+def _no_candidate(state: SeriesState, incumbent: GateModel, order: Iterable[Recipe]) -> GateDecision:
+    """Rule on a champion without a candidate, with the reason that excludes the run's best model, if any."""
+    if state.notes and not state.candidates:
+        return state.notes[0]
+    best = next((state.models[recipe] for recipe in order if recipe in state.candidates), None)
+    if best and (stop := gate.refused(best, incumbent)):
+        return stop
+    reason = f"this run has no model of the champion's recipe {incumbent.recipe}"
+    return GateDecision("kept", "no-candidate", reason)
+
+
+def _explain(state: SeriesState, order: Mapping[Recipe, float], failures: Sequence[Failure]) -> None:
+    """Add to a ruling a recipe that validates better, and the models that were rejected or failed."""
+    if state.ruling is None:
+        return
+    notes = [note.reason for note in state.notes if note.reason != state.ruling.reason]
+    serving = state.taken.model if state.taken else state.incumbent
+    best = next((recipe for recipe in order if recipe in state.candidates), None)
+    if state.incumbent and serving and best and best != serving.recipe:
+        theirs = order.get(serving.recipe, serving.validation)
+        if order[best] < theirs:
+            figures = f"pooled validation CRPS ratio {order[best]:.4f} against {theirs:.4f}"
+            notes.insert(
+                0, f"{best} validates better ({figures}): `cpb backtest --gate` or a person may let it serve"
+            )
+    models = [f.model for f in failures if f.model and f.model.series == state.series]
+    if failed := sorted({f"{model.architecture}/{model.recipe}" for model in models}):
+        notes.append(f"not considered, as they failed in this run: {', '.join(failed)}")
+    state.ruling = replace(state.ruling, reason="; ".join([state.ruling.reason, *notes]))
+
+
+def _move(store: Store, state: SeriesState) -> Decision:
+    """Move a series' aliases as ruled, and return the decision."""
+    ruling, incumbent = state.ruling, state.incumbent
+    assert ruling is not None
+    same = state.candidates.get(incumbent.recipe) if incumbent else None
+    best = state.taken or same or next(iter(state.candidates.values()), None)
+    decision = decided(state.series, ruling, incumbent, best.model.ref if best else None, state.backtest)
+    if state.taken:
+        return promote_candidate(store, state.taken, decision, state.champion)
+    keep_decision(store, decision)
+    return decision
 
 
 def _retired(store: Store, stopped: Sequence[SeriesRecord]) -> Iterator[Decision]:
     records = {r.series: r for r in stopped}
     for champion in champions(list(records), store=store) if records else []:
-        record, incumbent = records[champion.series], standing(champion)
+        record, incumbent = records[champion.series], registered_model(champion)
         if incumbent.candles > record.rows:  # an older as_of must not retire a traded coin's champion
             continue
         last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
         reason = f"{champion.series} has not been traded since {last:%Y-%m-%d}"
-        decision = decided(champion.series, Ruling("retired", "stopped", reason), incumbent)
+        decision = decided(champion.series, GateDecision("retired", "stopped", reason), incumbent)
         retire(store, champion, decision)
         yield decision
+
+
+def idle_architectures(spec: RunSpec, series: Collection[SeriesId]) -> dict[str, tuple[str, ...]]:
+    """Return, by timeframe, the architectures that a run with `serving` does not train: their recipe serves no series.
+
+    Where no recipe of the run serves, all are trained; a missing store counts as empty.
+    """
+    if not spec.serving:
+        return {}
+    try:
+        versions = versions_with_alias(open_store(create=False), ALIAS)
+    except CpbError as error:
+        if error.code != "no-store":
+            raise
+        return {}
+    recipes = {name: (name, preset_label(spec, name)) for name in spec.names}
+    idle: dict[str, tuple[str, ...]] = {}
+    for timeframe in dict.fromkeys(s.timeframe for s in series):
+        made = {
+            (version.tags.get("architecture", ""), version.tags.get("recipe", ""))
+            for s, version in versions.items()
+            if s in series and s.timeframe == timeframe
+        }
+        left = tuple(name for name, recipe in recipes.items() if recipe not in made)
+        if left and len(left) < len(recipes):
+            idle[timeframe] = left
+    return idle

@@ -24,7 +24,7 @@ from tasks.tracking.tags import (
     newest_of,
     recipe_of_run,
 )
-from tasks.tracking.versions import ALIAS, CHALLENGER, PREVIOUS, aliases_of, versions_of
+from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, versions_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -56,7 +56,7 @@ class JudgedModel(BaseModel):
     as_of: str | None
     data: str | None
     test_span: str | None
-    serves: Literal["champion", "challenger", "previous"] | None = Field(
+    serves: Literal["champion", "previous"] | None = Field(
         None, description="its current alias in the registry"
     )
     model_version: str | None
@@ -87,7 +87,7 @@ def _registered(store: Store, series: SeriesId) -> dict[str, tuple[str | None, s
     aliases = aliases_of(store, series)
     if aliases is None:
         return {}
-    alias_of = {aliases[name]: name for name in (PREVIOUS, CHALLENGER, ALIAS) if name in aliases}
+    alias_of = {aliases[name]: name for name in (PREVIOUS, ALIAS) if name in aliases}
     return {
         str(version.run_id): (alias_of.get(str(version.version)), f"{version.name}/{version.version}")
         for version in versions_of(store, series)

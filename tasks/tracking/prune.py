@@ -1,6 +1,6 @@
 """`cpb prune`: removes the data that nightly runs accumulate, so that database, artifacts and store stay bounded.
 
-Kept are the last nights in full; champions, challengers and their predecessors; everything with an alias or the tag
+Kept are the last nights in full; champions and their predecessors; everything with an alias or the tag
 `keep`. Nothing is deleted while a run is being written. A kill at any point is safe: each step can be repeated, and the
 next pruning completes it.
 """

@@ -27,7 +27,7 @@ from tasks.tracking.tags import (
     digests_of,
     market_of,
 )
-from tasks.tracking.versions import ALIAS, CHALLENGER, series_of
+from tasks.tracking.versions import ALIAS, series_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -132,9 +132,8 @@ def old_versions(
         aliases = store.client.get_registered_model(name).aliases
         stay = {str(v) for v in aliases.values()} | {str(ordered[-1].version)}
         numbers = [str(v.version) for v in ordered]
-        for alias in (ALIAS, CHALLENGER):
-            if (served := str(aliases.get(alias))) in numbers[1:]:
-                stay.add(numbers[numbers.index(served) - 1])
+        if (served := str(aliases.get(ALIAS))) in numbers[1:]:
+            stay.add(numbers[numbers.index(served) - 1])
         found += [
             version
             for version in ordered

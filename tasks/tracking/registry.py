@@ -1,4 +1,4 @@
-"""The registry: one registered model per series with the aliases `champion`, `challenger` and `previous`.
+"""The registry: one registered model per series with the aliases `champion` and `previous`.
 
 The registered model's name contains the market (`cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1h`, `cpb-sim-BTCUSDT-1h`), so
 models of different markets never replace each other.
@@ -31,7 +31,6 @@ from tasks.tracking.records import tag_texts
 from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, SELECTED, digests_of, series_tags
 from tasks.tracking.versions import (
     ALIAS,
-    CHALLENGER,
     find_version,
     make_model,
     versions_with_alias,
@@ -168,13 +167,6 @@ def champions(
         market: filter; default all.
     """
     return _aliased(ALIAS, series, market, store)
-
-
-def challengers(
-    series: Collection[SeriesId] | None = None, *, market: str | None = None, store: Store | None = None
-) -> list[Champion]:
-    """Return the models that forecast beside the champions until the evidence decides; see `champions`."""
-    return _aliased(CHALLENGER, series, market, store)
 
 
 def registered(store: Store, series: SeriesId, number: str) -> Champion | None:

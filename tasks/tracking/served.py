@@ -10,7 +10,6 @@ import logging
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from schemas.errors import CpbError
 from schemas.handover import Record
@@ -22,17 +21,10 @@ from tasks.storage.urls import public_url
 from tasks.tracking.artifacts import COPIES
 from tasks.tracking.database import DOWN, is_server
 from tasks.tracking.mlflow_store import open_store, tracking_uri
-from tasks.tracking.registry import Champion, challengers, champions
+from tasks.tracking.registry import Champion, champions
 from tasks.tracking.tags import FILES
 
 log = logging.getLogger("cpb")
-
-
-class Serving(NamedTuple):
-    """The models of some series by role; a challenger may have lost its trial already (`promotion.trial.on_trial`)."""
-
-    champions: list[Champion]
-    challengers: list[Champion]
 
 
 class KeptServing(Record):
@@ -43,11 +35,10 @@ class KeptServing(Record):
 
     store: str
     champions: tuple[Champion, ...] = ()
-    challengers: tuple[Champion, ...] = ()
 
 
-def serving(series: Collection[SeriesId] | None = None, *, market: str | None = None) -> Serving:
-    """Return champions and challengers; if the tracking server is down, return the last known models, with a warning.
+def serving(series: Collection[SeriesId] | None = None, *, market: str | None = None) -> list[Champion]:
+    """Return the champions; if the tracking server is down, return the last known models, with a warning.
 
     Args:
         series: filter; default all.
@@ -66,23 +57,15 @@ def serving(series: Collection[SeriesId] | None = None, *, market: str | None = 
 
     try:
         store = open_store(uri, create=False)
-        found = Serving(*(of(series, market=market, store=store) for of in (champions, challengers)))
+        found = champions(series, market=market, store=store)
     except CpbError as error:
         if error.code != DOWN or not kept.champions:
             raise
         log.warning("%s; forecasting continues with the last known champions", error)
-        roles = (kept.champions, kept.challengers)
-        return Serving(*([_read(path.parent, model) for model in role if asked(model)] for role in roles))
+        return [_read(path.parent, model) for model in kept.champions if asked(model)]
     if is_server(uri):
-
-        def updated(before: tuple[Champion, ...], read: list[Champion]) -> tuple[Champion, ...]:
-            return (*(model for model in before if not asked(model)), *map(_kept, read))
-
-        now = KeptServing(
-            store=kept.store,
-            champions=updated(kept.champions, found.champions),
-            challengers=updated(kept.challengers, found.challengers),
-        )
+        others = (model for model in kept.champions if not asked(model))
+        now = KeptServing(store=kept.store, champions=(*others, *map(_kept, found)))
         if now != kept:
             write_record(path, now)
     return found

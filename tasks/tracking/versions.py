@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 ALIAS = "champion"
-CHALLENGER = "challenger"
-"""Alias of the version that forecasts beside the champion until the evidence decides."""
 PREVIOUS = "previous"
 """Alias of the previous champion."""
 
@@ -47,7 +45,7 @@ def versions_with_alias(store: Store, alias: str) -> "dict[SeriesId, ModelVersio
 
 
 def succeed(store: Store, version: "ModelVersion") -> None:
-    """Make a version the champion; the old champion becomes `previous`, and a winning challenger loses its alias.
+    """Make a version the champion; the old champion becomes `previous`.
 
     The alias `champion` moves in one step, after `previous`: a kill in between leaves the old champion in place.
     """
@@ -58,8 +56,6 @@ def succeed(store: Store, version: "ModelVersion") -> None:
         if before:
             store.client.set_registered_model_alias(name, PREVIOUS, before)
         store.client.set_registered_model_alias(name, ALIAS, number)
-    if aliases.get(CHALLENGER) == number:
-        store.client.delete_registered_model_alias(name, CHALLENGER)
 
 
 def aliases_of(store: Store, series: SeriesId) -> dict[str, str] | None:

@@ -162,11 +162,11 @@ def test_the_commands_leave_out_only_what_they_cannot_use():
         ("ingest", ScopeSpec, {"offline"}),
         ("forecast", ScopeSpec, set()),
         ("train-all", RunSpec, set()),
-        ("train", RunSpec, {"repo", "tail", "force", "prune", "weekly_challengers"}),
+        ("train", RunSpec, {"repo", "tail", "force", "prune", "serving"}),
         (
             "backtest",
             BacktestSpec,
-            {"repo", "tail", "warm_start", "force", "prune", "wandb", "weekly_challengers"},
+            {"repo", "tail", "warm_start", "force", "prune", "wandb", "serving"},
         ),
     ]:
         assert set(spec.model_fields) - {p.name for p in commands[name].params} - {*BY_SET} == hidden, name

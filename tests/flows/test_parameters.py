@@ -26,9 +26,9 @@ RUN = SCOPE | {
     "seeds": 2, "warm_start": "champion", "overrides": {"epochs": 5, "lr": 0.01},
     "train_timeout_s": 12.5, "engine": "local",
     "repo": "alice/models", "force": "a wrong feed", "prune": True, "wandb": True,
-    "weekly_challengers": True,
+    "serving": True,
 }  # fmt: skip
-NO_BACKTEST = {"warm_start", "repo", "force", "prune", "wandb", "weekly_challengers"}
+NO_BACKTEST = {"warm_start", "repo", "force", "prune", "wandb", "serving"}
 BACKTEST = {name: value for name, value in RUN.items() if name not in NO_BACKTEST} | {
     "folds": 2, "baselines": "garch-t", "check_lookahead": True,
     "out": "out",

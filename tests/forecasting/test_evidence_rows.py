@@ -13,19 +13,19 @@ LAST = 8.25e-6
 CLOSES = [LAST * (1 + 0.002 * (-1) ** i * i) for i in range(1, 60)]
 
 
-def with_reference(rows, role="champion", scale=1.3):
+def with_reference(rows, scale=1.3):
     """The same rows with a reference `scale` times as wide."""
     last = pl.col("last_close")
     wider = [(last * (pl.col(f"q{n:02d}") / last) ** scale).alias(f"ref_q{n:02d}") for n in range(5, 100, 5)]
-    return rows.with_columns(*wider, pl.lit(role).alias("role"))
+    return rows.with_columns(*wider)
 
 
 def filled(home, series=PEPE, hours=3):
-    """Live forecasts of a champion (version 1) and a challenger (version 2), an hour apart, all scored."""
+    """Live forecasts of two versions, an hour apart, all scored."""
     for hour in range(hours):
         made = {"made_at": START + hour * HOUR, "series": series}
         append(home, series, with_reference(rows_at(hour, **made)))
-        append(home, series, with_reference(rows_at(hour, version=2, **made), "challenger", 0.9))
+        append(home, series, with_reference(rows_at(hour, version=2, **made), 0.9))
     write_candles(home, CLOSES, series)
     assert score_due(home, [series], START + 40 * HOUR).failures == ()
 
@@ -33,13 +33,13 @@ def filled(home, series=PEPE, hours=3):
 def test_a_row_is_the_mean_over_the_steps_of_one_forecast(tmp_path):
     filled(tmp_path)
     scored = ledger(tmp_path, PEPE).filter(
-        pl.col("model_version").str.ends_with("/2"), pl.col("issued_at") == START
+        pl.col("model_version").str.ends_with("/1"), pl.col("issued_at") == START
     )
 
     found = evidence_rows(tmp_path, [PEPE]).row(0, named=True)
 
-    assert (found["series"], found["issued_at"], found["role"]) == (PEPE.name, START, "challenger")
-    assert found["version"] == f"{PEPE.registered}/2"
+    assert (found["series"], found["issued_at"]) == (PEPE.name, START)
+    assert found["version"] == f"{PEPE.registered}/1"
     assert found["crps"] == pytest.approx(scored["crps"].mean())
     assert found["ref_crps"] == pytest.approx(scored["ref_crps"].mean())
     assert found["ref_crps"] != pytest.approx(found["crps"])
@@ -49,19 +49,18 @@ def test_a_row_is_the_mean_over_the_steps_of_one_forecast(tmp_path):
     assert found["scored_at"] == START + 40 * HOUR
 
 
-def test_every_origin_has_a_row_for_each_role_and_series_in_order(tmp_path):
+def test_every_origin_has_a_row_for_each_version_and_series_in_order(tmp_path):
     filled(tmp_path)
     filled(tmp_path, BTC)
 
     found = evidence_rows(tmp_path, [PEPE, BTC], since=START + HOUR)
 
-    assert found.select("issued_at", "series", "role").rows() == [
-        (START + hour * HOUR, series.name, role)
+    assert found.select("issued_at", "series", "version").rows() == [
+        (START + hour * HOUR, series.name, f"{series.registered}/{number}")
         for hour in (1, 2)
         for series in (BTC, PEPE)
-        for role in ("challenger", "champion")
+        for number in (1, 2)
     ]
-    assert evidence_rows(tmp_path, [PEPE], roles=["champion"])["role"].unique().to_list() == ["champion"]
 
 
 def test_unfinished_replayed_and_reference_less_forecasts_are_left_out(tmp_path):

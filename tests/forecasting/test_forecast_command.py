@@ -11,7 +11,7 @@ from flows import cli
 from flows.forecast import run_forecast
 from flows.tables import price
 from schemas.errors import CpbError
-from schemas.handover import Failure, ForecastBatch, IngestResult, Score, Trials, Watching
+from schemas.handover import Failure, ForecastBatch, IngestResult, Score, Watching
 from schemas.scope import ForecastSpec
 
 VERDICT = "better than the random walk"
@@ -27,7 +27,6 @@ class Steps:
             "forecast": ForecastBatch(series=series, standing=10 * len(series)),
             "score": Score(),
             "watch": Watching(),
-            "trial": Trials(),
         }
         return found[step.name]
 

@@ -51,15 +51,6 @@ def test_of_two_models_at_one_instant_the_later_written_is_latest(tmp_path):
     assert len(read(tmp_path, PEPE)) == 20
 
 
-def test_a_challengers_forecast_is_stored_and_never_the_latest(tmp_path):
-    append(tmp_path, PEPE, rows_at())
-    append(tmp_path, PEPE, rows_at(1, version=2).with_columns(role=pl.lit("challenger")))
-
-    assert latest(tmp_path, PEPE).equals(rows_at())
-    assert latest(tmp_path, PEPE, START + timedelta(hours=5)).equals(rows_at())
-    assert len(read(tmp_path, PEPE)) == 20
-
-
 def test_the_reference_is_stored_beside_the_forecast(tmp_path):
     close, candle = np.full((19, 10), 2.0), np.full((10, 4), 2.0)
     reference = np.linspace(1.0, 3.0, 19)[:, None] * np.linspace(1.0, 1.1, 10)

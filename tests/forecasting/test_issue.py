@@ -32,9 +32,7 @@ SIGMA = 0.01
 
 def reference_of(series):
     table = tuple(tuple(np.linspace(-1.6, 1.6, 19).tolist()) for _ in range(10))
-    return Reference(
-        series=series, table=table, decay=LAMBDA, origins=100, span=(0, 1), deciles={}, shares={}
-    )
+    return Reference(series=series, table=table, decay=LAMBDA, origins=100, span=(0, 1))
 
 
 @dataclass
@@ -92,14 +90,6 @@ class Newest:
 
     def end_of(self, row):
         return START
-
-
-class Challenger(Model):
-    """A second version of the same registered model."""
-
-    @property
-    def model_version(self):
-        return f"{self.series.registered}/2"
 
 
 @pytest.fixture
@@ -219,26 +209,6 @@ def test_without_a_reference_a_forecast_is_issued_all_the_same_and_it_is_said(sc
     assert (failure.series, failure.code) == (BTC, "reference")
     assert latest(scope.home, BTC)["ref_q50"].null_count() == 10
     assert latest(scope.home, PEPE)["ref_q50"].null_count() == 0
-
-
-def test_challengers_forecast_beside_the_champions_and_are_not_counted(scope):
-    challenger = Challenger(BTC)
-    batch = issue.issue_forecasts(scope, [Model(BTC)], challengers=[challenger])
-    assert (batch.rows, batch.standing, batch.shadow, batch.series) == (10, 10, 10, (BTC,))
-    roles = read(scope.home, BTC).group_by("role", "model_version").len().sort("role")
-    assert roles.rows() == [
-        ("challenger", challenger.model_version, 10), ("champion", Model(BTC).model_version, 10),
-    ]  # fmt: skip
-    assert latest(scope.home, BTC)["role"].unique().to_list() == ["champion"]
-
-
-def test_a_challengers_failure_costs_no_champions_forecast(scope):
-    batch = issue.issue_forecasts(
-        scope, [Model(BTC)], challengers=[Challenger(BTC, damage="gone"), Challenger(PEPE)]
-    )
-    assert (batch.rows, batch.shadow) == (10, 10)
-    (failure,) = batch.failures
-    assert (failure.series, failure.code) == (BTC, "damaged")
 
 
 @pytest.mark.parametrize(("learnt", "code"), [(START, "learnt"), (START - HOUR, None)])

@@ -111,27 +111,24 @@ def test_replays_and_live_forecasts_are_never_added_up(tmp_path):
     assert entry(tmp_path).crps < entry(tmp_path, live=False).crps
 
 
-def test_a_versions_record_is_its_own_and_a_challengers_is_no_champions(tmp_path):
+def test_a_versions_record_is_its_own(tmp_path):
     close = write_walk(tmp_path, PEPE, FIRST, 200)
     origins = np.arange(20, 120)
     parts = [
         made_forecasts(PEPE, FIRST, close, origins[:60], version=lambda _: 1),
         made_forecasts(PEPE, FIRST, close, origins[60:], version=lambda _: 3),
-        made_forecasts(PEPE, FIRST, close, origins, version=lambda _: 2, role="challenger", width=4.0),
     ]
     chain.append(tmp_path, "spot", "forecasts", {PEPE: pl.concat(parts)})
     note_version(tmp_path, PEPE, f"{PEPE.registered}/3", "har/default/0a")
-    note_version(tmp_path, PEPE, f"{PEPE.registered}/2", "gru/default/0b")
     scored(tmp_path, FIRST + 200 * HOUR)
     rows = ledger(tmp_path, PEPE)
 
     assert entry(tmp_path).forecasts == 100
-    for number, count in ((1, 60), (2, 100), (3, 40)):
+    for number, count in ((1, 60), (3, 40)):
         name = f"{PEPE.registered}/{number}"
         own = rows.filter(pl.col("model_version") == name)
         found = entry(tmp_path, "version", model_version=name)
         assert (found.forecasts, found.crps) == (count, pytest.approx(own["crps"].mean()))
-    assert entry(tmp_path, "recipe", recipe="gru/default/0b").role == "challenger"
     assert entry(tmp_path, "recipe", recipe="har/default/0a").forecasts == 40  # version 1's is not known
     assert entry(tmp_path, "pooled").forecasts == 100
 

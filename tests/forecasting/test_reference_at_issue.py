@@ -13,7 +13,7 @@ COLUMNS = ("r_close", "log_range_mean_24")
 
 
 def test_the_models_own_record_is_its_reference(tmp_path):
-    judged = fit_reference(market(), A, H, COLUMNS)
+    judged = fit_reference(market(), A, H)
     write_reference(tmp_path, judged)
     assert reference_of(A, tmp_path) == judged
 
@@ -22,7 +22,7 @@ def test_a_missing_or_damaged_record_is_a_failure_of_the_series_that_says_what_t
     with pytest.raises(MemberError, match="no record of its reference; train it again") as caught:
         reference_of(A, tmp_path)
     assert caught.value.code == "reference"
-    write_reference(tmp_path, fit_reference(market(), A, H, COLUMNS))
+    write_reference(tmp_path, fit_reference(market(), A, H))
     path = tmp_path / REFERENCE
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(MemberError, match=r"reference\.json is damaged.*; train it again") as caught:
@@ -34,7 +34,7 @@ def test_prices_are_judgings_quantiles_from_the_last_close():
     series = market()
     train, test = (series.origins(split, 1, H) for split in ("train", "test"))
     expected = reference(series, train, test, H)
-    known = fit_reference(series, A, H, COLUMNS)
+    known = fit_reference(series, A, H)
 
     for place in (0, 400, -1):
         row = int(test[place])

@@ -12,7 +12,7 @@ from schemas.errors import UsageError
 from schemas.handover import Compared
 from schemas.identity import Recipe, SeriesId
 from tasks.judging import gate
-from tasks.judging.gate import Contender, contender
+from tasks.judging.gate import GateModel, gate_model
 from tasks.storage.model_folder import ModelConfig, read_config, recipe_of
 
 BTC, ETH, SOL = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH", "SOL"))
@@ -28,7 +28,7 @@ def model(recipe=HAR, run_id="old", night=NIGHT, **changed):
         "tested_from": night - timedelta(days=120), "tested_until": night, "validation": 0.95,
         "stopped": "early_stop",
     }  # fmt: skip
-    return Contender(**known | changed)
+    return GateModel(**known | changed)
 
 
 def tonight(recipe=HAR, **changed):
@@ -95,11 +95,11 @@ def test_a_contender_is_read_from_its_folder(tmp_path):
                 "test": ["2025-02-08T00:00:00Z", "2025-06-06T00:00:00Z"]},
     )  # fmt: skip
     (tmp_path / "config.json").write_text(values.model_dump_json())
-    found = contender(BTC, tmp_path, read_config(tmp_path), run_id="r", validation=0.9)
+    found = gate_model(BTC, tmp_path, read_config(tmp_path), run_id="r", validation=0.9)
     assert (found.market, found.candles, found.stopped, found.horizon) == ("um", 500, "max_epochs", 10)
     assert found.learnt_until == datetime(2025, 2, 1, tzinfo=UTC)
     assert found.tested_until == NIGHT
-    old = contender(BTC, tmp_path, ModelConfig(architecture="har"))
+    old = gate_model(BTC, tmp_path, ModelConfig(architecture="har"))
     assert (old.learnt_until, old.tested_from, old.recipe.architecture) == (None, None, "har")
 
 
@@ -238,32 +238,3 @@ def test_a_new_coin_gets_the_recipe_that_serves_most_others():
 
 
 # --- Challenger
-
-
-def test_the_challenger_is_the_best_recipe_that_beats_the_champions_on_validation():
-    pooled = {GRU: 0.93, HAR: 0.94, LSTM: 0.96}
-    assert gate.choose_challenger(pooled, {HAR: 0.94}, set()) == GRU
-    assert gate.choose_challenger(pooled, {GRU: 0.93}, set()) is None
-    assert gate.choose_challenger({GRU: 0.93}, {HAR: 0.93}, set()) is None
-
-
-def test_a_pair_is_never_tried_twice():
-    pooled = {GRU: 0.93, LSTM: 0.935, HAR: 0.94}
-    assert gate.choose_challenger(pooled, {HAR: 0.94}, {(GRU, HAR)}) == LSTM
-    assert gate.choose_challenger(pooled, {HAR: 0.94}, {(GRU, HAR), (LSTM, HAR)}) is None
-    assert gate.choose_challenger(pooled, {HAR: 0.94}, {(HAR, GRU)}) == GRU
-
-
-def test_with_champions_of_several_recipes_the_best_is_tried_against_each_other_one():
-    pooled = {GRU: 0.93, HAR: 0.94, LSTM: 0.96}
-    assert gate.choose_challenger(pooled, {GRU: 0.93, HAR: 0.94, LSTM: 0.96}, set()) == GRU
-    assert gate.opponents(GRU, 0.93, {GRU: 0.93, HAR: 0.94, LSTM: 0.96}, set()) == [HAR, LSTM]
-
-
-def test_smoke_challenges_smoke_alone():
-    assert gate.choose_challenger({SMOKE: 0.9}, {HAR: 0.94}, set()) is None
-    other = Recipe("gru", "smoke", "0")
-    assert gate.choose_challenger({SMOKE: 0.9}, {other: 0.94}, set()) == SMOKE
-    assert (
-        gate.choose_challenger({HAR: 0.9}, {SMOKE: 0.94}, set()) is None
-    )  # it replaces smoke without a trial

@@ -12,7 +12,7 @@ from tasks.tracking.versions import aliases_of
 from tasks.training import trainer as worker
 from tasks.training.files import read_job
 
-FIRST, SECOND, THIRD, EARLIER = "2025-01-01", "2025-01-02", "2025-01-03", "2024-12-31"
+FIRST, SECOND, EARLIER = "2025-01-01", "2025-01-02", "2024-12-31"
 SPEC = RunSpec(
     coins="BTC,ETH", timeframes="1h", architectures="linear", preset="smoke", source="sim", since="2024-09",
     as_of=FIRST, overrides={"epochs": 1},
@@ -66,12 +66,3 @@ def widened(factor, split="test"):
             np.savez(path, **arrays)
 
     return spoil
-
-
-def only(architecture, spoil):
-    """Let a change of a fleet's files happen to one architecture's alone."""
-    return lambda job, folder: spoil(job, folder) if job.architecture == architecture else None
-
-
-SPOILT = only("linear", widened(2.0, "validation"))
-"""Lets the validation errors of `linear` grow, so that another recipe is better by them."""

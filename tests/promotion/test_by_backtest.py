@@ -10,9 +10,9 @@ from schemas.errors import UsageError
 from schemas.run import BacktestSpec
 from schemas.scope import home
 from tasks.judging import paired
-from tasks.promotion import by_backtest, recipe_pairs
-from tasks.promotion.by_backtest import submissions
-from tasks.promotion.contenders import standing
+from tasks.promotion import by_backtest
+from tasks.promotion.by_backtest import submissions, switches
+from tasks.promotion.losses import registered_model
 from tasks.tracking.registry import champions
 from tasks.training.plan import planned_recipe
 
@@ -40,7 +40,7 @@ def backtest(**changed):
 
 def test_the_recipe_planned_is_the_recipe_trained(trainer):
     (btc, _) = champions(market="sim")
-    assert planned_recipe(spec(), "linear") == standing(btc).recipe
+    assert planned_recipe(spec(), "linear") == registered_model(btc).recipe
 
 
 def test_a_recipe_that_loses_stays_on_the_register_and_moves_nothing(trainer, short, monkeypatch):
@@ -58,7 +58,7 @@ def test_a_recipe_that_loses_stays_on_the_register_and_moves_nothing(trainer, sh
     assert any(
         "does not replace linear/smoke/" in line and "of 1 submitted for this span" in line for line in said
     )
-    assert recipe_pairs.pairs(home(), "sim", "1h") == []
+    assert switches(home(), "sim", "1h") == []
     backtest()  # the same again is the same submission
     assert submissions(home(), "sim", "1h") == [one]
     found, _ = backtest(architectures="linear,lstm", trials=3)
@@ -90,15 +90,15 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
     assert found["gate"]["passed"].startswith("har/smoke/")
     assert any(line.startswith("passed the gate: backtest of har/smoke/") for line in said)
     assert aliases() == {"champion": "1"}
-    (pair,) = recipe_pairs.pairs(home(), "sim", "1h")
-    assert (pair.state, pair.k, pair.behind) == ("switched", 0, ("BTCUSDT", "ETHUSDT"))
+    (switch,) = switches(home(), "sim", "1h")
+    assert switch.behind == ("BTCUSDT", "ETHUSDT")
     night(SECOND, architectures="linear,har")
     assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
     assert "of 1 submitted for this span" in newest().reason
     assert newest().backtest.named == submissions(home(), "sim", "1h")[0].digest
     assert [one.architecture for one in champions(market="sim")] == ["har", "har"]
     assert champions([BTC])[0].selected_on
-    assert recipe_pairs.pairs(home(), "sim", "1h")[0].behind == ()
+    assert switches(home(), "sim", "1h")[0].behind == ()
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,9 @@ def test_a_backtest_of_too_few_coins_is_refused_before_it_counts(trainer, short)
 
 def test_the_champions_recipe_is_trained_beside_where_the_options_train_another(trainer, monkeypatch):
     plain = planned_recipe(spec(overrides={}), "linear")
-    monkeypatch.setattr(by_backtest, "standing", lambda _champion: type("Model", (), {"recipe": plain}))
+    monkeypatch.setattr(
+        by_backtest, "registered_model", lambda _champion: type("Model", (), {"recipe": plain})
+    )
     found = by_backtest.open_contest(spec(architectures="linear"))
     assert (found.incumbent, found.name, list(found.recipes)) == (plain, by_backtest.CHAMPION, ["linear"])
     assert found.beside.names == ("linear",)

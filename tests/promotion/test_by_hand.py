@@ -11,7 +11,7 @@ from flows import cli
 from schemas.identity import SeriesId
 from schemas.scope import home
 from tasks.hub.card import model_card
-from tasks.promotion import by_hand, moves
+from tasks.promotion import moves
 from tasks.storage.urls import local_path
 from tasks.storage.wheel import Wheel
 from tasks.tracking.decisions import decisions_on
@@ -80,7 +80,7 @@ def test_simulated_champions_are_listed_where_asked_for_or_where_no_others_are(c
     def both(market=None, store=None):
         return [one for one in [*simulated, *real] if market in (None, one.series.market)]
 
-    monkeypatch.setattr(by_hand, "champions", both)
+    monkeypatch.setattr(moves, "champions", both)
     assert [row["market"] for row in cpb("champions", "--json")[1]["champions"]] == ["spot"]
     shown = cpb("champions", "--market", "sim", "--json")[1]["champions"]
     assert [(row["market"], row["simulated"]) for row in shown] == [("sim", True)] * 2

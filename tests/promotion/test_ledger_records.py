@@ -6,29 +6,29 @@ import pytest
 from promotion_tools import BTC
 from verifying import verify_ledger as verify
 
-from schemas.handover import Record
-from schemas.identity import MARKETS, Recipe
+from schemas.handover import BacktestEvidence, Record
+from schemas.identity import MARKETS
 from schemas.ledger import DailyState, KnownVersions, LedgerSummary
-from tasks.forecasting.watch import Watch
-from tasks.promotion import recipe_pairs
-from tasks.promotion.recipe_pairs import Pair, about
+from tasks.forecasting.drift import Watch
+from tasks.promotion.by_backtest import Switch
 from tasks.storage.digests import file_digest
-from tasks.storage.files import draft_name
 from tasks.storage.records import write_record
 from tasks.verify import verify_all
 
 NOW = datetime(2025, 6, 1, tzinfo=UTC)
-PAIR = Pair(
-    market="sim", timeframe="1h", challenger="har/default/aaaaaaaaaaaa", incumbent="gru/default/bbbbbbbbbbbb",
-    k=1, share=0.03, horizon=10, appointed_at=NOW,
+SWITCH = Switch(
+    market="sim", timeframe="1h", switched_at=NOW, behind=("BTCUSDT",), backtest=BacktestEvidence(
+        challenger="har/default/aaaaaaaaaaaa", incumbent="gru/default/bbbbbbbbbbbb", first=NOW, last=NOW, days=600,
+        submitted=1, named="abc", ratio=0.99, low=0.98, high=0.995, p=0.01, months=20, better=15, recent_p=1.0,
+    ),
 )  # fmt: skip
 VERSIONS = KnownVersions(recipes={f"{BTC.registered}/1": "har/default/aaaaaaaaaaaa"})
-PAIR_FILE = "interval=1h/001~har~default~aaaaaaaaaaaa~linear~default~bbbbbbbbbbbb.json"
+SWITCH_FILE = "switches/interval=1h/20250601T000000000000.json"
 FILES: dict[str, tuple[Record, str]] = {
     "summary.json": (LedgerSummary(market="sim", made_at=NOW), "sim"),
     "watch.json": (Watch(), "sim"),
     "interval=1h/symbol=BTCUSDT/versions.json": (VERSIONS, BTC.name),
-    f"evidence/{PAIR_FILE}": (PAIR, PAIR_FILE),
+    SWITCH_FILE: (SWITCH, SWITCH_FILE),
 }
 
 
@@ -71,49 +71,9 @@ def test_daily_sums_that_are_not_those_recorded_are_named(tmp_path, ledger):
     assert found.path.endswith("daily.json")
 
 
-def recipe(digit):
-    return Recipe("har", "default", digit * 12)
-
-
-def test_a_draft_that_a_killed_writer_left_is_no_trial(tmp_path):
-    """It was killed before the rename: the challenger still gets its trial, and no share of alpha is spent."""
-    pair = recipe_pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
-    path = tmp_path / "sim/ledger/evidence" / about(save(tmp_path, pair))
-    path.rename(draft_name(path))
-    assert recipe_pairs.tried(tmp_path, "sim", "1h") == set()
-    again = recipe_pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
-    assert (again.k, again.share) == (1, pair.share)
-
-
-def test_a_damaged_pair_stays_tried(tmp_path):
-    pair = recipe_pairs.open_pair(tmp_path, "sim", "1h", recipe("a"), recipe("b"), 10, NOW)
-    (tmp_path / "sim/ledger/evidence" / about(save(tmp_path, pair))).write_text("{")
-    assert recipe_pairs.tried(tmp_path, "sim", "1h") == {(recipe("a"), recipe("b"))}
-    assert recipe_pairs.open_pair(tmp_path, "sim", "1h", recipe("c"), recipe("b"), 10, NOW).k == 2
-
-
-def test_two_pairs_that_were_exchanged_are_named_and_not_used(tmp_path):
-    paths = []
-    for letter in "ac":
-        pair = recipe_pairs.open_pair(tmp_path, "sim", "1h", recipe(letter), recipe("b"), 10, NOW)
-        paths.append(tmp_path / "sim/ledger/evidence" / about(save(tmp_path, pair)))
-    contents = [path.read_bytes() for path in paths]
-    for path, content in zip(paths, reversed(contents), strict=True):
-        path.write_bytes(content)
-    assert {d.path for d in verify(tmp_path, "sim")} == {p.relative_to(tmp_path).as_posix() for p in paths}
-    assert recipe_pairs.pairs(tmp_path, "sim", "1h") == []
-    assert len(recipe_pairs.tried(tmp_path, "sim", "1h")) == 2
-
-
-def save(home, pair):
-    recipe_pairs.save(home, pair)
-    (path,) = (home / "sim/ledger/evidence").glob(f"*/{pair.k:03d}~*.json")
-    return path
-
-
 FOREIGN = (
     "summary.json", "watch.json", "references/notes.json", "references/BTCUSDT-1h.json",
-    "evidence/interval=1h/notes.json", "interval=1h/symbol=my-own/daily.json",
+    "switches/interval=1h/notes.json", "interval=1h/symbol=my-own/daily.json",
     "interval=often/symbol=BTCUSDT/daily.json",
 )  # fmt: skip
 

@@ -3,12 +3,12 @@
 from datetime import UTC, datetime
 
 import pytest
-from live_record import read
 from promotion_tools import (
     BTC,
     EARLIER,
     ETH,
     SECOND,
+    SPEC,
     Trainer,
     aliases,
     decided,
@@ -18,10 +18,13 @@ from promotion_tools import (
 )  # fmt: skip
 
 from schemas.handover import BacktestEvidence
+from schemas.run import RunSpec
 from schemas.scope import home
-from tasks.promotion import recipe_pairs
-from tasks.promotion.contenders import standing
+from tasks.promotion.by_backtest import Switch, save, switches
+from tasks.promotion.losses import registered_model
+from tasks.promotion.night import idle_architectures
 from tasks.storage.files import DiskFull
+from tasks.storage.model_folder import read_config, recipe_of
 from tasks.tracking.decisions import decision_in, decisions_on
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
@@ -172,84 +175,65 @@ def test_a_run_that_is_killed_between_two_moves_is_finished_by_the_next(trainer,
     assert (decided(BTC)[0], decided(ETH)[0]) == ("unchanged", "refreshed")
 
 
-# --- Challenger
+# --- Another recipe
 
 
-def challenged(trainer, **options):
-    """A second night on which `har` is better on validation than the champions' recipe `linear`."""
+def better_recipe(trainer, **options):
+    """A second night on which `har` validates better than the champions' recipe `linear`."""
     trainer.after = lambda job, folder: (
         widened(2.0, "validation")(job, folder) if job.architecture == "linear" else None
     )
     return night(**{"as_of": SECOND, "architectures": "linear,har"} | options)
 
 
-def test_a_recipe_that_is_better_on_validation_is_appointed_and_forecasts_beside_the_champion(trainer):
-    summary, _ = challenged(trainer)
-    assert decided()[0] == "refreshed"
-    assert aliases() == {"champion": "3", "previous": "1", "challenger": "2"}
-    (pair,) = recipe_pairs.pairs(home(), "sim", "1h")
-    assert (pair.k, pair.state, pair.recipes[0].architecture) == (1, "open", "har")
-    assert newest().evidence.k == 1
-    assert pair.rows == ()  # test spans were public before the appointment
-    assert summary.forecast_rows == 20  # champions' alone
-    from tasks.forecasting import stored_forecasts
-
-    roles = read(home(), BTC)["role"].value_counts()
-    assert dict(roles.iter_rows()) == {"champion": 20, "challenger": 10}
-    assert stored_forecasts.latest(home(), BTC)["role"].unique().to_list() == ["champion"]
-    challenged(trainer)  # the same night again
-    assert recipe_pairs.pairs(home(), "sim", "1h") == [pair]
-    assert aliases()["challenger"] == "2"
+def test_a_recipe_that_validates_better_replaces_nothing_by_itself_and_the_decision_says_so(trainer):
+    summary, _ = better_recipe(trainer)
+    assert decided() == ("refreshed", "refresh")
+    assert set(aliases()) == {"champion", "previous"}
+    assert "har/smoke/" in newest().reason
+    assert "validates better" in newest().reason
+    assert "cpb backtest --gate" in newest().reason
+    assert summary.forecast_rows == 20
+    assert [c.architecture for c in champions(market="sim")] == ["linear", "linear"]
 
 
-def test_a_worse_recipe_is_no_challenger_and_the_decision_says_so(trainer):
+def test_a_recipe_that_validates_worse_is_not_mentioned(trainer):
     trainer.after = lambda job, folder: (
         widened(2.0, "validation")(job, folder) if job.architecture == "har" else None
     )
     night(SECOND, architectures="linear,har")
-    assert "challenger" not in aliases()
-    assert "har/smoke/" in newest().reason
-    assert "is not a challenger" in newest().reason
-
-
-def test_test_rows_switch_nothing(trainer, monkeypatch):
-    monkeypatch.setattr(recipe_pairs, "e_process", lambda differences, lag: differences * 0 + 50.0)
-    challenged(trainer)
-    assert decided()[0] == "refreshed"
-    assert (newest().evidence.e, newest().evidence.origins) == (1.0, 0)
-    assert recipe_pairs.pairs(home(), "sim", "1h")[0].state == "open"
-
-
-def passed(incumbent, challenger, figures):
-    """Leave what a backtest that passes the gate leaves."""
-    one = recipe_pairs.open_pair(home(), "sim", "1h", challenger, incumbent, 10, figures.last)
-    one = one.model_copy(update={"k": 0, "share": 0.0, "backtest": figures})
-    return recipe_pairs.save(home(), recipe_pairs.end(one, "switched", figures.last, (BTC, ETH)))
+    assert "har/smoke/" not in newest().reason
 
 
 def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_decision_names_it(trainer):
-    har = challenged(trainer) and recipe_pairs.pairs(home(), "sim", "1h")[0].recipes[0]
-    linear = standing(champions(market="sim")[0]).recipe
+    better_recipe(trainer)
+    har = next(m for m in recipes_of_last_run() if m.architecture == "har")
+    linear = registered_model(champions(market="sim")[0]).recipe
     figures = BacktestEvidence(
         challenger=str(har), incumbent=str(linear), first=datetime(2024, 11, 1, tzinfo=UTC),
         last=datetime(2024, 12, 30, tzinfo=UTC), days=60, submitted=3, named="abc", ratio=0.99, low=0.98,
         high=0.995, p=0.001, months=2, better=2, recent_p=1.0,
     )  # fmt: skip
-    passed(linear, har, figures)
-    challenged(trainer, seed=2, as_of="2025-01-02T05:00")
+    save(home(), Switch(market="sim", timeframe="1h", backtest=figures, switched_at=figures.last,
+                        behind=("BTCUSDT", "ETHUSDT")))  # fmt: skip
+    better_recipe(trainer, seed=2, as_of="2025-01-02T05:00")
     assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
     assert newest().backtest == figures
     assert "from 2024-11-01 to 2024-12-30, 60 days, of 3 submitted" in newest().reason
     (btc, _) = champions(market="sim")
     assert (btc.architecture, btc.selected_on) == ("har", "2024-11-01/2024-12-30")
-    assert {pair.behind for pair in recipe_pairs.pairs(home(), "sim", "1h")} == {()}
-    assert recipe_pairs.tried(home(), "sim", "1h") == {
-        (har, linear)
-    }  # by its trial, which the backtest does not count to
+    assert [switch.behind for switch in switches(home(), "sim", "1h")] == [()]
 
 
-def test_a_run_on_one_coin_neither_appoints_nor_uses_up_rows(trainer):
-    challenged(trainer, coins="BTC")
-    assert "challenger" not in aliases()
-    assert recipe_pairs.pairs(home(), "sim", "1h") == []
-    assert "too few" in newest().reason
+def recipes_of_last_run():
+    """The recipes of the newest fleets in the home."""
+    folders = (home() / "sim/fleets").glob("*/members/*/model")
+    return {recipe_of(read_config(folder)) for folder in folders}
+
+
+def test_a_night_of_what_serves_trains_nothing_else(trainer):
+    _, said = night(SECOND, architectures="linear,har", serving=True)
+    assert any("not trained, as they serve no coin there: har at 1h" in line for line in said)
+    assert decided() == ("refreshed", "refresh")
+    spec = RunSpec(**SPEC.model_dump() | {"architectures": "har,lstm", "serving": True})
+    assert idle_architectures(spec, [BTC, ETH]) == {}  # none of these serves: all are trained

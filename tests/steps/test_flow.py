@@ -17,7 +17,7 @@ from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.promotion import night
-from tasks.promotion.contenders import standing
+from tasks.promotion.losses import registered_model
 from tasks.tracking.connection import search
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
@@ -314,7 +314,9 @@ def test_a_coin_that_stopped_trading_loses_its_champion(trainer, tmp_path, monke
             home, series, as_of=end if series.symbol == "ETHUSDT" else as_of, **kw)
     )  # fmt: skip
     # It is more candles than the champion has seen that count: this run sees fewer of ETH.
-    monkeypatch.setattr(night, "standing", lambda champion: replace(standing(champion), candles=0))
+    monkeypatch.setattr(
+        night, "registered_model", lambda champion: replace(registered_model(champion), candles=0)
+    )
     summary, said = run()
     assert summary.stopped == stopped
     assert summary.exit_code == 0

@@ -173,7 +173,7 @@ def test_a_pruned_run_that_is_repeated_is_whole_again_and_then_pruned_again(nigh
 def test_champions_and_their_predecessors_stay_and_can_be_loaded(nights):
     client = nights.store.client
     client.set_registered_model_alias(BTC.registered, "champion", "3")  # an old model won again
-    client.set_registered_model_alias(BTC.registered, "challenger", "4")
+    client.set_registered_model_alias(BTC.registered, "mine", "4")
     nights.prune()
     assert nights.versions() == [2, 3, 4, 5, 6, 7]
     assert nights.versions(ETH) == [5, 6, 7]

@@ -37,37 +37,33 @@ def folder(tmp_path):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch, folder):
-    """A server that answers or not, as its attribute `code` says; its champions and challengers by series."""
+    """A server that answers or not, as its attribute `code` says; its champions by series."""
     monkeypatch.setenv("CPB_HOME", str(tmp_path / "data"))
 
     class Server:
-        code, uri, champions, challengers = "", SERVER, {}, {}
+        code, uri, champions = "", SERVER, {}
 
-        def add(self, role, series, number):
+        def add(self, series, number):
             copy = tmp_path / "data/champions" / f"{series.registered}-{number}-0123456789ab"
             shutil.copytree(folder, copy)
             tags = {FILES: json.dumps(file_digests(copy))}
-            getattr(self, role)[series] = Champion(series, number, "run", copy, tags=tags)
+            self.champions[series] = Champion(series, number, "run", copy, tags=tags)
 
     one = Server()
-    one.champions, one.challengers = {}, {}
+    one.champions = {}
 
     def opened(_uri, *, create):
         if one.code:
             raise CpbError("the MLflow store http://head.example:5000 cannot be reached", code=one.code)
 
-    def of(role):
-        return lambda series, market, store: [
-            model for of, model in getattr(one, role).items() if series is None or of in series
-        ]
+    def champions(series, market, store):
+        return [model for of, model in one.champions.items() if series is None or of in series]
 
     monkeypatch.setattr(served, "tracking_uri", lambda: one.uri)
     monkeypatch.setattr(served, "open_store", opened)
-    for role in ("champions", "challengers"):
-        monkeypatch.setattr(served, role, of(role))
-    one.add("champions", BTC, "3")
-    one.add("champions", ETH, "1")
-    one.add("challengers", BTC, "4")
+    monkeypatch.setattr(served, "champions", champions)
+    one.add(BTC, "3")
+    one.add(ETH, "1")
     return one
 
 
@@ -81,16 +77,13 @@ def test_what_the_server_named_last_serves_while_it_is_away(server, tmp_path, ca
     assert "hunter2" not in path.read_text()
     server.code = DOWN
     kept = serving()
-    assert (names(kept.champions), names(kept.challengers)) == (
-        names(before.champions),
-        names(before.challengers),
-    )
-    assert [one.folder for one in kept.champions] == [one.folder for one in before.champions]
-    for one in kept.champions:
+    assert names(kept) == names(before)
+    assert [one.folder for one in kept] == [one.folder for one in before]
+    for one in kept:
         one.check()
     assert "forecasting continues" in caplog.text
-    assert names(serving([ETH]).champions) == ["cpb-ETHUSDT-1h/1"]
-    assert serving(market="um").champions == []
+    assert names(serving([ETH])) == ["cpb-ETHUSDT-1h/1"]
+    assert serving(market="um") == []
 
 
 def test_a_look_at_some_series_forgets_no_other_and_writes_nothing_twice(server, tmp_path):
@@ -99,19 +92,19 @@ def test_a_look_at_some_series_forgets_no_other_and_writes_nothing_twice(server,
     stamp = path.stat().st_mtime_ns
     serving()
     assert path.stat().st_mtime_ns == stamp
-    server.add("champions", BTC, "5")
+    server.add(BTC, "5")
     serving([BTC])
     server.code = DOWN
-    assert sorted(names(serving().champions)) == ["cpb-BTCUSDT-1h/5", "cpb-ETHUSDT-1h/1"]
+    assert sorted(names(serving())) == ["cpb-BTCUSDT-1h/5", "cpb-ETHUSDT-1h/1"]
 
 
 def test_a_kept_model_that_is_damaged_forecasts_nothing(server):
-    (btc, _) = serving().champions
+    (btc, _) = serving()
     server.code = DOWN
     weights = btc.folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     with pytest.raises(DamagedError):
-        serving([BTC]).champions[0].check()
+        serving([BTC])[0].check()
 
 
 @pytest.mark.parametrize("code", ["database-refused", "store-version", DOWN])
@@ -129,7 +122,7 @@ def test_of_a_store_on_this_machine_nothing_is_kept_twice(store, folder, tmp_pat
     monkeypatch.setenv("CPB_HOME", str(tmp_path / "data"))
     fleet = start_fleet(start_parent("key", {}).run_id, "gru", "key/gru").run_id
     register_champion(BTC, log_member(fleet, member(folder)))
-    assert names(serving().champions) == ["cpb-BTCUSDT-1h/1"]
+    assert names(serving()) == ["cpb-BTCUSDT-1h/1"]
     assert not (tmp_path / "data").exists()
 
 
@@ -157,7 +150,7 @@ def test_a_server_that_is_killed_is_gone_on_without(tmp_path, folder, monkeypatc
         monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
         fleet = start_fleet(start_parent("key", {}).run_id, "gru", "key/gru").run_id
         register_champion(BTC, log_member(fleet, member(folder)))
-        (before,) = serving().champions
+        (before,) = serving()
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
@@ -165,6 +158,6 @@ def test_a_server_that_is_killed_is_gone_on_without(tmp_path, folder, monkeypatc
     with pytest.raises(CpbError) as caught:
         open_store(create=False)
     assert caught.value.code == DOWN
-    (kept,) = serving([BTC]).champions
+    (kept,) = serving([BTC])
     kept.check()
     assert (kept.model_version, kept.folder) == (before.model_version, before.folder)

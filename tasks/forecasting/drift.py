@@ -1,12 +1,12 @@
-"""The drift watch: does each champion still perform as on its test span? Pure rules, and one record per market.
+"""The drift watch: does each champion still perform as on its test span? One record per market.
 
 `HOME/ledger/watch.json` holds the state of every series: that of `tasks.judging.drift` after the forecasts processed so
 far. A forecast is processed once, in order of origin, when all its steps are scored; an hourly check reads only the
 newest month of each series, whatever the age of the ledger.
 """
 
-from collections.abc import Iterable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -14,37 +14,21 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from schemas.handover import Alarm, Record
+from schemas.handover import Alarm, Failure, Record, Watching
 from schemas.identity import SeriesId, tree_of
 from schemas.reference import BANDS, Promise, Reference
+from schemas.scope import Scope
+from tasks.forecasting.issue import ANY_ERROR, Champion, failure, reference_of
+from tasks.forecasting.losses import evidence_rows
+from tasks.forecasting.staleness import find_stale
 from tasks.judging.drift import ALARM, NOTICEABLE, RECOVERED, Capital, Outcome, limits
 from tasks.storage.locks import locked
+from tasks.storage.model_folder import read_config, recipe_of
 from tasks.storage.records import find_record, write_record
 
 FILE_NAME = "watch.json"
 
-MAX_STABILITY = 1.0
-"""Population stability index of a column, 30 days against the training span, above which the input is unusual. The
-common limit of 0.25 assumes independent rows: for the range columns, 1 in 10 real months of 30 days exceeds 0.4 and
-1 in 100 exceeds 0.9 (`research/drift.py` of commit a6dc485d)."""
-MAX_STABILITY_OF = {"log_sigma": 6.0}
-"""The volatility level drifts over years: the median PSI is 1.4, and 1 real month in 100 exceeds 5.6."""
-
-RECENT_DAYS = 14
-"""Half-life, in days, of the recent figures compared with the promise in a reason."""
-
 State = Literal["fine", "watch", "drifted"]
-
-
-class Recent(Record):
-    """Exponentially weighted sums over forecasts: misses at step 1, the reference's too, and CRPS, with the promise."""
-
-    n: float = 0.0
-    missed: dict[int, float] = Field(default_factory=dict)
-    ref_missed: dict[int, float] = Field(default_factory=dict)
-    promised: dict[int, float] = Field(default_factory=dict)
-    crps: float = 0.0
-    promised_crps: float = 0.0
 
 
 class SeriesWatch(Record):
@@ -53,7 +37,6 @@ class SeriesWatch(Record):
     `recipe`: that of the watched models; `model_version`: the newest champion's; `promises`: of this version and the
     previous version, whose last forecasts are not scored yet. `taken_to`: origin of the newest forecast processed.
     `bands`, `excess` and `crps` [horizon]: the capital of the bets. `since`: when the state became `drifted`.
-    `stability`: PSI by column, on the UTC day `stability_day`.
     """
 
     series: SeriesId
@@ -65,20 +48,53 @@ class SeriesWatch(Record):
     crps: tuple[float, ...]
     taken: int = 0
     taken_to: datetime | None = None
-    recent: Recent = Recent()
     state: State = "fine"
     reason: str = ""
     since: datetime | None = None
-    stability: dict[str, float] = Field(default_factory=dict)
-    stability_day: str = ""
 
 
 class Watch(Record):
     """The states of all series of one market."""
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     series: dict[str, SeriesWatch] = Field(default_factory=dict)
+
+
+def check_drift(scope: Scope, champions: Sequence[Champion]) -> Watching:
+    """Process new scores since the last check and return an alarm per champion; a failure does not stop the others."""
+    now = scope.as_of or datetime.now(UTC)
+    late = {
+        stale.series: str(stale)
+        for stale in find_stale(scope.home, [c.series for c in champions], scope.as_of)
+    }
+    known = read_watch(scope.home, scope.market).series
+    found: list[SeriesWatch] = []
+    failures: list[Failure] = []
+    for champion in champions:
+        try:
+            before = known.get(champion.series.name)
+            found.append(_check(scope, champion, before, now, late))
+        except ANY_ERROR as error:
+            failures.append(failure(champion.series, "watch", error))
+    if found:
+        keep(scope.home, scope.market, found)
+    return Watching(alarms=tuple(map(alarm_of, found)), failures=tuple(failures))
+
+
+def _check(
+    scope: Scope,
+    champion: Champion,
+    before: SeriesWatch | None,
+    now: datetime,
+    late: Mapping[SeriesId, str],
+) -> SeriesWatch:
+    series = champion.series
+    reference = reference_of(series, champion.folder)
+    recipe = str(recipe_of(read_config(champion.folder)))
+    state = follow(before, series, champion.model_version, recipe, reference)
+    state = update(state, evidence_rows(scope.home, [series], state.taken_to, scope.as_of))
+    return judge(state, now, late.get(series, ""))
 
 
 def follow(
@@ -102,7 +118,7 @@ def follow(
     return known.model_copy(update={"model_version": version, "promises": promises})
 
 
-def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
+def update(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     """Return the state after processing the new forecasts in `rows` (`evidence_rows` of this series' champions).
 
     Forecasts of versions without a promise entry are skipped, and so are forecasts completed only after a later
@@ -115,8 +131,6 @@ def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     if new.is_empty():
         return known
     capital = _capital(known)
-    recent, seconds = known.recent, known.series.seconds
-    fade = 0.5 ** (seconds / (RECENT_DAYS * 86_400))
     for row in new.iter_rows(named=True):
         promise = known.promises[row["version"]]
         # Without a promise: nominal coverage and the reference's CRPS.
@@ -126,15 +140,7 @@ def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
         )
         outcome = Outcome(missed, ref_missed, row["crps"], row["ref_crps"], row["ref_width"])
         limit = limits(coverage, ratio, promise.reference_coverage_step_1 if promise else None)
-        capital.take(outcome, limit, seconds)
-        recent = Recent(
-            n=fade * recent.n + 1,
-            missed={b: fade * recent.missed.get(b, 0) + missed[b] for b in BANDS},
-            ref_missed={b: fade * recent.ref_missed.get(b, 0) + ref_missed[b] for b in BANDS},
-            promised={b: fade * recent.promised.get(b, 0) + 1 - coverage.get(b, b / 100) for b in BANDS},
-            crps=fade * recent.crps + row["crps"],
-            promised_crps=fade * recent.promised_crps + ratio * row["ref_crps"],
-        )
+        capital.take(outcome, limit, known.series.seconds)
     return known.model_copy(
         update={
             "bands": float(capital.bands),
@@ -142,7 +148,6 @@ def take(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
             "crps": tuple(capital.crps.tolist()),
             "taken": known.taken + len(new),
             "taken_to": new["issued_at"][-1],
-            "recent": recent,
         }
     )
 
@@ -158,15 +163,14 @@ def judge(known: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
     evidence = evidence_of(known)
     total = sum(evidence.values())
     drifted = total >= ALARM or (known.state == "drifted" and total >= RECOVERED)
-    highest = {name: MAX_STABILITY_OF.get(name, MAX_STABILITY) for name in known.stability}
-    unstable = {name: value for name, value in known.stability.items() if value > highest[name]}
     reasons = []
     if drifted or total >= NOTICEABLE:
-        reasons.append(_worse(known, evidence))
-    if unstable:
-        name = max(unstable, key=lambda key: unstable[key])
-        more = f" and {len(unstable) - 1} more" if len(unstable) > 1 else ""
-        reasons.append(f"the input {name}{more} is unlike the training span (PSI {unstable[name]:.1f})")
+        claims = {"bands": "closes miss the bands more often", "crps": "the CRPS is larger"}
+        wrong = " and ".join(text for claim, text in claims.items() if evidence[claim] > 1)
+        reasons.append(
+            f"{known.model_version} does worse than its test span: {wrong or 'evidence has not fallen back yet'}; "
+            f"evidence {total:.1f}, an alarm from {ALARM:.0f}"
+        )
     reasons += [late] if late else []
     state: State = "drifted" if drifted else "watch" if reasons else "fine"
     since = (known.since or now) if drifted else None
@@ -196,7 +200,6 @@ def alarm_of(known: SeriesWatch) -> Alarm:
         threshold=ALARM,
         forecasts=known.taken,
         since=known.since,
-        stability=known.stability,
     )
 
 
@@ -208,21 +211,6 @@ def read_watch(home: Path, market: str) -> Watch:
 def alarms(home: Path, market: str) -> list[Alarm]:
     """Return the last verdict on each series of a market, in order."""
     return [alarm_of(known) for _, known in sorted(read_watch(home, market).series.items())]
-
-
-def is_drifted(home: Path, series: SeriesId) -> bool:
-    """Whether the champion of a series has drifted, as of the last check."""
-    found = read_watch(home, series.market).series.get(series.name)
-    return found is not None and found.state == "drifted"
-
-
-def drifted_first(home: Path, series: Sequence[SeriesId]) -> list[SeriesId]:
-    """Return the series with drifted champions first, otherwise in the given order."""
-    watches = [read_watch(home, market) for market in {s.market for s in series}]
-    drifted = {
-        known.series for watch in watches for known in watch.series.values() if known.state == "drifted"
-    }
-    return sorted(series, key=lambda s: s not in drifted)
 
 
 def keep(home: Path, market: str, found: Iterable[SeriesWatch]) -> None:
@@ -241,22 +229,3 @@ def keep(home: Path, market: str, found: Iterable[SeriesWatch]) -> None:
 
 def _path(home: Path, market: str) -> Path:
     return tree_of(home, "ledger", market) / FILE_NAME
-
-
-def _worse(known: SeriesWatch, evidence: dict[str, float]) -> str:
-    recent = known.recent
-    found = []
-    if evidence["bands"] > 1:
-        shares, other, promised = (
-            ", ".join(f"{sums[band] / recent.n:.1%}" for band in BANDS)
-            for sums in (recent.missed, recent.ref_missed, recent.promised)
-        )
-        found.append(
-            f"{shares} of the next closes miss the 50, 80 and 90 % bands ({promised} promised; {other} miss the "
-            "reference's)"
-        )
-    if evidence["crps"] > 1:
-        found.append(f"the CRPS is {recent.crps / recent.promised_crps - 1:+.1%} off the promise")
-    figures = " and ".join(found) or "its evidence has not fallen back yet"
-    strength = f"evidence {sum(evidence.values()):.1f}, an alarm from {ALARM:.0f}"
-    return f"{known.model_version} does worse than its test span: {figures}; {strength}"
