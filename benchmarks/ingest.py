@@ -64,13 +64,13 @@ class Files:
 
     root: Path
 
-    def keys(self, prefix: str) -> list[tuple[str, str, int]]:
+    def keys(self, prefix: str) -> list[tuple[str, str, int]]:  # noqa: D102 - of `mirror.Mirror`
         return [
             (str(path.relative_to(self.root)), f"{path.stat().st_size:032x}", path.stat().st_size)
             for path in sorted((self.root / prefix).glob("*"))
         ]
 
-    def read(self, key: str) -> bytes | None:
+    def read(self, key: str) -> bytes | None:  # noqa: D102 - of `mirror.Mirror`
         path = self.root / key
         return path.read_bytes() if path.is_file() else None
 

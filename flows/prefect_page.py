@@ -58,7 +58,7 @@ def _never_failing() -> Iterator[None]:
     """Log errors instead of raising them: the results are stored, so a missing artifact must not fail the run."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - see above
         log.warning("the results could not be put on Prefect's page: %s", error)
 
 

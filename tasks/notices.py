@@ -177,7 +177,7 @@ def _tell(flow: str, home: Path, events: Events, complete: bool) -> None:
             log.warning("no message through %s: %s", name, problems[name])
         if new and all(problems[name] for name in calls):
             _release(home, new)
-    except Exception as problem:
+    except Exception as problem:  # noqa: BLE001 - a run must not fail because of its notifications
         log.warning("no notification of the end of %s was sent: %s", flow, problem)
 
 
@@ -220,7 +220,7 @@ def _within(calls: dict[str, Callable[[], str]]) -> dict[str, str]:
     def run(name: str, call: Callable[[], str]) -> None:
         try:
             outcomes[name] = call()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a library's error must not fail the run
             outcomes[name] = f"it cannot be reached ({type(error).__name__})"  # the text may contain the URL
 
     threads = [threading.Thread(target=run, args=item, daemon=True) for item in calls.items()]

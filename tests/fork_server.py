@@ -163,7 +163,7 @@ def run(arguments: list[str], folder: str, environment: dict[str, str], streams:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
-    except Exception:
+    except Exception:  # noqa: BLE001 - a child tells every fault as Python itself would
         import traceback
 
         traceback.print_exc()

@@ -259,7 +259,7 @@ def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
             continue
         try:
             rows[name] = row = time_one(name, device)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a report on the other architectures is wanted all the more
             what = f"a training step of {name} failed on {device}: {_reason(error)}"
             diagnosis.problems.append(
                 Problem(what, "train with `--device cpu`, or install another torch build")

@@ -388,7 +388,7 @@ def _check_header(path: Path, nets: Sequence[Net], folder: Path) -> None:
     from safetensors import safe_open
 
     with safe_open(str(path), "pt") as file:  # reads the header alone
-        slices = {name: file.get_slice(name) for name in file.keys()}
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         found = {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
     wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
     for place, net in enumerate(nets):

@@ -73,7 +73,7 @@ def fault(architecture: str, options: Preset, device: torch.device, compute: tor
     if key not in _verdicts:
         try:
             _verdicts[key] = _judged(key, architecture, options, device, compute)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - torch's path trains without them
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # raises if the GPU is lost
             _verdicts[key] = f"they do not run here: {' '.join(str(error).split())[:200]}"

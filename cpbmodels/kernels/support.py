@@ -76,7 +76,7 @@ def driver_fault() -> str:
         import triton
 
         _ = triton.runtime.driver.active.utils
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - torch's path trains without it
         return f"triton cannot compile here: {' '.join(str(error).split())[:200]}"
     return ""
 

@@ -240,7 +240,7 @@ def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
         return None
     found = source_file(series, match["period"])
     try:
-        found.bounds
+        found.bounds  # noqa: B018
     except (ValueError, OverflowError):  # no such month or day
         return None
     return replace(found, **vars(remote)) if found.key == remote.key else None

@@ -118,7 +118,7 @@ class Resident:
         if self.is_running:
             return
         self.stop()
-        self._words = tempfile.TemporaryFile()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - output before the first order; closed by `stop`
         self._process = subprocess.Popen(
             self._command, env=os.environ | self._env | {_PARENT: str(os.getpid())}, pass_fds=self._fds,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words, start_new_session=True,

@@ -48,7 +48,7 @@ def mirror(run_id: str, root: Path) -> str:
     """
     try:
         _copy(run_id, Path(os.environ.get("WANDB_DIR") or root))
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - whatever W&B raises ends no training
         key = os.environ.get("WANDB_API_KEY") or "\0"
         reason = " ".join(f"{type(error).__name__}: {error}".replace(key, "…").split())
         return (

@@ -218,7 +218,7 @@ def test_the_password_is_for_its_owner_alone_and_kept(deployed):
     ]
     assert leaked == []
     server = deployed.pid("server")
-    assert secret.encode() not in open(f"/proc/{server}/environ", "rb").read()
+    assert secret.encode() not in open(f"/proc/{server}/environ", "rb").read()  # noqa: PTH123, SIM115
     before = deployed.password
     assert deployed.cpb("deploy", "down").returncode == 0
     deployed.up()

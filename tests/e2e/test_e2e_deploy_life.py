@@ -92,7 +92,7 @@ def test_what_down_interrupts_is_cancelled(running):
     run, process = running.begin()
     assert running.slots() == 1
     assert running.json("deploy", "down")["stopped"] == ["worker", "server"]
-    assert not os.path.exists(f"/proc/{process}")
+    assert not os.path.exists(f"/proc/{process}")  # noqa: PTH110
     assert running.processes() == []
     running.up()
     assert running.end_of(run) == ("Cancelled", [], 0)
@@ -120,7 +120,7 @@ def test_a_run_whose_worker_was_killed_goes_on_and_its_own_end_is_seen(running):
     running.up()
     assert running.end_of(run)[0] == "Running"
     kill(process)
-    wait_for(lambda: not os.path.exists(f"/proc/{process}"), 30)
+    wait_for(lambda: not os.path.exists(f"/proc/{process}"), 30)  # noqa: PTH110
     assert len(running.json("deploy", "status", code=1)["runs_ended"]) == 1
     assert running.end_of(run) == ("Crashed", [], 0)
 
@@ -129,7 +129,7 @@ def test_down_ends_a_run_that_lost_its_worker(running):
     run, process = running.begin()
     kill(running.pid("worker"))
     assert running.json("deploy", "down")["stopped"] == ["server"]
-    assert not os.path.exists(f"/proc/{process}")
+    assert not os.path.exists(f"/proc/{process}")  # noqa: PTH110
     running.up()
     assert running.end_of(run)[0] == "Cancelled"
 
