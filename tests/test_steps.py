@@ -25,7 +25,7 @@ from schemas.run import RunSpec
 from tasks.evaluate import evaluate
 from tasks.features import features
 from tasks.forecast import forecast
-from tasks.forecasting.check_drift import check_drift
+from tasks.forecasting.drift import check_drift
 from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.ledger import score_due
 from tasks.hub.tree import build_tree

@@ -1,4 +1,4 @@
-"""What docs/promotion.md says of the chain can be done by hand, and finds what it should."""
+"""What docs/publishing.md says of the chain can be done by hand, and finds what it should."""
 
 import re
 import subprocess
@@ -10,7 +10,7 @@ from forecast_tools import BTC, HOUR, PEPE, START, append, flip, rows_at, write_
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import chain_path
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "promotion.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "publishing.md"
 
 
 def check_by_hand(home):

@@ -42,7 +42,7 @@ def stored(tmp_path, monkeypatch):
     champions = [SimpleNamespace(series=one, verdict=VERDICT) for one in (BTC, PEPE)]
 
     def serving(series=None, *, market=None):
-        return SimpleNamespace(champions=[one for one in champions if series is None or one.series in series])
+        return [champion for champion in champions if series is None or champion.series in series]
 
     monkeypatch.setattr("flows.forecast.serving", serving)
     return tmp_path
