@@ -236,7 +236,10 @@ ROW_DAMAGE = {
     "a time of storing": (
         lambda rows: rows.with_columns(made_at=pl.lit(START).cast(rows.schema["made_at"])), "row 1 (issued 2025-06-01"
     ),
-    "a role": (lambda rows: rows.with_columns(role=pl.lit("other")), "forecast rows break their contract: not true is 'role is champion'; row 1 "),
+    "a role": (
+        lambda rows: rows.with_columns(role=pl.lit("other")),
+        "forecast rows break their contract: not true is 'role is champion'; row 1 ",
+    ),
     "the order": (lambda rows: rows.reverse(), "row 1 "),
     "rows added": (
         lambda rows: pl.concat([rows, rows_at(30)]),
