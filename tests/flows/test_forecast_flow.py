@@ -70,7 +70,7 @@ def ingested(monkeypatch, champions, **asked):
 
     def serving(series=None, *, market=None):
         wanted = champions if series is None else set(series)
-        return SimpleNamespace(champions=[SimpleNamespace(series=one) for one in champions if one in wanted])
+        return [SimpleNamespace(series=series) for series in champions if series in wanted]
 
     class Steps:
         def one(self, step, scope, *_):
