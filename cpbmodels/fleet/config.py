@@ -18,8 +18,8 @@ from cpbmodels.arch.options import MAX_MEMBERS, Preset, check
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import DamagedModelError, ModelError, shown
 
-FORMAT = 1
-"""Version of the file; a higher version may have fields that are unknown here."""
+FORMAT = 2
+"""Version of the file; no other version is read."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """The files of a model's folder."""
 DIGEST, WEIGHTS_DIGEST = "config_sha256", "weights_sha256"
@@ -160,7 +160,7 @@ def parse(content: bytes, where: object) -> dict[str, Any]:
 
     Raises:
         DamagedModelError: it is not a JSON object.
-        ModelError: a field is unknown or impossible, or the file is of a newer version.
+        ModelError: a field is unknown or impossible, or the file is of another version.
     """
     if len(content) > MAX_BYTES:
         raise ModelError(f"{where}: config.json has {len(content):,} bytes, more than {MAX_BYTES:,}.")
@@ -177,10 +177,9 @@ def parse(content: bytes, where: object) -> dict[str, Any]:
 def check_fields(values: Mapping[str, Any], where: object) -> None:
     """Raise ModelError for a field that is unknown or impossible; errors as in `parse`."""
     version = values.get("format", FORMAT)
-    if _whole(version) and version > FORMAT:
-        raise ModelError(
-            f"{where} has model format {version}, this version reads {FORMAT}: update the package cpbmodels."
-        )
+    if _whole(version) and version != FORMAT:
+        remedy = "update the package cpbmodels" if version > FORMAT else "train or fetch the model again"
+        raise ModelError(f"{where} has model format {version}, this version reads {FORMAT}: {remedy}.")
     for name, value in values.items():
         if name in FIELDS and not FIELDS[name].check(value):
             raise ModelError(

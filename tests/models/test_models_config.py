@@ -161,11 +161,13 @@ def test_a_huge_context_asks_for_no_memory(saved, tmp_path, monkeypatch):
         load(rewrite(saved["gru"][0], tmp_path, context=10**9))
 
 
-def test_an_unknown_field_is_refused_and_a_newer_version_says_so(saved, tmp_path):
+def test_an_unknown_field_is_refused_and_another_version_says_so(saved, tmp_path):
     with pytest.raises(ModelError, match="unknown field 'surprise'"):
         load(rewrite(saved["gru"][0], tmp_path, surprise=1))
-    with pytest.raises(ModelError, match="model format 2, this version reads 1: update"):
-        load(rewrite(saved["gru"][0], tmp_path, surprise=1, format=2))
+    with pytest.raises(ModelError, match="model format 3, this version reads 2: update"):
+        load(rewrite(saved["gru"][0], tmp_path, surprise=1, format=3))
+    with pytest.raises(ModelError, match="model format 1, this version reads 2: train or fetch"):
+        load(rewrite(saved["gru"][0], tmp_path, format=1))
 
 
 def test_a_field_that_cannot_be_read_back_is_not_saved(saved, tmp_path):
