@@ -14,7 +14,7 @@ from schemas.handover import Judgement, ShardResult
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish
-from tasks.training.files import LATEST, Checkpoint, member_folder
+from tasks.training.files import LATEST, Checkpoint
 
 
 def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
@@ -95,7 +95,6 @@ _RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")
 def _result(spec: RunSpec, shard: ShardResult, judgement: Judgement) -> dict[str, Any]:
     (member,) = shard.members
     series, report, last = member.model.series, member.report, (member.history or ({},))[-1]
-    folder = member_folder(spec.scope.root / "fleets" / judgement.shard, member.name)
     return {
         "architecture": member.model.architecture,
         "market": series.market,
@@ -114,5 +113,5 @@ def _result(spec: RunSpec, shard: ShardResult, judgement: Judgement) -> dict[str
         "verdict": judgement.verdict,
         **{name: judgement.metrics.get(name) for name in _RATIO},
         "run_id": judgement.run_id,
-        "model_folder": str(folder / "model"),
+        "model_folder": str(judgement.folder / "model"),
     }

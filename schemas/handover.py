@@ -5,6 +5,7 @@ Their paths are relative to the home (`CPB_HOME`), so that a record stays valid 
 """
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -234,11 +235,12 @@ class ShardResult(Record):
 class Judgement(Record):
     """A model's metrics on its test span and its MLflow run; the metric `validation_crps_ratio` ranks the recipes.
 
-    `shard`: key of the job that trained the model; that job's folder holds the model's files.
+    `folder`: the trained member's on this machine, with the model's files and its scores. `features`: its series'.
     """
 
     model: ModelId
-    shard: str
+    folder: Path
+    features: SeriesRecord
     run_id: str
     metrics: dict[str, float]
     verdict: str

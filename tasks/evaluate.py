@@ -114,7 +114,8 @@ def _log(
     judgements = [
         Judgement(
             model=one.result.model,
-            shard=job_key(one.shard),
+            folder=one.folder(root),
+            features=one.member.features,
             run_id=run_id,
             metrics=score.members[one.result.name].metrics,
             verdict=score.members[one.result.name].verdict,
@@ -146,9 +147,9 @@ class _Trained:
     member: JobMember
     result: TrainedMember
 
-    def model_folder(self, root: Path) -> Path:
-        """Return the folder with its weights."""
-        return member_folder(shard_folder(root, self.shard), self.member.name) / "model"
+    def folder(self, root: Path) -> Path:
+        """Return the member's folder, which holds its model and its scores."""
+        return member_folder(shard_folder(root, self.shard), self.member.name)
 
 
 def _as_member(spec: RunSpec, job: ShardJob, failure: Failure) -> Failure:
@@ -161,7 +162,7 @@ def _as_member(spec: RunSpec, job: ShardJob, failure: Failure) -> Failure:
 
 def _record(one: _Trained, root: Path, score: FleetScore, of_run: _OfRun) -> MemberRecord:
     job, member, trained = one.shard, one.member, one.result
-    folder = one.model_folder(root)
+    folder = one.folder(root) / "model"
     judged = score.members[member.name]
     report = trained.report
     measured = {k: v for k, v in report.items() if isinstance(v, int | float) and not isinstance(v, bool)}

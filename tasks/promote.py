@@ -21,4 +21,4 @@ def promote(
         stopped: series that are no longer traded.
         failures: of the run so far; the decisions name the models that failed.
     """
-    return decide_night(spec, fleets, stopped, failures)
+    return decide_night(spec.scope.home, fleets, stopped, failures, spec.force or "")

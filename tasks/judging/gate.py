@@ -39,7 +39,8 @@ class GateModel:
 
     `candles`: of the series it was trained on. `learnt_until`: end of the data used to train or select it;
     `tested_from`, `tested_until`: its test span, all UTC and None if its folder does not record them. `validation`:
-    CRPS ratio to the reference on the validation span. `damage`: why its folder cannot be used, or "".
+    CRPS ratio to the reference on the validation span. `damage`: why its folder cannot be used, or "". `forced`: the
+    user's reason for letting a candidate of an older `--as-of` replace a newer champion, or "".
     """
 
     series: SeriesId
@@ -58,6 +59,7 @@ class GateModel:
     diverged: bool = False
     stopped: str = ""
     damage: str = ""
+    forced: str = ""
 
     @property
     def provisional(self) -> bool:
@@ -109,15 +111,11 @@ def ineligible(candidate: GateModel) -> GateDecision | None:
     return _first(candidate, rules)
 
 
-def refused(candidate: GateModel, incumbent: GateModel, force: str = "") -> GateDecision | None:
-    """Return why a candidate may not replace this incumbent, whatever its figures; None if the figures decide.
-
-    Args:
-        force: the user's reason for letting an older `--as-of` replace a newer champion, "" if none was given.
-    """
+def refused(candidate: GateModel, incumbent: GateModel) -> GateDecision | None:
+    """Return why a candidate may not replace this incumbent, whatever its figures; None if the figures decide."""
     older, other_horizon = is_older(candidate, incumbent), candidate.horizon != incumbent.horizon
     rules = {
-        "older": older and not force
+        "older": older and not candidate.forced
         and f"its candles end at {candidate.tested_until:%Y-%m-%d %H:%M}, the champion's at "
         f"{incumbent.tested_until:%Y-%m-%d %H:%M} (give --force REASON to go back)",
         "smoke": candidate.provisional and not incumbent.provisional
@@ -126,7 +124,7 @@ def refused(candidate: GateModel, incumbent: GateModel, force: str = "") -> Gate
         and f"it forecasts {candidate.horizon} candles and the champion {incumbent.horizon}, so no rows compare them "
         "(`cpb promote` can force it)",
         # an older candidate that is forced also has fewer candles
-        "fewer-candles": candidate.candles < incumbent.candles and not (older and force)
+        "fewer-candles": candidate.candles < incumbent.candles and not (older and candidate.forced)
         and f"it learnt from {candidate.candles} candles, the champion from {incumbent.candles}",
     }  # fmt: skip
     return _first(candidate, rules)

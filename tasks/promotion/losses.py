@@ -6,11 +6,9 @@ models of the same shape forecast as a fleet: 40 series with 2,880 origins each 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,50 +19,42 @@ from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET, Market
 from cpbmodels.fleet.prediction import predict_each
 from schemas.errors import DamagedError
-from schemas.handover import Compared, FleetJudgement, Judgement, SeriesRecord
-from schemas.identity import Recipe
+from schemas.handover import Compared, Judgement, SeriesRecord
+from schemas.identity import Recipe, SeriesId
 from tasks.judging.baselines import realised
 from tasks.judging.evidence import not_worse
 from tasks.judging.fleet import score_file
 from tasks.judging.gate import GateModel, gate_model
 from tasks.judging.member import MemberScore
 from tasks.judging.scores import Array, pinball
-from tasks.signals.feature_files import market_key, markets, read_features
+from tasks.signals.feature_files import market_key, markets
 from tasks.storage.model_folder import read_config
 from tasks.tracking.registry import Champion
 from tasks.tracking.tags import RECIPE
-from tasks.training.files import member_folder, read_job
 
 _DECIDES = "validation_crps_ratio"
 
 
 @dataclass(frozen=True)
 class TrainedCandidate:
-    """A model of tonight in the gate's form, with its judgement, its features and the file of its losses."""
+    """A model of tonight in the gate's form, with its judgement."""
 
     model: GateModel
     judgement: Judgement
-    features: SeriesRecord
-    score: Path
 
 
-def trained_candidates(root: Path, fleets: Iterable[FleetJudgement]) -> Iterator[TrainedCandidate]:
-    """Yield every judged model of a run; `root`: the market's home, which holds the fleets' folders."""
-    for fleet in fleets:
-        shards = {judgement.shard: root / "fleets" / judgement.shard for judgement in fleet.judgements}
-        planned = {member.model: member for folder in shards.values() for member in read_job(folder).members}
-        for judgement in fleet.judgements:
-            member = planned[judgement.model]
-            place = member_folder(shards[judgement.shard], member.name)
-            config = read_config(place / "model")
-            model = gate_model(
-                judgement.model.series,
-                place / "model",
-                config,
-                run_id=judgement.run_id,
-                validation=judgement.metrics.get(_DECIDES, math.nan),
-            )
-            yield TrainedCandidate(model, judgement, member.features, score_file(place))
+def trained_candidate(judgement: Judgement, forced: str) -> TrainedCandidate:
+    """Return a judged model of a run in the gate's form; `forced` as in `GateModel`."""
+    folder = judgement.folder / "model"
+    model = gate_model(
+        judgement.model.series,
+        folder,
+        read_config(folder),
+        run_id=judgement.run_id,
+        validation=judgement.metrics.get(_DECIDES, math.nan),
+        forced=forced,
+    )
+    return TrainedCandidate(model, judgement)
 
 
 def registered_model(champion: Champion) -> GateModel:
@@ -109,25 +99,6 @@ class Losses:
         return Losses(self.times[kept], self.crps[kept])
 
 
-Task = tuple[GateModel, SeriesRecord]
-"""A registered model, and tonight's features of its series."""
-
-
-def predicted(
-    home: Path, tasks: Sequence[Task], start: datetime, end: datetime
-) -> list[Losses | DamagedError]:
-    """Return each model's losses on the origins of `[start, end)` whose targets are known.
-
-    For a model that cannot forecast from tonight's features, the result is a `DamagedError`.
-    """
-    found: list[Losses | DamagedError] = []
-    known = {record.series: record for _, record in tasks}
-    of_market = cache(lambda: markets({name: read_features(home, one) for name, one in known.items()}))
-    for first in range(0, len(tasks), _AT_ONCE):
-        found += _predicted(home, tasks[first : first + _AT_ONCE], start, end, of_market)
-    return found
-
-
 def compare(candidate: Losses, incumbent: Losses, *, horizon: int, step_us: int) -> Compared | None:
     """Return the comparison of two models on their common origins; None if there are none."""
     times, i, j = np.intersect1d(candidate.times, incumbent.times, return_indices=True)
@@ -143,43 +114,13 @@ def instant(microseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
-def _predicted(
-    home: Path,
-    tasks: Sequence[Task],
-    start: datetime,
-    end: datetime,
-    of_market: Callable[[], Mapping[tuple[str, str], Market]],
-) -> list[Losses | DamagedError]:
-    models: list[cpbmodels.Member] = []
-    known: list[Series] = []
-    failed: dict[int, DamagedError] = {}
-    for place, (registered, features) in enumerate(tasks):
-        series = read_features(home, features)
-        try:
-            model = cpbmodels.load(registered.folder)
-            if NO_MARKET in model.config["features"]:
-                series = replace(series, market=of_market()[market_key(features.series)])
-            series.columns(tuple(model.config["features"]))
-        except cpbmodels.ModelError as error:
-            failed[place] = DamagedError(str(error), field=str(registered.folder))
-        else:
-            models.append(model)
-            known.append(series)
-    origins = [_origins(series, model, start, end) for series, model in zip(known, models, strict=True)]
-    forecasts = predict_each(models, known, origins) if models else []
-    found = iter(
-        [
-            DamagedError(str(one)) if isinstance(one, cpbmodels.ModelError) else _losses(series, one)
-            for series, one in zip(known, forecasts, strict=True)
-        ]
-    )
-    return [failed[place] if place in failed else next(found) for place in range(len(tasks))]
-
-
-def _origins(series: Series, model: cpbmodels.Member, start: datetime, end: datetime) -> NDArray[np.int64]:
-    """Return the origins as judging selects them for a test span: within it, with all targets before its end."""
+def _origins(series: Series, model: cpbmodels.Member, candidate: GateModel) -> NDArray[np.int64]:
+    """Return the origins as judging selects them: within the candidate's test span, with all targets before its end."""
     assert series.times is not None
-    edges = np.searchsorted(series.times, [round(t.timestamp() * 1e6) for t in (start, end)])
+    assert candidate.tested_from is not None
+    assert candidate.tested_until is not None
+    span = candidate.tested_from, candidate.tested_until
+    edges = np.searchsorted(series.times, [round(t.timestamp() * 1e6) for t in span])
     rows = np.flatnonzero(series.usable(model.context, model.horizon))
     return rows[(rows >= edges[0]) & (rows + model.horizon < edges[1])].astype(np.int64)
 
@@ -193,31 +134,73 @@ def _losses(series: Series, forecast: cpbmodels.Prediction) -> Losses:
 
 
 class LossTable:
-    """Losses by model, or the error for losses that cannot be read."""
+    """Losses by model, or the error for losses that cannot be read; `read` reads a series' features."""
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    def __init__(self, read: Callable[[SeriesRecord], Series]) -> None:
+        self._read = read
         self._losses: dict[str, Losses | DamagedError] = {}
+        self._markets: dict[tuple[str, str], Market] = {}
 
     def predict(self, wanted: Iterable[tuple[TrainedCandidate, GateModel]]) -> None:
         """Compute the missing losses of registered models on tonight's test spans, all together."""
-        todo = {key: (c, one) for c, one in wanted if (key := self._key(one)) not in self._losses}
-        if not todo:
-            return
-        ends = [(c.model.tested_from, c.model.tested_until) for c, _ in todo.values()]
-        start, stop = min(a for a, _ in ends if a), max(b for _, b in ends if b)
-        tasks = [(one, candidate.features) for candidate, one in todo.values()]
-        self._losses |= zip(todo, predicted(self._home, tasks, start, stop), strict=True)
+        todo = [
+            (registered, candidate)
+            for candidate, registered in wanted
+            if self._key(registered) not in self._losses
+        ]
+        records = {candidate.model.series: candidate.judgement.features for _, candidate in todo}
+        for first in range(0, len(todo), _AT_ONCE):
+            self._predict(todo[first : first + _AT_ONCE], records)
+
+    def _predict(
+        self,
+        wanted: Iterable[tuple[GateModel, TrainedCandidate]],
+        records: Mapping[SeriesId, SeriesRecord],
+    ) -> None:
+        """Compute these losses; a model that cannot forecast from tonight's features has a `DamagedError`.
+
+        Args:
+            records: the features of all coins, for models that read what coins share.
+        """
+        keys, models, known, origins = [], [], [], []
+        for registered, candidate in wanted:
+            features = candidate.judgement.features
+            series = self._read(features)
+            try:
+                model = cpbmodels.load(registered.folder)
+                if NO_MARKET in model.config["features"]:
+                    series = replace(series, market=self._market(features.series, records))
+                series.columns(tuple(model.config["features"]))
+            except cpbmodels.ModelError as error:
+                self._losses[self._key(registered)] = DamagedError(str(error), field=str(registered.folder))
+                continue
+            keys.append(self._key(registered))
+            models.append(model)
+            known.append(series)
+            origins.append(_origins(series, model, candidate.model))
+        forecasts = predict_each(models, known, origins) if models else []
+        for key, series, forecast in zip(keys, known, forecasts, strict=True):
+            if isinstance(forecast, cpbmodels.ModelError):
+                self._losses[key] = DamagedError(str(forecast))
+            else:
+                self._losses[key] = _losses(series, forecast)
+
+    def _market(self, series: SeriesId, records: Mapping[SeriesId, SeriesRecord]) -> Market:
+        key = market_key(series)
+        if key not in self._markets:
+            self._markets |= markets({coin: self._read(record) for coin, record in records.items()})
+        return self._markets[key]
 
     def losses_of(self, one: GateModel | TrainedCandidate) -> Losses | DamagedError:
         """Return a model's losses; call `predict` first for a registered model."""
         key = self._key(one.model if isinstance(one, TrainedCandidate) else one)
         if key not in self._losses and isinstance(one, TrainedCandidate):
+            path = score_file(one.judgement.folder)
             try:
-                score = MemberScore.from_npz(one.score)
+                score = MemberScore.from_npz(path)
                 self._losses[key] = Losses(score.times, score.losses["crps"])
             except FileNotFoundError:
-                self._losses[key] = DamagedError(f"{one.score} is missing", field=str(one.score))
+                self._losses[key] = DamagedError(f"{path} is missing", field=str(path))
             except DamagedError as error:
                 self._losses[key] = error
         return self._losses[key]

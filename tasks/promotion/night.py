@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import BacktestEvidence, Decision, Failure, FleetJudgement, SeriesRecord
@@ -16,8 +18,9 @@ from schemas.run import RunSpec
 from tasks.judging import gate
 from tasks.judging.gate import GateDecision, GateModel
 from tasks.promotion.by_backtest import Switch, replaced_recipes, save
-from tasks.promotion.losses import LossTable, TrainedCandidate, registered_model, trained_candidates
+from tasks.promotion.losses import LossTable, TrainedCandidate, registered_model, trained_candidate
 from tasks.promotion.moves import decided, promote_candidate, promotion_lock, retire
+from tasks.signals.feature_files import read_features
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import keep_decision, newest_decisions
 from tasks.tracking.mlflow_store import open_store
@@ -53,44 +56,67 @@ class SeriesState:
 
 
 def decide_night(
-    spec: RunSpec,
+    home: Path,
     fleets: Sequence[FleetJudgement],
     stopped: Sequence[SeriesRecord] = (),
     failures: Sequence[Failure] = (),
+    force: str = "",
 ) -> tuple[Decision, ...]:
     """Decide on every series that a run has trained, and move its aliases with the record of the decision.
 
     Series that have stopped trading lose their champion, unless it was trained on more candles than this run has.
 
     Args:
+        fleets, stopped: of one market.
         failures: of the run so far; each decision names the models of its series that it could not consider.
+        force: why a model of older candles may replace a champion, or "".
     """
-    store = open_store()
     by_timeframe: dict[str, list[TrainedCandidate]] = defaultdict(list)
-    with promotion_lock(store, spec.scope.home, spec.scope.market):
-        for candidate in trained_candidates(spec.scope.root, fleets):
-            by_timeframe[candidate.model.series.timeframe].append(candidate)
-        served = champions(market=spec.scope.market, store=store) if by_timeframe else []
-        decisions = [
-            decision
-            for timeframe, candidates in by_timeframe.items()
-            for decision in decide_timeframe(spec, store, timeframe, candidates, served, failures)
-        ]
+    for fleet in fleets:
+        for judgement in fleet.judgements:
+            by_timeframe[judgement.model.series.timeframe].append(trained_candidate(judgement, force))
+    losses = LossTable(partial(read_features, home))
+    series = [judgement.model.series for fleet in fleets for judgement in fleet.judgements]
+    markets = {series.market for series in [*series, *(record.series for record in stopped)]}
+    if not markets:
+        return ()
+    (market,) = markets
+    store = open_store()
+    decisions: list[Decision] = []
+    with promotion_lock(store, home, market):
+        served = champions(market=market, store=store) if by_timeframe else []
+        for timeframe, candidates in by_timeframe.items():
+            serving = {
+                champion.series: champion for champion in served if champion.series.timeframe == timeframe
+            }
+            switched = replaced_recipes(home, market, timeframe)
+            ruled = decide_timeframe(store, candidates, serving, switched, losses, failures)
+            # Last: a run killed before this lets the remaining series follow when repeated.
+            followed = {decision.series.symbol for decision in ruled if decision.backtest}
+            for switch in switched.values():
+                if followed.intersection(switch.behind):
+                    behind = tuple(symbol for symbol in switch.behind if symbol not in followed)
+                    save(home, switch.model_copy(update={"behind": behind}))
+            decisions += ruled
         decisions += _retired(store, stopped)
     return tuple(decisions)
 
 
 def decide_timeframe(
-    spec: RunSpec,
     store: Store,
-    timeframe: str,
     candidates: Iterable[TrainedCandidate],
-    served: Iterable[Champion],
+    serving: Mapping[SeriesId, Champion],
+    switched: Mapping[Recipe, Switch],
+    losses: LossTable,
     failures: Sequence[Failure],
 ) -> list[Decision]:
-    """Rule on every series of a timeframe, move the aliases, and return the decisions."""
-    home, market, force = spec.scope.home, spec.scope.market, spec.force or ""
-    serving = {champion.series: champion for champion in served if champion.series.timeframe == timeframe}
+    """Rule on every series of a timeframe, move the aliases, and return the decisions.
+
+    Args:
+        candidates: the timeframe's models of this run.
+        serving: its champions before.
+        switched: by recipe that has lost a backtest, the switch to the recipe that won.
+    """
     states = _states(candidates, serving)
     validation: dict[Recipe, dict[SeriesId, float]] = defaultdict(dict)
     for state in states.values():
@@ -100,7 +126,6 @@ def decide_timeframe(
     incumbents = {s: states[s].incumbent if s in states else registered_model(c) for s, c in serving.items()}
     sound = [model.recipe for model in incumbents.values() if model and not model.damage]
     decided_before = newest_decisions(store)
-    switched = replaced_recipes(home, market, timeframe)
 
     to_compare: list[tuple[SeriesState, TrainedCandidate, GateModel]] = []
     for state in states.values():
@@ -108,20 +133,19 @@ def decide_timeframe(
         if incumbent is None:
             _first(state, order, sound, *_no_champion(decided_before.get(state.series)))
         elif incumbent.damage:
-            _replace_damaged(state, order, sound, incumbent, incumbent.damage, force)
+            _replace_damaged(state, order, sound, incumbent, incumbent.damage)
         elif not _follow(state, incumbent, switched):
             best = gate.choose_successor(incumbent, state.models, order)
             if best is None:
                 state.ruling = _no_candidate(state, incumbent, order)
-            elif early := gate.unchanged(best, incumbent) or gate.refused(best, incumbent, force):
+            elif early := gate.unchanged(best, incumbent) or gate.refused(best, incumbent):
                 state.ruling = early
             elif gate.is_older(best, incumbent):
-                reason = f"{best.recipe} of older candles, forced: {force}"
+                reason = f"{best.recipe} of older candles, forced: {best.forced}"
                 state.take(best.recipe, GateDecision("forced", "older", reason))
             else:
                 to_compare.append((state, state.candidates[best.recipe], incumbent))
 
-    losses = LossTable(home)
     losses.predict([(candidate, incumbent) for _, candidate, incumbent in to_compare])
     for state, candidate, incumbent in to_compare:
         recipe = candidate.model.recipe
@@ -131,7 +155,7 @@ def decide_timeframe(
             continue
         compared = losses.compared(candidate, incumbent)
         if isinstance(compared, DamagedError):
-            _replace_damaged(state, order, sound, incumbent, str(compared), force)
+            _replace_damaged(state, order, sound, incumbent, str(compared))
             continue
         state.ruling = gate.refresh(candidate.model, incumbent, compared)
         if state.ruling.outcome == "refreshed":
@@ -139,14 +163,7 @@ def decide_timeframe(
 
     for state in states.values():
         _explain(state, order, failures)
-    decisions = [_move(store, state) for state in states.values() if state.ruling]
-    # Last: a run killed before this lets the remaining series follow when repeated.
-    moved = {state.series.symbol for state in states.values() if state.backtest}
-    for switch in switched.values():
-        if left := moved.intersection(switch.behind):
-            behind = tuple(symbol for symbol in switch.behind if symbol not in left)
-            save(home, switch.model_copy(update={"behind": behind}))
-    return decisions
+    return [_move(store, state) for state in states.values() if state.ruling]
 
 
 def _states(
@@ -196,7 +213,6 @@ def _replace_damaged(
     sound: Iterable[Recipe],
     incumbent: GateModel,
     damage: str,
-    force: str,
 ) -> None:
     """Let any eligible model replace a damaged champion, which cannot forecast."""
     same = [r for r in state.candidates if r == incumbent.recipe or (
@@ -208,7 +224,7 @@ def _replace_damaged(
         state.take(same[0], GateDecision("refreshed", "damaged-incumbent", reason))
     else:
         _first(state, order, sound, "damaged-incumbent", f"the champion is damaged ({damage})")
-    if state.taken and (stop := gate.refused(state.taken.model, incumbent, force)):
+    if state.taken and (stop := gate.refused(state.taken.model, incumbent)):
         state.taken, state.ruling = None, stop
     if state.ruling is None:
         reason = f"the champion is damaged ({damage}), and this run has no model to take its place"
@@ -223,7 +239,8 @@ def _follow(state: SeriesState, incumbent: GateModel, switched: Mapping[Recipe, 
     while after := switched.get(switch.recipes[0]):  # the winner has since lost to another recipe
         switch = after
     recipe = switch.recipes[0]
-    if recipe not in state.candidates or gate.refused(state.models[recipe], incumbent):
+    model = state.models.get(recipe)
+    if model is None or gate.is_older(model, incumbent) or gate.refused(model, incumbent):
         return False
     state.backtest = switch.backtest
     state.take(recipe, GateDecision("switched", "backtest", f"the gate is passed: {switch.backtest}"))

@@ -9,7 +9,7 @@ import pytest
 from flows import cli
 from flows.summary import Summary
 from schemas.errors import CpbError
-from schemas.handover import Failure, FleetJudgement, Judgement, ShardResult, TrainedMember
+from schemas.handover import Failure, FleetJudgement, Judgement, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 
@@ -74,9 +74,17 @@ def trained(tmp_path, monkeypatch):
     }
     history = ({"train_loss": 2.0, "val_loss": 3.0}, {"train_loss": 1.0, "val_loss": 2.5})
     member = TrainedMember(model=MODEL, name="sim-BTCUSDT-1h", files={}, history=history, report=report)
-    (tmp_path / "sim/fleets/0f/members/sim-BTCUSDT-1h").mkdir(parents=True)
+    folder = tmp_path / "sim/fleets/0f/members/sim-BTCUSDT-1h"
+    features = SeriesRecord(
+        series=MODEL.series, path="f", digest="d", file_digest="f", rows=9, first_us=0, last_us=8
+    )
     judgement = Judgement(
-        model=MODEL, shard="0f", run_id="r1", metrics=METRICS, verdict="better than the random walk"
+        model=MODEL,
+        folder=folder,
+        features=features,
+        run_id="r1",
+        metrics=METRICS,
+        verdict="better than the random walk",
     )
     training = SimpleNamespace(
         summary=Summary(run_id="parent"),

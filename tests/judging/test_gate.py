@@ -148,10 +148,10 @@ def test_smoke_may_refresh_smoke():
 
 def test_a_reason_lets_older_candles_back_and_nothing_else():
     older = {"tested_until": NIGHT - timedelta(days=1), "candles": 8000}
-    assert gate.refused(tonight(**older), model(), force="the feed was wrong") is None
-    assert gate.refused(tonight(candles=8000), model(), force="why not").rule == "fewer-candles"
-    assert gate.refused(tonight(SMOKE, **older), model(), force="why not").rule == "smoke"
-    assert gate.refused(tonight(horizon=5, **older), model(), force="why not").rule == "horizon"
+    assert gate.refused(tonight(**older, forced="the feed was wrong"), model()) is None
+    assert gate.refused(tonight(candles=8000, forced="why not"), model()).rule == "fewer-candles"
+    assert gate.refused(tonight(SMOKE, **older, forced="why not"), model()).rule == "smoke"
+    assert gate.refused(tonight(horizon=5, **older, forced="why not"), model()).rule == "horizon"
 
 
 def test_a_champion_whose_folder_does_not_say_its_span_or_horizon_is_compared_all_the_same():
