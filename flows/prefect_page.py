@@ -22,7 +22,7 @@ _DIGITS = 4
 
 def show_run(flow: str, run_id: str, failures: Sequence[str], warnings: Sequence[str] = ()) -> None:
     """Show the leaderboard of an MLflow run, the failures, and the warnings about its trainings."""
-    from tasks.tracking.leaderboard import leaderboard
+    from tasks.tracking.boards import leaderboard
 
     with _never_failing():
         show_table(flow, [{name: row.get(name) for name in _COLUMNS} for row in leaderboard(run_id)])

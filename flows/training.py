@@ -32,10 +32,10 @@ from tasks.storage.digests import value_digest
 from tasks.storage.locks import check_interrupted
 from tasks.storage.urls import public_url
 from tasks.tracking.artifacts import check_place
+from tasks.tracking.boards import short_id
 from tasks.tracking.database import DOWN
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import OpenRun, run_name, scope_tags
-from tasks.tracking.run_list import short_id
 from tasks.tracking.runs import FAILED, finish, kill, log_metrics, start_parent
 from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
 from tasks.tracking.wandb import check_installed, is_wanted, mirror

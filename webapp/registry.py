@@ -11,14 +11,12 @@ from schemas.errors import CpbError
 from schemas.handover import Decision
 from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
+from tasks.tracking.boards import COLUMNS, coin_ratios, judged_models, loss_histories, newest_flow_runs
+from tasks.tracking.boards import leaderboard as read_board
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import decisions_on, newest_decisions
-from tasks.tracking.judged import coin_ratios, judged_models, loss_histories
-from tasks.tracking.leaderboard import COLUMNS
-from tasks.tracking.leaderboard import leaderboard as read_board
 from tasks.tracking.mlflow_store import open_store, tracking_uri
 from tasks.tracking.registry import champions
-from tasks.tracking.run_list import newest_flow_runs
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity
 from webapp.replies import Answer, State, database_state, kept_while
@@ -123,7 +121,7 @@ def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
 
 
 def histories(run_id: str) -> dict[str, list[dict[str, float]]]:
-    """Return the losses per epoch of a run's models; errors as in `judged.loss_histories`."""
+    """Return the losses per epoch of a run's models; errors as in `boards.loss_histories`."""
     with _store() as store:
         return loss_histories(store, run_id)
 

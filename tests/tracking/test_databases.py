@@ -194,7 +194,7 @@ def test_a_driver_is_named_by_what_installs_it(monkeypatch):
 READ = """
 import os, sys, tempfile
 from schemas.errors import CpbError
-from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.boards import leaderboard
 from tasks.tracking.registry import champions
 from tasks.tracking.mlflow_store import open_store
 with tempfile.TemporaryDirectory() as other:  # imports all that MLflow needs: another user may not read Python's files

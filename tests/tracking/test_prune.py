@@ -23,9 +23,9 @@ from postgres_tools import place_artifacts, postgres, uri  # noqa: F401
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
 from tasks.tracking import prune as pruning
+from tasks.tracking.boards import leaderboard
 from tasks.tracking.connection import find_run
 from tasks.tracking.database import make_sqlite, sqlite_path
-from tasks.tracking.leaderboard import leaderboard
 from tasks.tracking.logged_models import models_of
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.prune import prune

@@ -16,7 +16,7 @@ from verifying import verify_champions as verify
 from schemas.errors import CpbError
 from tasks.storage.urls import local_path
 from tasks.tracking import mlflow_store
-from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.boards import leaderboard
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions

@@ -4,8 +4,7 @@ import pytest
 from test_runs import member
 
 from tasks.figures.board import board_figure, coins_figure
-from tasks.tracking.judged import coin_ratios, judged_models
-from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.boards import coin_ratios, judged_models, leaderboard
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 from tasks.tracking.tags import newest_of
 
@@ -65,7 +64,6 @@ def test_figures_name_the_preset_where_there_are_several(several):
     cells = dict(zip(heat["x"], zip(*heat["z"], strict=True), strict=True))
     assert cells == {"gru/default": (0.8, 0.91), "gru/default+0a1b2c3d": (2.0, 2.1)}
 
-    whole = [row for row in board if not row["partial"]]
-    labels = [label for trace in board_figure(whole)["data"] for label in trace["y"]]
-    runs = {row["flow_run"][:8] for row in whole if row["preset"] == "default"}
+    labels = [label for trace in board_figure(board)["data"] for label in trace["y"]]
+    runs = {row["flow_run"][:8] for row in board if row["preset"] == "default"}
     assert sorted(labels) == sorted(["gru/default+0a1b2c3d", *(f"gru/default, run {run}" for run in runs)])
