@@ -32,7 +32,6 @@ from tasks.storage.digests import value_digest
 from tasks.storage.locks import check_interrupted
 from tasks.storage.urls import public_url
 from tasks.tracking.artifacts import check_place
-from tasks.tracking.boards import short_id
 from tasks.tracking.database import DOWN
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import OpenRun, run_name, scope_tags
@@ -210,7 +209,7 @@ def _run(
     work = [one.work for found in results for one in found if one.work and one.work.begin >= began]
     busy = busy_share(work, engine.cores.number) if work else {}
     log_metrics(run.run_id, {"members": summary.members, "failed": len(summary.failures)} | busy)
-    board = f"`cpb leaderboard --run {short_id(run.run_id)}`"
+    board = f"`cpb leaderboard --run {run.run_id[:8]}`"
     say(f"judged {count(summary.members, 'member')} against the random walk ({board})")
     return Training(summary, results, judged, planned.stopped, in_use)
 

@@ -7,11 +7,20 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import polars as pl
+
 from schemas.errors import CpbError
 from schemas.handover import Decision
 from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
-from tasks.tracking.boards import COLUMNS, coin_ratios, judged_models, loss_histories, newest_flow_runs
+from tasks.tracking.boards import (
+    COLUMNS,
+    coin_ratios,
+    judged_models,
+    loss_histories,
+    newest_flow_runs,
+    read_members,
+)
 from tasks.tracking.boards import leaderboard as read_board
 from tasks.tracking.connection import Store
 from tasks.tracking.decisions import decisions_on, newest_decisions
@@ -91,16 +100,19 @@ def leaderboard(market: Market, timeframe: str | None = None, run: str | None = 
     return Answer(board, "rows")
 
 
-@kept_while(lambda *_: state(), 16)
+@kept_while(lambda: state(), 1)
+def _members() -> pl.DataFrame:
+    with _store() as store:
+        return read_members(store)
+
+
 def board_rows(market: Market, timeframe: str | None, run: str | None) -> list[dict[str, Any]]:
     """Return the rows of a market's leaderboard; arguments as in `leaderboard`.
 
     Raises:
         CpbError: there are none, or the run is of another market.
     """
-    wanted = [timeframe] if timeframe else None
-    with _store() as store:
-        rows = read_board(run, store, market=market, timeframes=wanted)
+    rows = read_board(run, _members(), market=market, timeframes=[timeframe] if timeframe else None)
     of_market = [row for row in rows if row["market"] == market]  # rows of a run are not filtered by market
     if not of_market:
         raise CpbError(
@@ -112,11 +124,7 @@ def board_rows(market: Market, timeframe: str | None, run: str | None) -> list[d
 def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
     """Return the ratio of each architecture of the leaderboard on each coin; empty if there are none."""
     with suppress(CpbError):
-        rows = board_rows(
-            market, timeframe, None
-        )  # outside the lock, for which another thread's call may wait
-        with _store() as store:
-            return coin_ratios(store, rows)
+        return coin_ratios(_members(), board_rows(market, timeframe, None))
     return []
 
 

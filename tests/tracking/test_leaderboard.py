@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import pytest
 from test_runs import member
 
@@ -140,15 +138,15 @@ def test_an_interval_is_shown_only_where_its_fleet_is_whole(store):
     assert (part["members"], part["crps_ratio_low"], part["verdict"]) == (1, None, None)
     pooled("new", ["BTCUSDT"])
     assert [(r["coins"], r["crps_ratio_low"], r["verdict"]) for r in leaderboard()] == [
-        ("BTC", 0.8, "better"), ("BTC, ETH", 0.8, "better"),
+        ("BTC, ETH", 0.8, "better"), ("BTC", 0.8, "better"),
     ]  # fmt: skip
     (part,) = leaderboard(symbols=["BTCUSDT"])
     assert (part["coins"], part["crps_ratio_low"]) == ("BTC", 0.8)
 
 
-def mostly_failed(key, ratios, config=None, counted=None, outcome="partial"):
+def mostly_failed(key, ratios):
     """A run of har whose members have these ratios on 1h; None: it failed."""
-    parent = start_parent(key, config or {"market": "spot"})
+    parent = start_parent(key, {"market": "spot"})
     fleet = start_fleet(parent.run_id, "har", f"{key}/har")
     records = [
         member(key=f"{key}/{i}", symbol=f"C{i}USDT", architecture="har",
@@ -156,34 +154,33 @@ def mostly_failed(key, ratios, config=None, counted=None, outcome="partial"):
         for i, v in enumerate(ratios)
     ]  # fmt: skip
     log_members(fleet.run_id, records)
-    log_metrics(parent.run_id, counted or {})
     finish(fleet.run_id, "partial")
-    finish(parent.run_id, outcome)
+    finish(parent.run_id, "partial")
     return parent.run_id
 
 
-@pytest.mark.parametrize(
-    "asked", [{"market": "spot"}, {"market": "spot", "coins": "all", "preset": "default"}]
-)
-def test_models_that_failed_in_the_newest_run_are_told(store, asked):
-    flow("old", {"har": [0.9, 0.9, 0.9]}, config=asked)
-    new = mostly_failed("new", [1.3, None, None], asked, {"members": 1, "failed": 2})
+def test_models_that_failed_replace_no_row_of_models_with_a_score(store):
+    old = flow("old", {"har": [0.9, 0.9, 0.9]})
+    new = mostly_failed("new", [1.3, None, None])
+    mostly_failed("again", [None, None, None])
+    rows = [(r["flow_run"], r["coins"], r["members"], r["failed"]) for r in leaderboard()]
+    assert rows == [(old, "C0, C1, C2", 3, 0), (new, "C0", 1, 2)]
 
-    assert [(r["flow_run"], r["coins"], r["members"], r["failed"]) for r in leaderboard()] == [
-        (new, "C0", 1, 2)
-    ]
-
-    again = mostly_failed("again", [None, None, None], asked, {"members": 0, "failed": 3})
-    assert [(r["flow_run"], r["coins"], r["failed"]) for r in leaderboard()] == [(again, "none", 3)]
-
-    whole = flow("whole", {"har": [1.0, 1.0, 1.0]}, config=asked)
-    assert [r["flow_run"] for r in leaderboard()] == [whole]
+    whole = flow("whole", {"har": [1.0, 1.0, 1.0]})
+    assert [r["flow_run"] for r in leaderboard()] == [whole, new]
 
 
-def test_of_runs_of_the_same_models_only_the_newest_is_read(store):
-    asked = {"market": "spot", "coins": "all", "timeframes": "1h", "architectures": ["har"]}
-    flow("old", {"har": [0.9]}, config=asked)
-    new = flow("new", {"har": [0.8]}, config=asked)
+def test_a_run_without_a_score_has_no_board(store):
+    failed = mostly_failed("new", [None, None])
+    for run in (failed, None):
+        with pytest.raises(CpbError) as caught:
+            leaderboard(run)
+        assert caught.value.code == "no-run"
+
+
+def test_all_runs_are_read_in_one_search(store):
+    flow("old", {"har": [0.9], "gru": [1.0]})
+    new = flow("new", {"har": [0.8], "gru": [0.9]})
     searched, search = [], store.client._client.search_runs
 
     def count(*args, **kwargs):
@@ -193,7 +190,7 @@ def test_of_runs_of_the_same_models_only_the_newest_is_read(store):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store.client._client, "search_runs", count)
         assert leaderboard() == leaderboard(new)
-    assert len(searched) == 3 + 2  # flows, fleets, members; then the same run by its id
+    assert len(searched) == 2
 
 
 def test_coins_and_timeframes_filter(store):
@@ -287,11 +284,14 @@ def test_a_run_is_named_by_the_start_of_its_id(store):
     assert leaderboard(fleet) == leaderboard(first)  # a fleet's id, as the table has it, means its flow
 
 
-def test_a_start_that_several_runs_have_names_them(store, monkeypatch):
-    run = SimpleNamespace(info=SimpleNamespace(run_id="abcd1"))
-    other = SimpleNamespace(info=SimpleNamespace(run_id="abcd2"))
-    monkeypatch.setattr("tasks.tracking.boards.search", lambda *_: [run, other])
+def test_a_prefix_of_several_runs_names_them(store):
+    runs = [
+        flow(f"{i}", {"har": [0.9]}) for i in range(17)
+    ]  # two of them begin with the same hexadecimal digit
+    start, several = next(
+        (d, same) for d in "0123456789abcdef" if len(same := sorted(r for r in runs if r[0] == d)) > 1
+    )
     with pytest.raises(CpbError) as caught:
-        leaderboard("abcd")
+        leaderboard(start)
     assert caught.value.code == "ambiguous-run"
-    assert "abcd1, abcd2" in str(caught.value)
+    assert ", ".join(several) in str(caught.value)

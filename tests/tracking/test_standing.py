@@ -4,7 +4,7 @@ import pytest
 from test_runs import member
 
 from tasks.figures.board import board_figure, coins_figure
-from tasks.tracking.boards import coin_ratios, judged_models, leaderboard
+from tasks.tracking.boards import coin_ratios, judged_models, leaderboard, read_members
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 from tasks.tracking.tags import newest_of
 
@@ -45,7 +45,7 @@ def several(store):
 
 def test_figures_and_the_list_of_a_series_have_the_same_models(several):
     store, series = several
-    rows = coin_ratios(store, leaderboard())
+    rows = coin_ratios(read_members(store), leaderboard())
     for one in series:
         listed = {(m.preset, m.metrics["test_crps_ratio"], m.test_span) for m in judged_models(store, one)}
         drawn = {(r["preset"], r["crps_ratio"], r["test_span"]) for r in rows if r["symbol"] == one.symbol}
@@ -60,7 +60,7 @@ def test_figures_and_the_list_of_a_series_have_the_same_models(several):
 def test_figures_name_the_preset_where_there_are_several(several):
     store, _ = several
     board = leaderboard()
-    heat = coins_figure(coin_ratios(store, board))["data"][0]
+    heat = coins_figure(coin_ratios(read_members(store), board))["data"][0]
     cells = dict(zip(heat["x"], zip(*heat["z"], strict=True), strict=True))
     assert cells == {"gru/default": (0.8, 0.91), "gru/default+0a1b2c3d": (2.0, 2.1)}
 
