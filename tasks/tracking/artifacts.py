@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError, DamagedError
 from schemas.scope import home as home_folder
+from tasks.storage.digests import file_digest
 from tasks.storage.files import DiskFull, is_disk_full, new_folder, replacing
 from tasks.storage.model_folder import FILES, damage_of, file_digests
 from tasks.storage.records import final_name
 from tasks.storage.urls import local_path, public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import PROXIED, failure, is_server, no_shared_place, server_here, sqlite_path
-from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged
 from tasks.tracking.mlflow_private import delete_remote_files
 from tasks.tracking.tags import digests_of
 
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 COPIES = "champions"
 """Folder below the home for champions fetched from a tracking server."""
+LOADED = "registered_model_meta"
+"""Written by MLflow into a local registered model's folder when it loads the model."""
 _COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
 
 
@@ -111,6 +113,11 @@ def keep_files(store: Store, run: "Run", folder: Path) -> None:
         ) from error  # fmt: skip
 
 
+def damaged(folder: Path, digests: "Mapping[str, str]") -> list[str]:
+    """Return the names of recorded files that are missing or damaged in a folder."""
+    return [n for n, d in digests.items() if not (folder / n).is_file() or file_digest(folder / n) != d]
+
+
 def mend_files(store: Store, run: "Run", folder: Path) -> bool:
     """Copy the files of a finished run again if any of them is not the file that its tag `files` records.
 
@@ -140,8 +147,6 @@ def foreign_file(store: Store, run_id: str, uri: str, own: "Collection[str]") ->
     if folder is not None:
         return _foreign(_run_folder(folder, run_id), folder, own)
     listed = store.client.list_artifacts(run_id)
-    if any(f.is_dir and f.path == WHEELS for f in listed):
-        listed = [f for f in listed if f.path != WHEELS] + store.client.list_artifacts(run_id, WHEELS)
     return next((f.path for f in listed if f.is_dir or f.path not in own), "")
 
 
@@ -160,10 +165,9 @@ def _foreign(root: Path, folder: Path, own: "Collection[str]") -> str:
 
 
 def files_size(uri: str) -> int:
-    """Return the bytes of a run's artifacts on this machine, without files shared with other runs."""
+    """Return the bytes of a run's artifacts on this machine."""
     folder = local_path(uri)
-    found = [path.lstat() for path in folder.rglob("*") if not path.is_dir()] if folder else []
-    return sum(status.st_size for status in found if status.st_nlink == 1)
+    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()) if folder else 0
 
 
 def remove_files(uri: str, run_id: str) -> None:
@@ -188,8 +192,9 @@ def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, s
         return target, ""
     try:
         with files_at(store, version.source or "") as fetched, new_folder(target) as draft:
-            only_mlflow = shutil.ignore_patterns(*NAMES, LOADED, WHEELS)
-            shutil.copytree(fetched, draft, dirs_exist_ok=True, ignore=only_mlflow)
+            for name in FILES:  # without what only MLflow reads
+                if (fetched / name).is_file():
+                    shutil.copy2(fetched / name, draft)
     except CpbError as error:
         return target, str(error)
     return target, damage_of(target, digests)

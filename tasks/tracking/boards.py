@@ -8,7 +8,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
@@ -44,14 +44,10 @@ from tasks.tracking.tags import (
     age_of,
     as_of,
     market_of,
-    newest_of,
     recipe_of_run,
     series_tags,
 )
 from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, full_name, versions_of
-
-if TYPE_CHECKING:
-    from mlflow.entities import Run
 
 COLUMNS = {
     "market": "spot, um, cm, own for a user's tables, or sim for simulated candles",
@@ -321,14 +317,15 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
     aliases = aliases_of(store, series) or {}
     alias_of = {aliases[name]: name for name in (PREVIOUS, ALIAS) if name in aliases}
     versions = {str(version.run_id): version for version in versions_of(store, series)}
-    models = []
-    for run in judged:
+    newest = {}
+    for run in sorted(judged, key=age_of):
         tags, version = run.data.tags, versions.get(run.info.run_id)
         fleet = fleets.get(tags.get(PARENT, ""))
         params = {**(fleet.data.params if fleet else {}), **run.data.params}
-        model = JudgedModel(
-            architecture=tags.get("architecture", ""),
-            preset=recipe_of_run(params, tags) or None,
+        architecture, recipe = tags.get("architecture", ""), recipe_of_run(params, tags)
+        newest[architecture, recipe] = JudgedModel(
+            architecture=architecture,
+            preset=recipe or None,
             run_id=run.info.run_id,
             trained_at=datetime.fromtimestamp(run.info.start_time / 1000, UTC),
             as_of=tags.get("as_of"),
@@ -338,8 +335,7 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
             model_version=full_name(version) if version else None,
             metrics={name: value for name, value in run.data.metrics.items() if name.startswith(_SHOWN)},
         )
-        models.append(((model.architecture, model.preset), age_of(run), model))
-    return sorted(newest_of(models).values(), key=lambda model: model.metrics[_RATIO])
+    return sorted(newest.values(), key=lambda model: model.metrics[_RATIO])
 
 
 def _span(params: Mapping[str, str]) -> str | None:
@@ -361,17 +357,14 @@ def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]
             code="no-run",
         )
     runs = [run] if kind == MEMBER else search(store, f"tags.`{PARENT}` = '{run.info.run_id}'", [_NEWEST])
-    return {
-        member.info.run_name or member.info.run_id: _history(store, member) for member in runs[:MAX_HISTORIES]
-    }
-
-
-def _history(store: Store, run: "Run") -> list[dict[str, float]]:
-    epochs: dict[int, dict[str, float]] = {}
-    for name in ("train_loss", "val_loss"):
-        for point in store.client.get_metric_history(run.info.run_id, name):
-            epochs.setdefault(point.step, {"epoch": point.step})[name] = point.value
-    return [epochs[step] for step in sorted(epochs)]
+    histories = {}
+    for member in runs[:MAX_HISTORIES]:
+        epochs: dict[int, dict[str, float]] = {}
+        for name in ("train_loss", "val_loss"):
+            for point in store.client.get_metric_history(member.info.run_id, name):
+                epochs.setdefault(point.step, {"epoch": point.step})[name] = point.value
+        histories[member.info.run_name or member.info.run_id] = [epochs[step] for step in sorted(epochs)]
+    return histories
 
 
 class FlowRunInfo(BaseModel):

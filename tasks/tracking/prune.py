@@ -17,14 +17,12 @@ from schemas.errors import BusyError
 from schemas.identity import MARKETS, market_home
 from tasks.market.klines import set_aside_files
 from tasks.storage.locks import check_held
-from tasks.storage.urls import local_path
 from tasks.tracking.artifacts import files_size, remove_files, stale_copies
 from tasks.tracking.connection import Store, alone, alone_everywhere
 from tasks.tracking.database import is_server, shrink, sqlite_path
-from tasks.tracking.flavour import unused
-from tasks.tracking.logged_models import delete_models, link_version, models_of
 from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good
 from tasks.tracking.mlflow_store import open_store, reconcile
+from tasks.tracking.model import delete_models, models_of
 from tasks.tracking.prune_plan import (
     NIGHTS,
     OldFlow,
@@ -146,9 +144,6 @@ def _prune(store: Store, home: Path, nights: int, now: datetime, report: PruneRe
         path.unlink(missing_ok=True)
     for folder in copies:
         shutil.rmtree(folder)
-    if shared := local_path(store.artifacts):
-        for path in unused(shared):  # shared files whose last run was deleted
-            path.unlink(missing_ok=True)
     if database := sqlite_path(store.uri):
         shrink(database)
 
@@ -180,7 +175,6 @@ def _plan(
 
 def _delete_version(store: Store, old: "ModelVersion") -> None:
     check_held()
-    link_version(store, old, deleted=True)
     if is_server(store.uri):
         store.client.delete_model_version(old.name, str(old.version))
     else:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.urls import local_path
-from tasks.tracking.artifacts import foreign_file
+from tasks.tracking.artifacts import LOADED, foreign_file
 from tasks.tracking.connection import Store, search_lazily
-from tasks.tracking.flavour import LOADED
 from tasks.tracking.tags import (
     FLEET,
     FLOW,

@@ -18,8 +18,8 @@ from tasks.storage.processes import ProcessId
 from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
 from tasks.tracking.connection import Store, alone, alone_everywhere, search
 from tasks.tracking.database import sqlite_path
-from tasks.tracking.logged_models import FIGURES, delete_models, open_model
 from tasks.tracking.mlflow_store import open_store, reconcile
+from tasks.tracking.model import FIGURES, delete_models, open_model
 from tasks.tracking.records import (
     MemberRecord,
     OpenRun,

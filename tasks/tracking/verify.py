@@ -19,11 +19,12 @@ from tasks.storage.checked_files import (
 )
 from tasks.storage.model_folder import NEEDED, damage_of
 from tasks.storage.urls import local_path
-from tasks.tracking.artifacts import files_at, put_back
+from tasks.tracking.artifacts import damaged, files_at, put_back
 from tasks.tracking.connection import Store, alone, find_run
-from tasks.tracking.flavour import add_flavour, damaged
 from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.model import make_mlflow_model
 from tasks.tracking.registry import Champion, champions, find_copy, training_command
+from tasks.tracking.tags import MLFLOW_FILES, digests_of
 
 
 def champions_files(asked: Asked, store: Store | None = None) -> Iterator[Stored]:
@@ -67,19 +68,19 @@ def _of_model(asked: Asked, store: Store, champion: Champion, folder: Path) -> I
 def _of_mlflow(asked: Asked, store: Store, champion: Champion, folder: Path) -> Iterator[Stored]:
     """Yield each file that only MLflow reads; a repair writes them again with the installed library."""
     faults = {name: digest_fault(folder / name, digest) for name, digest in champion.mlflow_files.items()}
-    again = asked.repair and any(faults.values()) and _write_again(store, champion, folder)
+    again = asked.repair and any(faults.values()) and _write_again(store, champion)
     for name, reason in faults.items():
         yield checked(_place(champion, name), reason, outcome=REPAIRED if again else "")
 
 
-def _write_again(store: Store, champion: Champion, folder: Path) -> bool:
+def _write_again(store: Store, champion: Champion) -> bool:
     run = find_run(store, champion.run_id)
     if run is None or store.read_only:
         return False
     with alone(store):
-        digests = add_flavour(
-            store, run, champion.source, champion.folder, champion.series.timeframe, kept=folder
-        )
+        make_mlflow_model(store, run)
+        written = find_run(store, champion.run_id)
+    digests = digests_of(written.data.tags, MLFLOW_FILES) if written else {}
     with files_at(store, champion.source) as now:
         return bool(digests) and not damaged(now, digests)
 

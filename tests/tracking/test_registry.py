@@ -12,9 +12,8 @@ from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
 from tasks.hub.tree import build_tree
 from tasks.tracking.artifacts import model_folder
-from tasks.tracking.logged_models import link_version, models_of
+from tasks.tracking.model import models_of
 from tasks.tracking.registry import champions, training_command
-from tasks.tracking.versions import find_version
 
 
 def series(symbol="BTCUSDT", timeframe="1h", market="spot"):
@@ -80,14 +79,9 @@ def test_a_logged_model_names_its_registered_versions(store, trained):
     for name in ("ETHUSDT", "BTCUSDT", "BTCUSDT"):
         register_champion(series(name), trained[0])
 
-    def linked():
-        (model,) = models_of(store, [trained[0]])
-        return json.loads(model.tags["mlflow.modelVersions"])
-
+    (model,) = models_of(store, [trained[0]])
     eth, btc = [{"name": f"cpb-{name}-1h", "version": "1"} for name in ("ETHUSDT", "BTCUSDT")]
-    assert linked() == [eth, btc]
-    link_version(store, find_version(store, series("ETHUSDT"), "1"), deleted=True)
-    assert linked() == [btc]
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [eth, btc]
 
 
 def test_champions_can_be_narrowed(trained):
@@ -246,7 +240,7 @@ def server(folder, tmp_path, monkeypatch):
         (Path(dst_path) / "model").mkdir()
         for file in folder.iterdir():
             (Path(dst_path) / "model" / file.name).write_bytes(file.read_bytes())
-        (Path(dst_path) / "model/server.txt").write_text(tracking_uri)
+        (Path(dst_path) / "model/metrics.json").write_text(tracking_uri)
         fetched.append(tracking_uri)
         return f"{dst_path}/model"
 
@@ -262,7 +256,7 @@ def remote(run_id="a" * 32):
 def test_champions_of_two_servers_do_not_meet_in_the_cache(server):
     for uri, run_id in (("http://a", "a" * 32), ("http://b", "b" * 32), ("http://a", "a" * 32)):
         found, damage = model_folder(SimpleNamespace(uri=uri), remote(run_id), {})
-        assert (found / "server.txt").read_text() == uri
+        assert (found / "metrics.json").read_text() == uri
         assert damage == ""
     assert server == ["http://a", "http://b"]
 

@@ -6,7 +6,6 @@ from test_runs import member
 from tasks.figures.board import board_figure, coins_figure
 from tasks.tracking.boards import coin_ratios, judged_models, leaderboard, read_members
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
-from tasks.tracking.tags import newest_of
 
 SPANS = {year: [f"{year}-01-01T00:00:00Z", f"{year}-06-01T00:00:00Z"] for year in ("2024", "2025")}
 
@@ -25,12 +24,6 @@ def trained(key, ratios, as_of, recipe="default", span="2025"):
     finish(fleet.run_id)
     finish(parent.run_id)
     return [record.model.series for record in records]
-
-
-def test_the_newest_candles_count_more_than_the_newest_training():
-    ages = {"a": ("2025", "1"), "b": ("2024", "9"), "c": ("2025", "2")}
-    models = [*(("gru", age, name) for name, age in ages.items()), ("har", ("", ""), "d")]
-    assert newest_of(models) == {"gru": "c", "har": "d"} == newest_of(reversed(models))
 
 
 @pytest.fixture
