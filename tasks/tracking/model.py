@@ -49,7 +49,7 @@ _RUNS_A_SEARCH = 100
 
 
 def make_mlflow_model(store: Store, run: "Run") -> None:
-    """Write the files by which MLflow loads a run's model, if any is missing or damaged; 10 ms and 0.1 MB a run.
+    """Write the files by which MLflow loads a run's model, if any is missing or damaged; 10 ms and 0.2 MB a run.
 
     An `MLmodel` that cpb did not write is left alone, with a warning. A kill in between is safe: the names are recorded
     first, and the next call writes the files. On a tracking server, recorded files are assumed to exist.
