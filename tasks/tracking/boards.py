@@ -207,7 +207,7 @@ def _of_run(members: pl.DataFrame, text: str) -> pl.DataFrame:
     ids = members["flow_run"].unique().sort()
     if len(ids) == 0:
         raise CpbError(
-            f"there is no run {text!r} with a judged model; `cpb ui` shows the runs (old runs are pruned)",
+            f"there is no run {text!r} with a judged model, or its models were pruned; `cpb ui` shows the runs",
             code="no-run", field="run",
         )  # fmt: skip
     if len(ids) > 1:
