@@ -141,7 +141,7 @@ def leaderboard(
     """
     members = read_members(open_store(create=False)) if members is None else members
     if parent is not None:
-        return sorted(_rows(_of_run(members, parent)), key=_order)
+        return _rows(_of_run(members, parent))
     members = members.filter("flow_finished")
     trained = set(members["market"])
     markets = {market} if market else trained - {SIM} or trained
@@ -152,11 +152,7 @@ def leaderboard(
             f"train some with `cpb train-all{market_option(market or SPOT)}`",
             code="no-run",
         )
-    return sorted(rows, key=_order)
-
-
-def _order(row: Mapping[str, Any]) -> tuple[int, int, float]:
-    return MARKETS.index(row["market"]), INTERVAL_SECONDS[row["timeframe"]], row["crps_ratio"]
+    return rows
 
 
 def read_members(store: Store) -> pl.DataFrame:
@@ -249,16 +245,20 @@ def _rows(members: pl.DataFrame, **wanted: Collection[str] | None) -> list[dict[
         .sort(_AGE)
         .unique(["market", "timeframe", "architecture", "preset", "coins"], keep="last", maintain_order=True)
     )
-    return [
-        {name: row.get(name) for name in COLUMNS}
-        | {"coins": coins_label(row["coins"].split(",")), "verdict": _verdict(row)}
-        for row in rows.to_dicts()
-    ]
+    table = [{name: row.get(name) for name in COLUMNS} | _texts(row) for row in rows.to_dicts()]
+    return sorted(
+        table,
+        key=lambda row: (MARKETS.index(row["market"]), INTERVAL_SECONDS[row["timeframe"]], row["crps_ratio"]),
+    )
 
 
-def _verdict(row: Mapping[str, Any]) -> str | None:
-    figures = row["crps_ratio_low"], row["crps_ratio_high"], row["p_value"]
-    return None if None in figures else relation(*figures).removesuffix(" than").removesuffix(" from")
+def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
+    interval = row["crps_ratio_low"], row["crps_ratio_high"], row["p_value"]
+    sentence = None if None in interval else relation(*interval)
+    return {
+        "coins": coins_label(row["coins"].split(",")),
+        "verdict": sentence and sentence.removesuffix(" than").removesuffix(" from"),
+    }
 
 
 def coin_ratios(members: pl.DataFrame, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
