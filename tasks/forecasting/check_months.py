@@ -5,30 +5,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import polars as pl
 
 from schemas.errors import DamagedError, MemberError
 from schemas.identity import SeriesId, market_home
-from tasks.forecasting.chain import begin_chain, chain_lock, pending_path, quarantine, register_rows
+from tasks.forecasting.chain import chain_lock, pending_path
 from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
-from tasks.forecasting.months import (
-    LEDGER,
-    UNREADABLE,
-    Tree,
-    consequence,
-    files_of_market,
-    forecast_command,
-    owner_of,
-    parse_rows,
-    read_bytes,
-)
-from tasks.forecasting.summary import write_summary
-from tasks.storage.checked_files import VERIFY, Asked, Stored, allow_reading, checked
+from tasks.forecasting.months import Tree, files_of_market, owner_of, parse_rows, read_bytes
 
 _THREADS = 2  # Python threads; polars and hashing use further threads
-_GONE = "the file is missing"
 
 
 class _Month(NamedTuple):
@@ -40,59 +27,36 @@ class _Month(NamedTuple):
     tree: Tree
 
 
-class _Fault(NamedTuple):
-    """The fault of a month file, and its repair."""
-
-    month: _Month
-    reason: str
-    remedy: Literal["quarantine", "register", "allow reading"] = "quarantine"
-
-
-def forecasts(asked: Asked) -> Iterator[Stored]:
-    """Yield a market's months of forecasts and scores, and their chain.
-
-    A repair copies a damaged month back from the published folder, or sets it aside and records this in the chain:
-    scores are then computed again by the next `cpb forecast`, forecasts are lost. Rows that are in no line get a line
-    stating that they existed before it. A damaged chain is replaced by a new chain.
-    """
-    home, market = asked.home, asked.market
+def check_months(home: Path, market: str) -> Iterator[tuple[Path, str]]:
+    """Yield a market's months of forecasts and scores, and a damaged chain, each with its fault ("" for none)."""
     read_only = not os.access(market_home(home, market), os.W_OK)  # then there are no writers
     if pending_path(home, market).exists() and not read_only:
         with chain_lock(home, market, begin=False):  # completes the pending batch
             pass
     chain = Chain.read(chain_path(home, market))
-    months, sound = _months(asked, chain), set()
+    months, sound = _months(home, market, chain), set()
     for month, fault in _check(months, chain):
-        if fault is None:
+        if not fault:
             sound.add(month.name)
-            yield checked(month.path, "")
-    damage, faults = _chain_fault(chain, months), list[_Fault]()
-    if damage or len(sound) < len(months):
-        with nullcontext() if read_only else chain_lock(home, market, begin=False):
-            # Check again under the lock: a writer may have replaced files between the two reads.
-            chain = Chain.read(chain_path(home, market))
-            damage = _chain_fault(chain, months := _months(asked, chain))
-            months = [month for month in months if month.name not in sound]
-            faults = [fault for _, fault in _check(months, chain) if fault]
-            if asked.repair:
-                _repair(asked, damage, faults)
-    if damage:
-        outcome = "a new chain begins with the intact rows"
-        yield checked(chain_path(home, market), damage, outcome=outcome)
-    yield from (_stored(asked, fault) for fault in faults)
-    if chain and chain.rows_before:
-        asked.rows_before[market] = chain.rows_before
+            yield month.path, ""
+    if not _chain_fault(chain, months) and len(sound) == len(months):
+        return
+    with nullcontext() if read_only else chain_lock(home, market, begin=False):
+        # Check again under the lock: a writer may have replaced files between the two reads.
+        chain = Chain.read(chain_path(home, market))
+        months = _months(home, market, chain)
+        faults = [*_check([month for month in months if month.name not in sound], chain)]
+    if damage := _chain_fault(chain, months):
+        yield chain_path(home, market), damage
+    yield from ((month.path, fault) for month, fault in faults)
 
 
-def _months(asked: Asked, chain: Chain | None) -> list[_Month]:
+def _months(home: Path, market: str, chain: Chain | None) -> list[_Month]:
     """Return all month files of a market, also missing files recorded in the chain."""
-    base = market_home(asked.home, asked.market)
+    base = market_home(home, market)
     names = set(chain.files if chain and not chain.fault else ())
-    stored = files_of_market(asked.home, asked.market)
-    names |= {path.relative_to(base).as_posix() for _, _, path in stored}
-    return [
-        _Month(name, base / name, *owner) for name in sorted(names) if (owner := owner_of(name, asked.market))
-    ]
+    names |= {path.relative_to(base).as_posix() for _, _, path in files_of_market(home, market)}
+    return [_Month(name, base / name, *owner) for name in sorted(names) if (owner := owner_of(name, market))]
 
 
 def _chain_fault(chain: Chain | None, months: list[_Month]) -> str:
@@ -101,8 +65,8 @@ def _chain_fault(chain: Chain | None, months: list[_Month]) -> str:
     return chain.fault if months or chain.lines else ""  # else the file may not be cpb's
 
 
-def _check(months: list[_Month], chain: Chain | None) -> Iterator[tuple[_Month, _Fault | None]]:
-    """Yield each month file with its fault or None."""
+def _check(months: list[_Month], chain: Chain | None) -> Iterator[tuple[_Month, str]]:
+    """Yield each month file with its fault, "" for none."""
     usable = None if chain is None or chain.fault else chain
     pool = ThreadPoolExecutor(_THREADS)
     try:
@@ -111,26 +75,21 @@ def _check(months: list[_Month], chain: Chain | None) -> Iterator[tuple[_Month, 
         pool.shutdown(cancel_futures=True)
 
 
-def _fault(month: _Month, chain: Chain | None) -> _Fault | None:
+def _fault(month: _Month, chain: Chain | None) -> str:
     """Return the fault of a month file; `chain` is None if it is missing or damaged."""
     record = chain.files.get(month.name, FileRecord()) if chain else FileRecord()
     try:
         rows = parse_rows(month.tree, read_bytes(month.path))
     except FileNotFoundError:
-        return _Fault(month, _GONE)
+        return "the file is missing"
     except DamagedError as error:
-        if error.code == UNREADABLE:
-            return _Fault(month, str(error), "allow reading")
-        first = (
-            f"; line {record.slices[0].line} of the chain records its first batch" if record.slices else ""
+        lines = (
+            [f"line {record.slices[0].line} of the chain records its first batch"] if record.slices else []
         )
-        return _Fault(month, f"{error}{first}")
-    fault = _contract_fault(rows, month)
+        return "; ".join([str(error), *lines])
     misfit = first_misfit(rows, record.slices) if chain else None
-    if not fault and misfit is None:
-        return None
-    reason = "; ".join(filter(None, (fault, _described(rows, *misfit) if misfit else "")))
-    return _Fault(month, reason, "register" if not fault and misfit and misfit[1] == 0 else "quarantine")
+    faults = (_contract_fault(rows, month), _described(rows, *misfit) if misfit else "")
+    return "; ".join(filter(None, faults))
 
 
 def _contract_fault(rows: pl.DataFrame, month: _Month) -> str:
@@ -156,29 +115,3 @@ def _described(rows: pl.DataFrame, start: int, line: int) -> str:
     if line:
         return f"{row}, or a later row of the same batch, differs from line {line} of the chain"
     return f"{row} and the rows after it have no line in the chain"
-
-
-def _repair(asked: Asked, chain_fault: str, faults: list[_Fault]) -> None:
-    """Repair what can be repaired; the caller holds the chain's lock."""
-    home, market = asked.home, asked.market
-    if chain_fault:
-        begin_chain(home, market)
-    lost = [(f.month.series, f.month.tree, f.month.path.stem) for f in faults if f.remedy == "quarantine"]
-    if lost:
-        quarantine(home, market, lost, "`cpb verify` found it damaged")
-        write_summary(home, market)  # the record no longer counts their rows
-    whole = [f.month for f in faults if f.remedy == "register"]
-    register_rows(home, market, [(m.series, m.tree, parse_rows(m.tree, read_bytes(m.path))) for m in whole])
-
-
-def _stored(asked: Asked, fault: _Fault) -> Stored:
-    _, path, series, tree = fault.month
-    if fault.remedy == "allow reading":
-        return checked(path, fault.reason, allow_reading(path))
-    if fault.remedy == "register":
-        return checked(
-            path, fault.reason, VERIFY, "a new line of the chain records its rows as stored before it"
-        )
-    command = forecast_command(series) if asked.repair or tree is LEDGER else VERIFY
-    done = "recorded in the chain" if fault.reason == _GONE else "set aside"
-    return checked(path, fault.reason, command, f"{done}; {consequence(series, tree)}")

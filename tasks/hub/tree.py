@@ -10,20 +10,18 @@ import logging
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Failure
-from schemas.identity import SPOT, is_series_name, tree_of
+from schemas.identity import is_series_name
 from tasks.hub.card import is_card, model_card
 from tasks.hub.record import CHAIN, is_record_file, write_record
-from tasks.storage.checked_files import REPAIRED, Asked, Stored, checked, digest_fault
-from tasks.storage.digests import file_digest
+from tasks.storage.digests import digest_fault, file_digest
 from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import (
-    CONFIG,
     FILES,
     METRICS,
     PICTURES,
@@ -32,7 +30,7 @@ from tasks.storage.model_folder import (
     write_published_config,
 )
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.registry import Champion, champions
+from tasks.tracking.registry import Champion
 
 CARD = "README.md"
 WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")
@@ -172,33 +170,7 @@ def _is_tree_file(folder: Path, path: Path) -> bool:
     return False
 
 
-def published(asked: Asked) -> Iterator[Stored]:
-    """Yield each file of the published folder: models, card, library.
-
-    The folder is a copy of the champions, from which a repair rebuilds it, unless any of them is damaged or missing,
-    since the published files may then be the last copy.
-    """
-    tree = tree_of(asked.home, "hub", asked.market)
-    if not (tree / SUMS).exists() and not any(tree.glob(f"*/*/{CONFIG}")):
-        return  # without list and models it was not written by cpb
-    faults = _faults(tree)
-    again = asked.repair and any(faults.values()) and _build_again(asked, tree)
-    command = "cpb publish --dry-run" + ("" if asked.market == SPOT else f" --market {asked.market}")
-    for name, reason in faults.items():
-        done = REPAIRED if (tree / name).is_file() else "removed; it belongs to no champion"
-        yield checked(tree / name, reason, command, done if again else "")
-
-
-def _build_again(asked: Asked, tree: Path) -> bool:
-    try:
-        build_tree(champions(market=asked.market), tree, home=asked.home)
-    except CpbError as error:
-        log.warning("%s was not rebuilt: %s", tree, error)
-        return False
-    return True
-
-
-def _faults(tree: Path) -> dict[str, str]:
+def tree_faults(tree: Path) -> dict[str, str]:
     """Return the fault of each file of a tree, "" for none."""
     try:
         sums = read_sums(tree)

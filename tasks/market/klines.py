@@ -30,7 +30,6 @@ from tasks.market.layout import Grid, grid_of, month_of, period_bounds, to_us
 from tasks.market.manifest import Part
 from tasks.storage.files import DRAFT, write_bytes
 from tasks.storage.locks import acquire, open_lock
-from tasks.storage.records import SET_ASIDE
 
 _MONTH_FILE = r"[0-9]{4}-[0-9]{2}\.parquet"
 TREES = {
@@ -42,9 +41,6 @@ TREES = {
     "ledger": re.compile(rf"{_MONTH_FILE}|\.lock"),
 }
 """Trees of series folders, with the names of cpb's files in them."""
-
-RECORDS = re.compile(r"index\.json|[0-9a-f]{16}-[0-9a-f]{8}\.json")
-"""Names of the records beside those files: digests of a series' months, and of feature files."""
 
 QUARANTINE = "quarantine"
 _REFUSED = re.compile(r"(?P<series>\w+-\w+-)?[0-9]{4}-[0-9]{2}(-[0-9]{2})?\.(zip|json)(\.reason\.txt)?")
@@ -72,17 +68,6 @@ def own_files(root: Path, tree: str, form: re.Pattern[str] = _ANY_NAME) -> Itera
 def is_own(root: Path) -> bool:
     """Whether a market home contains candles of cpb, so that its manifest is cpb's too."""
     return any(True for tree in ("klines", "offgrid", "provisional") for _ in own_files(root, tree))
-
-
-def set_aside_files(root: Path) -> Iterator[Path]:
-    """Yield cpb's own files in trees of series folders that were set aside as damaged."""
-    for tree, names in TREES.items():
-        for folder in _folders(root, tree):
-            for path in sorted(folder.iterdir()):
-                found = SET_ASIDE.fullmatch(path.name)
-                own = found and (names.fullmatch(found["name"]) or RECORDS.fullmatch(found["name"]))
-                if own and path.is_file() and not path.is_symlink():
-                    yield path
 
 
 def _refused_drafts(root: Path) -> Iterator[Path]:
@@ -191,7 +176,7 @@ def _first_damaged(series: SeriesId, parts: list[Path], otherwise: tuple[Path, s
 def damaged(series: SeriesId, path: Path, reason: str) -> MemberError:
     """Return the error for a part that cannot be used."""
     return MemberError(
-        f"{series}: {path} is damaged ({reason}); fetch it again with `cpb verify --repair`",
+        f"{series}: {path} is damaged ({reason}); `{ingest_command(series)}` fetches it again",
         code="damaged", field=str(path),
     )  # fmt: skip
 
@@ -214,6 +199,14 @@ def damage_of(path: Path) -> str:
     except (*READ_ERRORS, ValueError, TypeError) as error:
         return f"it is not a parquet file of candles: {(str(error).splitlines() or [''])[0][:80]}"
     return _foreign(path, metadata) if intact else "its candles are not those that were written"
+
+
+def part_damage(path: Path, part: Part) -> str:
+    """Return the damage of a month that the manifest records; its digest must be the recorded digest too."""
+    if reason := damage_of(path):
+        return reason
+    own = pl.read_parquet_metadata(path).get(DIGEST)
+    return "" if own == part.digest else "its candles differ from those on record"
 
 
 def _subject(path: Path) -> str:

@@ -5,6 +5,7 @@ within a fixed memory budget: memory does not grow with the number of files. Ser
 calling thread; during a check, the previous series' months are written.
 """
 
+import logging
 import os
 import sqlite3
 import time
@@ -20,7 +21,7 @@ from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.market.faults import SourceFault
 from tasks.market.holes import Holdings, OutageCalendar
-from tasks.market.klines import part_path
+from tasks.market.klines import damage_of, is_own, own_files, part_damage, part_path
 from tasks.market.layout import (
     DAY,
     SourceFile,
@@ -38,7 +39,6 @@ from tasks.market.manifest import (
     Part,
     is_corrupt,
     manifest_damage,
-    set_manifest_aside,
     unusable,
 )
 from tasks.market.parser import Fetched, fetch_one
@@ -47,6 +47,8 @@ from tasks.market.writer import WRITERS, Writing, start_batch
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
 from tasks.storage.files import DiskFull, is_disk_full
+
+log = logging.getLogger("cpb")
 
 SEARCH_AGAIN = 7 * DAY  # missing candles are searched again after a week: files are published late
 
@@ -79,6 +81,7 @@ class Run:
     manifest: Manifest
     pool: ThreadPoolExecutor
     now: int
+    checks_stored: bool = False
     plans: dict[SeriesId, Plan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     fetched_files: int = 0
@@ -107,7 +110,7 @@ class Run:
 
 @contextmanager
 def open_manifest(root: Path, plan: bool) -> Iterator[Manifest]:
-    """Open the manifest of a market home; a damaged manifest is replaced; a plan creates no files."""
+    """Open the manifest of a market home; a damaged one is deleted and begun anew; a plan creates no files."""
     path = root / MANIFEST
     try:
         with _manifest(path, plan) as opened:
@@ -128,7 +131,13 @@ def _manifest(path: Path, plan: bool) -> Manifest:
     if plan and not path.exists():
         return Manifest(Path(":memory:"))
     if not plan and path.exists() and (reason := manifest_damage(path)):
-        set_manifest_aside(path, reason)
+        if not is_own(path.parent):
+            raise unusable(path, CpbError(reason))
+        log.warning(
+            "%s is damaged (%s) and begun anew: every file of its series is fetched again", path, reason
+        )
+        for ending in ("", "-wal", "-shm"):  # the caller is the only writer
+            path.with_name(path.name + ending).unlink(missing_ok=True)
     return Manifest(path, read_only=plan and not os.access(path.parent, os.W_OK))
 
 
@@ -216,6 +225,24 @@ def _part_lost(home: Path, file: SourceFile, known: dict[str, FileRecord], parts
     month = file.period[:7]
     path = part_path(home, file.series, month)
     return month not in parts or not path.is_file() or path.stat().st_size != parts[month].bytes
+
+
+def forget_damaged(run: Run, series: SeriesId) -> None:
+    """Mark the files of damaged months as to be fetched; the months stay until new candles replace them."""
+    folder = series.folder(run.home, "offgrid")
+    damaged: dict[str, str] = {}
+    for path in (path for path in own_files(run.root, "offgrid") if path.parent == folder):
+        if reason := damage_of(path):
+            damaged[path.stem] = reason
+            path.unlink()
+    for month, part in run.manifest.parts(series).items():
+        start, until = period_bounds(month)
+        path = part_path(run.home, series, month)
+        in_range = start < run.end and until > run.start
+        if in_range and path.is_file() and (reason := part_damage(path, part)):
+            damaged[month] = reason
+    for month, reason in damaged.items():
+        run.manifest.forget(series, month, f"stored month is damaged: {reason}")
 
 
 Batch = tuple[SeriesId, list[SourceFile]]

@@ -10,7 +10,7 @@ import polars as pl
 from schemas.frames import KLINES
 from schemas.identity import SeriesId, market_home
 from tasks.market.checks import Checked, check, validate_klines
-from tasks.market.faults import BadFile, SourceFault
+from tasks.market.faults import BadFile
 from tasks.market.klines import (
     QUARANTINE,
     damage_of,
@@ -25,7 +25,6 @@ from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
 from tasks.market.parser import Block, Fetched, read, trim
 from tasks.running.parallel import thread_pool
 from tasks.storage.files import sync, write_bytes
-from tasks.storage.records import set_aside
 
 WRITERS = 2  # threads: while one waits for the disk, another compresses
 
@@ -107,9 +106,9 @@ def start_batch(
     checked, more = check(series, blocks, frame, kept)
     for index, fault in {**more, **faults}.items():
         arrived[index].fault = fault
+    notes = _forget_damaged(home, manifest, series, arrived)
     known = manifest.files(series)
     fill = status == "repaired"
-    notes = _drop_months_with_damaged_parts(home, manifest, series, arrived, known, fill)
     good = {i: f for i, f in enumerate(arrived) if not f.fault}
     for index, item in good.items():  # free the memory: only quarantined files are needed as bytes
         item.csv = item.payload = blocks[index].body = b""
@@ -117,48 +116,19 @@ def start_batch(
     return Writing(home, manifest, series, batch, status, known, checked, good, blocks, parts, notes)
 
 
-def _drop_months_with_damaged_parts(
-    home: Path,
-    manifest: Manifest,
-    series: SeriesId,
-    arrived: list[Fetched],
-    known: dict[str, FileRecord],
-    fill: bool,
-) -> list[str]:
-    """Set aside damaged parts that new candles would join; return a sentence for each part.
+def _forget_damaged(home: Path, manifest: Manifest, series: SeriesId, arrived: list[Fetched]) -> list[str]:
+    """Delete damaged months that new candles would join; return a sentence for each.
 
-    Unless this batch replaces the whole month, its files are marked as failed: the next run fetches the month.
+    Files of the month that are not in this batch are fetched by the next run.
     """
     notes = []
-    months: dict[str, list[Fetched]] = {}
-    for item in arrived:
-        if not item.fault:
-            months.setdefault(item.file.period[:7], []).append(item)
-    for month, items in months.items():
+    for month in dict.fromkeys(item.file.period[:7] for item in arrived if not item.fault):
         path = part_path(home, series, month)
-        if not path.is_file() or not (reason := damage_of(path)):
-            continue
-        notes.append(set_part_aside(home, manifest, series, month, reason))
-        whole = not fill and {i.file.period for i in items}.issuperset(p for p in known if p[:7] == month)
-        if not whole:  # candles of other files are lost with the part
-            for item in items:
-                item.fault = SourceFault("the next run fetches the whole month")
+        if path.is_file() and (reason := damage_of(path)):
+            manifest.forget(series, month, f"stored month was damaged: {reason}")
+            path.unlink()
+            notes.append(f"{series} {month}: the stored month was damaged ({reason}) and is fetched anew")
     return notes
-
-
-SET_ASIDE_PART = "stored part was damaged"
-"""Start of the manifest's reason for the files of a month that was set aside and is to be fetched again."""
-
-
-def set_part_aside(home: Path, manifest: Manifest, series: SeriesId, month: str, reason: str) -> str:
-    """Rename a damaged part, so that the next ingest fetches its files again; return a sentence about it."""
-    path = part_path(home, series, month)
-    aside = set_aside(path, reason) if path.exists() else None
-    manifest.fail_files(series, month, f"{SET_ASIDE_PART}: {reason}", part_is_gone=True)
-    where = f" and set aside as {aside.name}" if aside else ""
-    return (
-        f"{series} {month}: stored part was damaged ({reason}){where}; the next `cpb ingest` fetches it again"
-    )
 
 
 def trim_all(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:

@@ -20,6 +20,14 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_fault(path: Path, digest: str | None) -> str:
+    """Return the fault of a file with a recorded sha256, "" for none; errors as in `open`."""
+    if not path.is_file():
+        return "it is missing"
+    is_other = digest is not None and file_digest(path) != digest
+    return "it is not the file that was written (its sha256 differs)" if is_other else ""
+
+
 def value_digest(value: Any) -> str:
     """Return the sha256 of a JSON value in canonical form (sorted keys, no spaces)."""
     return hashlib.sha256(canonical(value)).hexdigest()

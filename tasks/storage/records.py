@@ -1,7 +1,7 @@
 """The records passed between steps, on disk: one JSON file each, with its kind, version, subject and digest.
 
 All reading and writing of records is in this module. The digest covers all of these: a file whose digest does not
-match, or whose subject does not match its path, is set aside, never used.
+match, or whose subject does not match its path, is never used.
 
 Also a member's arrays: one uncompressed npz file, each array with a CRC-32, together with their subject, so that a
 damaged or exchanged file is always detected. The central directory of a zip file has no checksum: a flipped bit there
@@ -107,13 +107,13 @@ def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
 
 
 def find_record(path: Path, kind: type[R], *, of: str = "") -> R | None:
-    """Return the record in `path`, or None if missing or damaged; a damaged file is set aside."""
+    """Return the record in `path`, or None if missing or damaged, which is logged: its writer makes it anew."""
     try:
         return read_record(path, kind, of=of)
     except FileNotFoundError:
         return None
     except DamagedError as error:
-        set_aside(path, str(error))
+        log.warning("%s", error)
         return None
 
 
@@ -136,8 +136,8 @@ def set_aside(path: Path, reason: str) -> Path:
 
 
 def final_name(name: str) -> str:
-    """Return the final name of a draft, or the original name of a file set aside as damaged; else the name itself."""
-    found = DRAFT.fullmatch(name) or SET_ASIDE.fullmatch(name)
+    """Return the final name of a draft, else the name itself."""
+    found = DRAFT.fullmatch(name)
     return found["name"] if found else name
 
 

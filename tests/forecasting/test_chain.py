@@ -58,8 +58,8 @@ def lines_of(home, market="spot"):
     return list(read_lines(chain_path(home, market)))
 
 
-def faults(home, **options):
-    return {damage.path: damage.reason for damage in verify(home, "spot", **options)}
+def faults(home):
+    return {damage.path: damage.reason for damage in verify(home, "spot")}
 
 
 def test_each_batch_is_one_line_that_describes_its_rows_and_files(home):
@@ -160,13 +160,6 @@ def test_a_changed_chain_is_found_and_its_first_bad_line_named(home, name):
 
     assert set(found) == {CHAIN}
     assert found[CHAIN].startswith(f"line {line} does not fit: ")
-    # Repair: a new chain, which says that all rows lay there before it.
-    before = []
-    assert set(faults(home, repair=True)) == {CHAIN}
-    assert faults(home, before=before.append) == {}
-    assert before == [2 * (100 + SCORED)]
-    assert issue(home, 11) == {PEPE: 10, BTC: 10}
-    assert faults(home) == {}
 
 
 @pytest.mark.parametrize("place", [i / 20 for i in range(20)])
@@ -187,18 +180,13 @@ def test_a_chain_that_is_cut_off_is_found_by_the_rows_it_leaves_without_a_line(h
     assert all("no line" in reason for reason in found.values())
     if cut == 3:
         assert found[PEPE_JUNE].startswith("row 51 (issued 2025-06-01 05:00, step 1) and the rows after it")
-    assert faults(home, repair=True).keys() == found.keys()
-    assert faults(home) == {}
-    assert lines_of(home)[-1].kind == "before"
-    assert len(read(home, PEPE)) == 100  # nothing is lost
 
 
 def test_a_chain_that_is_gone_is_found(home):
     chain_path(home, "spot").unlink()
 
     assert set(faults(home)) == {CHAIN}
-    assert set(faults(home, repair=True)) == {CHAIN}
-    assert [line.kind for line in lines_of(home)] == ["before"]
+    assert not chain_path(home, "spot").exists()
 
 
 def test_who_writes_next_says_that_the_chain_was_gone(home):
@@ -206,7 +194,7 @@ def test_who_writes_next_says_that_the_chain_was_gone(home):
     said = []
     for hours in (11, 12):
         chain.append(
-            home, "spot", "forecasts", {PEPE: rows_at(hours)}, lost=lambda one, text: said.append((one, text))
+            home, "spot", "forecasts", {PEPE: rows_at(hours)}, warn=lambda one, text: said.append((one, text))
         )
     ((series, text),) = said
     assert series == PEPE
@@ -263,27 +251,6 @@ def test_rows_that_are_not_those_of_the_chain_are_found_and_the_first_is_named(h
 
     assert set(found) == {PEPE_JUNE}
     assert found[PEPE_JUNE].startswith(reason)
-    assert set(faults(home, repair=True)) == {PEPE_JUNE}
-    assert faults(home) == {}
-    assert issue(home, 40)[PEPE] == 10
-    assert faults(home) == {}
-
-
-def test_what_is_lost_gets_a_line_and_its_place_can_be_filled_again(home):
-    flip(home / PEPE_JUNE)
-    (home / BTC_JUNE).unlink()
-
-    assert set(faults(home, repair=True)) == {PEPE_JUNE, BTC_JUNE}
-
-    line = lines_of(home)[-1]
-    assert line.kind == "lost"
-    assert {entry.file.partition("/")[0] for entry in line.entries} == {
-        "forecasts",
-        "ledger",
-    }  # their scores too
-    assert faults(home) == {}
-    assert issue(home, 9) == {PEPE: 10, BTC: 10}
-    assert faults(home) == {}
 
 
 def test_a_file_that_the_chain_does_not_know_is_found(home):
@@ -295,7 +262,6 @@ def test_a_file_that_the_chain_does_not_know_is_found(home):
 def test_a_store_whose_chain_is_gone_gets_one_that_says_what_was_there_before_it(home):
     chain_path(home, "spot").unlink()
     everything = read(home, PEPE)
-    before = []
 
     issue(home, 20)
 
@@ -303,8 +269,8 @@ def test_a_store_whose_chain_is_gone_gets_one_that_says_what_was_there_before_it
     assert [line.kind for line in lines] == ["before", "forecasts"]
     assert sum(entry.rows for entry in lines[0].entries) == 2 * (100 + SCORED)
     assert read(home, PEPE)[:100].equals(everything)
-    assert faults(home, before=before.append) == {}
-    assert before == [2 * (100 + SCORED)]
+    assert faults(home) == {}
+    assert Chain.read(chain_path(home, "spot")).rows_before == 2 * (100 + SCORED)
 
 
 @pytest.mark.parametrize("there", [0, 1, 200, -1])
@@ -330,8 +296,6 @@ def test_a_pending_file_that_cannot_be_read_stops_nothing(home, monkeypatch):
     flip(chain.pending_path(home, "spot"), 0.2)
 
     assert all("no line" in reason for reason in faults(home).values())
-    assert faults(home, repair=True)
-    assert faults(home) == {}
     assert len(read(home, PEPE)) == 110
 
 
@@ -389,21 +353,17 @@ def test_a_kill_at_any_access_to_a_file_leaves_rows_and_line_or_neither(tmp_path
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("state", ["without a chain", "damaged"])
-def test_a_kill_while_a_chain_begins_or_a_file_is_set_aside_leaves_no_half(tmp_path, forking, state):
+def test_a_kill_while_a_chain_begins_leaves_no_half(tmp_path, forking):
     for limit in range(1, 100):
         home = tmp_path / str(limit)
         issue(home, 5)
-        if state == "damaged":
-            flip(home / PEPE_JUNE)
-        else:
-            chain_path(home, "spot").unlink()
+        chain_path(home, "spot").unlink()
         killed = killed_at(forking, home, limit, hours=6)
         assert all(type(new) is int for new in issue(home, 6).values())
         assert faults(home) == {}
         assert len(read(home, BTC)) == 20
-        assert len(read(home, PEPE)) == (10 if state == "damaged" else 20)
-        assert [line.kind for line in lines_of(home)].count("lost" if state == "damaged" else "before") == 1
+        assert len(read(home, PEPE)) == 20
+        assert [line.kind for line in lines_of(home)].count("before") == 1
         if not killed:
             break
     assert 30 < limit < 99
