@@ -5,10 +5,11 @@ fault, and with the command that makes or fetches the file again. If damage prev
 are still checked.
 """
 
+import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -17,55 +18,35 @@ from typing import TypeVar
 
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
-from schemas.identity import SPOT, SeriesId, is_series_name, market_home, options_of, stored_series, tree_of
+from schemas.identity import SPOT, SeriesId, market_home, options_of, stored_series, tree_of
 from schemas.ledger import DailyState, KnownVersions, LedgerSummary
 from schemas.reference import Reference
+from tasks.forecasting import daily, months
 from tasks.forecasting.check_months import check_months
-from tasks.forecasting.daily import DAILY
 from tasks.forecasting.drift import Watch
 from tasks.forecasting.lines import Chain, chain_path
-from tasks.forecasting.months import RESTORE, forecast_command
 from tasks.hub.tree import SUMS, tree_faults
-from tasks.market.klines import (
-    TREES,
-    damage_of,
-    ingest_command,
-    is_own,
-    own_files,
-    part_damage,
-    part_path,
-    part_paths,
-    writer_lock,
-)
+from tasks.judging.inference import verdict
+from tasks.market import klines
 from tasks.market.layout import period_bounds, to_datetime
 from tasks.market.manifest import MANIFEST, Manifest, manifest_damage
 from tasks.promotion import by_backtest
-from tasks.promotion.by_backtest import Submission, Switch
+from tasks.storage import model_folder
 from tasks.storage.digests import digest_fault
 from tasks.storage.files import read_json_or_none
-from tasks.storage.model_folder import (
-    CONFIG,
-    METRICS,
-    NEEDED,
-    PICTURES,
-    REFERENCE,
-    metrics_damage,
-    picture_damage,
-    trained_file_damage,
-)
-from tasks.storage.model_folder import damage_of as model_damage
+from tasks.storage.model_folder import CONFIG, METRICS, NEEDED, PICTURES, REFERENCE
 from tasks.storage.records import member_subject, parse_record, read_npz
 from tasks.storage.urls import local_path
 from tasks.tracking.artifacts import files_at
 from tasks.tracking.connection import Store
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions, training_command
-from tasks.training.files import JOB, PROGRESS, RESULT, is_training, shard_folders
+from tasks.training.files import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
 
 R = TypeVar("R", bound=Record)
 
-Check = tuple[Path, Callable[[], str], str]
-"""A file, the function that returns its fault ("" for none), and the command that makes or fetches it again.
+Check = tuple[Path, Callable[[], str | None], str]
+"""A file, the function that returns its fault (empty for none), and the command that makes or fetches it again.
 
 A `DamagedError` or an `OSError` of the function is the fault too; FileNotFoundError: the file was removed since it was
 listed. Each file is checked before the next is requested, under any locks held meanwhile.
@@ -113,22 +94,20 @@ def verify_all(
     return result
 
 
-def damage_at(home: Path, path: Path, fault: Callable[[], str], command: str) -> Damage | None:
+def damage_at(home: Path, path: Path, fault: Callable[[], str | None], command: str) -> Damage | None:
     """Return the damage of a file, None if it is intact."""
     try:
         reason = fault()
     except FileNotFoundError:
         return None
-    except PermissionError as error:
-        reason, command = f"it cannot be read ({error.strerror})", f"chmod u+r {shlex.quote(str(path))}"
     except OSError as error:
         reason = f"it cannot be read ({error.strerror})"
+        command = f"chmod u+r {shlex.quote(str(path))}" if isinstance(error, PermissionError) else command
     except DamagedError as error:
         reason = str(error)
     if not reason:
         return None
-    bases = (base for base in (home, home.resolve()) if path.is_relative_to(base))
-    place = next((path.relative_to(base) for base in bases), path)  # MLflow's paths have links resolved
+    place = path.relative_to(home) if path.is_relative_to(home) else path
     return Damage(path=place.as_posix(), reason=reason, command=command)
 
 
@@ -140,39 +119,35 @@ def candles(home: Path, market: str) -> Iterator[Check]:
     """
     root = market_home(home, market)
     path = root / MANIFEST
-    if not path.exists() or not is_own(root):
+    if not path.exists() or not klines.is_own(root):
         return
     no_access = not os.access(root, os.W_OK)  # then there are no writers
-    with nullcontext() if no_access else writer_lock(root):
+    with nullcontext() if no_access else klines.writer_lock(root):
         # On opening SQLite writes beside the file, which a full disk refuses: after a kill it must.
         read_only = no_access or not path.with_name(f"{path.name}-wal").exists()
-        broken = manifest_damage(path, read_only)
-        stored = [series for series in stored_series(home, "klines") if series.market == market]
+        broken, stored = manifest_damage(path, read_only), _series(home, "klines", market)
         yield path, lambda: broken, f"cpb ingest {options_of(stored)}" if stored else "cpb ingest"
         if broken:
             return
         with Manifest(path, read_only) as manifest:
             for series in (s for s in manifest.series() if s.market == market):
                 parts = manifest.parts(series)
-                for month in sorted({*parts, *(path.stem for path in part_paths(home, series))}):
-                    file = part_path(home, series, month)
-                    fault = (
-                        partial(part_damage, file, parts[month])
-                        if month in parts
-                        else partial(damage_of, file)
-                    )
-                    yield file, fault, _fetch_month(series, month)
-                for tree in ("offgrid", "provisional"):
-                    folder = series.folder(home, tree)
-                    for file in (file for file in own_files(root, tree) if file.parent == folder):
-                        tail = f"{ingest_command(series)} --tail"
-                        command = tail if tree == "provisional" else _fetch_month(series, file.stem)
-                        yield file, partial(damage_of, file), command
+                for month in sorted({*parts, *(file.stem for file in klines.part_paths(home, series))}):
+                    file = klines.part_path(home, series, month)
+                    yield file, partial(klines.damage_of, file, parts.get(month)), _fetch(series, month)
+                for file in series.folder(home, "offgrid").glob("????-??.parquet"):
+                    yield file, partial(klines.damage_of, file), _fetch(series, file.stem)
+                for file in series.folder(home, "provisional").glob("tail.parquet"):
+                    yield file, partial(klines.damage_of, file), f"{klines.ingest_command(series)} --tail"
 
 
-def _fetch_month(series: SeriesId, month: str) -> str:
+def _series(home: Path, tree: str, market: str) -> list[SeriesId]:
+    return [series for series in stored_series(home, tree) if series.market == market]
+
+
+def _fetch(series: SeriesId, month: str) -> str:
     end = to_datetime(period_bounds(month)[1])
-    return f"{ingest_command(series)} --since {month} --as-of {end:%Y-%m-%d}"
+    return f"{klines.ingest_command(series)} --since {month} --as-of {end:%Y-%m-%d}"
 
 
 def features(home: Path, market: str) -> Iterator[Check]:
@@ -180,70 +155,87 @@ def features(home: Path, market: str) -> Iterator[Check]:
 
     A feature file without a record is not damage: a run was stopped between the two, and the next run writes both.
     """
-    for series in (series for series in stored_series(home, "features") if series.market == market):
+    for series in _series(home, "features", market):
         for path in sorted(series.folder(home, "features").glob("*.json")):
             data = path.with_suffix(".parquet")
-            if TREES["features"].fullmatch(data.name):
-                of, command = data.relative_to(home).as_posix(), _remove(data, path)
-                record = _sound_record(path, SeriesRecord, of)
-                yield _record_check(path, SeriesRecord, of, command)
-                if record:
-                    yield data, partial(digest_fault, data, record.file_digest), command
+            if not klines.TREES["features"].fullmatch(data.name):
+                continue
+            of, command = data.relative_to(home).as_posix(), _remove(data, path)
+            yield _record(path, SeriesRecord, of, command)
+            if record := _find(path, SeriesRecord, of):
+                yield data, partial(digest_fault, data, record.file_digest), command
 
 
 def _remove(*paths: Path) -> str:
-    """Return the command that deletes files which the next run makes anew."""
+    """Return the command that deletes files which the next run makes again."""
     return f"rm -f {shlex.join(map(str, paths))}"
+
+
+def _record(path: Path, kind: type[Record], of: str, command: str) -> Check:
+    """Return the check of a record with the subject `of`."""
+
+    def fault() -> None:
+        parse_record(path, kind, of=of)
+
+    return path, fault, command
+
+
+def _find(path: Path, kind: type[R], of: str) -> R | None:
+    """Return the record in `path`; None if it is missing, or damaged, which its own check reports."""
+    with suppress(OSError, DamagedError):
+        return parse_record(path, kind, of=of)
+    return None
 
 
 def fleets(home: Path, market: str) -> Iterator[Check]:
     """Yield a market's fleets: records, models, and files added by judging; a fleet in training is left out."""
     for folder in shard_folders(market_home(home, market)):
-        job = _sound_record(folder / JOB, ShardJob, folder.name)
-        result = _sound_record(folder / RESULT, ShardResult, folder.name)
-        is_own = job or result or (folder / "worker.log").exists()
-        if not is_own or is_training(folder) or _market_of(folder, job) != market:
+        job = _find(folder / JOB, ShardJob, folder.name)
+        result = _find(folder / RESULT, ShardResult, folder.name)
+        is_own = job or result or (folder / LOG).exists()
+        if (
+            not is_own
+            or is_training(folder)
+            or (job.members[0].model.series.market if job else market) != market
+        ):
             continue
         command = _train_command(job) if job else _remove(folder / JOB)
         for name, kind in ((JOB, ShardJob), (RESULT, ShardResult)):
-            yield _record_check(folder / name, kind, folder.name, command)  # missing records are skipped
+            yield _record(folder / name, kind, folder.name, command)
         if (progress := folder / PROGRESS).exists():
-            yield progress, partial(_progress_fault, progress), _remove(progress)
+            yield progress, partial(_no_object, progress), _remove(progress)
         for member in result.members if result else ():
             place = folder / "members" / member.name
-            for path, digest in ((place / "model" / name, digest) for name, digest in member.files.items()):
-                yield path, partial(trained_file_damage, path, digest), command
+            for name, digest in member.files.items():
+                path = place / "model" / name
+                yield path, partial(model_folder.trained_file_damage, path, digest), command
             judged = (place / "model" / name for name in (METRICS, REFERENCE, *PICTURES))
-            for path in [*place.glob("*.npz"), *judged]:
-                if path.is_file():
-                    yield path, partial(_judged_fault, path), command
+            for path in (*place.glob("*.npz"), *(path for path in judged if path.exists())):
+                yield path, partial(_judged_fault, path), command
 
 
-def _progress_fault(path: Path) -> str:
-    is_object = isinstance(read_json_or_none(path), dict)
-    return "" if is_object else "it is not the JSON object that was written there"
-
-
-def _market_of(folder: Path, job: ShardJob | None) -> str:
-    """Return the market of a fleet, from its job or else its members' folders; spot if unknown."""
-    if job:
-        return job.members[0].model.series.market
-    names = (path.name.split("-fold-")[0] for path in sorted(folder.glob("members/*")))
-    return next((SeriesId.parse(name).market for name in names if is_series_name(name)), SPOT)
+def _no_object(path: Path) -> str:
+    return "" if isinstance(read_json_or_none(path), dict) else "it is not a JSON object"
 
 
 def _judged_fault(path: Path) -> str:
-    if path.name == METRICS:
-        return metrics_damage(path.parent)
+    """Return the fault of a file that judging wrote to a member's folder."""
+    if path.name in PICTURES:
+        return model_folder.picture_damage(path)
     if path.name == REFERENCE:
-        return _record_fault(path, Reference, member_subject(path))
-    if path.suffix == ".npz":
-        try:
-            read_npz(path)
-        except DamagedError as error:
-            raise DamagedError("its arrays are not those that were written there") from error
-        return ""
-    return picture_damage(path)
+        parse_record(path, Reference, of=member_subject(path))
+    elif path.name != METRICS:
+        read_npz(path)
+    elif isinstance(
+        config := read_json_or_none(path.with_name(CONFIG)), dict
+    ):  # its own check names a damaged one
+        scores = config.get("metrics", {})
+        with suppress(KeyError, TypeError):
+            scores = {**scores, "verdict": verdict(scores)}
+        # As text, since NaN is not equal to itself.
+        if json.dumps(read_json_or_none(path)) != json.dumps(scores):
+            return f"its scores are not those in {CONFIG}"
+    return ""
 
 
 def _train_command(job: ShardJob) -> str:
@@ -273,19 +265,17 @@ def champion_files(home: Path, market: str, store: Store | None = None) -> Itera
     for champion in champions(market=market, store=store):
         place, command = local_path(champion.source) or Path(champion.source), training_command(champion)
         with files_at(store, champion.source) as folder:
-            digests = champion.digests
-            for name in dict.fromkeys((*NEEDED, *digests)):
-                yield place / name, partial(digest_fault, folder / name, digests.get(name)), command
-            for name, digest in champion.mlflow_files.items():
+            digests = dict.fromkeys(NEEDED) | champion.digests | champion.mlflow_files
+            for name, digest in digests.items():
                 yield place / name, partial(digest_fault, folder / name, digest), command
-            if not digests:  # registered by a person
-                yield place / CONFIG, partial(model_damage, folder, {}), command
+            if not champion.digests:  # registered by a person
+                yield place / CONFIG, partial(model_folder.damage_of, folder, {}), command
 
 
 def forecasts(home: Path, market: str) -> Iterator[Check]:
-    """Yield a market's months of forecasts and scores, and their chain, which no command makes again."""
+    """Yield a market's chain and its months of forecasts and scores, which no command makes again."""
     for path, fault in check_months(home, market):
-        yield path, lambda fault=fault: fault, RESTORE  # type: ignore[misc]
+        yield path, partial(str, fault), months.RESTORE
 
 
 def ledger_records(home: Path, market: str) -> Iterator[Check]:
@@ -293,26 +283,21 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
 
     Without scores no file there is provably cpb's.
     """
-    stored = [series for series in stored_series(home, "ledger") if series.market == market]
-    ledger = tree_of(home, "ledger", market)
+    ledger, stored = tree_of(home, "ledger", market), _series(home, "ledger", market)
     if stored:
         again = f"cpb forecast {options_of(stored)}"
-        yield _record_check(ledger / "summary.json", LedgerSummary, market, again)
-        yield _record_check(ledger / "watch.json", Watch, market, again)
+        yield _record(ledger / "summary.json", LedgerSummary, market, again)
+        yield _record(ledger / "watch.json", Watch, market, again)
     for series in stored:
-        folder, again = series.folder(home, "ledger"), forecast_command(series)
-        yield folder / "daily.json", partial(_daily_fault, folder / "daily.json", series), again
-        yield _record_check(folder / "versions.json", KnownVersions, series.name, again)
+        folder, again = series.folder(home, "ledger"), months.forecast_command(series)
+        yield _record(folder / daily.STATE, DailyState, series.name, again)
+        if state := _find(folder / daily.STATE, DailyState, series.name):
+            yield folder / daily.DAILY, partial(digest_fault, folder / daily.DAILY, state.digest), again
+        yield _record(folder / "versions.json", KnownVersions, series.name, again)
     for path in by_backtest.switch_files(home, market):
-        yield _record_check(path, Switch, by_backtest.about_switch(path), RESTORE)
+        yield _record(path, by_backtest.Switch, by_backtest.about_switch(path), months.RESTORE)
     for path in by_backtest.register_files(home, market):
-        yield _record_check(path, Submission, by_backtest.about(path), RESTORE)
-
-
-def _daily_fault(path: Path, series: SeriesId) -> str:
-    digest = parse_record(path, DailyState, of=series.name).digest
-    beside = digest_fault(path.with_name(DAILY), digest)
-    return beside and f"{DAILY} beside it is not the file that was recorded"
+        yield _record(path, by_backtest.Submission, by_backtest.about(path), months.RESTORE)
 
 
 def published(home: Path, market: str) -> Iterator[Check]:
@@ -322,25 +307,7 @@ def published(home: Path, market: str) -> Iterator[Check]:
         return  # without list and models it was not written by cpb
     command = "cpb publish --dry-run" + ("" if market == SPOT else f" --market {market}")
     for name, fault in tree_faults(tree).items():
-        yield tree / name, lambda fault=fault: fault, command  # type: ignore[misc]
-
-
-def _record_check(path: Path, kind: type[Record], of: str, command: str) -> Check:
-    return path, partial(_record_fault, path, kind, of), command
-
-
-def _record_fault(path: Path, kind: type[Record], of: str) -> str:
-    """Return "" for an intact record with subject `of`; errors as in `parse_record`."""
-    parse_record(path, kind, of=of)
-    return ""
-
-
-def _sound_record(path: Path, kind: type[R], of: str) -> R | None:
-    """Return the record in `path`, None if missing or damaged."""
-    try:
-        return parse_record(path, kind, of=of)
-    except (DamagedError, OSError):
-        return None
+        yield tree / name, partial(str, fault), command
 
 
 KINDS: dict[str, Callable[..., Iterator[Check]]] = {

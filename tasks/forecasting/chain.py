@@ -11,7 +11,7 @@ at any point either both the rows and the line are stored, or neither, and the n
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -37,6 +37,7 @@ from tasks.forecasting.lines import (
 from tasks.forecasting.months import (
     FORECASTS,
     LEDGER,
+    RESTORE,
     Tree,
     files_of_market,
     load,
@@ -47,7 +48,6 @@ from tasks.running.parallel import run_each
 from tasks.storage.digests import file_digest
 from tasks.storage.files import DiskFull, is_disk_full, rename, sync, write_bytes
 from tasks.storage.locks import locked
-from tasks.storage.records import set_aside
 
 log = logging.getLogger("cpb")
 
@@ -62,19 +62,9 @@ WRITERS = 8
 
 _TREES: dict[Kind, Tree] = {"forecasts": FORECASTS, "scores": LEDGER}
 
-_GONE = (
-    "forecasts/chain.jsonl is missing although rows were stored with it: a new chain begins, which records them as "
-    "stored before it; restore the old chain from a backup or from what `cpb publish` wrote, if possible"
-)
-
 
 def append(
-    home: Path,
-    market: str,
-    kind: Kind,
-    batch: Mapping[SeriesId, pl.DataFrame],
-    *,
-    warn: Callable[[SeriesId, str], None] | None = None,
+    home: Path, market: str, kind: Kind, batch: Mapping[SeriesId, pl.DataFrame]
 ) -> dict[SeriesId, int | CpbError]:
     """Store the rows of a batch that are not stored yet, and their line; the first row under a key is kept.
 
@@ -83,7 +73,6 @@ def append(
 
     Args:
         batch: rows by series, all of one market.
-        warn: called with a series and a sentence if the chain had been removed.
 
     Returns:
         For each series the number of new rows, or the error for which none was stored (code `rows`: they break the
@@ -93,10 +82,8 @@ def append(
         return {}
     tree, found = _TREES[kind], dict[SeriesId, list[Entry] | CpbError]()
     try:
-        with chain_lock(home, market) as chain_was_gone:
+        with chain_lock(home, market):
             now = datetime.now(UTC)
-            if chain_was_gone and warn:
-                warn(next(iter(batch)), _GONE)
             with _drafts(home, market, [series.folder(home, tree.name) for series in batch]):
                 found |= _stage_all(home, market, tree, batch, now)
                 _commit(
@@ -128,21 +115,21 @@ def as_error(series: SeriesId | str, error: BaseException) -> CpbError:
 
 
 @contextmanager
-def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[bool]:
+def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[None]:
     """Hold the write lock of a market's forecasts and scores; an interrupted batch is completed first.
-
-    Yields whether the chain file had been removed: it is missing, but rows were stored with a chain.
 
     Args:
         begin: start a missing chain, with a line for all rows that are already stored.
+
+    Raises:
+        DamagedError: the line of an interrupted batch is damaged.
     """
     path = chain_path(home, market)
-    gone = False
     with locked(path.with_name(".chain.lock")):
         _finish_pending(home, market)
         if begin and not path.exists():
-            gone = begin_chain(home, market)
-        yield gone
+            _begin_chain(home, market)
+        yield
 
 
 @contextmanager
@@ -241,12 +228,9 @@ def _place(home: Path, market: str, path: Path) -> str:
     return path.relative_to(market_home(home, market)).as_posix()
 
 
-def begin_chain(home: Path, market: str) -> bool:
-    """Start a chain with one line for all stored months; the caller holds the lock.
-
-    Returns whether forecasts are among them: they were written with a chain, which has been removed.
-    """
-    entries, gone = [], False
+def _begin_chain(home: Path, market: str) -> None:
+    """Start a chain, with one line for all stored months; the caller holds the lock."""
+    entries = []
     for series, tree, path in files_of_market(home, market):
         try:
             rows = load(home, series, tree, path)
@@ -254,10 +238,13 @@ def begin_chain(home: Path, market: str) -> bool:
             log_once(path, f"{error}; it is left out of the chain")
             continue
         if not rows.is_empty():
-            gone |= tree is FORECASTS
             entries.append(Entry(_place(home, market, path), len(rows), rows_digest(rows), file_digest(path)))
+    if entries:
+        log.warning(
+            "%s is missing although rows were stored with it: a new chain records them as stored before it; restore "
+            "the old one from a backup or from what `cpb publish` wrote, if possible", chain_path(home, market),
+        )  # fmt: skip
     _commit(home, market, "before", entries, datetime.now(UTC))
-    return gone
 
 
 def _draft_of(path: Path, sha256: str) -> Path:
@@ -287,6 +274,7 @@ def _finish_pending(home: Path, market: str) -> None:
 
     Raises:
         DiskFull, OSError: it cannot be completed now; the next call tries again.
+        DamagedError: its line is damaged. It is written by rename, so a crash never leaves it partial.
     """
     pending = pending_path(home, market)
     try:
@@ -294,9 +282,10 @@ def _finish_pending(home: Path, market: str) -> None:
     except FileNotFoundError:
         return
     except DamagedError as error:
-        # It is written by rename, so a crash never leaves it partial. `cpb verify` finds rows that are in no line.
-        set_aside(pending, str(error))
-        return
+        raise DamagedError(
+            f"{pending} is damaged: {error}; {RESTORE} with all of forecasts and ledger, or delete it: rows of its "
+            "batch that are in place then have no line in the chain", field=str(pending),
+        ) from error  # fmt: skip
     _put_in_place(home, market, line)
 
 

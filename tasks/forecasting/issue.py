@@ -121,12 +121,9 @@ def store_batch(
     stored: dict[SeriesId, int] = {}
     failures: list[Failure] = []
 
-    def warn(series: SeriesId, text: str) -> None:
-        failures.append(Failure.of(series, step, CpbError(text, code="no-chain")))
-
     for market in dict.fromkeys(series.market for series in rows):
         batch = {series: frame for series, frame in rows.items() if series.market == market}
-        for series, new in append(home, market, kind, batch, warn=warn).items():
+        for series, new in append(home, market, kind, batch).items():
             if isinstance(new, CpbError):
                 failures.append(failure(series, step, new))
             else:

@@ -40,9 +40,6 @@ MONTH_FILE = re.compile(r"(forecasts|ledger)(-\w+)?/interval=(\w+)/symbol=(\w+)/
 NO_PARQUET = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError)
 """Errors of polars for bytes that are not a complete parquet file. Some of them cause a Rust panic."""
 
-UNREADABLE = "unreadable"
-"""Code of the error for a file that this user has no permission to read."""
-
 RESTORE = "restore it from a backup"
 """What to do about a damaged file that no command makes again."""
 
@@ -141,15 +138,13 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
 
     Raises:
         FileNotFoundError: the file is missing.
-        DamagedError: it is not the file written, or (code `UNREADABLE`) it may not be read; the message states the
-            file, the reason and a command.
+        DamagedError: it is not the file written, or may not be read; the message states the file, the reason and what
+            to do.
     """
     try:
         return parse_rows(tree, read_bytes(path))
     except DamagedError as error:
         place = path.relative_to(home)
-        if error.code == UNREADABLE:
-            raise DamagedError(f"{place} {error}; make it readable for this user", code=UNREADABLE) from error
         raise DamagedError(
             f"{place} is damaged: {error}; {RESTORE}: until then {series} stores nothing in that month",
             field=place.as_posix(),
@@ -163,17 +158,15 @@ def read_bytes(path: Path) -> bytes:
 
     Raises:
         FileNotFoundError: the file is missing.
-        DamagedError: they do not match, or (code `UNREADABLE`) it may not be read; the message is only the reason.
+        DamagedError: they do not match, or the file may not be read; the message is only the reason.
     """
     try:
         with path.open("rb") as file:
             content, state = file.read(), _state(os.fstat(file.fileno()))
     except FileNotFoundError:
         raise
-    except PermissionError as error:
-        raise DamagedError(f"cannot be read ({error.strerror})", code=UNREADABLE) from error
     except OSError as error:
-        raise _no_rows(error) from error
+        raise DamagedError(f"it cannot be read ({error.strerror})") from error
     if _checked.get(path) != state:
         at = _digest_at(content)
         if at < 0 or content[at : at + 64] != _own_digest(path, content, at):

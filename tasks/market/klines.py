@@ -181,32 +181,27 @@ def damaged(series: SeriesId, path: Path, reason: str) -> MemberError:
     )  # fmt: skip
 
 
-def damage_of(path: Path) -> str:
-    """Return the damage of a stored file, or "": its candles are compared with its own digest.
+def damage_of(path: Path, part: Part | None = None) -> str:
+    """Return the damage of a stored file, or "": its candles are compared with its own digest, and with the manifest's.
 
-    A file written by another program has no digest. The manifest is not used: a killed run may have written a part that
-    is not recorded yet.
+    A file written by another program has no digest. The manifest may lack a part that a killed run has written.
     """
     try:
         content = path.read_bytes()
         metadata = pl.read_parquet_metadata(io.BytesIO(content))
         rows = pl.read_parquet(io.BytesIO(content), columns=list(KLINES))
-        intact = DIGEST not in metadata or digest_of(rows) == metadata[DIGEST]
+        digest = digest_of(rows)
     except FileNotFoundError:
         return "it is missing"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     except (*READ_ERRORS, ValueError, TypeError) as error:
         return f"it is not a parquet file of candles: {(str(error).splitlines() or [''])[0][:80]}"
-    return _foreign(path, metadata) if intact else "its candles are not those that were written"
-
-
-def part_damage(path: Path, part: Part) -> str:
-    """Return the damage of a month that the manifest records; its digest must be the recorded digest too."""
-    if reason := damage_of(path):
-        return reason
-    own = pl.read_parquet_metadata(path).get(DIGEST)
-    return "" if own == part.digest else "its candles differ from those on record"
+    if metadata.get(DIGEST, digest) != digest:
+        return "its candles are not those that were written"
+    if part and metadata.get(DIGEST) != part.digest:
+        return "its candles differ from those on record"
+    return _foreign(path, metadata)
 
 
 def _subject(path: Path) -> str:

@@ -21,7 +21,7 @@ from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.market.faults import SourceFault
 from tasks.market.holes import Holdings, OutageCalendar
-from tasks.market.klines import damage_of, is_own, own_files, part_damage, part_path
+from tasks.market.klines import damage_of, is_own, own_files, part_path
 from tasks.market.layout import (
     DAY,
     SourceFile,
@@ -239,7 +239,7 @@ def forget_damaged(run: Run, series: SeriesId) -> None:
         start, until = period_bounds(month)
         path = part_path(run.home, series, month)
         in_range = start < run.end and until > run.start
-        if in_range and path.is_file() and (reason := part_damage(path, part)):
+        if in_range and path.is_file() and (reason := damage_of(path, part)):
             damaged[month] = reason
     for month, reason in damaged.items():
         run.manifest.forget(series, month, f"stored month is damaged: {reason}")

@@ -11,7 +11,6 @@ can hide an entry. So the entries must also be contiguous.
 import io
 import json
 import logging
-import re
 import struct
 import zipfile
 import zlib
@@ -32,12 +31,6 @@ if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports t
 log = logging.getLogger("cpb")
 
 R = TypeVar("R", bound=Record)
-ASIDE = ".damaged"
-"""Suffix of the name of a damaged file."""
-
-SET_ASIDE = re.compile(rf"(?P<name>.+){re.escape(ASIDE)}-\d+")
-"""Name of a damaged file, with its original name."""
-
 _HEAD = ("record", "version", "of", "digest", "body")
 
 
@@ -127,26 +120,10 @@ def member_subject(path: Path) -> str:
     return f"{member.parent.parent.name}/{member.name}/{path.name}"
 
 
-def set_aside(path: Path, reason: str) -> Path:
-    """Rename a damaged file or folder so that no step reads it again, and log it; return its new path."""
-    target = aside_name(path)
-    path.rename(target)
-    log.warning("%s is set aside as %s: %s", path, target.name, reason)
-    return target
-
-
 def final_name(name: str) -> str:
     """Return the final name of a draft, else the name itself."""
     found = DRAFT.fullmatch(name)
     return found["name"] if found else name
-
-
-def aside_name(path: Path) -> Path:
-    """Return the first free name for a damaged file or folder: `2024-01.parquet.damaged-1`."""
-    number = 1
-    while (target := path.with_name(f"{path.name}{ASIDE}-{number}")).exists():
-        number += 1
-    return target
 
 
 _LOCAL_HEADER = struct.Struct("<26xHH")  # followed by the name and extra field of these lengths

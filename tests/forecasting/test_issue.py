@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, files_of, flip
-from live_record import read
 
 import cpbmodels
 from cpbmodels.data.prices import LAMBDA

@@ -47,7 +47,7 @@ def ledger(tmp_path):
 def test_sound_records_are_no_damage(tmp_path, ledger):
     seen = []
     assert list(verify(tmp_path, "sim", seen=seen.append)) == []
-    assert len(seen) == len(FILES) + 1
+    assert len(seen) == len(FILES) + 2  # daily.json and daily.parquet
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -64,7 +64,7 @@ def test_a_damaged_record_is_named(tmp_path, ledger, name):
 def test_daily_sums_that_are_not_those_recorded_are_named(tmp_path, ledger):
     (ledger / "interval=1h/symbol=BTCUSDT/daily.parquet").write_bytes(b"sumz")
     (found,) = verify(tmp_path, "sim")
-    assert found.path.endswith("daily.json")
+    assert found.path.endswith("daily.parquet")
 
 
 FOREIGN = (

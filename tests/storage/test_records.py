@@ -11,7 +11,7 @@ from schemas.errors import DamagedError
 from schemas.handover import Failure, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.digests import value_digest
-from tasks.storage.records import find_record, parse_record, read_record, set_aside, write_record
+from tasks.storage.records import find_record, parse_record, read_record, write_record
 
 MODEL = ModelId("har", "default", SeriesId("um", "BTCUSDT", "1h"), 7)
 RESULT = ShardResult(
@@ -142,5 +142,3 @@ def test_a_damaged_one_is_named_and_a_missing_one_is_none(tmp_path, caplog):
     path.write_text("{")
     assert find_record(path, ShardResult) is None
     assert "r.json is damaged: it is not JSON" in caplog.text
-    (tmp_path / "folder").mkdir()
-    assert set_aside(tmp_path / "folder", "why").name == "folder.damaged-1"

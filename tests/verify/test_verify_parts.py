@@ -104,6 +104,17 @@ def test_a_fleet_with_a_damaged_model_is_named_with_its_command(stored, damage, 
     assert found.command.endswith(" --as-of 2025-05-20T00:00")  # the candles that it had learned from
 
 
+@pytest.mark.parametrize("content", ["[]", "{}", None])
+def test_scores_that_are_not_those_of_the_config_are_named(stored, content):
+    path = member_of(stored, "model/metrics.json")
+    path.write_text(content or path.read_text().replace("the random walk", "a random walk"))
+    damage = one(verify_fleets(stored, MARKET))
+    assert (damage.path, damage.reason) == (
+        path.relative_to(stored).as_posix(),
+        "its scores are not those in config.json",
+    )
+
+
 def test_what_judging_adds_to_a_config_is_no_damage_and_anything_else_is(stored):
     path = member_of(stored, "model/config.json")
     values = json.loads(path.read_text())
