@@ -5,10 +5,8 @@ that users can install the version with which the models were made, by a URL wit
 scores is that of `tasks.hub.record`.
 """
 
-import itertools
 import logging
 import re
-import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,7 +15,7 @@ from pathlib import Path
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Failure
 from schemas.identity import is_series_name
-from tasks.hub.card import is_card, model_card
+from tasks.hub.card import model_card
 from tasks.hub.record import CHAIN, is_record_file, write_record
 from tasks.storage.digests import digest_fault, file_digest
 from tasks.storage.files import new_folder, write_bytes
@@ -71,7 +69,7 @@ def build_tree(
         )
     for champion in champions:
         champion.check()
-    check_replaceable(folder, market := champions[0].series.market)
+    check_replaceable(folder)
     ordered = sorted(champions, key=lambda c: (c.series.timeframe, c.series.symbol, c.series.market))
     with new_folder(folder) as draft:
         for champion in ordered:
@@ -82,7 +80,7 @@ def build_tree(
         with suppress(OSError, DamagedError):
             sums = read_sums(folder)
         if home:
-            write_record(home, market, draft, folder, sums, report)
+            write_record(home, champions[0].series.market, draft, folder, sums, report)
         card = model_card(ordered, repo or "USER/NAME", wheel, record=(draft / CHAIN).is_file())
         (draft / CARD).write_text(card, encoding="utf-8")
         # The sha256 of every file, so that the folder can be checked with `sha256sum -c`.
@@ -128,24 +126,17 @@ def _copy_model(champion: Champion, target: Path) -> None:
         shutil.copyfile(source, target / name)
 
 
-def check_replaceable(folder: Path, market: str) -> None:
-    """Raise `CpbError` if the folder contains anything but a tree written by cpb."""
+def check_replaceable(folder: Path) -> None:
+    """Raise `CpbError` if the folder contains anything but a tree written by cpb, intact or damaged."""
     if not folder.exists() and not folder.is_symlink():
         return
     foreign = _first_other_file(folder) if folder.is_dir() else folder
     if foreign is not None:
         raise CpbError(
-            f"{folder} is to be replaced by the models to publish, but {foreign} is damaged or was not written by cpb; "
-            f"move it away with `mv {shlex.quote(str(folder))} {shlex.quote(str(_free_name(folder)))}` and run "
-            f"`cpb publish --dry-run --market {market}`, or set CPB_HOME to another folder",
+            f"{folder} is to be replaced by the models to publish, but {foreign} was not written by cpb: move it "
+            "elsewhere, or set CPB_HOME to another folder",
             code="foreign-folder", field=str(folder),
         )  # fmt: skip
-
-
-def _free_name(folder: Path) -> Path:
-    """Return the first of `hub.old-1`, `hub.old-2`, … that does not exist."""
-    names = (folder.with_name(f"{folder.name}.old-{number}") for number in itertools.count(1))
-    return next(name for name in names if not name.exists() and not name.is_symlink())
 
 
 def _first_other_file(folder: Path) -> Path | None:
@@ -158,16 +149,14 @@ def _first_other_file(folder: Path) -> Path | None:
 
 def _is_tree_file(folder: Path, path: Path) -> bool:
     place = path.relative_to(folder)
-    if is_record_file(place.as_posix()):
-        return True
     match place.parts:
-        case [name] if WHEEL.fullmatch(name) or name == SUMS:
+        case [name] if name == CARD:  # a person's own README.md has no list beside it
+            return (folder / SUMS).is_file()
+        case [name] if name == SUMS or WHEEL.fullmatch(name):
             return True
-        case [name]:
-            return name == CARD and is_card(path.read_text(encoding="utf-8", errors="replace"))
-        case [label, timeframe, name]:
-            return name in FILES and is_series_name(f"{label}-{timeframe}")
-    return False
+        case [label, timeframe, name] if name in FILES:
+            return is_series_name(f"{label}-{timeframe}")
+    return is_record_file(place.as_posix())
 
 
 def tree_faults(tree: Path) -> dict[str, str]:
