@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -239,15 +238,17 @@ def _judged_fault(path: Path) -> str:
 
 
 def _train_command(job: ShardJob) -> str:
-    """Return a command that trains these models again, on the candles up to the same time.
+    """Return a command that trains these models again, on the same candles.
 
     Options of the first run, such as seeds and source, must be added by the user.
     """
     scope = options_of([member.model.series for member in job.members])
     command = "backtest" if any(member.fold for member in job.members) else "train-all"
+    first = min(member.features.first_us for member in job.members)
     end = max(member.features.last_us + member.model.series.seconds * 1_000_000 for member in job.members)
-    until = datetime.fromtimestamp(end / 1e6, UTC).strftime("%Y-%m-%dT%H:%M")
-    return f"cpb {command} {scope} --architectures {job.architecture} --preset {job.preset} --as-of {until}"
+    since, until = (to_datetime(us).strftime("%Y-%m-%dT%H:%M") for us in (first, end))
+    recipe = f"--architectures {job.architecture} --preset {job.preset}"
+    return f"cpb {command} {scope} {recipe} --since {since} --as-of {until}"
 
 
 def champion_files(home: Path, market: str, store: Store | None = None) -> Iterator[Check]:
