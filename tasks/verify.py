@@ -87,6 +87,8 @@ def verify_all(
                     if damage and damage.path not in {known.path for known in result.damaged}:
                         result.damaged.append(damage)
             except (CpbError, OSError) as error:
+                if isinstance(error, CpbError) and error.code == "no-store":
+                    continue
                 result.unchecked.append(f"the {kind} of market {market} could not be checked: {error}")
         if (chain := Chain.read(chain_path(home, market))) and chain.rows_before:
             result.rows_before[market] = chain.rows_before
@@ -101,7 +103,6 @@ def damage_at(home: Path, path: Path, fault: Callable[[], str | None], command: 
         return None
     except OSError as error:
         reason = f"it cannot be read ({error.strerror})"
-        command = f"chmod u+r {shlex.quote(str(path))}" if isinstance(error, PermissionError) else command
     except DamagedError as error:
         reason = str(error)
     if not reason:
@@ -136,8 +137,8 @@ def candles(home: Path, market: str) -> Iterator[Check]:
                     yield file, partial(klines.damage_of, file, parts.get(month)), _fetch(series, month)
                 for file in series.folder(home, "offgrid").glob("????-??.parquet"):
                     yield file, partial(klines.damage_of, file), _fetch(series, file.stem)
-                for file in series.folder(home, "provisional").glob("tail.parquet"):
-                    yield file, partial(klines.damage_of, file), f"{klines.ingest_command(series)} --tail"
+                if (tail := series.folder(home, "provisional") / "tail.parquet").exists():
+                    yield tail, partial(klines.damage_of, tail), f"{klines.ingest_command(series)} --tail"
 
 
 def _series(home: Path, tree: str, market: str) -> list[SeriesId]:
@@ -255,14 +256,9 @@ def champion_files(home: Path, market: str, store: Store | None = None) -> Itera
     """Yield the files of a market's champions; from a tracking server they are fetched for the check.
 
     Raises:
-        CpbError: the MLflow store cannot be read (a missing store is not an error).
+        CpbError: the MLflow store cannot be read, or (code `no-store`) there is none.
     """
-    try:
-        store = store or open_store(create=False)
-    except CpbError as error:
-        if error.code == "no-store":
-            return
-        raise
+    store = store or open_store(create=False)
     for champion in champions(market=market, store=store):
         place, command = local_path(champion.source) or Path(champion.source), training_command(champion)
         with files_at(store, champion.source) as folder:

@@ -43,7 +43,6 @@ TREES = {
 """Trees of series folders, with the names of cpb's files in them."""
 
 QUARANTINE = "quarantine"
-_REFUSED = re.compile(r"(?P<series>\w+-\w+-)?[0-9]{4}-[0-9]{2}(-[0-9]{2})?\.(zip|json)(\.reason\.txt)?")
 
 
 def _folders(root: Path, tree: str) -> Iterator[Path]:
@@ -68,17 +67,6 @@ def own_files(root: Path, tree: str, form: re.Pattern[str] = _ANY_NAME) -> Itera
 def is_own(root: Path) -> bool:
     """Whether a market home contains candles of cpb, so that its manifest is cpb's too."""
     return any(True for tree in ("klines", "offgrid", "provisional") for _ in own_files(root, tree))
-
-
-def _refused_drafts(root: Path) -> Iterator[Path]:
-    """Yield the drafts of a killed run in the quarantine: `…/klines/SYMBOL/INTERVAL/` and `rest/SYMBOL/INTERVAL/`."""
-    folder = root / QUARANTINE
-    for path in (*folder.glob("*/**/klines/*/*/*"), *folder.glob("rest/*/*/*")):
-        draft = DRAFT.fullmatch(path.name)
-        refused = draft and _REFUSED.fullmatch(draft["name"])
-        series = "-".join(path.parts[-3:-1]) + "-"
-        if refused and refused["series"] in (None, series) and path.is_file():
-            yield path
 
 
 DIGEST = "cpb.digest"  # metadata key: digest of the candles' values
@@ -355,7 +343,10 @@ def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
 def sweep(root: Path) -> int:
     """Delete the drafts left by a killed run in a market home; return their number."""
     trees = ("klines", "offgrid", "provisional")
-    leftovers = [*(path for tree in trees for path in own_files(root, tree, DRAFT)), *_refused_drafts(root)]
+    leftovers = [path for tree in trees for path in own_files(root, tree, DRAFT)]
+    leftovers += (
+        path for path in (root / QUARANTINE).rglob(".*") if DRAFT.fullmatch(path.name) and path.is_file()
+    )
     for path in leftovers:
         path.unlink(missing_ok=True)
     return len(leftovers)

@@ -21,11 +21,14 @@ def file_digest(path: Path) -> str:
 
 
 def digest_fault(path: Path, digest: str | None) -> str:
-    """Return the fault of a file with a recorded sha256, "" for none; errors as in `open`."""
-    if not path.is_file():
+    """Return the fault of a file with a recorded sha256, "" for none."""
+    try:
+        is_same = file_digest(path) == digest
+    except FileNotFoundError:
         return "it is missing"
-    is_other = digest is not None and file_digest(path) != digest
-    return "it is not the file that was written (its sha256 differs)" if is_other else ""
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    return "" if is_same or digest is None else "it is not the file that was written (its sha256 differs)"
 
 
 def value_digest(value: Any) -> str:

@@ -21,7 +21,7 @@ from schemas.errors import DamagedError
 from schemas.identity import Recipe
 from schemas.reference import Reference
 from schemas.run import UNIVERSAL_SUFFIX
-from tasks.storage.digests import file_digest, value_digest
+from tasks.storage.digests import digest_fault, file_digest, value_digest
 from tasks.storage.files import write_bytes, write_json
 from tasks.storage.records import member_subject, parse_record, write_record
 
@@ -99,14 +99,9 @@ def trained_file_damage(path: Path, digest: str) -> str:
     Args:
         digest: sha256 of the file as the trainer wrote it.
     """
-    if not path.is_file():
-        return "it is missing"
-    try:
-        if file_digest(path) == digest or (path.name == CONFIG and _digest_without_metrics(path) == digest):
-            return ""
-    except OSError as error:
-        return f"it cannot be read ({error.strerror})"
-    return "it is not the file that was trained (its sha256 differs)"
+    fault = digest_fault(path, digest)
+    is_judged = fault and path.name == CONFIG and path.is_file() and _digest_without_metrics(path) == digest
+    return "" if is_judged else fault
 
 
 def _digest_without_metrics(config: Path) -> str:
@@ -184,10 +179,8 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
     """
     for name in NEEDED:
         path = folder / name
-        if not path.is_file():
-            return f"{name} is missing in {folder}"
-        if name in digests and file_digest(path) != digests[name]:
-            return f"{path} is not the file that was recorded (its sha256 differs)"
+        if fault := digest_fault(path, digests.get(name)):
+            return f"{path}: {fault}"
     if WEIGHTS not in digests and (reason := _unreadable_weights(folder / WEIGHTS)):
         return reason
     if CONFIG not in digests:
