@@ -1,6 +1,6 @@
 """The chain's format: its lines with their hashes, and the canonical form of the rows that they describe.
 
-docs/promotion.md describes both, so that they can be recomputed without cpb. This module writes nothing.
+docs/publishing.md describes both, so that they can be recomputed without cpb. This module writes nothing.
 """
 
 import hashlib

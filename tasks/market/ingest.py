@@ -30,7 +30,7 @@ from tasks.market.run import (
     Run,
     batches,
     calendars,
-    forget_damaged,
+    check_stored,
     holdings_of,
     open_manifest,
     store_all,
@@ -227,7 +227,7 @@ def _compare(run: Run, plan: Plan) -> Plan:
     if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in run.plans.values()):
         raise _unreachable(run.source, plan.fault)
     if run.checks_stored:
-        forget_damaged(run, plan.series)
+        check_stored(run, plan.series)
     known, parts = run.manifest.files(plan.series), run.manifest.parts(plan.series)
     plan.fetch = to_fetch(run.home, plan.wanted, known, parts)
     run.plans[plan.series] = plan

@@ -21,7 +21,7 @@ from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.market.faults import SourceFault
 from tasks.market.holes import Holdings, OutageCalendar
-from tasks.market.klines import damage_of, is_own, own_files, part_path
+from tasks.market.klines import damage_of, is_own, part_path
 from tasks.market.layout import (
     DAY,
     SourceFile,
@@ -43,7 +43,7 @@ from tasks.market.manifest import (
 )
 from tasks.market.parser import Fetched, fetch_one
 from tasks.market.sources import Catalogue, Source
-from tasks.market.writer import WRITERS, Writing, start_batch
+from tasks.market.writer import WRITERS, Writing, forget_damaged, start_batch
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
 from tasks.storage.files import DiskFull, is_disk_full
@@ -227,22 +227,14 @@ def _part_lost(home: Path, file: SourceFile, known: dict[str, FileRecord], parts
     return month not in parts or not path.is_file() or path.stat().st_size != parts[month].bytes
 
 
-def forget_damaged(run: Run, series: SeriesId) -> None:
-    """Mark the files of damaged months as to be fetched; the months stay until new candles replace them."""
-    folder = series.folder(run.home, "offgrid")
-    damaged: dict[str, str] = {}
-    for path in (path for path in own_files(run.root, "offgrid") if path.parent == folder):
-        if reason := damage_of(path):
-            damaged[path.stem] = reason
+def check_stored(run: Run, series: SeriesId) -> None:
+    """Compare a series' months of the time range with the manifest; damaged ones are to be fetched."""
+    for path in series.folder(run.home, "offgrid").glob("????-??.parquet"):
+        if damage_of(path):
             path.unlink()
-    for month, part in run.manifest.parts(series).items():
-        start, until = period_bounds(month)
-        path = part_path(run.home, series, month)
-        in_range = start < run.end and until > run.start
-        if in_range and path.is_file() and (reason := damage_of(path, part)):
-            damaged[month] = reason
-    for month, reason in damaged.items():
-        run.manifest.forget(series, month, f"stored month is damaged: {reason}")
+            run.manifest.forget(series, path.stem, "its off-grid candles were damaged")
+    within = set(months(run.start, run.end))
+    run.notes += forget_damaged(run.home, run.manifest, series, within)
 
 
 Batch = tuple[SeriesId, list[SourceFile]]

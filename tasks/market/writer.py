@@ -1,6 +1,7 @@
 """From downloaded files to parts of the store: parse, check, quarantine, merge, write, record in the manifest."""
 
 import time
+from collections.abc import Collection
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,27 +107,27 @@ def start_batch(
     checked, more = check(series, blocks, frame, kept)
     for index, fault in {**more, **faults}.items():
         arrived[index].fault = fault
-    notes = _forget_damaged(home, manifest, series, arrived)
+    notes = forget_damaged(home, manifest, series, {i.file.period[:7] for i in arrived if not i.fault})
     known = manifest.files(series)
     fill = status == "repaired"
     good = {i: f for i, f in enumerate(arrived) if not f.fault}
     for index, item in good.items():  # free the memory: only quarantined files are needed as bytes
         item.csv = item.payload = blocks[index].body = b""
-    parts = _write_months(home, series, checked.rows, list(good.values()), writers, fill)
+    stored_months = manifest.parts(series).keys()
+    parts = _write_months(home, series, stored_months, checked.rows, list(good.values()), writers, fill)
     return Writing(home, manifest, series, batch, status, known, checked, good, blocks, parts, notes)
 
 
-def _forget_damaged(home: Path, manifest: Manifest, series: SeriesId, arrived: list[Fetched]) -> list[str]:
-    """Delete damaged months that new candles would join; return a sentence for each.
+def forget_damaged(home: Path, manifest: Manifest, series: SeriesId, months: Collection[str]) -> list[str]:
+    """Mark the files of damaged months as to be fetched; return a sentence for each such month.
 
-    Files of the month that are not in this batch are fetched by the next run.
+    A damaged month stays, and is refused, until new candles replace it: no step goes on with a hole.
     """
     notes = []
-    for month in dict.fromkeys(item.file.period[:7] for item in arrived if not item.fault):
+    for month, part in manifest.parts(series).items():
         path = part_path(home, series, month)
-        if path.is_file() and (reason := damage_of(path)):
+        if month in months and path.is_file() and (reason := damage_of(path, part)):
             manifest.forget(series, month, f"stored month was damaged: {reason}")
-            path.unlink()
             notes.append(f"{series} {month}: the stored month was damaged ({reason}) and is fetched anew")
     return notes
 
@@ -151,9 +152,15 @@ def with_stored_columns(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _write_months(
-    home: Path, series: SeriesId, rows: pl.DataFrame, good: list[Fetched], writers: Executor, fill: bool
+    home: Path,
+    series: SeriesId,
+    stored: Collection[str],
+    rows: pl.DataFrame,
+    good: list[Fetched],
+    writers: Executor,
+    fill: bool,
 ) -> "list[Future[Part | None]]":
-    """Start writing each month in the batch; candles of files that are not in the batch are kept.
+    """Start writing each month in the batch; in a month that is stored, candles of files not in the batch are kept.
 
     With `fill` the new candles are added to the old candles and win where both exist: a daily file that lacks a candle
     does not remove it.
@@ -166,7 +173,8 @@ def _write_months(
 
     def write(month: str) -> Part | None:
         spans = [] if fill else [i.file.covered for i in replaced[month]]
-        part = merge(read_part(home, series, month), fresh.get(month, clean.clear()), spans)
+        old = read_part(home, series, month) if month in stored else clean.clear()
+        part = merge(old, fresh.get(month, clean.clear()), spans)
         files = (f"{i.file.key.rsplit('/', 1)[-1]}={i.sha256}" for i in replaced[month])
         return write_part(home, series, month, part, {"cpb.files": " ".join(files)}) if part.height else None
 
