@@ -193,11 +193,8 @@ def fleets(home: Path, market: str) -> Iterator[Check]:
         job = _find(folder / JOB, ShardJob, folder.name)
         result = _find(folder / RESULT, ShardResult, folder.name)
         is_own = job or result or (folder / LOG).exists()
-        if (
-            not is_own
-            or is_training(folder)
-            or (job.members[0].model.series.market if job else market) != market
-        ):
+        of = job.members[0].model.series.market if job else market
+        if not is_own or of != market or is_training(folder):
             continue
         command = _train_command(job) if job else _remove(folder / JOB)
         for name, kind in ((JOB, ShardJob), (RESULT, ShardResult)):
@@ -222,20 +219,24 @@ def _judged_fault(path: Path) -> str:
     """Return the fault of a file that judging wrote to a member's folder."""
     if path.name in PICTURES:
         return model_folder.picture_damage(path)
+    if path.name == METRICS:
+        return _scores_fault(read_json_or_none(path), read_json_or_none(path.with_name(CONFIG)))
     if path.name == REFERENCE:
         parse_record(path, Reference, of=member_subject(path))
-    elif path.name != METRICS:
+    else:
         read_npz(path)
-    elif isinstance(
-        config := read_json_or_none(path.with_name(CONFIG)), dict
-    ):  # its own check names a damaged one
-        scores = config.get("metrics", {})
-        with suppress(KeyError, TypeError):
-            scores = {**scores, "verdict": verdict(scores)}
-        # As text, since NaN is not equal to itself.
-        if json.dumps(read_json_or_none(path)) != json.dumps(scores):
-            return f"its scores are not those in {CONFIG}"
     return ""
+
+
+def _scores_fault(found: object, config: object) -> str:
+    """Compare scores with those in the model's config; a damaged config is named by its own check."""
+    if not isinstance(config, dict):
+        return ""
+    scores = config.get("metrics")
+    with suppress(KeyError, TypeError, ValueError):
+        scores = {**scores, "verdict": verdict(scores)}
+    # As text, since NaN is not equal to itself.
+    return "" if json.dumps(found) == json.dumps(scores) else f"its scores are not those in {CONFIG}"
 
 
 def _train_command(job: ShardJob) -> str:
