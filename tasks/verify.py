@@ -13,7 +13,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
@@ -228,11 +228,11 @@ def _judged_fault(path: Path) -> str:
     return ""
 
 
-def _scores_fault(found: object, config: object) -> str:
+def _scores_fault(found: Any, config: Any) -> str:
     """Compare scores with those in the model's config; a damaged config is named by its own check."""
     if not isinstance(config, dict):
         return ""
-    scores = config.get("metrics")
+    scores = config.get("metrics", {})
     with suppress(KeyError, TypeError, ValueError):
         scores = {**scores, "verdict": verdict(scores)}
     # As text, since NaN is not equal to itself.
