@@ -22,7 +22,7 @@ from verifying import verify_forecasts, verify_published
 from schemas.errors import CpbError
 from schemas.forecasts import REFERENCE_COLUMNS
 from schemas.identity import SeriesId, tree_of
-from tasks.forecasting.chain import append
+from tasks.forecasting.chain import append, pending_path
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import chain_path, last_line
 from tasks.forecasting.summary import ledger_rows
@@ -265,6 +265,10 @@ def test_what_is_damaged_in_the_store_is_said_and_its_published_copy_stays(tree,
     published = (tree / "chain.jsonl").read_bytes()
     _, (said,) = build(home)
     assert "line 1 does not fit" in said
+    assert (tree / "chain.jsonl").read_bytes() == published
+    pending_path(home, "spot").write_bytes(b"x")
+    _, (said,) = build(home)
+    assert "chain.pending is damaged" in said
     assert (tree / "chain.jsonl").read_bytes() == published
     assert (tree / ROWS.format("ETH", 1)).is_file()
 
