@@ -30,6 +30,7 @@ from tasks.market import klines
 from tasks.market.layout import period_bounds, to_datetime
 from tasks.market.manifest import MANIFEST, Manifest, manifest_damage
 from tasks.promotion import by_backtest
+from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder
 from tasks.storage.digests import digest_fault
 from tasks.storage.files import read_json_or_none
@@ -158,7 +159,7 @@ def features(home: Path, market: str) -> Iterator[Check]:
     for series in _series(home, "features", market):
         for path in sorted(series.folder(home, "features").glob("*.json")):
             data = path.with_suffix(".parquet")
-            if not klines.TREES["features"].fullmatch(data.name):
+            if not FEATURE_FILE.fullmatch(data.name):
                 continue
             of, command = data.relative_to(home).as_posix(), _remove(data, path)
             yield _record(path, SeriesRecord, of, command)

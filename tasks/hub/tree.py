@@ -130,21 +130,14 @@ def check_replaceable(folder: Path) -> None:
     """Raise `CpbError` if the folder contains anything but a tree written by cpb, intact or damaged."""
     if not folder.exists() and not folder.is_symlink():
         return
-    foreign = _first_other_file(folder) if folder.is_dir() else folder
+    there = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    foreign = next((p for p in there if p.is_symlink() or not (p.is_dir() or _is_tree_file(folder, p))), None)
     if foreign is not None:
         raise CpbError(
             f"{folder} is to be replaced by the models to publish, but {foreign} was not written by cpb: move it "
             "elsewhere, or set CPB_HOME to another folder",
             code="foreign-folder", field=str(folder),
         )  # fmt: skip
-
-
-def _first_other_file(folder: Path) -> Path | None:
-    """Return the first file of a folder that does not belong to a published tree, or None."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (path.is_dir() or _is_tree_file(folder, path)):
-            return path
-    return None
 
 
 def _is_tree_file(folder: Path, path: Path) -> bool:

@@ -11,6 +11,7 @@ ever moved or deleted.
 
 import hashlib
 import io
+import itertools
 import logging
 import os
 import re
@@ -31,42 +32,28 @@ from tasks.market.manifest import Part
 from tasks.storage.files import DRAFT, write_bytes
 from tasks.storage.locks import acquire, open_lock
 
-_MONTH_FILE = r"[0-9]{4}-[0-9]{2}\.parquet"
-TREES = {
-    "klines": re.compile(_MONTH_FILE),
-    "offgrid": re.compile(_MONTH_FILE),
-    "provisional": re.compile(r"tail\.parquet"),
-    "features": re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.parquet"),
-    "forecasts": re.compile(rf"{_MONTH_FILE}|\.lock"),
-    "ledger": re.compile(rf"{_MONTH_FILE}|\.lock"),
-}
-"""Trees of series folders, with the names of cpb's files in them."""
+_MONTH_FILE = re.compile(r"[0-9]{4}-[0-9]{2}\.parquet")
+CANDLES = {"klines": _MONTH_FILE, "offgrid": _MONTH_FILE, "provisional": re.compile(r"tail\.parquet")}
+"""Trees of series folders with candles, and the names of cpb's files in them."""
 
 QUARANTINE = "quarantine"
+_REFUSED_DRAFT = re.compile(r"\.[\w-]+\.(zip|json)(\.reason\.txt)?\.[0-9a-f]{12}")
 
 
-def _folders(root: Path, tree: str) -> Iterator[Path]:
-    """Yield the series folders of a tree, including futures (`klines-um`)."""
-    for market in MARKETS:
+def _own_files(root: Path, *, drafts: bool) -> Iterator[Path]:
+    """Yield cpb's own files of candles below a market home, or else their drafts, including futures (`klines-um`)."""
+    for market, (tree, names) in itertools.product(MARKETS, CANDLES.items()):
         for folder, _, _ in series_folders(root / (tree if market == SPOT else f"{tree}-{market}")):
-            yield folder
-
-
-_ANY_NAME = re.compile("(?P<name>.+)")
-
-
-def own_files(root: Path, tree: str, form: re.Pattern[str] = _ANY_NAME) -> Iterator[Path]:
-    """Yield cpb's own files in a tree of series folders; with `form`, those whose names hold such a name, as drafts."""
-    for folder in _folders(root, tree):
-        for path in sorted(folder.iterdir()):
-            found = form.fullmatch(path.name)
-            if found and TREES[tree].fullmatch(found["name"]) and path.is_file():
-                yield path
+            for path in folder.iterdir():
+                draft = DRAFT.fullmatch(path.name)
+                name = draft["name"] if draft else path.name
+                if bool(draft) == drafts and names.fullmatch(name) and path.is_file():
+                    yield path
 
 
 def is_own(root: Path) -> bool:
     """Whether a market home contains candles of cpb, so that its manifest is cpb's too."""
-    return any(True for tree in ("klines", "offgrid", "provisional") for _ in own_files(root, tree))
+    return any(True for _ in _own_files(root, drafts=False))
 
 
 DIGEST = "cpb.digest"  # metadata key: digest of the candles' values
@@ -220,7 +207,7 @@ def part_paths(home: Path, series: SeriesId) -> list[Path]:
     if not folder.is_dir():
         return []
     names = sorted(entry.name for entry in os.scandir(folder))
-    return [folder / n for n in names if TREES["klines"].fullmatch(n)]
+    return [folder / n for n in names if CANDLES["klines"].fullmatch(n)]
 
 
 def _names(columns: list[str] | None) -> list[str]:
@@ -342,11 +329,8 @@ def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
 
 def sweep(root: Path) -> int:
     """Delete the drafts left by a killed run in a market home; return their number."""
-    trees = ("klines", "offgrid", "provisional")
-    leftovers = [path for tree in trees for path in own_files(root, tree, DRAFT)]
-    leftovers += (
-        path for path in (root / QUARANTINE).rglob(".*") if DRAFT.fullmatch(path.name) and path.is_file()
-    )
+    refused = (root / QUARANTINE).rglob(".*")
+    leftovers = [*_own_files(root, drafts=True), *(p for p in refused if _REFUSED_DRAFT.fullmatch(p.name))]
     for path in leftovers:
         path.unlink(missing_ok=True)
     return len(leftovers)
