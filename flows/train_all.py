@@ -34,7 +34,7 @@ def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Sum
     with tell_outcome("train-all", spec.scope.home) as outcome:
         if spec.repo:
             check_ready(spec.repo)  # early: the token is needed hours later
-        check_replaceable(tree_of(spec.scope.home, "hub", spec.market), spec.market)
+        check_replaceable(tree_of(spec.scope.home, "hub", spec.market))
         spec = read_pairs(spec, say)
         training = run_training(spec, steps, say)
         outcome.failures = training.summary.failures

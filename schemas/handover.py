@@ -382,17 +382,11 @@ class Publication(Record):
 
 
 class Damage(Record):
-    """A damaged file: its path (relative to the home), the reason, and the command that repairs it.
-
-    `repaired`: the file was recreated or downloaded again, or deleted or quarantined so that a later command recreates
-    it. `outcome` describes the repair; "" if nothing was done.
-    """
+    """A damaged file: its path (relative to the home), the reason, and what makes or fetches it again."""
 
     path: str
     reason: str
     command: str
-    repaired: bool = False
-    outcome: str = ""
 
 
 class Score(Record):

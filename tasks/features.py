@@ -4,7 +4,6 @@ from schemas.errors import MemberError
 from schemas.handover import Failure, SeriesRecord
 from schemas.identity import SeriesId
 from schemas.scope import Scope
-from tasks.market.damage import record_damage
 from tasks.running.step import step
 from tasks.signals.feature_files import write_features
 
@@ -16,6 +15,4 @@ def features(scope: Scope, series: SeriesId) -> SeriesRecord | Failure:
     try:
         return write_features(scope.home, series, since=scope.since, as_of=scope.as_of)
     except MemberError as error:
-        if error.code == "damaged":
-            record_damage(scope.home, series)
         return Failure.of(series, "features", error)

@@ -1,59 +1,56 @@
-"""Checks every stored artefact of one or all markets: candles, features, fleets, champions, forecasts and the ledger.
+"""Reads every stored file of one or all markets by its normal reader, and repairs nothing.
 
-Not a step of the DAG: `cpb verify` runs it separately. Each kind has a manifest of its files
-(`tasks.storage.checked_files`); the manifests of candles, forecasts, champions and the published folder are beside the
-code that repairs them, the others here. If damage prevents checking one kind, the other kinds are still checked.
+Not a step of the DAG: `cpb verify` runs it separately. Each kind yields its files with a function that returns the
+fault, and with the command that makes or fetches the file again. If damage prevents checking one kind, the other kinds
+are still checked.
 """
 
-import logging
+import json
+import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from schemas.errors import CpbError, DamagedError
-from schemas.handover import Damage, SeriesRecord, ShardJob, ShardResult
-from schemas.identity import SPOT, SeriesId, is_series_name, market_home, options_of, tree_of
+from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
+from schemas.identity import SPOT, SeriesId, market_home, options_of, stored_series, tree_of
 from schemas.ledger import DailyState, KnownVersions, LedgerSummary
 from schemas.reference import Reference
-from tasks.forecasting.check_months import forecasts
-from tasks.forecasting.daily import DAILY
+from tasks.forecasting import daily, months
+from tasks.forecasting.check_months import check_months
 from tasks.forecasting.drift import Watch
-from tasks.hub.tree import published
-from tasks.market.damage import candles
-from tasks.market.klines import TREES
+from tasks.forecasting.lines import Chain, chain_path
+from tasks.hub.tree import SUMS, tree_faults
+from tasks.judging.inference import verdict
+from tasks.market import klines
+from tasks.market.layout import period_bounds, to_datetime
+from tasks.market.manifest import MANIFEST, Manifest, manifest_damage
 from tasks.promotion import by_backtest
-from tasks.promotion.by_backtest import Submission, Switch
-from tasks.signals.feature_files import write_features
-from tasks.storage.checked_files import (
-    REPAIRED,
-    VERIFY,
-    Asked,
-    Manifest,
-    Mend,
-    Stored,
-    damages,
-    digest_fault,
-    record_fault,
-    record_file,
-    removed,
-    sound_record,
-)
-from tasks.storage.files import check_writable, read_json_or_none
-from tasks.storage.model_folder import (
-    METRICS,
-    PICTURES,
-    REFERENCE,
-    metrics_damage,
-    picture_damage,
-    trained_file_damage,
-)
-from tasks.storage.records import member_subject, parse_record, read_npz, set_aside
-from tasks.tracking.verify import champions_files
-from tasks.training.files import JOB, PROGRESS, RESULT, is_training, shard_folders
+from tasks.signals.feature_files import FEATURE_FILE
+from tasks.storage import model_folder
+from tasks.storage.digests import digest_fault
+from tasks.storage.files import read_json_or_none
+from tasks.storage.model_folder import CONFIG, METRICS, NEEDED, PICTURES, REFERENCE
+from tasks.storage.records import member_subject, parse_record, read_npz
+from tasks.storage.urls import local_path
+from tasks.tracking.artifacts import files_at
+from tasks.tracking.connection import Store
+from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.registry import champions, training_command
+from tasks.training.files import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
 
-log = logging.getLogger("cpb")
+R = TypeVar("R", bound=Record)
+
+Check = tuple[Path, Callable[[], str | None], str]
+"""A file, the function that returns its fault (empty for none), and the command that makes or fetches it again.
+
+A `DamagedError` or an `OSError` of the function is the fault too; FileNotFoundError: the file was removed since it was
+listed. Each file is checked before the next is requested, under any locks held meanwhile.
+"""
 
 
 @dataclass
@@ -70,210 +67,255 @@ class Verification:
     unchecked: list[str] = field(default_factory=list)
 
     @property
-    def remaining(self) -> list[Damage]:
-        """The damage that was not repaired."""
-        return [damage for damage in self.damaged if not damage.repaired]
-
-    @property
     def is_good(self) -> bool:
-        """Whether everything was checked and no damage remains."""
-        return not self.remaining and not self.unchecked
+        """Whether everything was checked and no file is damaged."""
+        return not self.damaged and not self.unchecked
 
 
 def verify_all(
-    home: Path,
-    markets: Sequence[str],
-    *,
-    repair: bool = False,
-    source: str | None = None,
-    seen: Callable[[int], None] = lambda _checked: None,
+    home: Path, markets: Sequence[str], seen: Callable[[int], None] = lambda _checked: None
 ) -> Verification:
-    """Check all artefacts of the markets, and with `repair` fetch or recreate them where possible.
-
-    Args:
-        source: where damaged candles are fetched from; None: Binance Vision (or the simulator).
-        seen: called with the number of files checked so far.
-
-    Raises:
-        UsageError: with `repair`, if the home cannot be written.
-    """
-    if repair:
-        check_writable(home)
+    """Check all files of the markets; `seen` is called with the number of files checked so far."""
     result = Verification()
-
-    def count(_path: Path) -> None:
-        result.checked += 1
-        seen(result.checked)
-
     for market in markets:
-        asked = Asked(home, market, repair, source, result.rows_before)
-        for kind, manifest in KINDS.items():
+        for kind, checks in KINDS.items():
             try:
-                for damage in damages(asked, manifest, count):
+                for check in checks(home, market):
+                    damage = damage_at(home, *check)
+                    result.checked += 1
+                    seen(result.checked)
                     # The futures' candles share the spot manifest: it is reported once.
-                    if damage.path not in {known.path for known in result.damaged}:
+                    if damage and damage.path not in {known.path for known in result.damaged}:
                         result.damaged.append(damage)
             except (CpbError, OSError) as error:
+                if isinstance(error, CpbError) and error.code == "no-store":
+                    continue
                 result.unchecked.append(f"the {kind} of market {market} could not be checked: {error}")
+        if (chain := Chain.read(chain_path(home, market))) and chain.rows_before:
+            result.rows_before[market] = chain.rows_before
     return result
 
 
-def features(asked: Asked) -> Iterator[Stored]:
-    """Yield stored features and their records. They are derived: damaged files are deleted and computed again.
+def damage_at(home: Path, path: Path, fault: Callable[[], str | None], command: str) -> Damage | None:
+    """Return the damage of a file, None if it is intact."""
+    try:
+        reason = fault()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        reason = f"it cannot be read ({error.strerror})"
+    except DamagedError as error:
+        reason = str(error)
+    if not reason:
+        return None
+    place = path.relative_to(home) if path.is_relative_to(home) else path
+    return Damage(path=place.as_posix(), reason=reason, command=command)
+
+
+def candles(home: Path, market: str) -> Iterator[Check]:
+    """Yield the manifest of a market, its months, and its off-grid and provisional candles.
+
+    Raises:
+        BusyError: another process is writing in the market's home.
+    """
+    root = market_home(home, market)
+    path = root / MANIFEST
+    if not path.exists() or not klines.is_own(root):
+        return
+    no_access = not os.access(root, os.W_OK)  # then there are no writers
+    with nullcontext() if no_access else klines.writer_lock(root):
+        # On opening SQLite writes beside the file, which a full disk refuses: after a kill it must.
+        read_only = no_access or not path.with_name(f"{path.name}-wal").exists()
+        broken, stored = manifest_damage(path, read_only), _series(home, "klines", market)
+        yield path, lambda: broken, f"cpb ingest {options_of(stored)}" if stored else "cpb ingest"
+        if broken:
+            return
+        with Manifest(path, read_only) as manifest:
+            for series in (s for s in manifest.series() if s.market == market):
+                parts = manifest.parts(series)
+                for month in sorted({*parts, *(file.stem for file in klines.part_paths(home, series))}):
+                    file = klines.part_path(home, series, month)
+                    yield file, partial(klines.damage_of, file, parts.get(month)), _fetch(series, month)
+                for file in series.folder(home, "offgrid").glob("????-??.parquet"):
+                    yield file, partial(klines.damage_of, file), _fetch(series, file.stem)
+                if (tail := series.folder(home, "provisional") / "tail.parquet").exists():
+                    yield tail, partial(klines.damage_of, tail), f"{klines.ingest_command(series)} --tail"
+
+
+def _series(home: Path, tree: str, market: str) -> list[SeriesId]:
+    return [series for series in stored_series(home, tree) if series.market == market]
+
+
+def _fetch(series: SeriesId, month: str) -> str:
+    end = to_datetime(period_bounds(month)[1])
+    return f"{klines.ingest_command(series)} --since {month} --as-of {end:%Y-%m-%d}"
+
+
+def features(home: Path, market: str) -> Iterator[Check]:
+    """Yield stored features and their records, which the next training computes again.
 
     A feature file without a record is not damage: a run was stopped between the two, and the next run writes both.
     """
-    for folder in (series.folder(asked.home, "features") for series in asked.series("features")):
-        for path in sorted(folder.glob("*.json")):
+    for series in _series(home, "features", market):
+        for path in sorted(series.folder(home, "features").glob("*.json")):
             data = path.with_suffix(".parquet")
-            if TREES["features"].fullmatch(data.name):
-                of = data.relative_to(asked.home).as_posix()
-                record = sound_record(path, SeriesRecord, of)
-                remove = removed("removed; the next run computes it anew", data, path)
-                yield replace(record_file(path, SeriesRecord, of, ""), mend=remove)
-                if record:
-                    again = partial(_compute_again, asked.home, record, remove)
-                    yield Stored(data, record.file_digest, mend=again)
+            if not FEATURE_FILE.fullmatch(data.name):
+                continue
+            of, command = data.relative_to(home).as_posix(), _remove(data, path)
+            yield _record(path, SeriesRecord, of, command)
+            if record := _find(path, SeriesRecord, of):
+                yield data, partial(digest_fault, data, record.file_digest), command
 
 
-def _compute_again(home: Path, record: SeriesRecord, remove: Mend, reason: str) -> str:
-    """Delete a damaged file with its record, and compute it again from the same candles if available."""
-    outcome = remove(reason)
-    first, last = (datetime.fromtimestamp(us / 1e6, UTC) for us in (record.first_us, record.last_us))
-    end = last + timedelta(seconds=record.series.seconds)
-    try:
-        again = write_features(home, record.series, since=first, as_of=end)
-    except CpbError as error:  # its candles are damaged or missing, as reported by their own check
-        log.info("%s cannot be computed now: %s", record.path, error)
-        return outcome
-    return REPAIRED if again.path == record.path else outcome  # the candles or the code have changed
+def _remove(*paths: Path) -> str:
+    """Return the command that deletes files which the next run makes again."""
+    return f"rm -f {shlex.join(map(str, paths))}"
 
 
-def fleets(asked: Asked) -> Iterator[Stored]:
-    """Yield a market's fleets: records, models, and files added by judging; a fleet in training is left out.
+def _record(path: Path, kind: type[Record], of: str, command: str) -> Check:
+    """Return the check of a record with the subject `of`."""
 
-    If a fleet's record or model is damaged, its record is set aside, so that the same command trains it again; damaged
-    scores and pictures are deleted, as the same command recreates them from the models.
-    """
-    aside = "set aside; the command that trained this fleet trains it again"
-    for folder in shard_folders(market_home(asked.home, asked.market)):
-        job = sound_record(folder / JOB, ShardJob, folder.name)
-        result = sound_record(folder / RESULT, ShardResult, folder.name)
-        is_own = job or result or (folder / "worker.log").exists()
-        if not is_own or is_training(folder) or _market_of(folder, job) != asked.market:
+    def fault() -> None:
+        parse_record(path, kind, of=of)
+
+    return path, fault, command
+
+
+def _find(path: Path, kind: type[R], of: str) -> R | None:
+    """Return the record in `path`; None if it is missing, or damaged, which its own check reports."""
+    with suppress(OSError, DamagedError):
+        return parse_record(path, kind, of=of)
+    return None
+
+
+def fleets(home: Path, market: str) -> Iterator[Check]:
+    """Yield a market's fleets: records, models, and files added by judging; a fleet in training is left out."""
+    for folder in shard_folders(market_home(home, market)):
+        job = _find(folder / JOB, ShardJob, folder.name)
+        result = _find(folder / RESULT, ShardResult, folder.name)
+        is_own = job or result or (folder / LOG).exists()
+        of = job.members[0].model.series.market if job else market
+        if not is_own or of != market or is_training(folder):
             continue
-        yield record_file(folder / JOB, ShardJob, folder.name, aside)  # missing records are skipped
-        yield record_file(folder / RESULT, ShardResult, folder.name, aside)
-        command = _command(job) if job else VERIFY
+        command = _train_command(job) if job else _remove(folder / JOB)
+        for name, kind in ((JOB, ShardJob), (RESULT, ShardResult)):
+            yield _record(folder / name, kind, folder.name, command)
         if (progress := folder / PROGRESS).exists():
-            remove = removed("removed; only a training in progress needs it", progress)
-            yield Stored(progress, mend=remove, check=partial(_progress_fault, progress))
+            yield progress, partial(_no_object, progress), _remove(progress)
         for member in result.members if result else ():
             place = folder / "members" / member.name
-            for path, digest in ((place / "model" / name, digest) for name, digest in member.files.items()):
-                again = partial(_train_again, folder, path, command)
-                yield Stored(path, None, command, again, partial(trained_file_damage, path, digest))
-            yield from _judged(place, command)
+            for name, digest in member.files.items():
+                path = place / "model" / name
+                yield path, partial(model_folder.trained_file_damage, path, digest), command
+            judged = (place / "model" / name for name in (METRICS, REFERENCE, *PICTURES))
+            for path in (*place.glob("*.npz"), *(path for path in judged if path.exists())):
+                yield path, partial(_judged_fault, path), command
 
 
-def _progress_fault(path: Path) -> str:
-    return (
-        ""
-        if isinstance(read_json_or_none(path), dict)
-        else "it is not the JSON object that was written there"
-    )
-
-
-def _market_of(folder: Path, job: ShardJob | None) -> str:
-    """Return the market of a fleet, from its job or else its members' folders; spot if unknown."""
-    if job:
-        return job.members[0].model.series.market
-    names = (path.name.split("-fold-")[0] for path in sorted(folder.glob("members/*")))
-    return next((SeriesId.parse(name).market for name in names if is_series_name(name)), SPOT)
-
-
-def _train_again(folder: Path, path: Path, command: str, _reason: str) -> str:
-    """Set the result of a fleet with a damaged model aside, if not done yet."""
-    if (record := folder / RESULT).exists():
-        set_aside(record, f"{path} is damaged, so this shard is trained again")
-    return f"set aside; `{command}` trains it again"
-
-
-def _judged(place: Path, command: str) -> Iterator[Stored]:
-    """Yield the scores and pictures of a member; without a score it is judged again, which rewrites all of them."""
-    scores = sorted(place.glob("score-*.npz"))
-    judged = (place / "model" / name for name in (METRICS, REFERENCE, *PICTURES))
-    for path in [*place.glob("*.npz"), *judged]:
-        if path.is_file():
-            mend = removed(f"removed; `{command}` makes it anew", path, *scores)
-            yield Stored(path, None, command, mend, partial(_judged_fault, path))
+def _no_object(path: Path) -> str:
+    return "" if isinstance(read_json_or_none(path), dict) else "it is not a JSON object"
 
 
 def _judged_fault(path: Path) -> str:
+    """Return the fault of a file that judging wrote to a member's folder."""
+    if path.name in PICTURES:
+        return model_folder.picture_damage(path)
     if path.name == METRICS:
-        return metrics_damage(path.parent)
+        return _scores_fault(read_json_or_none(path), read_json_or_none(path.with_name(CONFIG)))
     if path.name == REFERENCE:
-        return record_fault(path, Reference, member_subject(path))
-    if path.suffix == ".npz":
-        try:
-            read_npz(path)
-        except DamagedError as error:
-            raise DamagedError("its arrays are not those that were written there") from error
+        parse_record(path, Reference, of=member_subject(path))
+    else:
+        read_npz(path)
+    return ""
+
+
+def _scores_fault(found: Any, config: Any) -> str:
+    """Compare scores with those in the model's config; a damaged config is named by its own check."""
+    if not isinstance(config, dict):
         return ""
-    return picture_damage(path)
+    scores = config.get("metrics", {})
+    with suppress(KeyError, TypeError, ValueError):
+        scores = {**scores, "verdict": verdict(scores)}
+    # As text, since NaN is not equal to itself.
+    return "" if json.dumps(found) == json.dumps(scores) else f"its scores are not those in {CONFIG}"
 
 
-def _command(job: ShardJob) -> str:
-    """Return a command that trains these models again, on the candles up to the same time.
+def _train_command(job: ShardJob) -> str:
+    """Return a command that trains these models again, on the same candles.
 
     Options of the first run, such as seeds and source, must be added by the user.
     """
     scope = options_of([member.model.series for member in job.members])
     command = "backtest" if any(member.fold for member in job.members) else "train-all"
+    first = min(member.features.first_us for member in job.members)
     end = max(member.features.last_us + member.model.series.seconds * 1_000_000 for member in job.members)
-    until = datetime.fromtimestamp(end / 1e6, UTC).strftime("%Y-%m-%dT%H:%M")
-    return f"cpb {command} {scope} --architectures {job.architecture} --preset {job.preset} --as-of {until}"
+    since, until = (to_datetime(us).strftime("%Y-%m-%dT%H:%M") for us in (first, end))
+    recipe = f"--architectures {job.architecture} --preset {job.preset}"
+    return f"cpb {command} {scope} {recipe} --since {since} --as-of {until}"
 
 
-def ledger_records(asked: Asked) -> Iterator[Stored]:
-    """Yield the records beside the ledger: evidence of pairs, drift watch, versions, derived figures.
+def champion_files(home: Path, market: str, store: Store | None = None) -> Iterator[Check]:
+    """Yield the files of a market's champions; from a tracking server they are fetched for the check.
+
+    Raises:
+        CpbError: the MLflow store cannot be read, or (code `no-store`) there is none.
+    """
+    store = store or open_store(create=False)
+    for champion in champions(market=market, store=store):
+        place, command = local_path(champion.source) or Path(champion.source), training_command(champion)
+        with files_at(store, champion.source) as folder:
+            digests = dict.fromkeys(NEEDED) | champion.digests | champion.mlflow_files
+            for name, digest in digests.items():
+                yield place / name, partial(digest_fault, folder / name, digest), command
+            if not champion.digests:  # registered by a person
+                yield place / CONFIG, partial(model_folder.damage_of, folder, {}), command
+
+
+def forecasts(home: Path, market: str) -> Iterator[Check]:
+    """Yield a market's chain and its months of forecasts and scores, which no command makes again."""
+    for path, fault in check_months(home, market):
+        yield path, partial(str, fault), months.RESTORE
+
+
+def ledger_records(home: Path, market: str) -> Iterator[Check]:
+    """Yield the records beside the ledger: drift watch, versions, derived figures, switches and submissions.
 
     Without scores no file there is provably cpb's.
     """
-    again, series = "set aside; the next `cpb forecast` makes it again", asked.series("ledger")
-    known = "set aside; versions that forecast again are noted again, the recipes of older ones are lost"
-    ledger = tree_of(asked.home, "ledger", asked.market)
-    if series:
-        yield record_file(ledger / "summary.json", LedgerSummary, asked.market, again)
-        yield record_file(
-            ledger / "watch.json", Watch, asked.market, "set aside; the drift watch begins anew"
-        )
-    for one, folder in ((one, one.folder(asked.home, "ledger")) for one in series):
-        daily = record_file(folder / "daily.json", DailyState, one.name, again)
-        yield replace(daily, check=partial(_daily_fault, daily.path, one))
-        yield record_file(folder / "versions.json", KnownVersions, one.name, known)
-    for path in by_backtest.switch_files(asked.home, asked.market):
-        coins = "set aside; coins that have not followed the switch keep their champions"
-        yield record_file(path, Switch, by_backtest.about_switch(path), coins)
-    for path in by_backtest.register_files(asked.home, asked.market):
-        outcome = "set aside; its recipes still count as submitted"
-        yield record_file(path, Submission, by_backtest.about(path), outcome)
+    ledger, stored = tree_of(home, "ledger", market), _series(home, "ledger", market)
+    if stored:
+        again = f"cpb forecast {options_of(stored)}"
+        yield _record(ledger / "summary.json", LedgerSummary, market, again)
+        yield _record(ledger / "watch.json", Watch, market, again)
+    for series in stored:
+        folder, again = series.folder(home, "ledger"), months.forecast_command(series)
+        yield _record(folder / daily.STATE, DailyState, series.name, again)
+        if state := _find(folder / daily.STATE, DailyState, series.name):
+            yield folder / daily.DAILY, partial(digest_fault, folder / daily.DAILY, state.digest), again
+        yield _record(folder / "versions.json", KnownVersions, series.name, again)
+    for path in by_backtest.switch_files(home, market):
+        yield _record(path, by_backtest.Switch, by_backtest.about_switch(path), months.RESTORE)
+    for path in by_backtest.register_files(home, market):
+        yield _record(path, by_backtest.Submission, by_backtest.about(path), months.RESTORE)
 
 
-def _daily_fault(path: Path, series: SeriesId) -> str:
-    digest = parse_record(path, DailyState, of=series.name).digest
-    beside = digest_fault(path.with_name(DAILY), digest)
-    return beside and f"{DAILY} beside it is not the file that was recorded"
+def published(home: Path, market: str) -> Iterator[Check]:
+    """Yield each file of the published folder: models, card, library, record."""
+    tree = tree_of(home, "hub", market)
+    if not (tree / SUMS).exists() and not any(tree.glob(f"*/*/{CONFIG}")):
+        return  # without list and models it was not written by cpb
+    command = "cpb publish --dry-run" + ("" if market == SPOT else f" --market {market}")
+    for name, fault in tree_faults(tree).items():
+        yield tree / name, partial(str, fault), command
 
 
-KINDS: dict[str, Manifest] = {
+KINDS: dict[str, Callable[..., Iterator[Check]]] = {
     "candles": candles,
     "features": features,
-    # Before the fleets: a champion's files are copied back from its fleet.
-    "champions": champions_files,
+    "champions": champion_files,
     "fleets": fleets,
     "forecasts": forecasts,
     "records of the ledger": ledger_records,
     "published models": published,
 }
-"""The kinds of artefacts, in the order of checking."""
+"""The kinds of files, in the order of checking."""

@@ -1,23 +1,17 @@
 """The check of one kind of stored files, as `cpb verify` runs it, for tests of that kind."""
 
-from tasks.storage.checked_files import Asked, damages
-from tasks.verify import KINDS
+from tasks.verify import KINDS, damage_at
 
 
-def of_kind(kind, **known):
-    """Return a function that checks one kind in a home, and returns what is damaged.
+def of_kind(kind):
+    """Return a function that checks one kind in a home, and returns what is damaged."""
 
-    Args:
-        known: further arguments of the kind's manifest.
-    """
-
-    def check(
-        home, market="spot", *, repair=False, source=None, seen=lambda _path: None, before=None, **more
-    ):
-        asked = Asked(home, market, repair, source)
-        found = list(damages(asked, lambda one: KINDS[kind](one, **known, **more), seen))
-        for rows in asked.rows_before.values() if before else ():
-            before(rows)
+    def check(home, market="spot", seen=lambda _path: None, **more):
+        found = []
+        for path, fault, command in KINDS[kind](home, market, **more):
+            damage = damage_at(home, path, fault, command)
+            seen(path)
+            found += [damage] if damage else []
         return found
 
     return check

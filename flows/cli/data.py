@@ -77,19 +77,12 @@ _ALL = "all"
 
 def verify(
     market: Annotated[str, typer.Option(help="all, spot, um, cm, own or sim")] = _ALL,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="fetch or recreate what can be recreated, and set the rest aside")
-    ] = False,
-    source: Annotated[
-        str | None,
-        typer.Option(help="URL or folder to fetch damaged candles from; default: Binance Vision itself"),
-    ] = None,
     json: Json = False,
 ) -> None:
-    """Check every stored file against its digest: candles, features, fleets, champions, forecasts and scores.
+    """Read every stored file, compared with its digest: candles, features, fleets, champions, forecasts and scores.
 
-    Prints a line per damaged file: its path, the reason, and a command, or the result of --repair. Exit 1 if
-    damage remains, or something could not be checked.
+    Prints a line per damaged file: its path, the reason, and what makes or fetches it again; changes nothing.
+    Exit 1 if a file is damaged, or something could not be checked.
 
     Example: cpb verify --market spot
     """
@@ -101,26 +94,18 @@ def verify(
     quiet_libraries()
     markets = MARKETS if market == _ALL else (market,)
     with shown_progress("verify"):
-        from tasks.storage.checked_files import REPAIRED
         from tasks.verify import verify_all
 
         home = stored_home()
-        result = verify_all(
-            home, markets, repair=repair, source=source, seen=lambda checked: tell("verify", checked, 0, "files")
-        )  # fmt: skip
+        result = verify_all(home, markets, lambda checked: tell("verify", checked, 0, "files"))
     for damage in () if json else result.damaged:
-        show(f"{damage.path}  {damage.reason}  -> {damage.outcome or damage.command}")
+        show(f"{damage.path}  {damage.reason}  -> {damage.command}")
     for sentence in result.unchecked:
         say(sentence)
     for name, rows in result.rows_before.items():
         say(f"{count(rows, 'row')} of forecasts and scores ({name}) were stored before the chain began")
-    done = ""
-    if repair:
-        mended = len(result.damaged) - len(result.remaining)
-        whole = sum(damage.outcome == REPAIRED for damage in result.damaged)
-        done = f": {whole} repaired, {mended - whole} removed or set aside, {len(result.remaining)} left"
     if result.checked or result.damaged:
-        say(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged{done}")
+        say(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged")
     elif result.is_good:
         say(f"nothing {'' if market == _ALL else f'of market {market} '}is stored in {home}")
     code = EXIT_COMPLETE if result.is_good else EXIT_FATAL
@@ -137,7 +122,7 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="delete; without it, only show what would go")] = False,
     json: Json = False,
 ) -> None:
-    """Show, or with --yes delete, old runs, versions, fleets and set-aside files.
+    """Show, or with --yes delete, old runs, versions, fleets and fetched copies of models.
 
     Kept: of each market the last 14 nights; before them what is served or tagged `keep`;
     champions, their predecessors, and runs and versions with the tag `keep`. Nothing is deleted while

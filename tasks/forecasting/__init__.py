@@ -9,7 +9,7 @@ summary           the live record made from the daily sums: small, for page, API
 months            month files of forecasts and scores: append-only, each with its own digest
 chain             the single write path: a batch of many series, and its line in the market's chain
 lines             the chain's format: its lines with their hashes, the canonical form of rows
-check_months      the manifest of a market's forecasts and scores; damaged files are found and set aside
+check_months      damaged months of forecasts and scores, and what does not fit the chain
 drift             whether champions still perform as on their test spans: fine, watch or drifted
 staleness         candles and forecasts that are too old
 """

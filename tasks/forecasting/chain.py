@@ -11,7 +11,7 @@ at any point either both the rows and the line are stored, or neither, and the n
 import hashlib
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -26,9 +26,7 @@ from schemas.identity import SeriesId, market_home
 from tasks.forecasting.lines import (
     ORIGIN,
     BatchKind,
-    Chain,
     Entry,
-    FileRecord,
     Line,
     chain_path,
     last_line,
@@ -39,9 +37,8 @@ from tasks.forecasting.lines import (
 from tasks.forecasting.months import (
     FORECASTS,
     LEDGER,
-    UNREADABLE,
+    RESTORE,
     Tree,
-    consequence,
     files_of_market,
     load,
     log_once,
@@ -51,7 +48,6 @@ from tasks.running.parallel import run_each
 from tasks.storage.digests import file_digest
 from tasks.storage.files import DiskFull, is_disk_full, rename, sync, write_bytes
 from tasks.storage.locks import locked
-from tasks.storage.records import aside_name, set_aside
 
 log = logging.getLogger("cpb")
 
@@ -66,33 +62,17 @@ WRITERS = 8
 
 _TREES: dict[Kind, Tree] = {"forecasts": FORECASTS, "scores": LEDGER}
 
-_NO_ROWS = hashlib.sha256().hexdigest()
-
-_GONE = (
-    "forecasts/chain.jsonl is missing although rows were stored with it: a new chain begins, which records them as "
-    "stored before it; restore the old chain from a backup or from what `cpb publish` wrote, if possible"
-)
-
-_Damaged = list[tuple[SeriesId, Path, str]]
-"""Series, path and reason of files to set aside."""
-
 
 def append(
-    home: Path,
-    market: str,
-    kind: Kind,
-    batch: Mapping[SeriesId, pl.DataFrame],
-    *,
-    lost: Callable[[SeriesId, str], None] | None = None,
+    home: Path, market: str, kind: Kind, batch: Mapping[SeriesId, pl.DataFrame]
 ) -> dict[SeriesId, int | CpbError]:
     """Store the rows of a batch that are not stored yet, and their line; the first row under a key is kept.
 
-    A null `made_at` is set to the current time. An error in one series does not stop the others. A damaged file is
-    set aside first, recorded in its own line, and a new file is started.
+    A null `made_at` is set to the current time. An error in one series does not stop the others: a damaged month stays
+    as it is, and its series fails until the file is restored.
 
     Args:
         batch: rows by series, all of one market.
-        lost: called with a series and a sentence for each of its damaged files that was set aside.
 
     Returns:
         For each series the number of new rows, or the error for which none was stored (code `rows`: they break the
@@ -102,14 +82,10 @@ def append(
         return {}
     tree, found = _TREES[kind], dict[SeriesId, list[Entry] | CpbError]()
     try:
-        with chain_lock(home, market) as chain_was_gone:
+        with chain_lock(home, market):
             now = datetime.now(UTC)
-            if chain_was_gone and lost:
-                lost(next(iter(batch)), _GONE)
             with _drafts(home, market, [series.folder(home, tree.name) for series in batch]):
-                damaged = _Damaged()
-                found |= _stage_all(home, market, tree, batch, now, damaged)
-                _set_damaged_aside(home, market, tree, damaged, lost)
+                found |= _stage_all(home, market, tree, batch, now)
                 _commit(
                     home,
                     market,
@@ -139,68 +115,21 @@ def as_error(series: SeriesId | str, error: BaseException) -> CpbError:
 
 
 @contextmanager
-def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[bool]:
+def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[None]:
     """Hold the write lock of a market's forecasts and scores; an interrupted batch is completed first.
-
-    Yields whether the chain file had been removed: it is missing, but rows were stored with a chain.
 
     Args:
         begin: start a missing chain, with a line for all rows that are already stored.
+
+    Raises:
+        DamagedError: the line of an interrupted batch is damaged.
     """
     path = chain_path(home, market)
-    gone = False
     with locked(path.with_name(".chain.lock")):
         _finish_pending(home, market)
         if begin and not path.exists():
-            gone = begin_chain(home, market)
-        yield gone
-
-
-def quarantine(
-    home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, str]], reason: str
-) -> list[tuple[Path, str]]:
-    """Set month files aside, or note that they are missing, and write a line; the caller holds the lock.
-
-    Scores of lost forecasts are set aside too: a reissued forecast must not match the score of the lost forecast.
-
-    Args:
-        files: series, tree and month, `2024-01`.
-
-    Returns:
-        Each file's path and its new name, empty if the file was missing.
-    """
-    paths: dict[Path, None] = {}
-    for series, tree, month in files:
-        paths[series.folder(home, tree.name) / f"{month}.parquet"] = None
-        for other in tree.companions:
-            scores = series.folder(home, other.name) / f"{month}.parquet"
-            if scores.exists():
-                paths[scores] = None
-    names = [(path, aside_name(path).name if path.exists() else "") for path in paths]
-    entries = [
-        Entry(_place(home, market, path), 0, _NO_ROWS, file_digest(path) if name else "")
-        for path, name in names
-    ]
-    _commit(home, market, "lost", entries, datetime.now(UTC))
-    for path, name in names:
-        if name:
-            log.warning("%s is set aside as %s: %s", path, name, reason)
-    return names
-
-
-def register_rows(home: Path, market: str, files: Sequence[tuple[SeriesId, Tree, pl.DataFrame]]) -> None:
-    """Rewrite files, with a line for the rows at their end that are in no line; the caller holds the lock.
-
-    Args:
-        files: series, tree and all rows of a month.
-    """
-    chain = Chain.read(chain_path(home, market)) or Chain()
-    entries = []
-    for series, tree, rows in files:
-        path = series.folder(home, tree.name) / f"{rows['issued_at'][0]:%Y-%m}.parquet"
-        known = chain.files.get(_place(home, market, path), FileRecord()).rows
-        entries.append(_draft(home, market, path, rows, rows[known:]))
-    _commit(home, market, "before", entries, datetime.now(UTC))
+            _begin_chain(home, market)
+        yield
 
 
 @contextmanager
@@ -245,7 +174,6 @@ def _stage_all(
     tree: Tree,
     batch: Mapping[SeriesId, pl.DataFrame],
     now: datetime,
-    damaged: _Damaged,
 ) -> dict[SeriesId, list[Entry] | CpbError]:
     """Check the rows and write the drafts of all series concurrently: most of the time is spent waiting for the disk.
 
@@ -259,7 +187,7 @@ def _stage_all(
     def stage(series: SeriesId, rows: pl.DataFrame) -> list[Entry] | CpbError:
         try:
             rows = checked[series] if checked else _checked({series: rows}, market, tree, now)[series]
-            return _stage(home, series, tree, rows, damaged)
+            return _stage(home, series, tree, rows)
         except ANY_ERROR as error:
             return as_error(series, error)
 
@@ -267,38 +195,21 @@ def _stage_all(
     return dict(zip(batch, found, strict=True))  # type: ignore[arg-type]
 
 
-def _stage(home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame, damaged: _Damaged) -> list[Entry]:
-    """Write drafts of a series' months with the new rows appended; a damaged month starts empty."""
+def _stage(home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame) -> list[Entry]:
+    """Write drafts of a series' months with the new rows appended; raises `DamagedError` for a damaged month."""
     months = rows.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m"))
     entries: list[Entry] = []
     for (month,), part in months.partition_by("month", as_dict=True).items():
         path = series.folder(home, tree.name) / f"{month}.parquet"
         new, old = part.drop("month").unique(tree.key, keep="first", maintain_order=True), None
-        try:
+        with suppress(FileNotFoundError):
             old = load(home, series, tree, path)
             new = new.join(old, on=list(tree.key), how="anti")
-        except FileNotFoundError:
-            pass
-        except DamagedError as error:
-            if error.code == UNREADABLE:
-                raise
-            damaged.append((series, path, str(error.__cause__ or error)))
         if not new.is_empty():
             entries.append(
                 _draft(home, series.market, path, new if old is None else pl.concat([old, new]), new)
             )
     return entries
-
-
-def _set_damaged_aside(
-    home: Path, market: str, tree: Tree, damaged: _Damaged, lost: Callable[[SeriesId, str], None] | None
-) -> None:
-    for series, path, reason in damaged:
-        (_, aside), *_ = quarantine(home, market, [(series, tree, path.stem)], reason)
-        if lost:
-            place = path.relative_to(home)
-            text = f"{place} was damaged ({reason}) and is set aside as {aside}; {consequence(series, tree)}"
-            lost(series, text)
 
 
 def _draft(home: Path, market: str, path: Path, whole: pl.DataFrame, new: pl.DataFrame) -> Entry:
@@ -317,25 +228,23 @@ def _place(home: Path, market: str, path: Path) -> str:
     return path.relative_to(market_home(home, market)).as_posix()
 
 
-def begin_chain(home: Path, market: str) -> bool:
-    """Start a chain with one line for all stored months; a damaged chain is set aside. The caller holds the lock.
-
-    Returns whether forecasts are among them: they were written with a chain, which has been removed.
-    """
-    with suppress(FileNotFoundError):
-        set_aside(chain_path(home, market), "`cpb verify` found it damaged")
-    entries, gone = [], False
+def _begin_chain(home: Path, market: str) -> None:
+    """Start a chain, with one line for all stored months; the caller holds the lock."""
+    entries = []
     for series, tree, path in files_of_market(home, market):
         try:
             rows = load(home, series, tree, path)
-        except DamagedError as error:  # the next write to it, or `cpb verify --repair`, sets it aside
+        except DamagedError as error:
             log_once(path, f"{error}; it is left out of the chain")
             continue
         if not rows.is_empty():
-            gone |= tree is FORECASTS
             entries.append(Entry(_place(home, market, path), len(rows), rows_digest(rows), file_digest(path)))
+    if entries:
+        log.warning(
+            "%s is missing although rows were stored with it: a new chain records them as stored before it; restore "
+            "the old one from a backup or from what `cpb publish` wrote, if possible", chain_path(home, market),
+        )  # fmt: skip
     _commit(home, market, "before", entries, datetime.now(UTC))
-    return gone
 
 
 def _draft_of(path: Path, sha256: str) -> Path:
@@ -349,7 +258,7 @@ def pending_path(home: Path, market: str) -> Path:
 
 
 def _commit(home: Path, market: str, kind: BatchKind, entries: Sequence[Entry], now: datetime) -> None:
-    """Commit a batch, whose drafts are on disk; of kind `lost`, the files of the entries are set aside instead."""
+    """Commit a batch, whose drafts are on disk."""
     if not entries:
         return
     chain = chain_path(home, market)
@@ -365,6 +274,7 @@ def _finish_pending(home: Path, market: str) -> None:
 
     Raises:
         DiskFull, OSError: it cannot be completed now; the next call tries again.
+        DamagedError: its line is damaged. It is written by rename, so a crash never leaves it partial.
     """
     pending = pending_path(home, market)
     try:
@@ -372,9 +282,10 @@ def _finish_pending(home: Path, market: str) -> None:
     except FileNotFoundError:
         return
     except DamagedError as error:
-        # It is written by rename, so a crash never leaves it partial. `cpb verify` finds rows that are in no line.
-        set_aside(pending, str(error))
-        return
+        raise DamagedError(
+            f"{pending} is damaged: {error}; {RESTORE} with all of forecasts and ledger, or delete it: rows of its "
+            "batch that are in place then have no line in the chain", field=str(pending),
+        ) from error  # fmt: skip
     _put_in_place(home, market, line)
 
 
@@ -398,9 +309,7 @@ def _next_line(chain: Path, kind: BatchKind, entries: Sequence[Entry], now: date
 def _put_in_place(home: Path, market: str, line: Line) -> None:
     """Rename the files, append the line, remove the pending line; can be repeated after a crash at any point."""
     base = market_home(home, market)
-    calls = [
-        partial(_rename, base / entry.file, entry.file_sha256, line.kind == "lost") for entry in line.entries
-    ]
+    calls = [partial(_rename, base / entry.file, entry.file_sha256) for entry in line.entries]
     for error in run_each(calls, WRITERS):
         if error is not None:
             raise error
@@ -408,12 +317,10 @@ def _put_in_place(home: Path, market: str, line: Line) -> None:
     pending_path(home, market).unlink()
 
 
-def _rename(path: Path, sha256: str, is_lost: bool) -> None:
-    """Rename a draft into its place, or a lost file aside, unless that is done."""
-    if not is_lost and (draft := _draft_of(path, sha256)).exists():
+def _rename(path: Path, sha256: str) -> None:
+    """Rename a draft into its place, unless that is done."""
+    if (draft := _draft_of(path, sha256)).exists():
         rename(draft, path)
-    elif is_lost and path.exists() and file_digest(path) == sha256:
-        rename(path, aside_name(path))
 
 
 def _append_line(chain: Path, line: bytes) -> None:

@@ -119,8 +119,7 @@ def _read(folder: Path, series: SeriesId) -> tuple[pl.DataFrame, dict[str, tuple
     try:
         state = read_record(folder / STATE, DailyState, of=series.name)
         data = (folder / DAILY).read_bytes()
-    # not set aside: it can be recomputed from the month files
-    except (FileNotFoundError, DamagedError):
+    except (FileNotFoundError, DamagedError):  # it is recomputed from the month files
         return pl.DataFrame(schema=SCHEMA), {}
     if hashlib.sha256(data).hexdigest() != state.digest:  # a kill between the two writes also causes this
         return pl.DataFrame(schema=SCHEMA), {}

@@ -204,7 +204,7 @@ def alarm_of(known: SeriesWatch) -> Alarm:
 
 
 def read_watch(home: Path, market: str) -> Watch:
-    """Return the record of a market; empty if it is missing or damaged; a damaged file is set aside."""
+    """Return the record of a market; empty if it is missing or damaged."""
     return find_record(_path(home, market), Watch, of=market) or Watch()
 
 

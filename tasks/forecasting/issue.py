@@ -34,9 +34,6 @@ from tasks.storage.model_folder import read_config, read_reference, recipe_of
 LEARNT = "learnt"
 """Code of the failure for an origin inside the candles that a model was trained or selected on."""
 
-LOST = "forecasts-lost"
-"""Code of the failure for a damaged month that was set aside."""
-
 
 class Champion(Protocol):
     """The interface of a registered model that forecasting needs (`tasks.tracking.registry.Champion`)."""
@@ -60,8 +57,7 @@ class Champion(Protocol):
 def issue_forecasts(scope: Scope, champions: Sequence[Champion], provisional: bool = False) -> ForecastBatch:
     """Forecast with the champions; an error in one series becomes its `Failure`, the others are still forecast.
 
-    A series whose older forecasts were damaged is still forecast, with a `Failure` of code `LOST` for the file that was
-    set aside. So is a series without a usable reference (code `reference`); its rows have null reference columns.
+    A series without a usable reference (code `reference`) is still forecast; its rows have null reference columns.
     `provisional` also reads the newest candles that `ingest --tail` fetched.
     """
     rows, failures = _forecasts(scope, champions, provisional)
@@ -120,20 +116,14 @@ def _forecasts(
 def store_batch(
     home: Path, kind: Kind, rows: Mapping[SeriesId, pl.DataFrame]
 ) -> tuple[dict[SeriesId, int], list[Failure]]:
-    """Append rows of any markets; return the number of new rows by stored series, and the failures.
-
-    A damaged month that was set aside is also a failure, of code `LOST`.
-    """
+    """Append rows of any markets; return the number of new rows by stored series, and the failures."""
     step: Step = "forecast" if kind == "forecasts" else "score"
     stored: dict[SeriesId, int] = {}
     failures: list[Failure] = []
 
-    def lost(series: SeriesId, text: str) -> None:
-        failures.append(Failure.of(series, step, CpbError(text, code=LOST)))
-
     for market in dict.fromkeys(series.market for series in rows):
         batch = {series: frame for series, frame in rows.items() if series.market == market}
-        for series, new in append(home, market, kind, batch, lost=lost).items():
+        for series, new in append(home, market, kind, batch).items():
             if isinstance(new, CpbError):
                 failures.append(failure(series, step, new))
             else:

@@ -17,12 +17,13 @@ from schemas.handover import Failure, Score
 from schemas.identity import SeriesId
 from tasks.forecasting import stored_forecasts
 from tasks.forecasting.chain import ANY_ERROR
-from tasks.forecasting.issue import LOST, failure, store_batch
+from tasks.forecasting.issue import failure, store_batch
 from tasks.forecasting.losses import scored_rows
 from tasks.forecasting.months import (
     FORECASTS,
     LEDGER,
     count_rows,
+    load,
     month_files,
     month_of,
     read_month,
@@ -53,8 +54,7 @@ def score_due(
         except ANY_ERROR as error:
             failures.append(failure(s, "score", error))
     stored, more = store_batch(home, "scores", due)
-    # A damaged score file that was set aside is not a failure: its rows are scored again at once.
-    failures += [problem for problem in more if problem.code != LOST]
+    failures += more
     for market in dict.fromkeys(s.market for s in series):
         try:
             if stored_forecasts.series_with_forecasts(home, market):
@@ -107,7 +107,7 @@ def _scores_due(home: Path, series: SeriesId, now: datetime, provisional: bool) 
 
 
 def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
-    """Return key and target time of unscored rows whose candle has closed by `now`."""
+    """Return key and target time of unscored rows whose candle has closed by `now`; raises `DamagedError`."""
     found = [
         pl.DataFrame(schema={**{n: LEDGER_SCHEMA[n] for n in KEY}, "target_time": pl.Datetime("us", "UTC")})
     ]
@@ -116,10 +116,8 @@ def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
         scores = series.folder(home, LEDGER.name) / path.name
         if path.stem > month_of(now) or count_rows(path) == count_rows(scores) >= 0:
             continue
-        rows = read_month(home, series, FORECASTS, path.stem)
-        if rows is None:
-            continue
-        done = read_month(home, series, LEDGER, path.stem)
+        rows = load(home, series, FORECASTS, path)
+        done = load(home, series, LEDGER, scores) if scores.exists() else None
         due = rows.filter(pl.col("target_time") <= now).select(*KEY, "target_time")
         found.append(due if done is None else due.join(done, on=list(KEY), how="anti"))
     return pl.concat(found)

@@ -1,6 +1,6 @@
 """The chain's format: its lines with their hashes, and the canonical form of the rows that they describe.
 
-docs/promotion.md describes both, so that they can be recomputed without cpb. This module writes nothing.
+docs/publishing.md describes both, so that they can be recomputed without cpb. This module writes nothing.
 """
 
 import hashlib
@@ -17,8 +17,8 @@ import polars as pl
 from schemas.errors import DamagedError
 from schemas.identity import tree_of
 
-BatchKind = Literal["forecasts", "scores", "before", "lost"]
-"""Kinds of lines: forecasts stored, scores stored, rows that existed before the chain began, files lost."""
+BatchKind = Literal["forecasts", "scores", "before"]
+"""Kinds of lines: forecasts stored, scores stored, rows that existed before the chain began."""
 
 ORIGIN = "0" * 64
 """`previous` of the first line."""
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     """A line's entry for one file.
 
     `file` is its path below the market's home, `rows` the number of rows appended, `rows_sha256` their digest
-    (`RowDigests`), `file_sha256` that of the whole file afterwards; for a lost file, of its bytes as they were found.
+    (`RowDigests`), `file_sha256` that of the whole file afterwards.
     """
 
     file: str
@@ -148,14 +148,13 @@ class Chain:
     """A chain's record of all files of a market, by their path below the market's home.
 
     `fault` names the invalid line (empty if there is none); `files` then covers the lines before it. `rows_before`:
-    rows that existed before the chain began. `lost`: files that were lost and not stored again.
+    rows that existed before the chain began.
     """
 
     files: dict[str, FileRecord] = field(default_factory=dict)
     lines: int = 0
     rows_before: int = 0
     fault: str = ""
-    lost: set[str] = field(default_factory=set)
 
     @classmethod
     def read(cls, path: Path) -> "Chain | None":
@@ -174,11 +173,6 @@ class Chain:
         """Add the next line."""
         self.lines = line.number
         for entry in line.entries:
-            if line.kind == "lost":
-                self.files.pop(entry.file, None)
-                self.lost.add(entry.file)
-                continue
-            self.lost.discard(entry.file)
             record = self.files.setdefault(entry.file, FileRecord())
             record.slices.append(Slice(line.number, entry.rows, entry.rows_sha256))
             record.file_sha256 = entry.file_sha256

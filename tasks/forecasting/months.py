@@ -1,7 +1,7 @@
 """Month files: `HOME/forecasts/interval=IV/symbol=SYM/YYYY-MM.parquet`, and the same under `ledger`.
 
 Rows are only appended (`chain.append`), by rename; one file per month (with a file per forecast, 40 hourly series would
-make 350,000 files a year). A damaged file is reported and skipped on reading, and set aside on writing.
+make 350,000 files a year). A damaged file is reported and skipped on reading; writing to it fails until it is restored.
 
 Each file holds its own digest, in its metadata: a reader then needs no second file, which a writer would have to
 replace at the same moment. Bytes without a matching digest are never parsed: polars ends the process (SIGABRT, an
@@ -31,7 +31,6 @@ from schemas.forecasts import (
     check_ledger,
 )
 from schemas.identity import SeriesId, stored_series
-from tasks.storage.checked_files import VERIFY
 
 log = logging.getLogger("cpb")
 
@@ -41,11 +40,8 @@ MONTH_FILE = re.compile(r"(forecasts|ledger)(-\w+)?/interval=(\w+)/symbol=(\w+)/
 NO_PARQUET = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError)
 """Errors of polars for bytes that are not a complete parquet file. Some of them cause a Rust panic."""
 
-UNREADABLE = "unreadable"
-"""Code of the error for a file that this user has no permission to read."""
-
-LOSS = "the forecasts in it are lost unless a backup has the file"
-REMEDY = f"restore its folder from a backup, or set it aside with `{VERIFY}`"
+RESTORE = "restore it from a backup"
+"""What to do about a damaged file that no command makes again."""
 
 _KEY, _BLANK = "cpb.sha256", "0" * 64
 _MARK = b"\x18\x0a" + _KEY.encode() + b"\x18\x40"
@@ -58,18 +54,17 @@ class Tree:
     """One kind of month files.
 
     `name` is its folder below the home, `schema` and `check` the contract of its rows, `key` the columns that identify
-    a row. `companions` refer to this tree's rows: if a month is lost, their files of that month are useless.
+    a row.
     """
 
     name: str
     schema: dict[str, Any]
     key: tuple[str, ...]
     check: Callable[[pl.DataFrame], pl.DataFrame]
-    companions: tuple["Tree", ...] = ()
 
 
 LEDGER = Tree("ledger", LEDGER_SCHEMA, KEY, check_ledger)
-FORECASTS = Tree("forecasts", FORECAST_SCHEMA, KEY, check_forecasts, companions=(LEDGER,))
+FORECASTS = Tree("forecasts", FORECAST_SCHEMA, KEY, check_forecasts)
 TREES = (LEDGER, FORECASTS)
 
 
@@ -143,17 +138,16 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
 
     Raises:
         FileNotFoundError: the file is missing.
-        DamagedError: it is not the file written, or (code `UNREADABLE`) it may not be read; the message states the
-            file, the reason and a command.
+        DamagedError: it is not the file written, or may not be read; the message states the file, the reason and what
+            to do.
     """
     try:
         return parse_rows(tree, read_bytes(path))
     except DamagedError as error:
         place = path.relative_to(home)
-        if error.code == UNREADABLE:
-            raise DamagedError(f"{place} {error}; make it readable for this user", code=UNREADABLE) from error
         raise DamagedError(
-            f"{place} is damaged: {error}; {consequence(series, tree, REMEDY)}", field=place.as_posix()
+            f"{place} is damaged: {error}; {RESTORE}: until then {series} stores nothing in that month",
+            field=place.as_posix(),
         ) from error
 
 
@@ -164,17 +158,15 @@ def read_bytes(path: Path) -> bytes:
 
     Raises:
         FileNotFoundError: the file is missing.
-        DamagedError: they do not match, or (code `UNREADABLE`) it may not be read; the message is only the reason.
+        DamagedError: they do not match, or the file may not be read; the message is only the reason.
     """
     try:
         with path.open("rb") as file:
             content, state = file.read(), _state(os.fstat(file.fileno()))
     except FileNotFoundError:
         raise
-    except PermissionError as error:  # its content may be intact: it must not be set aside
-        raise DamagedError(f"cannot be read ({error.strerror})", code=UNREADABLE) from error
     except OSError as error:
-        raise _no_rows(error) from error
+        raise DamagedError(f"it cannot be read ({error.strerror})") from error
     if _checked.get(path) != state:
         at = _digest_at(content)
         if at < 0 or content[at : at + 64] != _own_digest(path, content, at):
@@ -245,11 +237,6 @@ def parse_rows(tree: Tree, content: bytes) -> pl.DataFrame:
 def _no_rows(error: BaseException) -> DamagedError:
     text = (str(error).splitlines() or [type(error).__name__])[0][:80]
     return DamagedError(f"no rows can be read from it ({text})")
-
-
-def consequence(series: SeriesId, tree: Tree, of_forecasts: str = LOSS) -> str:
-    """Return how the loss of a month file is repaired: a command for scores, the given sentence for forecasts."""
-    return f"`{forecast_command(series)}` scores its rows again" if tree is LEDGER else of_forecasts
 
 
 def forecast_command(series: SeriesId) -> str:

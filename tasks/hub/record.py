@@ -19,7 +19,7 @@ from schemas.identity import market_home
 from tasks.forecasting.chain import chain_lock
 from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
 from tasks.forecasting.months import MONTH_FILE, files_of_market, load, owner_of
-from tasks.storage.checked_files import digest_fault
+from tasks.storage.digests import digest_fault
 from tasks.storage.files import write_bytes
 
 CHAIN, VERIFIER = "chain.jsonl", "verify.py"
@@ -59,12 +59,17 @@ def write_record(
             shutil.copyfile(old / place, target / place)
 
     stored = chain_path(home, market)
-    with chain_lock(home, market):  # completes a pending batch; rows that are appended later have later lines
-        write_bytes(target / CHAIN, stored.read_bytes())
-    chain, before = (Chain.read(folder / CHAIN) or Chain() for folder in (target, old))
-    if chain.fault:
-        report(Failure.of(None, "publish", f"{stored} is damaged ({chain.fault}): see `cpb verify`"))
-        (target / CHAIN).unlink()
+    try:
+        with chain_lock(
+            home, market
+        ):  # completes a pending batch; rows that are appended later have later lines
+            write_bytes(target / CHAIN, stored.read_bytes())
+        chain, before = (Chain.read(folder / CHAIN) or Chain() for folder in (target, old))
+        if chain.fault:
+            raise DamagedError(f"{stored} is damaged ({chain.fault}): see `cpb verify`")
+    except DamagedError as error:
+        report(Failure.of(None, "publish", str(error)))
+        (target / CHAIN).unlink(missing_ok=True)
         for place in filter(is_record_file, sums):
             keep(place)
         return

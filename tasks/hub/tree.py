@@ -5,25 +5,21 @@ that users can install the version with which the models were made, by a URL wit
 scores is that of `tasks.hub.record`.
 """
 
-import itertools
 import logging
 import re
-import shlex
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Failure
-from schemas.identity import SPOT, is_series_name, tree_of
-from tasks.hub.card import is_card, model_card
+from schemas.identity import is_series_name
+from tasks.hub.card import model_card
 from tasks.hub.record import CHAIN, is_record_file, write_record
-from tasks.storage.checked_files import REPAIRED, Asked, Stored, checked, digest_fault
-from tasks.storage.digests import file_digest
+from tasks.storage.digests import digest_fault, file_digest
 from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import (
-    CONFIG,
     FILES,
     METRICS,
     PICTURES,
@@ -32,7 +28,7 @@ from tasks.storage.model_folder import (
     write_published_config,
 )
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.registry import Champion, champions
+from tasks.tracking.registry import Champion
 
 CARD = "README.md"
 WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")
@@ -73,7 +69,7 @@ def build_tree(
         )
     for champion in champions:
         champion.check()
-    check_replaceable(folder, market := champions[0].series.market)
+    check_replaceable(folder)
     ordered = sorted(champions, key=lambda c: (c.series.timeframe, c.series.symbol, c.series.market))
     with new_folder(folder) as draft:
         for champion in ordered:
@@ -84,7 +80,7 @@ def build_tree(
         with suppress(OSError, DamagedError):
             sums = read_sums(folder)
         if home:
-            write_record(home, market, draft, folder, sums, report)
+            write_record(home, champions[0].series.market, draft, folder, sums, report)
         card = model_card(ordered, repo or "USER/NAME", wheel, record=(draft / CHAIN).is_file())
         (draft / CARD).write_text(card, encoding="utf-8")
         # The sha256 of every file, so that the folder can be checked with `sha256sum -c`.
@@ -130,75 +126,33 @@ def _copy_model(champion: Champion, target: Path) -> None:
         shutil.copyfile(source, target / name)
 
 
-def check_replaceable(folder: Path, market: str) -> None:
-    """Raise `CpbError` if the folder contains anything but a tree written by cpb."""
+def check_replaceable(folder: Path) -> None:
+    """Raise `CpbError` if the folder contains anything but a tree written by cpb, intact or damaged."""
     if not folder.exists() and not folder.is_symlink():
         return
-    foreign = _first_other_file(folder) if folder.is_dir() else folder
+    there = sorted(folder.rglob("*")) if folder.is_dir() else [folder]
+    foreign = next((p for p in there if p.is_symlink() or not (p.is_dir() or _is_tree_file(folder, p))), None)
     if foreign is not None:
         raise CpbError(
-            f"{folder} is to be replaced by the models to publish, but {foreign} is damaged or was not written by cpb; "
-            f"move it away with `mv {shlex.quote(str(folder))} {shlex.quote(str(_free_name(folder)))}` and run "
-            f"`cpb publish --dry-run --market {market}`, or set CPB_HOME to another folder",
+            f"{folder} is to be replaced by the models to publish, but {foreign} was not written by cpb: move it "
+            "elsewhere, or set CPB_HOME to another folder",
             code="foreign-folder", field=str(folder),
         )  # fmt: skip
 
 
-def _free_name(folder: Path) -> Path:
-    """Return the first of `hub.old-1`, `hub.old-2`, … that does not exist."""
-    names = (folder.with_name(f"{folder.name}.old-{number}") for number in itertools.count(1))
-    return next(name for name in names if not name.exists() and not name.is_symlink())
-
-
-def _first_other_file(folder: Path) -> Path | None:
-    """Return the first file of a folder that does not belong to a published tree, or None."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (path.is_dir() or _is_tree_file(folder, path)):
-            return path
-    return None
-
-
 def _is_tree_file(folder: Path, path: Path) -> bool:
     place = path.relative_to(folder)
-    if is_record_file(place.as_posix()):
-        return True
     match place.parts:
-        case [name] if WHEEL.fullmatch(name) or name == SUMS:
+        case [name] if name == CARD:  # a person's own README.md has no list beside it
+            return (folder / SUMS).is_file()
+        case [name] if name == SUMS or WHEEL.fullmatch(name):
             return True
-        case [name]:
-            return name == CARD and is_card(path.read_text(encoding="utf-8", errors="replace"))
-        case [label, timeframe, name]:
-            return name in FILES and is_series_name(f"{label}-{timeframe}")
-    return False
+        case [label, timeframe, name] if name in FILES:
+            return is_series_name(f"{label}-{timeframe}")
+    return is_record_file(place.as_posix())
 
 
-def published(asked: Asked) -> Iterator[Stored]:
-    """Yield each file of the published folder: models, card, library.
-
-    The folder is a copy of the champions, from which a repair rebuilds it, unless any of them is damaged or missing,
-    since the published files may then be the last copy.
-    """
-    tree = tree_of(asked.home, "hub", asked.market)
-    if not (tree / SUMS).exists() and not any(tree.glob(f"*/*/{CONFIG}")):
-        return  # without list and models it was not written by cpb
-    faults = _faults(tree)
-    again = asked.repair and any(faults.values()) and _build_again(asked, tree)
-    command = "cpb publish --dry-run" + ("" if asked.market == SPOT else f" --market {asked.market}")
-    for name, reason in faults.items():
-        done = REPAIRED if (tree / name).is_file() else "removed; it belongs to no champion"
-        yield checked(tree / name, reason, command, done if again else "")
-
-
-def _build_again(asked: Asked, tree: Path) -> bool:
-    try:
-        build_tree(champions(market=asked.market), tree, home=asked.home)
-    except CpbError as error:
-        log.warning("%s was not rebuilt: %s", tree, error)
-        return False
-    return True
-
-
-def _faults(tree: Path) -> dict[str, str]:
+def tree_faults(tree: Path) -> dict[str, str]:
     """Return the fault of each file of a tree, "" for none."""
     try:
         sums = read_sums(tree)

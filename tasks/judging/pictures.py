@@ -16,9 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from cpbmodels.data.series import Prediction, Series
 from tasks.judging.classes import NAMES as CLASSES
 from tasks.judging.scores import BANDS, LEVELS, MEDIAN
-from tasks.storage.files import write_bytes
-from tasks.storage.model_folder import PICTURE_SUBJECT
-from tasks.storage.records import member_subject
+from tasks.storage.model_folder import write_picture
 
 BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
 
@@ -45,10 +43,9 @@ def confusion_png(path: Path, metrics: dict[str, float]) -> None:
 
 
 def _write(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG with its subject as metadata, so that swapped pictures are detected (`picture_damage`)."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", metadata={PICTURE_SUBJECT: member_subject(path), "Software": None})
-    write_bytes(path, buffer.getbuffer())
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    write_picture(path, buffer.getvalue())
 
 
 def loss_figure(history: Sequence[dict[str, Any]]) -> Figure:

@@ -30,6 +30,7 @@ from tasks.market.run import (
     Run,
     batches,
     calendars,
+    check_stored,
     holdings_of,
     open_manifest,
     store_all,
@@ -38,7 +39,6 @@ from tasks.market.run import (
 )
 from tasks.market.sources import Catalogue, Source, open_source
 from tasks.market.tables import TableSource, refuse_other_tables
-from tasks.market.writer import set_part_aside
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
 from tasks.storage.home import check_home, mark_home
@@ -80,6 +80,7 @@ def ingest(
         threads = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         probes = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
+        run.checks_stored = not tail and not plan  # an hourly run must not read the whole store
         if isinstance(source, TableSource):
             refuse_other_tables(source, scope, manifest)
         steps = _as_stored if scope.offline else _plan_only if plan else partial(_bring_up_to_date, tail=tail)
@@ -225,6 +226,8 @@ def _compare(run: Run, plan: Plan) -> Plan:
     """Compare the source's listing with the manifest (in the thread that owns the manifest)."""
     if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in run.plans.values()):
         raise _unreachable(run.source, plan.fault)
+    if run.checks_stored:
+        check_stored(run, plan.series)
     known, parts = run.manifest.files(plan.series), run.manifest.parts(plan.series)
     plan.fetch = to_fetch(run.home, plan.wanted, known, parts)
     run.plans[plan.series] = plan
@@ -241,17 +244,15 @@ def _describe_all(run: Run) -> list[SeriesReport]:
 
 
 def _describe(run: Run, series: SeriesId, calendar: OutageCalendar) -> SeriesReport:
-    """Describe a series; parts found damaged are set aside, and the description is repeated without them."""
+    """Describe a series; months found damaged are fetched by the next run, and the description is repeated without."""
     while True:
         try:
             return describe(run.home, holdings_of(run, series), calendar, _failure_reason(run, series))
         except MemberError as error:
             if error.code != "damaged":
                 raise
-            note = set_part_aside(
-                run.home, run.manifest, series, Path(error.field).stem, "found while reading it"
-            )
-            run.notes.append(note)
+            run.manifest.forget(series, Path(error.field).stem, "found damaged while reading it")
+            run.notes.append(f"{error}")
 
 
 def _failure_reason(run: Run, series: SeriesId) -> str:

@@ -11,6 +11,7 @@ ever moved or deleted.
 
 import hashlib
 import io
+import itertools
 import logging
 import os
 import re
@@ -30,70 +31,29 @@ from tasks.market.layout import Grid, grid_of, month_of, period_bounds, to_us
 from tasks.market.manifest import Part
 from tasks.storage.files import DRAFT, write_bytes
 from tasks.storage.locks import acquire, open_lock
-from tasks.storage.records import SET_ASIDE
 
-_MONTH_FILE = r"[0-9]{4}-[0-9]{2}\.parquet"
-TREES = {
-    "klines": re.compile(_MONTH_FILE),
-    "offgrid": re.compile(_MONTH_FILE),
-    "provisional": re.compile(r"tail\.parquet"),
-    "features": re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.parquet"),
-    "forecasts": re.compile(rf"{_MONTH_FILE}|\.lock"),
-    "ledger": re.compile(rf"{_MONTH_FILE}|\.lock"),
-}
-"""Trees of series folders, with the names of cpb's files in them."""
-
-RECORDS = re.compile(r"index\.json|[0-9a-f]{16}-[0-9a-f]{8}\.json")
-"""Names of the records beside those files: digests of a series' months, and of feature files."""
+_MONTH_FILE = re.compile(r"[0-9]{4}-[0-9]{2}\.parquet")
+CANDLES = {"klines": _MONTH_FILE, "offgrid": _MONTH_FILE, "provisional": re.compile(r"tail\.parquet")}
+"""Trees of series folders with candles, and the names of cpb's files in them."""
 
 QUARANTINE = "quarantine"
-_REFUSED = re.compile(r"(?P<series>\w+-\w+-)?[0-9]{4}-[0-9]{2}(-[0-9]{2})?\.(zip|json)(\.reason\.txt)?")
+_REFUSED_DRAFT = re.compile(r"\.[\w-]+\.(zip|json)(\.reason\.txt)?\.[0-9a-f]{12}")
 
 
-def _folders(root: Path, tree: str) -> Iterator[Path]:
-    """Yield the series folders of a tree, including futures (`klines-um`)."""
-    for market in MARKETS:
+def _own_files(root: Path, *, drafts: bool) -> Iterator[Path]:
+    """Yield cpb's own files of candles below a market home, or else their drafts, including futures (`klines-um`)."""
+    for market, (tree, names) in itertools.product(MARKETS, CANDLES.items()):
         for folder, _, _ in series_folders(root / (tree if market == SPOT else f"{tree}-{market}")):
-            yield folder
-
-
-_ANY_NAME = re.compile("(?P<name>.+)")
-
-
-def own_files(root: Path, tree: str, form: re.Pattern[str] = _ANY_NAME) -> Iterator[Path]:
-    """Yield cpb's own files in a tree of series folders; with `form`, those whose names hold such a name, as drafts."""
-    for folder in _folders(root, tree):
-        for path in sorted(folder.iterdir()):
-            found = form.fullmatch(path.name)
-            if found and TREES[tree].fullmatch(found["name"]) and path.is_file():
-                yield path
+            for path in folder.iterdir():
+                draft = DRAFT.fullmatch(path.name)
+                name = draft["name"] if draft else path.name
+                if bool(draft) == drafts and names.fullmatch(name) and path.is_file():
+                    yield path
 
 
 def is_own(root: Path) -> bool:
     """Whether a market home contains candles of cpb, so that its manifest is cpb's too."""
-    return any(True for tree in ("klines", "offgrid", "provisional") for _ in own_files(root, tree))
-
-
-def set_aside_files(root: Path) -> Iterator[Path]:
-    """Yield cpb's own files in trees of series folders that were set aside as damaged."""
-    for tree, names in TREES.items():
-        for folder in _folders(root, tree):
-            for path in sorted(folder.iterdir()):
-                found = SET_ASIDE.fullmatch(path.name)
-                own = found and (names.fullmatch(found["name"]) or RECORDS.fullmatch(found["name"]))
-                if own and path.is_file() and not path.is_symlink():
-                    yield path
-
-
-def _refused_drafts(root: Path) -> Iterator[Path]:
-    """Yield the drafts of a killed run in the quarantine: `…/klines/SYMBOL/INTERVAL/` and `rest/SYMBOL/INTERVAL/`."""
-    folder = root / QUARANTINE
-    for path in (*folder.glob("*/**/klines/*/*/*"), *folder.glob("rest/*/*/*")):
-        draft = DRAFT.fullmatch(path.name)
-        refused = draft and _REFUSED.fullmatch(draft["name"])
-        series = "-".join(path.parts[-3:-1]) + "-"
-        if refused and refused["series"] in (None, series) and path.is_file():
-            yield path
+    return any(True for _ in _own_files(root, drafts=False))
 
 
 DIGEST = "cpb.digest"  # metadata key: digest of the candles' values
@@ -191,29 +151,32 @@ def _first_damaged(series: SeriesId, parts: list[Path], otherwise: tuple[Path, s
 def damaged(series: SeriesId, path: Path, reason: str) -> MemberError:
     """Return the error for a part that cannot be used."""
     return MemberError(
-        f"{series}: {path} is damaged ({reason}); fetch it again with `cpb verify --repair`",
+        f"{series}: {path} is damaged ({reason}); `{ingest_command(series)}` fetches it again",
         code="damaged", field=str(path),
     )  # fmt: skip
 
 
-def damage_of(path: Path) -> str:
-    """Return the damage of a stored file, or "": its candles are compared with its own digest.
+def damage_of(path: Path, part: Part | None = None) -> str:
+    """Return the damage of a stored file, or "": its candles are compared with its own digest, and with the manifest's.
 
-    A file written by another program has no digest. The manifest is not used: a killed run may have written a part that
-    is not recorded yet.
+    A file written by another program has no digest. The manifest may lack a part that a killed run has written.
     """
     try:
         content = path.read_bytes()
         metadata = pl.read_parquet_metadata(io.BytesIO(content))
         rows = pl.read_parquet(io.BytesIO(content), columns=list(KLINES))
-        intact = DIGEST not in metadata or digest_of(rows) == metadata[DIGEST]
+        digest = digest_of(rows)
     except FileNotFoundError:
         return "it is missing"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
     except (*READ_ERRORS, ValueError, TypeError) as error:
         return f"it is not a parquet file of candles: {(str(error).splitlines() or [''])[0][:80]}"
-    return _foreign(path, metadata) if intact else "its candles are not those that were written"
+    if metadata.get(DIGEST, digest) != digest:
+        return "its candles are not those that were written"
+    if part and metadata.get(DIGEST) != part.digest:
+        return "its candles differ from those on record"
+    return _foreign(path, metadata)
 
 
 def _subject(path: Path) -> str:
@@ -244,7 +207,7 @@ def part_paths(home: Path, series: SeriesId) -> list[Path]:
     if not folder.is_dir():
         return []
     names = sorted(entry.name for entry in os.scandir(folder))
-    return [folder / n for n in names if TREES["klines"].fullmatch(n)]
+    return [folder / n for n in names if CANDLES["klines"].fullmatch(n)]
 
 
 def _names(columns: list[str] | None) -> list[str]:
@@ -366,8 +329,8 @@ def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
 
 def sweep(root: Path) -> int:
     """Delete the drafts left by a killed run in a market home; return their number."""
-    trees = ("klines", "offgrid", "provisional")
-    leftovers = [*(path for tree in trees for path in own_files(root, tree, DRAFT)), *_refused_drafts(root)]
+    refused = (root / QUARANTINE).rglob(".*")
+    leftovers = [*_own_files(root, drafts=True), *(p for p in refused if _REFUSED_DRAFT.fullmatch(p.name))]
     for path in leftovers:
         path.unlink(missing_ok=True)
     return len(leftovers)

@@ -14,7 +14,6 @@ from pathlib import Path
 from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from tasks.market.layout import period_bounds
-from tasks.storage.records import set_aside
 
 MANIFEST = "manifest.db"
 VERSION = 2  # of the tables below: increase it with every change
@@ -197,11 +196,10 @@ class Manifest:
                 overlapping = f"DELETE FROM searched WHERE {_SERIES} AND start<? AND until>?"
                 self._db.execute(overlapping, (*name, until, start))
 
-    def fail_files(self, series: SeriesId, month: str, reason: str, part_is_gone: bool = False) -> None:
-        """Mark the files of a month as failed, so that the next run fetches them."""
+    def forget(self, series: SeriesId, month: str, reason: str) -> None:
+        """Remove a damaged month and mark its files as failed, so that the next run fetches them."""
         with self._transaction():
-            if part_is_gone:
-                self._db.execute(f"DELETE FROM parts WHERE {_SERIES} AND month=?", (*_name(series), month))
+            self._db.execute(f"DELETE FROM parts WHERE {_SERIES} AND month=?", (*_name(series), month))
             failed = [
                 replace(record, status="failed", reason=reason)
                 for period, record in self.files(series).items()
@@ -255,13 +253,6 @@ def manifest_damage(path: Path, read_only: bool = False) -> str:
         if error.code != "damaged":
             raise
         return str(error.__cause__ or error)
-
-
-def set_manifest_aside(path: Path, reason: str) -> None:
-    """Set a damaged manifest aside and delete its WAL; the caller is the only writer. Its files are fetched again."""
-    set_aside(path, f"{reason}; every file of its series is fetched again")
-    for ending in ("-wal", "-shm"):
-        path.with_name(path.name + ending).unlink(missing_ok=True)
 
 
 def is_corrupt(error: BaseException) -> bool:

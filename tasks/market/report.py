@@ -178,7 +178,7 @@ _RARE = {
     "offgrid": "candles that do not begin on the timeframe's grid; stored separately",
     "odd": "candles with an odd close time",
     "unverified": "files without a published CHECKSUM",
-    "quarantined": "files that failed their checks and are set aside; `cpb verify` names them",
+    "quarantined": "files that failed their checks; `HOME/quarantine` has them and the reasons",
 }
 """Columns shown only if any value is not 0, with their meaning."""
 

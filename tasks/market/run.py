@@ -5,6 +5,7 @@ within a fixed memory budget: memory does not grow with the number of files. Ser
 calling thread; during a check, the previous series' months are written.
 """
 
+import logging
 import os
 import sqlite3
 import time
@@ -20,7 +21,7 @@ from schemas.identity import SeriesId
 from schemas.scope import Scope
 from tasks.market.faults import SourceFault
 from tasks.market.holes import Holdings, OutageCalendar
-from tasks.market.klines import part_path
+from tasks.market.klines import damage_of, is_own, part_path
 from tasks.market.layout import (
     DAY,
     SourceFile,
@@ -38,15 +39,16 @@ from tasks.market.manifest import (
     Part,
     is_corrupt,
     manifest_damage,
-    set_manifest_aside,
     unusable,
 )
 from tasks.market.parser import Fetched, fetch_one
 from tasks.market.sources import Catalogue, Source
-from tasks.market.writer import WRITERS, Writing, start_batch
+from tasks.market.writer import WRITERS, Writing, forget_damaged, start_batch
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
 from tasks.storage.files import DiskFull, is_disk_full
+
+log = logging.getLogger("cpb")
 
 SEARCH_AGAIN = 7 * DAY  # missing candles are searched again after a week: files are published late
 
@@ -79,6 +81,7 @@ class Run:
     manifest: Manifest
     pool: ThreadPoolExecutor
     now: int
+    checks_stored: bool = False
     plans: dict[SeriesId, Plan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     fetched_files: int = 0
@@ -107,7 +110,7 @@ class Run:
 
 @contextmanager
 def open_manifest(root: Path, plan: bool) -> Iterator[Manifest]:
-    """Open the manifest of a market home; a damaged manifest is replaced; a plan creates no files."""
+    """Open the manifest of a market home; a damaged one is deleted and begun anew; a plan creates no files."""
     path = root / MANIFEST
     try:
         with _manifest(path, plan) as opened:
@@ -128,7 +131,13 @@ def _manifest(path: Path, plan: bool) -> Manifest:
     if plan and not path.exists():
         return Manifest(Path(":memory:"))
     if not plan and path.exists() and (reason := manifest_damage(path)):
-        set_manifest_aside(path, reason)
+        if not is_own(path.parent):
+            raise unusable(path, CpbError(reason))
+        log.warning(
+            "%s is damaged (%s) and begun anew: every file of its series is fetched again", path, reason
+        )
+        for ending in ("", "-wal", "-shm"):  # the caller is the only writer
+            path.with_name(path.name + ending).unlink(missing_ok=True)
     return Manifest(path, read_only=plan and not os.access(path.parent, os.W_OK))
 
 
@@ -216,6 +225,16 @@ def _part_lost(home: Path, file: SourceFile, known: dict[str, FileRecord], parts
     month = file.period[:7]
     path = part_path(home, file.series, month)
     return month not in parts or not path.is_file() or path.stat().st_size != parts[month].bytes
+
+
+def check_stored(run: Run, series: SeriesId) -> None:
+    """Compare a series' months of the time range with the manifest; damaged ones are to be fetched."""
+    for path in series.folder(run.home, "offgrid").glob("????-??.parquet"):
+        if damage_of(path):
+            path.unlink()
+            run.manifest.forget(series, path.stem, "its off-grid candles were damaged")
+    within = set(months(run.start, run.end))
+    run.notes += forget_damaged(run.home, run.manifest, series, within)
 
 
 Batch = tuple[SeriesId, list[SourceFile]]

@@ -1,6 +1,7 @@
 """From downloaded files to parts of the store: parse, check, quarantine, merge, write, record in the manifest."""
 
 import time
+from collections.abc import Collection
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ import polars as pl
 from schemas.frames import KLINES
 from schemas.identity import SeriesId, market_home
 from tasks.market.checks import Checked, check, validate_klines
-from tasks.market.faults import BadFile, SourceFault
+from tasks.market.faults import BadFile
 from tasks.market.klines import (
     QUARANTINE,
     damage_of,
@@ -25,7 +26,6 @@ from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
 from tasks.market.parser import Block, Fetched, read, trim
 from tasks.running.parallel import thread_pool
 from tasks.storage.files import sync, write_bytes
-from tasks.storage.records import set_aside
 
 WRITERS = 2  # threads: while one waits for the disk, another compresses
 
@@ -107,58 +107,29 @@ def start_batch(
     checked, more = check(series, blocks, frame, kept)
     for index, fault in {**more, **faults}.items():
         arrived[index].fault = fault
+    notes = forget_damaged(home, manifest, series, {i.file.period[:7] for i in arrived if not i.fault})
     known = manifest.files(series)
     fill = status == "repaired"
-    notes = _drop_months_with_damaged_parts(home, manifest, series, arrived, known, fill)
     good = {i: f for i, f in enumerate(arrived) if not f.fault}
     for index, item in good.items():  # free the memory: only quarantined files are needed as bytes
         item.csv = item.payload = blocks[index].body = b""
-    parts = _write_months(home, series, checked.rows, list(good.values()), writers, fill)
+    stored_months = manifest.parts(series).keys()
+    parts = _write_months(home, series, stored_months, checked.rows, list(good.values()), writers, fill)
     return Writing(home, manifest, series, batch, status, known, checked, good, blocks, parts, notes)
 
 
-def _drop_months_with_damaged_parts(
-    home: Path,
-    manifest: Manifest,
-    series: SeriesId,
-    arrived: list[Fetched],
-    known: dict[str, FileRecord],
-    fill: bool,
-) -> list[str]:
-    """Set aside damaged parts that new candles would join; return a sentence for each part.
+def forget_damaged(home: Path, manifest: Manifest, series: SeriesId, months: Collection[str]) -> list[str]:
+    """Mark the files of damaged months as to be fetched; return a sentence for each such month.
 
-    Unless this batch replaces the whole month, its files are marked as failed: the next run fetches the month.
+    A damaged month stays, and is refused, until new candles replace it: no step goes on with a hole.
     """
     notes = []
-    months: dict[str, list[Fetched]] = {}
-    for item in arrived:
-        if not item.fault:
-            months.setdefault(item.file.period[:7], []).append(item)
-    for month, items in months.items():
+    for month, part in manifest.parts(series).items():
         path = part_path(home, series, month)
-        if not path.is_file() or not (reason := damage_of(path)):
-            continue
-        notes.append(set_part_aside(home, manifest, series, month, reason))
-        whole = not fill and {i.file.period for i in items}.issuperset(p for p in known if p[:7] == month)
-        if not whole:  # candles of other files are lost with the part
-            for item in items:
-                item.fault = SourceFault("the next run fetches the whole month")
+        if month in months and path.is_file() and (reason := damage_of(path, part)):
+            manifest.forget(series, month, f"stored month was damaged: {reason}")
+            notes.append(f"{series} {month}: the stored month was damaged ({reason}) and is fetched anew")
     return notes
-
-
-SET_ASIDE_PART = "stored part was damaged"
-"""Start of the manifest's reason for the files of a month that was set aside and is to be fetched again."""
-
-
-def set_part_aside(home: Path, manifest: Manifest, series: SeriesId, month: str, reason: str) -> str:
-    """Rename a damaged part, so that the next ingest fetches its files again; return a sentence about it."""
-    path = part_path(home, series, month)
-    aside = set_aside(path, reason) if path.exists() else None
-    manifest.fail_files(series, month, f"{SET_ASIDE_PART}: {reason}", part_is_gone=True)
-    where = f" and set aside as {aside.name}" if aside else ""
-    return (
-        f"{series} {month}: stored part was damaged ({reason}){where}; the next `cpb ingest` fetches it again"
-    )
 
 
 def trim_all(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:
@@ -181,9 +152,15 @@ def with_stored_columns(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _write_months(
-    home: Path, series: SeriesId, rows: pl.DataFrame, good: list[Fetched], writers: Executor, fill: bool
+    home: Path,
+    series: SeriesId,
+    stored: Collection[str],
+    rows: pl.DataFrame,
+    good: list[Fetched],
+    writers: Executor,
+    fill: bool,
 ) -> "list[Future[Part | None]]":
-    """Start writing each month in the batch; candles of files that are not in the batch are kept.
+    """Start writing each month in the batch; in a month that is stored, candles of files not in the batch are kept.
 
     With `fill` the new candles are added to the old candles and win where both exist: a daily file that lacks a candle
     does not remove it.
@@ -196,7 +173,8 @@ def _write_months(
 
     def write(month: str) -> Part | None:
         spans = [] if fill else [i.file.covered for i in replaced[month]]
-        part = merge(read_part(home, series, month), fresh.get(month, clean.clear()), spans)
+        old = read_part(home, series, month) if month in stored else clean.clear()
+        part = merge(old, fresh.get(month, clean.clear()), spans)
         files = (f"{i.file.key.rsplit('/', 1)[-1]}={i.sha256}" for i in replaced[month])
         return write_part(home, series, month, part, {"cpb.files": " ".join(files)}) if part.height else None
 

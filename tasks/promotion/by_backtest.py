@@ -7,7 +7,7 @@ that passes leaves a `Switch` in `HOME/ledger/switches`; coins follow it in the 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from tasks.judging.paired import corrected, daily_losses, failed, min_days, pair
 from tasks.promotion.losses import registered_model
 from tasks.promotion.moves import promotion_lock
 from tasks.storage.digests import value_digest
-from tasks.storage.records import SET_ASIDE, find_record, write_record
+from tasks.storage.records import find_record, write_record
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
 from tasks.training.plan import planned_recipe
@@ -157,7 +157,9 @@ def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) ->
         known = {one.digest: one for one in submissions(home, market, timeframe)}
         if made.digest in known:
             return known[made.digest]
-        number = 1 + max((int(found["number"]) for found in _names(home, market, timeframe)), default=0)
+        number = 1 + max(
+            (int(path.name.partition("~")[0]) for path in register_files(home, market, timeframe)), default=0
+        )
         path = _folder(home, market, timeframe) / f"{number:03d}~{made.count}.json"
         write_record(path, made, of=about(path))
     return made
@@ -229,7 +231,7 @@ def decide(
 
 
 def submissions(home: Path, market: str, timeframe: str) -> list[Submission]:
-    """Return the submissions of a timeframe, oldest first; a damaged file is set aside."""
+    """Return the submissions of a timeframe, oldest first; a damaged file is left out."""
     found = (find_record(p, Submission, of=about(p)) for p in register_files(home, market, timeframe))
     return [record for record in found if record]
 
@@ -244,8 +246,10 @@ def counted_before(home: Path, submission: Submission) -> int:
         if one.digest == submission.digest:
             break
         count += one.count if one.first < submission.last and submission.first < one.last else 0
-    lost = (found for found in _names(home, submission.market, submission.timeframe) if found["lost"])
-    return count + sum(int(found["count"]) for found in lost)
+    for path in register_files(home, submission.market, submission.timeframe):
+        if (name := _NAME.fullmatch(path.name)) and find_record(path, Submission, of=about(path)) is None:
+            count += int(name["count"])
+    return count
 
 
 def register_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
@@ -274,7 +278,7 @@ def about_switch(path: Path) -> str:
 
 
 def switches(home: Path, market: str, timeframe: str) -> list[Switch]:
-    """Return every switch of a timeframe, oldest first; a damaged file is set aside, and its coins stay as they are."""
+    """Return every switch of a timeframe, oldest first; the coins of a damaged file stay as they are."""
     read = (find_record(p, Switch, of=about_switch(p)) for p in switch_files(home, market, timeframe))
     return [record for record in read if record]
 
@@ -325,12 +329,3 @@ def _covers(coins: int, contest: Contest) -> bool:
 
 def _folder(home: Path, market: str, timeframe: str) -> Path:
     return tree_of(home, "ledger", market) / "gate" / f"interval={timeframe}"
-
-
-def _names(home: Path, market: str, timeframe: str) -> Iterator[dict[str, str]]:
-    """Yield number, count and whether its record was lost ("" or the name) of every submission."""
-    for path in _folder(home, market, timeframe).glob("*"):
-        aside = SET_ASIDE.fullmatch(path.name)
-        found = _NAME.fullmatch(aside["name"] if aside else path.name)
-        if found:
-            yield found.groupdict() | {"lost": path.name if aside else ""}

@@ -195,8 +195,7 @@ def _chosen(store: Store, series: SeriesId, version: str, aliases: dict[str, str
         )  # fmt: skip
     if found.damage:
         raise DamagedError(
-            f"{found.model_version} is damaged and cannot be promoted: {found.damage}; choose a different version, or "
-            "repair it with `cpb verify --repair`",
+            f"{found.model_version} is damaged and cannot be promoted: {found.damage}; choose a different version",
             field=str(found.folder),
         )
     return found

@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 import os
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +23,7 @@ from schemas.errors import DamagedError, MemberError
 from schemas.frames import check_features
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId, stored_series
-from tasks.market.klines import TREES, find_runs, read_klines
+from tasks.market.klines import find_runs, read_klines
 from tasks.market.layout import grid_of, to_us
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.digests import code_digest, file_digest
@@ -36,6 +37,9 @@ NEWEST_ROWS = 4096
 
 MARKET_ROWS = 64
 """Rows from which the newest values of the market follow: 24 candles are its longest own window."""
+
+FEATURE_FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.parquet")
+"""Name of a feature file: digests of its candles and of the code."""
 
 KEPT_FILES = 4
 """Feature files kept per series: a run with a different `as_of` may still be reading an older file."""
@@ -224,7 +228,7 @@ def _path(home: Path, series: SeriesId, digest: str) -> Path:
 
 def _prune(folder: Path) -> None:
     """Remove the least recently used feature files; only files named like a feature file are considered."""
-    files = [path for path in folder.iterdir() if TREES["features"].fullmatch(path.name)]
+    files = [path for path in folder.iterdir() if FEATURE_FILE.fullmatch(path.name)]
     for old in sorted(files, key=lambda p: p.stat().st_mtime, reverse=True)[KEPT_FILES:]:
         old.unlink(missing_ok=True)
         old.with_suffix(".json").unlink(missing_ok=True)

@@ -20,6 +20,17 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def digest_fault(path: Path, digest: str | None) -> str:
+    """Return the fault of a file with a recorded sha256, "" for none."""
+    try:
+        is_same = file_digest(path) == digest
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    return "" if is_same or digest is None else "it is not the file that was written (its sha256 differs)"
+
+
 def value_digest(value: Any) -> str:
     """Return the sha256 of a JSON value in canonical form (sorted keys, no spaces)."""
     return hashlib.sha256(canonical(value)).hexdigest()

@@ -7,8 +7,6 @@ Also the recipe of a trained model, read from its folder: models of the same rec
 
 import hashlib
 import json
-import struct
-import zlib
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -23,8 +21,8 @@ from schemas.errors import DamagedError
 from schemas.identity import Recipe
 from schemas.reference import Reference
 from schemas.run import UNIVERSAL_SUFFIX
-from tasks.storage.digests import file_digest, value_digest
-from tasks.storage.files import write_json
+from tasks.storage.digests import digest_fault, file_digest, value_digest
+from tasks.storage.files import write_bytes, write_json
 from tasks.storage.records import member_subject, parse_record, write_record
 
 WEIGHTS, CONFIG, METRICS = "model.safetensors", "config.json", "metrics.json"
@@ -34,11 +32,6 @@ NEEDED = (WEIGHTS, CONFIG)
 PICTURES = ("forecast.png", "confusion.png", "loss.png")
 FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
 """Every file that a model folder may contain."""
-
-PICTURE_SUBJECT = "Source"
-"""Keyword of the PNG text chunk with a picture's subject (`member_subject`)."""
-
-_PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class ModelConfig(BaseModel):
@@ -106,14 +99,9 @@ def trained_file_damage(path: Path, digest: str) -> str:
     Args:
         digest: sha256 of the file as the trainer wrote it.
     """
-    if not path.is_file():
-        return "it is missing"
-    try:
-        if file_digest(path) == digest or (path.name == CONFIG and _digest_without_metrics(path) == digest):
-            return ""
-    except OSError as error:
-        return f"it cannot be read ({error.strerror})"
-    return "it is not the file that was trained (its sha256 differs)"
+    fault = digest_fault(path, digest)
+    is_judged = fault and path.name == CONFIG and path.is_file() and _digest_without_metrics(path) == digest
+    return "" if is_judged else fault
 
 
 def _digest_without_metrics(config: Path) -> str:
@@ -124,26 +112,6 @@ def _digest_without_metrics(config: Path) -> str:
     if isinstance(values, dict):
         values = {name: value for name, value in values.items() if name not in JUDGED}
     return hashlib.sha256(json.dumps(values, indent=2).encode()).hexdigest()
-
-
-def metrics_damage(folder: Path) -> str:
-    """Return the damage of `metrics.json`, which must equal the field `metrics` of `config.json`, or "".
-
-    If `config.json` itself is damaged, there is nothing to compare with: then "".
-    """
-    try:
-        expected = _config_values(folder).get("metrics")
-    except DamagedError:
-        return ""
-    try:
-        found = json.loads((folder / METRICS).read_bytes())
-        found.pop("verdict")
-    except OSError as error:
-        return f"its scores cannot be read ({error.strerror})"
-    except (ValueError, AttributeError, KeyError, TypeError):
-        return "its scores cannot be read: it is not in cpb's format"
-    # As text, since NaN is not equal to itself.
-    return "" if json.dumps(found) == json.dumps(expected) else f"its scores are not those in {CONFIG}"
 
 
 def write_reference(folder: Path, reference: Reference) -> None:
@@ -171,23 +139,20 @@ def read_reference(folder: Path, *, of: str | None = None) -> Reference | None:
         ) from error
 
 
+def write_picture(path: Path, png: bytes) -> None:
+    """Write a picture of a fleet's member, followed by a digest of its place and bytes, which readers of PNG ignore."""
+    write_bytes(path, png + _picture_digest(path, png))
+
+
 def picture_damage(path: Path) -> str:
-    """Return the damage of a picture of a fleet's member, by the CRC-32 of its chunks and its subject, or ""."""
-    data = path.read_bytes()
-    subject = f"{PICTURE_SUBJECT}\0{member_subject(path)}".encode()
-    if not data.startswith(_PNG):
-        return "it is not a PNG file"
-    at, kind, is_own = len(_PNG), b"", False
-    while at < len(data) and kind != b"IEND":
-        (length,) = struct.unpack(">I", data[at : at + 4].ljust(4, b"\0"))
-        kind, end = data[at + 4 : at + 8], at + 8 + length
-        if data[end : end + 4] != struct.pack(">I", zlib.crc32(data[at + 4 : end])):
-            return "its picture is damaged (a CRC-32 does not match)"
-        is_own |= kind == b"tEXt" and data[at + 8 : end] == subject
-        at = end + 4
-    if kind != b"IEND" or at != len(data):
-        return "its picture is truncated"
-    return "" if is_own else "it is another model's picture"
+    """Return the damage of a picture of a fleet's member, or ""."""
+    content = path.read_bytes()
+    is_intact = content[-32:] == _picture_digest(path, content[:-32])
+    return "" if is_intact else "it is not the picture that was written there"
+
+
+def _picture_digest(path: Path, png: bytes) -> bytes:
+    return hashlib.sha256(member_subject(path).encode() + png).digest()
 
 
 def write_published_config(source: Path, target: Path) -> None:
@@ -214,10 +179,8 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
     """
     for name in NEEDED:
         path = folder / name
-        if not path.is_file():
-            return f"{name} is missing in {folder}"
-        if name in digests and file_digest(path) != digests[name]:
-            return f"{path} is not the file that was recorded (its sha256 differs)"
+        if fault := digest_fault(path, digests.get(name)):
+            return f"{path}: {fault}"
     if WEIGHTS not in digests and (reason := _unreadable_weights(folder / WEIGHTS)):
         return reason
     if CONFIG not in digests:

@@ -1,7 +1,7 @@
 """The records passed between steps, on disk: one JSON file each, with its kind, version, subject and digest.
 
 All reading and writing of records is in this module. The digest covers all of these: a file whose digest does not
-match, or whose subject does not match its path, is set aside, never used.
+match, or whose subject does not match its path, is never used.
 
 Also a member's arrays: one uncompressed npz file, each array with a CRC-32, together with their subject, so that a
 damaged or exchanged file is always detected. The central directory of a zip file has no checksum: a flipped bit there
@@ -11,7 +11,6 @@ can hide an entry. So the entries must also be contiguous.
 import io
 import json
 import logging
-import re
 import struct
 import zipfile
 import zlib
@@ -32,12 +31,6 @@ if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports t
 log = logging.getLogger("cpb")
 
 R = TypeVar("R", bound=Record)
-ASIDE = ".damaged"
-"""Suffix of the name of a damaged file."""
-
-SET_ASIDE = re.compile(rf"(?P<name>.+){re.escape(ASIDE)}-\d+")
-"""Name of a damaged file, with its original name."""
-
 _HEAD = ("record", "version", "of", "digest", "body")
 
 
@@ -107,13 +100,13 @@ def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
 
 
 def find_record(path: Path, kind: type[R], *, of: str = "") -> R | None:
-    """Return the record in `path`, or None if missing or damaged; a damaged file is set aside."""
+    """Return the record in `path`, or None if missing or damaged, which is logged: its writer makes it anew."""
     try:
         return read_record(path, kind, of=of)
     except FileNotFoundError:
         return None
     except DamagedError as error:
-        set_aside(path, str(error))
+        log.warning("%s", error)
         return None
 
 
@@ -127,26 +120,10 @@ def member_subject(path: Path) -> str:
     return f"{member.parent.parent.name}/{member.name}/{path.name}"
 
 
-def set_aside(path: Path, reason: str) -> Path:
-    """Rename a damaged file or folder so that no step reads it again, and log it; return its new path."""
-    target = aside_name(path)
-    path.rename(target)
-    log.warning("%s is set aside as %s: %s", path, target.name, reason)
-    return target
-
-
 def final_name(name: str) -> str:
-    """Return the final name of a draft, or the original name of a file set aside as damaged; else the name itself."""
-    found = DRAFT.fullmatch(name) or SET_ASIDE.fullmatch(name)
+    """Return the final name of a draft, else the name itself."""
+    found = DRAFT.fullmatch(name)
     return found["name"] if found else name
-
-
-def aside_name(path: Path) -> Path:
-    """Return the first free name for a damaged file or folder: `2024-01.parquet.damaged-1`."""
-    number = 1
-    while (target := path.with_name(f"{path.name}{ASIDE}-{number}")).exists():
-        number += 1
-    return target
 
 
 _LOCAL_HEADER = struct.Struct("<26xHH")  # followed by the name and extra field of these lengths

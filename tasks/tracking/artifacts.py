@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from schemas.errors import CpbError, DamagedError
 from schemas.scope import home as home_folder
 from tasks.storage.digests import file_digest
-from tasks.storage.files import DiskFull, is_disk_full, new_folder, replacing
+from tasks.storage.files import DiskFull, is_disk_full, new_folder
 from tasks.storage.model_folder import FILES, damage_of, file_digests
 from tasks.storage.records import final_name
 from tasks.storage.urls import local_path, public_url
@@ -230,24 +230,6 @@ def files_at(store: Store, source: str) -> "Iterator[Path]":
         except (MlflowException, OSError) as error:
             raise failure(store.uri, error) from None  # the exception may hold the URI
         yield Path(fetched)
-
-
-def put_back(store: Store, run_id: str, source: str, name: str, copy: Path) -> None:
-    """Replace a file of a registered model by an intact copy.
-
-    Args:
-        source: the URI of the model's folder among the run's artifacts.
-    """
-    folder = local_path(source)
-    if folder is None:
-        below = source.removeprefix(store.client.get_run(run_id).info.artifact_uri).strip("/")
-        store.client.log_artifact(run_id, str(copy), below or None)
-        return
-    # The folder of artifacts, ROOT/RUN/artifacts, may be missing; if ROOT is missing too, a disk is not mounted.
-    if folder.parent.parent.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / name) as draft:
-        shutil.copyfile(copy, draft)
 
 
 def _copy_name(version: "ModelVersion") -> str:

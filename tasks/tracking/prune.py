@@ -9,13 +9,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import BusyError
 from schemas.identity import MARKETS, market_home
-from tasks.market.klines import set_aside_files
 from tasks.storage.locks import check_held
 from tasks.tracking.artifacts import files_size, remove_files, stale_copies
 from tasks.tracking.connection import Store, alone, alone_everywhere
@@ -38,9 +37,6 @@ from tasks.training.files import no_shards_in_use, old_shards, remove_old_shards
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
-
-SET_ASIDE_DAYS = 90
-"""Days after which damaged files that were set aside are deleted."""
 
 
 @dataclass
@@ -81,7 +77,7 @@ def prune(
     """Delete old data, or only report it.
 
     Args:
-        home: CPB_HOME, with fleets, set-aside files, forecasts and ledger.
+        home: CPB_HOME, with fleets, forecasts and ledger.
         nights: nights of each market that are kept in full.
         now: UTC; default the current time.
 
@@ -132,16 +128,11 @@ def _prune(store: Store, home: Path, nights: int, now: datetime, report: PruneRe
     for root in _roots(home):
         if (fleets := root / "fleets").is_dir():
             report.fleets += map(str, fleets_of(fleets, now))
-    # By ctime: renaming a file updates its ctime but not its mtime.
-    limit = (now - timedelta(days=SET_ASIDE_DAYS)).timestamp()
-    set_aside = [p for root in _roots(home) for p in set_aside_files(root) if p.stat().st_ctime < limit]
     gone = set(report.versions)
     copies = stale_copies(home, [v for v in all_versions(store) if full_name(v) not in gone])
-    report.files += map(str, (*set_aside, *copies))
+    report.files += map(str, copies)
     if report.dry_run:
         return
-    for path in set_aside:
-        path.unlink(missing_ok=True)
     for folder in copies:
         shutil.rmtree(folder)
     if database := sqlite_path(store.uri):

@@ -3,8 +3,7 @@
 The registered model's name contains the market (`cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1h`, `cpb-sim-BTCUSDT-1h`), so
 models of different markets never replace each other.
 
-A damaged champion is repaired from a copy of the file, in a fleet or in the published folder, or else by training
-again. Copies are identified by the sha256 registered with the champion, so a damaged copy is never used.
+A champion whose files are not those registered with it is damaged: it is never used, until it is trained again.
 """
 
 import json
@@ -17,11 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import SeriesRecord
-from schemas.identity import SeriesId, market_home, tree_of
-from tasks.storage.checked_files import VERIFY
-from tasks.storage.digests import file_digest
+from schemas.identity import SeriesId
 from tasks.storage.model_folder import read_config
-from tasks.storage.urls import local_path
 from tasks.tracking.artifacts import model_folder
 from tasks.tracking.connection import Store, find_run, find_runs
 from tasks.tracking.mlflow_store import open_store
@@ -109,8 +105,7 @@ class Champion:
         """Raise `DamagedError` if its files are damaged."""
         if self.damage:
             raise DamagedError(
-                f"champion {self.model_version} is damaged: {self.damage}; `{VERIFY}` restores it from a copy, or "
-                "names the command that trains it again",
+                f"champion {self.model_version} is damaged: {self.damage}; `{training_command(self)}` trains it again",
                 field=str(self.folder),
             )
 
@@ -226,22 +221,6 @@ def _renew_tags(store: Store, version: "ModelVersion", tags: dict[str, str]) -> 
     for key, value in tags.items():
         if version.tags.get(key) != value:
             store.client.set_model_version_tag(version.name, str(version.version), key, value)
-
-
-def find_copy(home: Path, champion: Champion, name: str) -> Path | None:
-    """Return a file with the registered digest of a champion's file `name`, or None.
-
-    Searched are the published folder, the fleets of the market, trained or set aside, and files fetched from a
-    tracking server.
-    """
-    series, digest = champion.series, champion.digests.get(name)
-    published = tree_of(home, "hub", series.market) / series.label / series.timeframe / name
-    trained = sorted(market_home(home, series.market).glob(f"fleets/*/members/*/model/{name}"))
-    fetched = [champion.folder / name] if local_path(champion.source) is None else []
-    found = (
-        path for path in (published, *trained, *fetched) if path.is_file() and file_digest(path) == digest
-    )
-    return next(found, None) if digest else None
 
 
 def training_command(champion: Champion) -> str:

@@ -27,7 +27,7 @@ from tasks.storage.digests import value_digest
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import acquire, is_locked, locked, open_lock
 from tasks.storage.model_folder import FILES, trained_file_damage
-from tasks.storage.records import final_name, find_record, read_record, set_aside, write_record
+from tasks.storage.records import final_name, find_record, read_record, write_record
 from tasks.training.plan import job_key
 
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
@@ -63,7 +63,7 @@ def shard_folders(root: Path) -> list[Path]:
 
 
 def prepare(root: Path, job: ShardJob) -> Path:
-    """Create the shard's folder and write its job; if a file is damaged, the result of an earlier run is set aside.
+    """Create the shard's folder and write its job; if a file is damaged, the result of an earlier run is deleted.
 
     Without a result the shard is trained again and all its members are replaced.
     """
@@ -75,7 +75,8 @@ def prepare(root: Path, job: ShardJob) -> Path:
         os.utime(folder / JOB)  # pruning keeps the most recently used shards
     result = find_record(folder / RESULT, ShardResult, of=folder.name)
     if result and (path := next((path for path, _ in damaged_files(folder, result)), None)):
-        set_aside(folder / RESULT, f"{path} is damaged, so this shard is trained again")
+        log.warning("%s is damaged, so this shard is trained again", path)
+        (folder / RESULT).unlink()
     return folder
 
 

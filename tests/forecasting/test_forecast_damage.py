@@ -1,4 +1,4 @@
-"""Damaged files of the forecast store: named once, left out on reading, set aside on writing."""
+"""Damaged files of the forecast store: named, left out on reading, never written to, and used again once restored."""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,6 @@ from tasks.forecasting import months
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.months import FORECASTS
 from tasks.forecasting.stored_forecasts import latest
-from tasks.forecasting.summary import read_summary
 
 
 def cut(path):
@@ -83,52 +82,8 @@ def test_a_damaged_month_is_left_out_and_named_with_a_command(home, damage, capl
     assert len(read(home, BTC)) == 10
     (said,) = [r.getMessage() for r in caplog.records]  # once, however often it is read
     assert said.startswith("forecasts/interval=1h/symbol=PEPEUSDT/2025-06.parquet is damaged: ")
-    assert "`cpb verify --repair`" in said
+    assert "restore it from a backup" in said
     assert newest.exists()
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_writing_sets_a_damaged_month_aside_and_goes_on_with_a_new_file(home, damage):
-    newest = PEPE.folder(home, "forecasts") / "2025-06.parquet"
-    damage(newest)
-    bad = newest.read_bytes()
-
-    assert append(home, PEPE, rows_at(9)) == 10
-
-    assert read(home, PEPE).equals(pl.concat([rows_at(0), rows_at(9)]))
-    assert newest.with_name("2025-06.parquet.damaged-1").read_bytes() == bad
-    assert list(verify(home, "spot")) == []
-
-
-def test_forecasts_made_again_after_a_loss_are_no_live_ones_and_are_scored_anew(home):
-    append(home, UM_PEPE, rows_at(8, series=UM_PEPE, made_at=START + 8 * HOUR))
-    write_candles(home, [8e-6] * 30, UM_PEPE)
-    score_due(home, [UM_PEPE], START + 20 * HOUR)
-    assert ledger(home, UM_PEPE)["live"].all()
-    flip(UM_PEPE.folder(home, "forecasts") / "2025-06.parquet")
-
-    append(home, UM_PEPE, rows_at(8, last=7e-6, series=UM_PEPE, made_at=START + 100 * HOUR))
-
-    assert ledger(home, UM_PEPE).is_empty()
-    assert score_due(home, [UM_PEPE], START + 20 * HOUR).rows == 10
-    assert not ledger(home, UM_PEPE)["live"].any()
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_ledger_month_is_scored_again(home, damage):
-    before = ledger(home, PEPE)
-    damage(PEPE.folder(home, "ledger") / "2025-06.parquet")
-    assert len(ledger(home, PEPE)) == 10
-
-    done = score_due(home, [PEPE, BTC], START + 20 * HOUR)
-
-    if damage is flip_value and not done.rows:  # the footer still counts the rows; `cpb verify` finds it
-        assert [d.path for d in verify(home, "spot", repair=True)] == [
-            "ledger/interval=1h/symbol=PEPEUSDT/2025-06.parquet"
-        ]
-        done = score_due(home, [PEPE, BTC], START + 20 * HOUR)
-    assert (done.rows, done.failures) == (10, ())
-    assert ledger(home, PEPE).equals(before)
 
 
 @pytest.mark.parametrize("place", [i / 12 for i in range(12)])
@@ -139,7 +94,7 @@ def test_every_flipped_bit_is_noticed(home, tree, place):
 
     (found,) = verify(home, "spot")
 
-    assert (home / found.path, found.repaired) == (path, False)
+    assert home / found.path == path
 
 
 def test_a_reader_during_writes_sees_whole_files(home):
@@ -172,7 +127,7 @@ def test_a_month_in_another_months_place_is_not_read(home):
     assert [damage.path.rsplit("/", 1)[1] for damage in verify(home, "spot")] == ["2025-06.parquet"]
 
 
-def test_a_file_without_permission_is_named_and_not_set_aside(home, monkeypatch):
+def test_a_file_without_permission_is_named_and_left_alone(home, monkeypatch):
     whole_open = Path.open
 
     def refused(path, *args, **kwargs):
@@ -183,10 +138,9 @@ def test_a_file_without_permission_is_named_and_not_set_aside(home, monkeypatch)
     monkeypatch.setattr(Path, "open", refused)
 
     assert read(home, PEPE).is_empty()
-    with pytest.raises(DamagedError) as caught:
+    with pytest.raises(DamagedError, match="cannot be read"):
         append(home, PEPE, rows_at(9))
-    assert caught.value.code == months.UNREADABLE
-    assert [d.repaired for d in verify(home, "spot", repair=True)] == [False] * 6
+    assert ["cannot be read" in d.reason for d in verify(home, "spot")] == [True] * 6
     assert len(files_of(home)) == 3
 
 
@@ -196,37 +150,6 @@ def test_verify_finds_nothing_in_a_sound_store_and_changes_nothing(home):
     assert list(verify(home, "spot")) == []
     assert list(verify(home, "um")) == []
     assert {p: p.stat().st_mtime_ns for p in home.rglob("*")} == before
-
-
-def rows_of_the_record(home):
-    entries = read_summary(home, "spot").entries
-    return {entry.symbol: entry.rows for entry in entries if entry.kind == "series"}
-
-
-def test_verify_names_damage_and_repairs_it(home):
-    assert rows_of_the_record(home) == {"PEPEUSDT": 20, "BTCUSDT": 10}
-    folder = PEPE.folder(home, "forecasts")
-    flip(folder / "2025-05.parquet")
-    flip_value(BTC.folder(home, "ledger") / "2025-05.parquet")
-
-    found = {d.path: d for d in verify(home, "spot")}
-    assert set(found) == {
-        "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet",
-        "ledger/interval=1h/symbol=BTCUSDT/2025-05.parquet",
-    }
-    assert found["ledger/interval=1h/symbol=BTCUSDT/2025-05.parquet"].command.startswith(
-        "cpb forecast --coins BTCUSDT"
-    )
-    assert not any(d.repaired for d in found.values())
-
-    repaired = {d.path: d.repaired for d in verify(home, "spot", repair=True)}
-    assert repaired == dict.fromkeys(found, True)
-    assert list(verify(home, "spot")) == []
-    assert read(home, PEPE).equals(rows_at(8))
-    assert rows_of_the_record(home) == {
-        "PEPEUSDT": 10
-    }  # what is lost, or not scored yet, is not in the record
-    assert score_due(home, [PEPE, BTC], START + 20 * HOUR).rows == 10
 
 
 def test_verify_finds_rows_that_do_not_belong_and_files_that_are_gone(home):
@@ -239,11 +162,12 @@ def test_verify_finds_rows_that_do_not_belong_and_files_that_are_gone(home):
     reasons = {d.path.rsplit("/", 1)[1]: d.reason for d in verify(home, "spot")}
 
     assert set(reasons) == {"2025-03.parquet", "2025-06.parquet", "2025-07.parquet"}
-    assert "another series" in reasons["2025-07.parquet"]
-    assert "missing" in reasons["2025-06.parquet"]
-    assert "q95" in reasons["2025-03.parquet"]
-    assert len(list(verify(home, "spot", repair=True))) == 3
-    assert list(verify(home, "spot")) == []
+    assert reasons["2025-06.parquet"] == "the file is missing"
+    assert (
+        reasons["2025-03.parquet"]
+        == reasons["2025-07.parquet"]
+        == "row 1 and the rows after it have no line in the chain"
+    )
 
 
 def test_verify_reports_each_market_by_paths_relative_to_the_home(home):
@@ -272,3 +196,39 @@ def test_a_flipped_bit_that_would_end_the_process_is_named(tmp_path, bit):
 
     assert damage.path == "forecasts/interval=1h/symbol=PEPEUSDT/2025-06.parquet"
     assert damage.reason.endswith("line 1 of the chain records its first batch")
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_month_is_never_written_to_and_heals_when_it_is_restored(home, damage):
+    newest = PEPE.folder(home, "forecasts") / "2025-06.parquet"
+    whole = newest.read_bytes()
+    damage(newest)
+    bad = newest.read_bytes()
+
+    with pytest.raises(DamagedError, match="restore it from a backup"):
+        append(home, PEPE, rows_at(9))
+
+    assert newest.read_bytes() == bad
+    (found,) = verify(home, "spot")
+    assert (home / found.path, found.command) == (newest, months.RESTORE)
+    newest.write_bytes(whole)
+    assert append(home, PEPE, rows_at(9)) == 10
+    assert list(verify(home, "spot")) == []
+
+
+def test_a_damaged_ledger_month_fails_the_scores_of_its_own_series(home):
+    append(home, PEPE, rows_at(9))
+    append(home, BTC, rows_at(9, series=BTC))
+    write_candles(home, [8e-6] * 30)
+    write_candles(home, [8e-6] * 30, BTC)
+    path = PEPE.folder(home, "ledger") / "2025-06.parquet"
+    whole = path.read_bytes()
+    garbage(path)
+
+    done = score_due(home, [PEPE, BTC], START + 20 * HOUR)
+
+    assert done.rows == 10
+    assert [(f.series, f.code) for f in done.failures] == [(PEPE, "damaged")]
+    path.write_bytes(whole)
+    done = score_due(home, [PEPE, BTC], START + 20 * HOUR)
+    assert (done.rows, done.failures) == (10, ())

@@ -9,7 +9,6 @@ import numpy as np
 import polars as pl
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, files_of, flip
-from live_record import read
 
 import cpbmodels
 from cpbmodels.data.prices import LAMBDA
@@ -156,19 +155,25 @@ def test_whatever_fails_in_one_series_is_its_failure_alone(scope, name):
     assert series_with_forecasts(scope.home) == [BTC, PEPE]
 
 
-def test_a_damaged_forecast_file_stops_no_forecast_and_is_told_once(scope):
+def test_a_damaged_month_fails_its_own_series_until_it_is_restored(scope):
     append(scope.home, BTC, read_of(scope, BTC).with_columns(model_version=pl.lit("cpb-BTCUSDT-1h/0")))
-    for path in files_of(scope.home):
-        flip(path)
+    (path,) = files_of(scope.home)
+    whole = path.read_bytes()
+    flip(path)
+    damaged = path.read_bytes()
 
+    for rows in (10, 0):
+        batch = issue.issue_forecasts(scope, [Model(BTC), Model(PEPE)])
+        assert (batch.rows, batch.series) == (rows, (PEPE,))
+        (failure,) = batch.failures
+        assert (failure.series, failure.step, failure.code) == (BTC, "forecast", "damaged")
+        assert "forecasts/interval=1h/symbol=BTCUSDT/2025-05.parquet is damaged" in failure.reason
+        assert "restore it from a backup" in failure.reason
+        assert path.read_bytes() == damaged
+
+    path.write_bytes(whole)
     batch = issue.issue_forecasts(scope, [Model(BTC), Model(PEPE)])
-
-    assert (batch.rows, batch.series) == (20, (BTC, PEPE))
-    (failure,) = batch.failures
-    assert (failure.series, failure.step, failure.code) == (BTC, "forecast", issue.LOST)
-    assert "forecasts/interval=1h/symbol=BTCUSDT/2025-05.parquet " in failure.reason
-    assert issue.issue_forecasts(scope, [Model(BTC), Model(PEPE)]).failures == ()
-    assert read(scope.home, BTC)["model_version"].unique().to_list() == ["cpb-BTCUSDT-1h/1"]
+    assert (batch.series, batch.failures) == ((BTC, PEPE), ())
 
 
 def test_simulated_forecasts_lie_in_the_simulators_home(scope):

@@ -16,6 +16,7 @@ from forecast_tools import (
 from live_record import ledger
 
 from tasks.forecasting.ledger import score_due
+from tasks.forecasting.months import load
 
 
 def score(home, now, series=PEPE):
@@ -128,12 +129,15 @@ def test_months_that_are_scored_to_the_last_row_are_not_read_again(tmp_path, mon
     append(tmp_path, PEPE, rows_at(13))
     seen = []
     monkeypatch.setattr(
-        "tasks.forecasting.ledger.read_month", lambda _h, _s, tree, month: seen.append((tree.name, month))
+        "tasks.forecasting.ledger.load",
+        lambda home, series, tree, path: (
+            seen.append((tree.name, path.stem)) or load(home, series, tree, path)
+        ),
     )
 
     score(tmp_path, START + 40 * HOUR)
 
-    assert seen == [("forecasts", "2025-06")]
+    assert seen == [("forecasts", "2025-06"), ("ledger", "2025-06")]
 
 
 def test_replays_are_told_from_live_forecasts_row_by_row(tmp_path):

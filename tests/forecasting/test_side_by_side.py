@@ -56,19 +56,16 @@ def test_rows_that_break_the_contract_cost_no_other_series(tmp_path):
     assert list(done) == list(batch)
 
 
-def test_two_damaged_months_of_one_batch_are_both_set_aside(tmp_path):
+def test_damaged_months_of_one_batch_stop_no_other_series(tmp_path):
     chain.append(tmp_path, "spot", "forecasts", _batch())
     for series in SERIES[:6]:
         (series.folder(tmp_path, "forecasts") / "2024-02.parquet").write_bytes(b"no parquet")
-    told = []
-    done = chain.append(
-        tmp_path, "spot", "forecasts", _batch(8, 1), lost=lambda series, text: told.append(series)
-    )
-    assert set(done.values()) == {10}
-    assert sorted(told, key=str) == SERIES[:6]
+    done = chain.append(tmp_path, "spot", "forecasts", _batch(8, 1))
+    assert {series for series, new in done.items() if new != 10} == set(SERIES[:6])
+    assert {done[series].code for series in SERIES[:6]} == {"damaged"}
     raw = chain_path(tmp_path, "spot").read_bytes().splitlines(keepends=True)
     assert [parse_line(line).number for line in raw] == list(range(1, len(raw) + 1))
-    assert [parse_line(line).kind for line in raw] == ["forecasts", *["lost"] * 6, "forecasts"]
+    assert [parse_line(line).kind for line in raw] == ["forecasts", "forecasts"]
 
 
 FEATURES = feature_frame(

@@ -22,10 +22,9 @@ from verifying import verify_forecasts, verify_published
 from schemas.errors import CpbError
 from schemas.forecasts import REFERENCE_COLUMNS
 from schemas.identity import SeriesId, tree_of
-from tasks.forecasting.chain import append, chain_lock, quarantine
+from tasks.forecasting.chain import append, pending_path
 from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import chain_path, last_line
-from tasks.forecasting.months import FORECASTS
 from tasks.forecasting.summary import ledger_rows
 from tasks.hub import record
 from tasks.hub.publish import publish
@@ -107,7 +106,7 @@ def test_a_stranger_checks_the_record_without_cpb(tree, home):
     rows = 2 * 2 * 10 * (2 + 74 + 64)
     assert verify(tree) == (
         0,
-        f"5 lines and {rows} rows fit, 0 files lost; the chain ends with {head_of(home)}\n",
+        f"5 lines and {rows} rows fit; the chain ends with {head_of(home)}\n",
         "",
     )
     assert (tree / "chain.jsonl").read_bytes() == chain_path(home, "spot").read_bytes()
@@ -255,28 +254,23 @@ def test_what_is_damaged_in_the_store_is_said_and_its_published_copy_stays(tree,
     damage(home, ROWS.format("ETH", 1))  # has not grown since: its published copy is whole
     damage(home, ROWS.format("BTC", 2))
     before = (tree / ROWS.format("BTC", 2)).read_bytes()
-    store(home, [24 * 37], BTC)  # sets the damaged month aside
     (tree / SCORES).unlink()
     damage(home, SCORES)
     _, (said,) = build(home)
     assert "ledger/interval=1h/symbol=BTCUSDT/2025-01.parquet is damaged" in said
     assert verify(tree)[2].startswith(f"{SCORES}, row 1: ")
-    assert (tree / ROWS.format("BTC", 2)).read_bytes() != before
+    assert (tree / ROWS.format("BTC", 2)).read_bytes() == before
 
     chain_path(home, "spot").write_bytes(b"x" + chain_path(home, "spot").read_bytes())
     published = (tree / "chain.jsonl").read_bytes()
     _, (said,) = build(home)
     assert "line 1 does not fit" in said
     assert (tree / "chain.jsonl").read_bytes() == published
+    pending_path(home, "spot").write_bytes(b"x")
+    _, (said,) = build(home)
+    assert "chain.pending is damaged" in said
+    assert (tree / "chain.jsonl").read_bytes() == published
     assert (tree / ROWS.format("ETH", 1)).is_file()
-
-
-def test_rows_that_are_lost_leave_the_folder(tree, home):
-    with chain_lock(home, "spot"):
-        quarantine(home, "spot", [(ETH, FORECASTS, "2025-02")], "test")
-    assert build(home)[1] == []
-    assert not (tree / ROWS.format("ETH", 2)).exists()
-    assert "fit, 2 files lost" in verify(tree)[1]  # its scores too
 
 
 def test_a_damaged_record_is_found_and_made_again_like_the_models(tree, home):

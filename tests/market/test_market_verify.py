@@ -1,4 +1,4 @@
-"""Bit rot is found, named and put right; one file's damage stops no other series."""
+"""Bit rot is found, named and fetched anew; one file's damage stops no other series."""
 
 import os
 import random
@@ -10,7 +10,7 @@ import pytest
 from market_tools import build, key, put, scope
 from verifying import verify_market as verify
 
-from schemas.errors import MemberError
+from schemas.errors import CpbError, MemberError
 from tasks.features import features
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
@@ -19,6 +19,7 @@ from tasks.verify import verify_all
 
 BTC, ETH = key(), key("ETHUSDT")
 FLIPS = 24
+FETCH = "cpb ingest --coins BTCUSDT --timeframes 1h --since 2024-02 --as-of 2024-03-01"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def outcome(home):
     except MemberError as error:
         return (
             None
-            if error.code == "damaged" and "cpb verify --repair" in str(error)
+            if error.code == "damaged" and "`cpb ingest --coins BTCUSDT --timeframes 1h`" in str(error)
             else pytest.fail(str(error))
         )
 
@@ -70,8 +71,8 @@ def test_a_flipped_bit_in_a_month_is_found_by_reading_and_by_verify(home, seed):
     found = list(verify(home))
     if rows is None:
         assert [d.path for d in found] == ["klines/interval=1h/symbol=BTCUSDT/2024-02.parquet"]
-        assert found[0].command == "cpb verify --repair"
-    assert part(home).read_bytes() != body  # verify without repair changes nothing
+        assert found[0].command == FETCH
+    assert part(home).read_bytes() != body  # verify changes nothing
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "gone", "other candles"])
@@ -87,9 +88,9 @@ def test_a_damaged_month_is_fetched_again(home, tmp_path, damage):
     else:
         path.write_bytes(path.read_bytes()[:500] if damage == "cut" else b"")
     (found,) = verify(home)
-    assert not found.repaired
-    (found,) = verify(home, repair=True, source=str(tmp_path / "mirror"))
-    assert (found.path, found.repaired) == ("klines/interval=1h/symbol=BTCUSDT/2024-02.parquet", True)
+    assert (found.path, found.command) == ("klines/interval=1h/symbol=BTCUSDT/2024-02.parquet", FETCH)
+    report = ingest(scope(home, tmp_path / "mirror", since="2024-02", as_of="2024-03-01"))
+    assert report.exit == 0
     assert read_klines(home, BTC).equals(before)
     assert not list(verify(home))
 
@@ -97,36 +98,21 @@ def test_a_damaged_month_is_fetched_again(home, tmp_path, damage):
 def test_what_cannot_be_fetched_now_is_fetched_by_the_next_ingest(home, tmp_path):
     before = read_klines(home, BTC)
     flip(part(home), 1)
-    (found,) = verify(home, repair=True, source="http://127.0.0.1:9")
-    assert not found.repaired
-    assert part(home).with_name("2024-02.parquet.damaged-1").exists()
+    with pytest.raises(CpbError, match="cannot be reached"):
+        ingest(scope(home, "http://127.0.0.1:9"))
+    assert outcome(home) is None  # no step goes on with a hole
+    assert [d.path for d in verify(home)] == ["klines/interval=1h/symbol=BTCUSDT/2024-02.parquet"]
     report = ingest(scope(home, tmp_path / "mirror"))
     assert (report.exit, report.series[0].rows) == (0, 91 * 24)
     assert read_klines(home, BTC).equals(before)
 
 
-def test_what_a_repair_could_not_fetch_is_missing_until_a_repair_can(home, tmp_path):
-    before = read_klines(home, BTC)
-    flip(part(home), 1)
-    list(verify(home, repair=True, source="http://127.0.0.1:9"))
-    (found,) = verify(home)
-    assert (found.path, "missing" in found.reason) == (
-        "klines/interval=1h/symbol=BTCUSDT/2024-02.parquet",
-        True,
-    )
-    (found,) = verify(home, repair=True, source=str(tmp_path / "mirror"))
-    assert found.repaired
-    assert not list(verify(home))
-    assert read_klines(home, BTC).equals(before)
-
-
-def test_ingest_sets_a_month_aside_that_its_report_cannot_read(home, tmp_path):
+def test_ingest_fetches_a_month_anew_that_its_report_cannot_read(home, tmp_path):
     """The report reads the month that `as_of` cuts; the other series is reported all the same."""
     part(home).write_bytes(b"x" * part(home).stat().st_size)
     report = ingest(scope(home, tmp_path / "mirror", as_of="2024-02-10"))
-    assert [s.status for s in report.series] == ["partial", "complete"]
-    assert any("set aside as" in note for note in report.notes)
-    assert ingest(scope(home, tmp_path / "mirror")).exit == 0
+    assert [s.status for s in report.series] == ["complete", "complete"]
+    assert any("fetched anew" in note for note in report.notes)
 
 
 def test_a_damaged_tail_is_passed_over(home, caplog):
@@ -145,10 +131,10 @@ def test_a_damaged_manifest_is_named(home):
     body[4096:8192] = b"\xff" * 4096
     path.write_bytes(body)
     (found,) = verify(home)
-    assert (found.path, found.command) == ("manifest.db", "cpb verify --repair")
-    (found,) = verify(home, repair=True)
-    assert found.repaired
-    assert not list(verify(home))
+    assert (found.path, found.command) == (
+        "manifest.db",
+        "cpb ingest --coins BTCUSDT,ETHUSDT --timeframes 1h",
+    )
 
 
 def test_a_damaged_manifest_that_markets_share_is_named_once(home):
@@ -180,8 +166,6 @@ def test_candles_on_a_full_disk_are_checked(home, full_disk):
     found = verify_all(home, ("spot",))
     assert (found.damaged, found.unchecked) == ([], [])
     assert found.checked > 6
-    (sentence,) = {text for text in verify_all(home, ("spot",), repair=True).unchecked if "candles" in text}
-    assert "manifest.db cannot be opened (" in sentence
 
 
 def test_a_manifest_that_sqlite_cannot_open_is_a_sentence_and_the_other_kinds_are_checked(home):
@@ -194,12 +178,11 @@ def test_a_manifest_that_sqlite_cannot_open_is_a_sentence_and_the_other_kinds_ar
     )
 
 
-def test_a_damaged_manifest_is_set_aside_by_the_next_ingest_which_fetches_all_again(home, tmp_path):
+def test_a_damaged_manifest_is_begun_anew_by_the_next_ingest_which_fetches_all_again(home, tmp_path):
     before = read_klines(home, BTC)
     (home / "manifest.db").write_bytes(b"no database" * 1000)
     report = ingest(scope(home, tmp_path / "mirror"))
     assert report.exit == 0
-    assert list(home.glob("manifest.db.damaged-1"))
     assert read_klines(home, BTC).equals(before)
     assert not list(verify(home))
 
@@ -229,8 +212,11 @@ def test_the_simulators_months_come_from_the_simulator(tmp_path):
     before = read_klines(home, key("BTCUSDT", "1h", "sim"))
     flip(home / "sim/klines/interval=1h/symbol=BTCUSDT/2025-01.parquet", 5)
     assert not list(verify(home))  # spot has nothing
-    (found,) = verify(home, "sim", repair=True)
-    assert (found.path, found.repaired) == ("sim/klines/interval=1h/symbol=BTCUSDT/2025-01.parquet", True)
+    (found,) = verify(home, "sim")
+    assert found.command == (
+        "cpb ingest --coins BTCUSDT --timeframes 1h --source sim --since 2025-01 --as-of 2025-02-01"
+    )
+    ingest(scope(home, "sim", "BTC", as_of="2025-02-01", since="2025-01"))
     assert read_klines(home, key("BTCUSDT", "1h", "sim")).equals(before)
 
 
@@ -242,5 +228,5 @@ def test_an_off_grid_month_is_made_again(tmp_path):
     extra.write_bytes(b"half")
     (found,) = verify(tmp_path / "home")
     assert found.path.startswith("offgrid/")
-    list(verify(tmp_path / "home", repair=True, source=str(tmp_path / "mirror")))
+    ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC", as_of="2018-03-01"))
     assert not list(verify(tmp_path / "home"))

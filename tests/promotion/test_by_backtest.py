@@ -77,7 +77,7 @@ def test_recipes_are_named_before_anything_is_trained(trainer, short, monkeypatc
     path = next((home() / "sim/ledger/gate").rglob("001~1.json"))
     path.write_text("{")
     other = submissions(home(), "sim", "1h")
-    assert other == []  # set aside, and counted all the same
+    assert other == []  # left out, and counted all the same
     with pytest.raises(KeyboardInterrupt):
         backtest(trials=2)
     (one,) = submissions(home(), "sim", "1h")

@@ -1,4 +1,4 @@
-"""`cpb verify` and the records beside the ledger: each damaged one is named, and set aside on demand."""
+"""`cpb verify` and the records beside the ledger: each damaged one is named."""
 
 from datetime import UTC, datetime
 
@@ -47,28 +47,24 @@ def ledger(tmp_path):
 def test_sound_records_are_no_damage(tmp_path, ledger):
     seen = []
     assert list(verify(tmp_path, "sim", seen=seen.append)) == []
-    assert len(seen) == len(FILES) + 1
+    assert len(seen) == len(FILES) + 2  # daily.json and daily.parquet
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_record_is_named_and_set_aside(tmp_path, ledger, name):
+def test_a_damaged_record_is_named(tmp_path, ledger, name):
     path = ledger / name
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
     (found,) = verify(tmp_path, "sim")
-    assert (found.path, found.repaired) == (f"sim/ledger/{name}", False)
-    assert path.exists()
-    (mended,) = verify(tmp_path, "sim", repair=True)
-    assert mended.repaired
-    assert not path.exists()
-    assert list(verify(tmp_path, "sim")) == []
+    assert found.path == f"sim/ledger/{name}"
+    assert path.read_bytes() == data
 
 
 def test_daily_sums_that_are_not_those_recorded_are_named(tmp_path, ledger):
     (ledger / "interval=1h/symbol=BTCUSDT/daily.parquet").write_bytes(b"sumz")
     (found,) = verify(tmp_path, "sim")
-    assert found.path.endswith("daily.json")
+    assert found.path.endswith("daily.parquet")
 
 
 FOREIGN = (
@@ -79,7 +75,7 @@ FOREIGN = (
 
 
 @pytest.mark.parametrize("content", ["{}", "[1, 2]", "no JSON", ""])
-def test_a_repair_leaves_files_alone_that_are_not_provably_cpbs(tmp_path, content):
+def test_files_that_are_not_provably_cpbs_are_no_damage(tmp_path, content):
     """The home may be a folder in which the user keeps a `ledger` too."""
     others = [f"ledger/{name}" for name in FOREIGN]
     others += [
@@ -94,6 +90,6 @@ def test_a_repair_leaves_files_alone_that_are_not_provably_cpbs(tmp_path, conten
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    found = verify_all(tmp_path, MARKETS, repair=True)
+    found = verify_all(tmp_path, MARKETS)
     assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()} == set(others)
     assert found.is_good

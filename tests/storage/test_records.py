@@ -1,4 +1,4 @@
-"""Records on disk: what is read is what was written, or it is named and set aside."""
+"""Records on disk: what is read is what was written, or it is named."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from schemas.errors import DamagedError
 from schemas.handover import Failure, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.digests import value_digest
-from tasks.storage.records import find_record, parse_record, read_record, set_aside, write_record
+from tasks.storage.records import find_record, parse_record, read_record, write_record
 
 MODEL = ModelId("har", "default", SeriesId("um", "BTCUSDT", "1h"), 7)
 RESULT = ShardResult(
@@ -78,13 +78,12 @@ def test_kind_version_and_subject_belong_to_the_digested_content(tmp_path, chang
         read_record(path, ShardResult, of=change.get("of", "BTCUSDT-1h"))
 
 
-def test_two_records_that_were_exchanged_are_both_set_aside(tmp_path, caplog):
+def test_two_records_that_were_exchanged_are_both_refused(tmp_path, caplog):
     one, other = tmp_path / "BTC.json", tmp_path / "ETH.json"
     for path in (one, other):
         write_record(path, RESULT, of=path.stem)
     exchange(one, other)
     assert [find_record(path, ShardResult, of=path.stem) for path in (one, other)] == [None, None]
-    assert {p.name for p in tmp_path.iterdir()} == {"BTC.json.damaged-1", "ETH.json.damaged-1"}
     assert "it is the record of ETH, not of BTC" in caplog.text
 
 
@@ -137,14 +136,9 @@ def test_damage_of_the_present_version_has_a_reason_in_words(tmp_path, text):
     assert not re.search(r"Error|Exception|[(<']", str(caught.value))
 
 
-def test_a_damaged_one_is_set_aside_and_a_missing_one_is_none(tmp_path, caplog):
+def test_a_damaged_one_is_named_and_a_missing_one_is_none(tmp_path, caplog):
     path = tmp_path / "r.json"
     assert find_record(path, ShardResult) is None
-    for n in (1, 2):
-        path.write_text("{")
-        assert find_record(path, ShardResult) is None
-        assert not path.exists()
-        assert (tmp_path / f"r.json.damaged-{n}").read_text() == "{"
-    assert "r.json.damaged-2" in caplog.text
-    (tmp_path / "folder").mkdir()
-    assert set_aside(tmp_path / "folder", "why").name == "folder.damaged-1"
+    path.write_text("{")
+    assert find_record(path, ShardResult) is None
+    assert "r.json is damaged: it is not JSON" in caplog.text

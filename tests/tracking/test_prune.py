@@ -344,33 +344,6 @@ def test_a_run_of_a_killed_process_does_not_prevent_it(nights):
     assert nights.prune().runs
 
 
-def test_old_files_that_were_set_aside_go_after_ninety_days(nights):
-    own = BTC.folder(nights.home, "forecasts")
-    features = BTC.folder(nights.home, "features")
-    features.mkdir(parents=True)
-    mine = [
-        own / "notes.txt.damaged-1",
-        own / "2024-01.parquet.damaged",
-        nights.home / "2024-01.parquet.damaged-1",
-    ]
-    name = f"{'a' * 16}-{'b' * 8}"
-    aside = [own / "2024-01.parquet.damaged-1", own / "index.json.damaged-2",
-             features / f"{name}.parquet.damaged-1", features / f"{name}.json.damaged-1"]  # fmt: skip
-    for path in (*mine, *aside):
-        path.write_text("x")
-    (own / "2024-02.parquet.damaged-1").symlink_to(mine[0])
-    from datetime import UTC, datetime
-
-    soon, later = (datetime.now(UTC) + timedelta(days=days) for days in (89, 91))
-    prune(nights.home, dry_run=False, now=soon, store=nights.store)
-    assert all(path.exists() for path in aside)
-    report = prune(nights.home, dry_run=False, now=later, store=nights.store)
-    assert {Path(file) for file in report.files} == set(aside)
-    assert not any(path.exists() for path in aside)
-    assert all(path.exists() for path in mine)
-    assert (own / "2024-02.parquet.damaged-1").is_symlink()
-
-
 def test_copies_of_a_servers_models_go_with_their_versions(nights):
     version = nights.store.client.get_model_version(BTC.registered, "7")
     cache = nights.home / "champions"

@@ -50,8 +50,8 @@ def fleet(root, name, used=0.0, **changes):
             (place / "model" / file).touch()
         (place / "score-0123456789abcdef.npz").touch()
         (place / "test.npz").touch()
-    left_behind = ("result.json.damaged-1", ".job.json.0123456789ab")  # by damage, by a kill
-    for file in ("result.json", "lock", "worker.log", "progress.json", *left_behind):
+    left_behind = ".job.json.0123456789ab"  # by a kill
+    for file in ("result.json", "lock", "worker.log", "progress.json", left_behind):
         (folder / file).touch()
     draft = folder / ".members.0123456789ab" / one.members[0].name / "model"
     draft.mkdir(parents=True)

@@ -6,7 +6,7 @@ them, a champion as `cpb forecast` uses it, a fleet as the repeated `cpb train-a
 shows them.
 
     silent    the reading gave something else than before, and no error and no line in the log named the file: must be 0
-    reading   the reading named the file (it refused it, set it aside, or made it again)
+    reading   the reading named the file (it refused it, or made it again)
     verify    `cpb verify` named the file
     harmless  the reading gave the same as before: padding, statistics, blanks in JSON
 """

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-import shutil
+import subprocess
 
 import numpy as np
 import pytest
@@ -17,12 +17,12 @@ from tasks.judging.baselines import realised, reference_quantiles
 from tasks.judging.member import MemberScore
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import load_series, read_features, write_features
-from tasks.storage.checked_files import REPAIRED
 from tasks.storage.digests import file_digest
 from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_reference
 from tasks.tracking.registry import champions
 from tasks.training.files import JOB, RESULT, prepare, read_job, read_result
+from tasks.verify import verify_all
 
 
 def cut(path):
@@ -69,32 +69,18 @@ def one(found):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("ending", ["parquet", "json"])
-def test_damaged_features_are_named_deleted_and_computed_again(stored, damage, ending):
+def test_damaged_features_are_named_and_computed_again(stored, damage, ending):
     record = write_features(stored, SERIES, **SPAN)
     path = (stored / record.path).with_suffix(f".{ending}")
     before = read_features(stored, record)
     damage(path)
     found = one(verify_features(stored, MARKET))
-    assert (found.path, found.command, found.repaired) == (
-        path.relative_to(stored).as_posix(), "cpb verify --repair", False,
-    )  # fmt: skip
-    outcome = one(verify_features(stored, MARKET, repair=True)).outcome
+    assert found.path == path.relative_to(stored).as_posix()
+    subprocess.run(shlex.split(found.command), check=True)
     assert not list(verify_features(stored, MARKET))
-    computed = (stored / record.path).exists()
-    assert (computed, outcome == REPAIRED) == (ending == "parquet",) * 2  # the record says from which candles
     again = write_features(stored, SERIES, **SPAN)
     assert (again.path, again.digest, again.rows) == (record.path, record.digest, record.rows)
     assert np.array_equal(read_features(stored, again).features, before.features, equal_nan=True)
-
-
-def test_features_without_candles_are_removed_and_said_to_be(stored):
-    record = write_features(stored, SERIES, **SPAN)
-    cut(stored / record.path)
-    for path in SERIES.folder(stored, "klines").glob("*.parquet"):
-        path.unlink()
-    found = one(verify_features(stored, MARKET, repair=True))
-    assert (found.repaired, found.outcome.split(";")[0]) == (True, "removed")
-    assert not list(verify_features(stored, MARKET))
 
 
 def test_features_that_are_gone_are_named_and_those_without_a_record_are_not(stored):
@@ -109,7 +95,7 @@ def test_features_that_are_gone_are_named_and_those_without_a_record_are_not(sto
 
 @pytest.mark.parametrize("damage", [*DAMAGE, lambda path: path.unlink()])
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_fleet_with_a_damaged_model_is_named_and_trained_again(stored, damage, name):
+def test_a_fleet_with_a_damaged_model_is_named_with_its_command(stored, damage, name):
     path = member_of(stored, f"model/{name}")
     damage(path)
     found = one(verify_fleets(stored, MARKET))
@@ -117,9 +103,17 @@ def test_a_fleet_with_a_damaged_model_is_named_and_trained_again(stored, damage,
     assert found.command.startswith("cpb train-all --coins BTCUSDT,ETHUSDT --timeframes 1h --source sim ")
     assert f"--architectures {champion().architecture}" in found.command
     assert found.command.endswith(" --as-of 2025-05-20T00:00")  # the candles that it had learned from
-    assert one(verify_fleets(stored, MARKET, repair=True)).repaired
-    assert not list(verify_fleets(stored, MARKET))
-    assert not (fleet_of(stored) / RESULT).exists()  # so the same command trains it again
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", None])
+def test_scores_that_are_not_those_of_the_config_are_named(stored, content):
+    path = member_of(stored, "model/metrics.json")
+    path.write_text(content or path.read_text().replace("the random walk", "a random walk"))
+    damage = one(verify_fleets(stored, MARKET))
+    assert (damage.path, damage.reason) == (
+        path.relative_to(stored).as_posix(),
+        "its scores are not those in config.json",
+    )
 
 
 def test_what_judging_adds_to_a_config_is_no_damage_and_anything_else_is(stored):
@@ -139,22 +133,20 @@ def test_what_judging_adds_to_a_config_is_no_damage_and_anything_else_is(stored)
 
 @pytest.mark.parametrize("name", [JOB, RESULT])
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_record_of_a_fleet_is_set_aside(stored, damage, name):
+def test_a_damaged_record_of_a_fleet_is_named(stored, damage, name):
     folder = fleet_of(stored)
     damage(folder / name)
     assert one(verify_fleets(stored, MARKET)).path == (folder / name).relative_to(stored).as_posix()
-    assert one(verify_fleets(stored, MARKET, repair=True)).repaired
-    assert (folder / f"{name}.damaged-1").exists()
-    assert not list(verify_fleets(stored, MARKET))
 
 
 def test_a_progress_file_that_cannot_be_read_is_named_and_removed(stored):
     progress = fleet_of(stored) / "progress.json"
     assert list(verify_fleets(stored, MARKET)) == []
     cut(progress)
-    damage = one(verify_fleets(stored, MARKET, repair=True))
+    damage = one(verify_fleets(stored, MARKET))
     assert damage.path.endswith("/progress.json")
-    assert not progress.exists()
+    subprocess.run(shlex.split(damage.command), check=True)
+    assert list(verify_fleets(stored, MARKET)) == []
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -162,20 +154,16 @@ def test_a_progress_file_that_cannot_be_read_is_named_and_removed(stored):
     "name",
     ["score-*.npz", "model/metrics.json", "model/reference.json", "model/forecast.png", "model/loss.png"],
 )
-def test_damaged_scores_and_pictures_are_deleted_and_the_models_stay(stored, damage, name):
+def test_damaged_scores_and_pictures_are_named(stored, damage, name):
     (path,) = member_of(stored).glob(name)
     damage(path)
     assert one(verify_fleets(stored, MARKET)).path == path.relative_to(stored).as_posix()
-    assert one(verify_fleets(stored, MARKET, repair=True)).repaired
-    assert not list(verify_fleets(stored, MARKET))
-    assert not list(member_of(stored).glob("score-*.npz"))  # so the member is judged again
-    assert (fleet_of(stored) / RESULT).exists()
 
 
 def test_a_fleet_in_training_is_left_alone(stored):
     flip(member_of(stored, "model/model.safetensors"))
     with locked(fleet_of(stored) / "lock"):
-        assert not list(verify_fleets(stored, MARKET, repair=True))
+        assert not list(verify_fleets(stored, MARKET))
     assert list(verify_fleets(stored, MARKET))
 
 
@@ -191,46 +179,21 @@ def test_a_run_never_takes_up_damaged_weights(stored):
 
 @pytest.mark.parametrize("damage", [*DAMAGE, lambda path: path.unlink()])
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "metrics.json", "forecast.png"])
-def test_a_damaged_champion_is_named_and_copied_back_from_its_fleet(stored, damage, name):
+def test_a_damaged_champion_is_named(stored, damage, name):
     path = champion().folder / name
-    whole = path.read_bytes()
     damage(path)
     found = one(verify_champions(stored, MARKET))
-    assert (found.path, found.repaired) == (path.as_posix(), False)  # outside the home: as it is
-    assert found.command == "cpb verify --repair"
-    assert one(verify_champions(stored, MARKET, repair=True)).repaired
-    assert path.read_bytes() == whole
-    assert not list(verify_champions(stored, MARKET))
+    assert found.path == path.as_posix()  # outside the home: as it is
+    assert found.command.startswith("cpb train-all --coins BTCUSDT ")
 
 
-def test_a_champion_whose_fleet_is_gone_is_copied_back_from_what_was_published(stored):
-    path = champion().folder / "model.safetensors"
-    whole = path.read_bytes()
-    flip(path)
-    shutil.rmtree(stored / MARKET / "fleets")
-    assert "`cpb verify --repair`" in refusal()
-    assert one(verify_champions(stored, MARKET, repair=True)).outcome == REPAIRED
-    assert path.read_bytes() == whole
-
-
-def test_a_champion_whose_whole_folder_is_gone_is_copied_back(stored):
-    folder = champion().folder
-    names = {path.name for path in folder.iterdir()}
-    shutil.rmtree(folder.parent)
-    assert {d.outcome for d in verify_champions(stored, MARKET, repair=True)} == {REPAIRED}
-    assert {path.name for path in folder.iterdir()} == names
-    assert champion().damage == ""
-
-
-def test_a_champion_without_an_intact_copy_is_trained_again_by_the_named_command(stored):
+def test_a_damaged_champion_is_trained_again_by_the_named_command(stored):
     path = champion().folder / "model.safetensors"
     flip(path)
-    flip(member_of(stored, "model/model.safetensors"))
-    shutil.rmtree(stored / MARKET / "hub")
-    found = one(verify_champions(stored, MARKET, repair=True))
+    found = one(verify_champions(stored, MARKET))
     expected = "cpb train-all --coins BTCUSDT --timeframes 1h --source sim --architectures"
-    assert (found.repaired, found.command) == (False, f"{expected} {champion().architecture} --preset smoke")
-    assert "`cpb verify --repair`" in refusal()  # which names that command
+    assert found.command == f"{expected} {champion().architecture} --preset smoke"
+    assert f"`{found.command}`" in refusal()
     options = shlex.split(found.command)[2:]
     asked = dict(zip((o.removeprefix("--") for o in options[::2]), options[1::2], strict=True))
     # The user's own part of the first run's options: the named command alone learns everything that there is.
@@ -247,7 +210,7 @@ def refusal():
 
 def test_without_a_store_there_is_no_champion_to_check(stored, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
-    assert list(verify_champions(stored, MARKET)) == []
+    assert verify_all(stored, (MARKET,)).is_good
     assert not (tmp_path / "none.db").exists()
 
 

@@ -16,11 +16,11 @@ for number, line in enumerate((HERE / "chain.jsonl").read_bytes().splitlines(kee
         sys.exit(f"line {number} of chain.jsonl does not fit")
     for entry in batch["entries"]:
         parts = files.setdefault(entry["file"].replace(".parquet", ".jsonl.gz"), [])
-        parts.clear() if batch["kind"] == "lost" else parts.append((number, entry))
+        parts.append((number, entry))
 if head and head not in chain[1:]:
     sys.exit(f"{head} is not in the chain, which ends with {chain[-1]}: the record was made anew or cut off")
 there = {path.relative_to(HERE).as_posix() for path in HERE.rglob("*.jsonl.gz")}
-for file in sorted((there | files.keys()) - {file for file in files if not files[file]}):  # without lost files
+for file in sorted(there | files.keys()):
     place, done, names = f"{file}, row 1", 0, FORECAST if file.startswith("forecasts") else SCORE
     lines = gzip.decompress((HERE / file).read_bytes()).splitlines()
     for number, entry in files.get(file, []):
@@ -36,5 +36,4 @@ for file in sorted((there | files.keys()) - {file for file in files if not files
     if lines[done:]:
         sys.exit(f"{file}, row {done + 1}: no line of the chain describes it")
 where = f"; line {chain.index(head)} is the head that you noted" if head else ""
-lost = sum(not parts for parts in files.values())
-print(f"{len(chain) - 1} lines and {total} rows fit, {lost} files lost{where}; the chain ends with {chain[-1]}")
+print(f"{len(chain) - 1} lines and {total} rows fit{where}; the chain ends with {chain[-1]}")
