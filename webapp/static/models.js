@@ -1,7 +1,7 @@
 // The leaderboard, sorted by any column, and two models side by side.
 
 import { ask, get } from "/static/api.js";
-import { card, chip, downloads, h, marked, select, sentence } from "/static/dom.js";
+import { card, downloads, h, marked, select, sentence } from "/static/dom.js";
 import { asOf, dayAndTime, interval, known, number, percent, seconds } from "/static/format.js";
 import { figure, free, theme } from "/static/plot.js";
 import { sideBySide } from "/static/compare.js";
