@@ -16,7 +16,7 @@ from verifying import verify_champions as verify
 from schemas.errors import CpbError
 from tasks.storage.urls import local_path
 from tasks.tracking import mlflow_store
-from tasks.tracking.boards import leaderboard
+from tasks.tracking.boards import leaderboard, read_members
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
@@ -98,7 +98,7 @@ def test_a_copy_reads_writes_and_prunes_its_own_artifacts_alone(original, tmp_pa
     champion.check()
     assert champion.version == str(NIGHTS + 1)
     assert list(verify(copy / "data", store=store)) == []
-    assert leaderboard(store=store)
+    assert leaderboard(members=read_members(store))
     add_night(store, copy / "data", NIGHTS + 2, symbols=("BTCUSDT",))
     assert prune(copy / "data", dry_run=False, nights=1, now=day(6) + timedelta(hours=1), store=store).runs
     assert not original.exists()
