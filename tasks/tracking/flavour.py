@@ -3,15 +3,10 @@
 MLflow imports `cpbmodels.mlflow`, which reads `model.safetensors` and `config.json` beside these files. The light
 library is included as a wheel, because it is in no package index. The files belong to the run, whose tag
 `mlflow_files` lists their digests: a universal member's run serves the versions of many coins.
-
-Files common to many runs are stored once on this machine, as `ROOT/shared/SHA256`, and hard-linked into each run;
-MLflow and copy tools treat a hard link as a normal file. On file systems without hard links they are copied.
 """
 
 import json
 import platform
-import re
-import shutil
 import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -22,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.storage.digests import file_digest
-from tasks.storage.files import replacing, write_bytes
+from tasks.storage.files import write_bytes
 from tasks.storage.model_folder import damage_of, read_config
-from tasks.storage.records import final_name
 from tasks.storage.urls import local_path
 from tasks.tracking.connection import Store
 from tasks.tracking.tags import MLFLOW_FILES, digests_of
@@ -43,9 +37,6 @@ WHEELS = "wheels"
 _PINNED = ("mlflow", "numpy", "pandas", "polars", "safetensors", "torch")
 _LAST = datetime(2025, 1, 1, tzinfo=UTC)
 """Open time of the example's last candle: closed long ago in any timeframe."""
-
-SHARED = "shared"
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def add_flavour(
@@ -77,14 +68,10 @@ def add_flavour(
     if here is None:
         _upload(store, run, source, {**own, **shared})
         return found
-    root = local_path(run.info.artifact_uri)
-    assert root is not None  # the source is inside it
-    for name, data in shared.items():
-        write_shared(root.parent.parent, here / name, data)
     for name in digests.keys() - found.keys():
         if Path(name).parent == Path(WHEELS):  # of another release
             (here / name).unlink(missing_ok=True)
-    for name, data in own.items():  # last: `MLmodel` makes the folder a model
+    for name, data in {**shared, **own}.items():  # `MLmodel` last: it makes the folder a model
         write_bytes(here / name, data)
     return found
 
@@ -183,36 +170,3 @@ def _example(timeframe: str, context: int) -> dict[str, Any]:
         "columns": ["open_time", "open", "high", "low", "close", "volume"],
         "data": [[time, *values] for time, values in zip(times, table, strict=True)],
     }
-
-
-def write_shared(root: Path, path: Path, data: bytes) -> None:
-    """Atomically link `path` to the shared file with this content, which is created if missing or damaged.
-
-    Args:
-        root: the folder that holds the runs' folders.
-    """
-    digest = sha256(data).hexdigest()
-    if path.is_file() and file_digest(path) == digest:
-        return
-    shared = root / SHARED / digest
-    if not shared.is_file() or file_digest(shared) != digest:
-        write_bytes(shared, data)
-    with replacing(path) as draft:
-        try:
-            draft.hardlink_to(shared)
-        except (
-            OSError
-        ):  # a file system without hard links, or too many links; any other fault is the copy's, too
-            shutil.copyfile(shared, draft)
-
-
-def unused(root: Path) -> list[Path]:
-    """Return the shared files of a root that no run links to any more, and drafts left by killed processes."""
-    folder = root / SHARED
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [file for file in files if _is_own(file) and file.lstat().st_nlink == 1]
-
-
-def _is_own(file: Path) -> bool:
-    named = _DIGEST.fullmatch(final_name(file.name))
-    return bool(named) and file.is_file() and not file.is_symlink()

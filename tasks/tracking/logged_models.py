@@ -35,14 +35,13 @@ def open_model(store: Store, run_id: str, record: MemberRecord) -> str:
     return str(made.model_id)
 
 
-def link_version(store: Store, version: "ModelVersion", *, deleted: bool = False) -> None:
-    """Link the logged model of a version's run to the version; with `deleted`, remove that link."""
+def link_version(store: Store, version: "ModelVersion") -> None:
+    """Link the logged model of a version's run to the version."""
     own = {"name": version.name, "version": str(version.version)}
     for model in models_of(store, [version.run_id or ""]):
-        known = json.loads(model.tags.get(_VERSIONS, "[]"))
-        linked = [other for other in known if other != own] + ([] if deleted else [own])
-        if linked != known:
-            store.client.set_logged_model_tags(model.model_id, {_VERSIONS: json.dumps(linked)})
+        linked = json.loads(model.tags.get(_VERSIONS, "[]"))
+        if own not in linked:
+            store.client.set_logged_model_tags(model.model_id, {_VERSIONS: json.dumps([*linked, own])})
 
 
 def delete_models(store: Store, run_ids: Sequence[str]) -> None:

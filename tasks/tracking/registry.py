@@ -19,7 +19,7 @@ from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
 from tasks.storage.model_folder import damage_of, read_config
 from tasks.tracking.artifacts import model_folder
-from tasks.tracking.connection import Store, alone, find_run, find_runs
+from tasks.tracking.connection import Store, find_run, find_runs
 from tasks.tracking.flavour import add_flavour
 from tasks.tracking.logged_models import link_version
 from tasks.tracking.mlflow_store import open_store
@@ -207,8 +207,7 @@ def _make_mlflow_model(
     store: Store, run: "Run", version: "ModelVersion", digests: Mapping[str, str], timeframe: str
 ) -> None:
     folder, damage = model_folder(store, version, digests)
-    with alone(store):  # pruning removes shared files without a link from a run
-        made = add_flavour(store, run, version.source or "", folder, timeframe)
+    made = add_flavour(store, run, version.source or "", folder, timeframe)
     if not made:
         why = damage or damage_of(folder, {}) or f"{folder} holds an MLmodel that cpb did not write"
         log.warning("%s/%s is not an MLflow model: %s", version.name, version.version, why)

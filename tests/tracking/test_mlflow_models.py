@@ -28,11 +28,10 @@ import cpbmodels
 from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.artifacts import files_size, remove_files
+from tasks.tracking.artifacts import logged_names, unlogged_file
 from tasks.tracking.database import make_sqlite
-from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged, unused
+from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged
 from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.prune_plan import StoredRun, problem_of
 from tasks.tracking.registry import champions
 from tasks.tracking.tags import MLFLOW_FILES
 
@@ -186,29 +185,6 @@ def test_the_version_holds_the_wheel_and_no_pickle(champion):
     assert all("==" in line and "+" not in line for line in lines[:-1])
 
 
-def test_what_all_have_alike_is_stored_once(store, trained):
-    fleet = fleet_of()
-    for series, key in ((BTC, "a"), (ETH, "b")):
-        register_champion(series, log_member(fleet.run_id, member(trained, key=key)))
-    btc, eth = (c.folder for c in champions())
-
-    linked = {n for n in champions()[0].mlflow_files if (btc / n).samefile(eth / n)}
-    assert linked == {*NAMES, f"{WHEELS}/{light_wheel().name}"} - {"MLmodel"}
-
-
-def test_where_there_are_no_links_files_are_copied(store, trained, monkeypatch, candles):
-    def no_links(source, target):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("os.link", no_links)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
-    register_champion(BTC, log_member(fleet_of().run_id, member(trained)))
-
-    (champion,) = champions()
-    assert damaged(champion.folder, champion.mlflow_files) == []
-    assert len(mlflow.pyfunc.load_model(URI).predict(as_pandas(candles))) == 10
-
-
 def test_a_universal_run_that_serves_two_coins_is_written_once(store, champion, candles):
     before = {n: (champion.folder / n).stat().st_mtime_ns for n in champion.mlflow_files}
     register_champion(ETH, champion.run_id)
@@ -218,26 +194,14 @@ def test_a_universal_run_that_serves_two_coins_is_written_once(store, champion, 
     assert len(mlflow.pyfunc.load_model("models:/cpb-ETHUSDT-1h@champion").predict(as_pandas(candles))) == 10
 
 
-def test_pruning_removes_them_with_the_run_and_what_was_shared_with_the_last(store, trained, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
-    fleet = fleet_of()
-    for series, key in ((BTC, "a"), (ETH, "b")):
-        register_champion(series, log_member(fleet.run_id, member(trained, key=key)))
-        mlflow.pyfunc.load_model(f"models:/{series.registered}@champion")
-    root, runs = champions()[0].folder.parents[1], [store.client.get_run(c.run_id) for c in champions()]
-    for number, run in enumerate(map(StoredRun.of, runs)):
-        assert (Path(run.uri.removeprefix("file://")) / LOADED).is_file()  # which MLflow itself has written
-        assert unused(root) == []
-        assert problem_of(store, run) == ""
-        assert files_size(run.uri) < 30_000 + number * 200_000
-        remove_files(run.uri, run.id)
-    assert len(unused(root)) == 5
-    assert [p.name for p in root.iterdir()] == ["shared"]
-
-
-def test_a_file_of_somebody_else_among_the_wheels_keeps_a_run(store, champion):
+def test_all_files_of_a_version_are_known_to_pruning_until_somebody_adds_one(store, champion):
+    mlflow.pyfunc.load_model(URI)
+    run = store.client.get_run(champion.run_id)
+    names = logged_names(run.data.tags)
+    assert (champion.folder / LOADED).is_file()  # which MLflow itself has written
+    assert unlogged_file(store, champion.run_id, run.info.artifact_uri, names) == ""
     (champion.folder / WHEELS / "mine.whl").write_bytes(b"")
-    assert "mine.whl" in problem_of(store, StoredRun.of(store.client.get_run(champion.run_id)))
+    assert "mine.whl" in unlogged_file(store, champion.run_id, run.info.artifact_uri, names)
 
 
 def test_a_newer_release_takes_the_place_of_an_older_wheel(store, champion, tmp_path):
