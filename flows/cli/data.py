@@ -122,11 +122,10 @@ def prune(
     yes: Annotated[bool, typer.Option("--yes", help="delete; without it, only show what would go")] = False,
     json: Json = False,
 ) -> None:
-    """Show, or with --yes delete, old runs, versions, fleets and fetched copies of models.
+    """Show, or with --yes delete, old runs and versions of models in MLflow.
 
-    Kept: of each market the last 14 nights; before them what is served or tagged `keep`;
-    champions, their predecessors, and runs and versions with the tag `keep`. Nothing is deleted while
-    a run is being written.
+    Kept: of each market the last 14 nights; before them what has an alias, as champions have, or the tag
+    `keep`, and runs with a file that cpb did not log. Nothing is deleted while a run is being written.
 
     Example: cpb prune
     """
@@ -138,11 +137,9 @@ def prune(
         emit({**asdict(report), "exit": 0})
         return
     _list("version", report.versions)
-    _list("fleet", report.fleets)
-    _list("file", report.files)
     _list("stays:", report.kept)
     say(str(report))
-    if report.dry_run and (report.runs or report.versions or report.fleets or report.files):
+    if report.dry_run and (report.runs or report.versions):
         say("nothing was deleted: add --yes to do it")
 
 

@@ -9,7 +9,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -58,6 +58,37 @@ def write_bytes(path: Path, data: bytes | memoryview) -> None:
     """Write `data` so that `path` has either the old or the new content, never a part; errors as in `replacing`."""
     with replacing(path) as draft:
         draft.write_bytes(data)
+
+
+def final_path(path: str) -> str:
+    """Return a relative path with the final name of every draft in it."""
+    matches = ((DRAFT.fullmatch(name), name) for name in path.split("/"))
+    return "/".join(match["name"] if match else name for match, name in matches)
+
+
+def delete_files(folder: Path, is_ours: Callable[[str], bool]) -> bool:
+    """Delete the files below a folder that cpb wrote, then all folders that are empty; return whether nothing is left.
+
+    Other files stay, and so do links, which are not followed.
+
+    Args:
+        is_ours: whether cpb wrote a file, by its path relative to the folder; that of a draft has its final name.
+    """
+    for path in sorted(folder.rglob("*"), reverse=True):
+        if path.is_symlink():
+            continue
+        if path.is_dir():
+            remove_empty(path)
+        elif is_ours(final_path(path.relative_to(folder).as_posix())):
+            path.unlink(missing_ok=True)
+    remove_empty(folder)
+    return not folder.exists()
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder if it is empty."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def write_secret(path: Path, text: str) -> None:

@@ -23,7 +23,7 @@ from pydantic import ValidationError
 from schemas.errors import DamagedError
 from schemas.handover import Record
 from tasks.storage.digests import canonical, value_digest
-from tasks.storage.files import DRAFT, write_bytes, write_json
+from tasks.storage.files import write_bytes, write_json
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports this module
     from numpy.typing import NDArray
@@ -118,12 +118,6 @@ def member_subject(path: Path) -> str:
     """
     member = path.parent.parent if path.parent.name == "model" else path.parent
     return f"{member.parent.parent.name}/{member.name}/{path.name}"
-
-
-def final_name(name: str) -> str:
-    """Return the final name of a draft, else the name itself."""
-    found = DRAFT.fullmatch(name)
-    return found["name"] if found else name
 
 
 _LOCAL_HEADER = struct.Struct("<26xHH")  # followed by the name and extra field of these lengths

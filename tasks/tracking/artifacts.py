@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 from schemas.errors import CpbError, DamagedError
 from schemas.scope import home as home_folder
 from tasks.storage.digests import file_digest
-from tasks.storage.files import DiskFull, is_disk_full, new_folder
+from tasks.storage.files import DiskFull, final_path, is_disk_full, new_folder
 from tasks.storage.model_folder import FILES, damage_of, file_digests
-from tasks.storage.records import final_name
 from tasks.storage.urls import local_path, public_url
 from tasks.tracking.connection import Store
 from tasks.tracking.database import PROXIED, failure, is_server, no_shared_place, server_here, sqlite_path
-from tasks.tracking.mlflow_private import delete_remote_files
-from tasks.tracking.tags import digests_of
+from tasks.tracking.tags import MLFLOW_FILES, digests_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -137,46 +135,33 @@ def mend_files(store: Store, run: "Run", folder: Path) -> bool:
     return True
 
 
-def foreign_file(store: Store, run_id: str, uri: str, own: "Collection[str]") -> str:
-    """Return the first artifact of a run that is not a file of cpb, or ""; links are not files of cpb.
-
-    Args:
-        own: names of cpb's files on this run.
-    """
-    folder = local_path(uri)
-    if folder is not None:
-        return _foreign(_run_folder(folder, run_id), folder, own)
-    listed = store.client.list_artifacts(run_id)
-    return next((f.path for f in listed if f.is_dir or f.path not in own), "")
+def logged_names(tags: "Mapping[str, str]") -> frozenset[str]:
+    """Return the names of the artifacts that cpb logged to a run, or MLflow wrote beside them, from the run's tags."""
+    return frozenset({*digests_of(tags), *digests_of(tags, MLFLOW_FILES), LOADED})
 
 
-def _run_folder(folder: Path, run_id: str) -> Path:
-    """Return what a run has for itself: ROOT/RUN around its artifacts, or the folder that a person has chosen."""
-    return folder.parent if folder.parent.name == run_id else folder
+def unlogged_file(store: Store, run_id: str, uri: str, names: "Collection[str]") -> str:
+    """Return why a run's artifacts may not be deleted: a file that is not one of `names`, or "" for none."""
+    folder = local_path(uri)  # ROOT/RUN/artifacts
+    if folder and not folder.parent.parent.is_dir():
+        return "its artifacts are on another machine"
+    files = _files_below(folder) if folder else _listed(store, run_id)
+    name = next((name for name in files if final_path(name) not in names), "")
+    return f"it holds {name}, which cpb did not log" if name else ""
 
 
-def _foreign(root: Path, folder: Path, own: "Collection[str]") -> str:
-    """Return the first link below `root`, or file there that is none of `own`, relative to `folder`; "" for none."""
-    for path in sorted(root.rglob("*")):
-        name = os.path.relpath(path.with_name(final_name(path.name)), folder)
-        if path.is_symlink() or not (name in own or path.is_dir()):
-            return name
-    return ""
+def _files_below(folder: Path) -> "Iterator[str]":
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            yield path.relative_to(folder).as_posix()
 
 
-def files_size(uri: str) -> int:
-    """Return the bytes of a run's artifacts on this machine."""
-    folder = local_path(uri)
-    return sum(path.lstat().st_size for path in folder.rglob("*") if not path.is_dir()) if folder else 0
-
-
-def remove_files(uri: str, run_id: str) -> None:
-    """Delete a run's artifacts, checked by `foreign_file` before."""
-    folder = local_path(uri)
-    if folder is None:
-        delete_remote_files(uri)
-    elif (whole := _run_folder(folder, run_id)).is_dir():
-        shutil.rmtree(whole)
+def _listed(store: Store, run_id: str, path: str | None = None) -> "Iterator[str]":
+    for file in store.client.list_artifacts(run_id, path):
+        if file.is_dir:
+            yield from _listed(store, run_id, file.path)
+        else:
+            yield file.path
 
 
 def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, str]") -> tuple[Path, str]:
@@ -200,14 +185,11 @@ def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, s
     return target, damage_of(target, digests)
 
 
-def stale_copies(home: Path, versions: "Iterable[ModelVersion]") -> list[Path]:
+def old_copies(home: Path, versions: "Iterable[ModelVersion]") -> list[Path]:
     """Return the folders of fetched models other than these versions."""
-    known = {_copy_name(version) for version in versions}
-    return [
-        folder
-        for folder in sorted((home / COPIES).absolute().glob("*/"))
-        if _COPY.fullmatch(folder.name) and folder.name not in known and not _foreign(folder, folder, FILES)
-    ]
+    current = {_copy_name(version) for version in versions}
+    folders = sorted((home / COPIES).absolute().glob("*/"))
+    return [folder for folder in folders if _COPY.fullmatch(folder.name) and folder.name not in current]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import logging
 import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -218,24 +218,6 @@ def make_sqlite(database: Path) -> None:
             "set MLFLOW_TRACKING_URI to a writable place",
             code="store",
         ) from error
-
-
-def shrink(database: Path) -> None:
-    """Return the space of deleted rows to the file system if they are more than half of a SQLite file.
-
-    Below that, SQLite reuses their pages, so the file keeps its size. An active reader prevents it; then the next call
-    tries again.
-    """
-    with (
-        suppress(sqlite3.OperationalError),
-        closing(sqlite3.connect(database, timeout=TIMEOUT_S, isolation_level=None)) as connection,
-    ):
-        empty, pages = (
-            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_count")
-        )
-        if empty > pages / 2:
-            connection.execute("VACUUM")
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
 
 @contextmanager

@@ -82,7 +82,8 @@ def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response"
 def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]", models: "Sequence[str]") -> None:
     """Delete all rows of runs from a SQL store; MLflow's public `delete_run` only marks them.
 
-    200 runs take 0.8 s of CPU; a transaction of our own over the same tables took 0.1 s.
+    Not by `mlflow gc --run-ids`: it also deletes for good every other experiment and logged model that somebody has
+    deleted in the store, and each folder of artifacts as a whole.
 
     Args:
         models: ids of the runs' logged models.
@@ -94,26 +95,6 @@ def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]", model
         store._hard_delete_logged_model(model_id)
     for run_id in run_ids:
         store._hard_delete_run(run_id)
-
-
-def delete_version_for_good(client: "MlflowClient", name: str, version: str) -> None:
-    """Delete a model version's row and tags; the public `delete_model_version` blanks the row and keeps the tags.
-
-    3.17.2: `MlflowClient._get_registry_client().store`, `_get_sql_model_version`; tags are deleted in cascade.
-    """
-    store: Any = client._get_registry_client().store
-    with store.ManagedSessionMaker(read_only=False) as session:
-        session.delete(store._get_sql_model_version(session, name, int(version)))
-
-
-def delete_remote_files(uri: str) -> None:
-    """Delete all remote artifacts of a run.
-
-    3.17.2: `mlflow.store.artifact.artifact_repository_registry.get_artifact_repository`, as in `mlflow gc`.
-    """
-    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
-    get_artifact_repository(uri).delete_artifacts()
 
 
 def server_app(uri: str, artifacts: str, hosts: str) -> "ASGIApp":

@@ -1,41 +1,35 @@
-"""`cpb prune`: removes the data that nightly runs accumulate, so that database, artifacts and store stay bounded.
+"""`cpb prune`: deletes the runs and model versions that nights leave behind, so that the MLflow store stays bounded.
 
-Kept are the last nights in full; champions and their predecessors; everything with an alias or the tag
-`keep`. Nothing is deleted while a run is being written. A kill at any point is safe: each step can be repeated, and the
-next pruning completes it.
+Kept are the last nights of each market, and before them what an alias or the tag `keep` holds. Of the rest, runs that
+cpb logged are deleted, with the files that cpb logged. A kill at any point is safe: the next pruning deletes what is
+left.
+
+Nights are the UTC days on which a flow run of the market finished: a machine that was off for a month keeps its last
+nights, and nights on spot do not age the simulator's.
 """
 
-import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.errors import BusyError
-from schemas.identity import MARKETS, market_home
-from tasks.storage.locks import check_held
-from tasks.tracking.artifacts import files_size, remove_files, stale_copies
-from tasks.tracking.connection import Store, alone, alone_everywhere
-from tasks.tracking.database import is_server, shrink, sqlite_path
-from tasks.tracking.mlflow_private import delete_runs_for_good, delete_version_for_good
+from schemas.errors import BusyError, count
+from tasks.storage.files import delete_files, remove_empty
+from tasks.storage.model_folder import FILES as MODEL_FILES
+from tasks.storage.urls import local_path
+from tasks.tracking.artifacts import logged_names, old_copies, unlogged_file
+from tasks.tracking.connection import Store, alone, alone_everywhere, search_lazily
+from tasks.tracking.database import is_server
+from tasks.tracking.mlflow_private import delete_runs_for_good
 from tasks.tracking.mlflow_store import open_store, reconcile
 from tasks.tracking.model import delete_models, models_of
-from tasks.tracking.prune_plan import (
-    NIGHTS,
-    OldFlow,
-    first_nights,
-    old_versions,
-    plan_runs,
-    problem_of,
-    stored_runs,
-)
-from tasks.tracking.tags import PRUNED
-from tasks.tracking.versions import all_versions, full_name
-from tasks.training.files import no_shards_in_use, old_shards, remove_old_shards
+from tasks.tracking.tags import FLEET, FLOW, KEEP, KEY, KIND, MEMBER, PARENT, PRUNED, market_of
+from tasks.tracking.versions import all_versions, full_name, registered_models, series_of
 
 if TYPE_CHECKING:
+    from mlflow.entities import Run, RunInfo
     from mlflow.entities.model_registry import ModelVersion
 
 
@@ -43,154 +37,186 @@ if TYPE_CHECKING:
 class PruneReport:
     """The deleted objects, or with `dry_run` those that would be deleted.
 
-    `kept`: objects old enough for deletion but kept, with the reason.
+    `versions`: as `cpb-BTCUSDT-1h/3`. `kept`: old runs that stay, each with the reason.
     """
 
     dry_run: bool
     runs: int = 0
     versions: list[str] = field(default_factory=list)
-    fleets: list[str] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    artifact_bytes: int = 0
     kept: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         """Return the report in one sentence."""
-        verb = "would delete" if self.dry_run else "deleted"
-        counts = {"run": self.runs, "version": len(self.versions), "fleet": len(self.fleets),
-                  "other file": len(self.files)}  # fmt: skip
-        parts = [f"{n:,} {noun}{'' if n == 1 else 's'}" for noun, n in counts.items() if n]
-        if not parts:
+        if not self.runs and not self.versions:
             return "nothing to prune"
-        size = f" with {self.artifact_bytes / 1e6:,.1f} MB of artifacts" if self.artifact_bytes else ""
-        return f"{verb} {', '.join(parts)}{size}"
+        verb = "would delete" if self.dry_run else "deleted"
+        return f"{verb} {count(self.runs, 'run')} and {count(len(self.versions), 'version')}"
 
 
-def prune(
-    home: Path,
-    *,
-    dry_run: bool = True,
-    nights: int = NIGHTS,
-    now: datetime | None = None,
-    store: Store | None = None,
-) -> PruneReport:
-    """Delete old data, or only report it.
+@dataclass(frozen=True)
+class _Run:
+    """What pruning needs of a run; a store holds too many runs to keep them whole in memory.
+
+    `kind`: "" for a run that cpb did not log. `names`: the artifacts that cpb logged.
+    """
+
+    info: "RunInfo"
+    day: date
+    kind: str
+    parent: str
+    market: str
+    keep: bool
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, run: "Run") -> "_Run":
+        info, tags = run.info, run.data.tags
+        day = _day(max(info.end_time or 0, info.start_time))
+        kind = tags[KIND] if KEY in tags and tags.get(KIND) in (FLOW, FLEET, MEMBER) else ""
+        return cls(info, day, kind, tags.get(PARENT, ""), market_of(run), KEEP in tags, logged_names(tags))
+
+    @property
+    def id(self) -> str:
+        return self.info.run_id
+
+    @property
+    def deleted(self) -> bool:
+        return self.info.lifecycle_stage == "deleted"
+
+
+def prune(home: Path, *, dry_run: bool = True, nights: int = 14, store: Store | None = None) -> PruneReport:
+    """Delete old runs, versions and fetched copies of models, or only report them.
 
     Args:
-        home: CPB_HOME, with fleets, forecasts and ledger.
+        home: CPB_HOME, which holds the copies.
         nights: nights of each market that are kept in full.
-        now: UTC; default the current time.
 
     Raises:
-        BusyError: a run is being written or a fleet is training; nothing was deleted.
+        BusyError: a run is being written; nothing was deleted.
     """
-    now = now or datetime.now(UTC)
     store = store or open_store(create=not dry_run)
-    report = PruneReport(dry_run)
     if dry_run:
-        _prune(store, home, nights, now, report)
-        return report
+        return _prune(store, nights, dry_run)
     reconcile(store)
-    with _alone(store, home):
-        _prune(store, home, nights, now, report)
+    with alone_everywhere(store, "registry"), alone(store):
+        report = _prune(store, nights, dry_run)
+        for copy in old_copies(home, all_versions(store)):
+            delete_files(copy, MODEL_FILES.__contains__)
     return report
 
 
-@contextmanager
-def _alone(store: Store, home: Path) -> Iterator[None]:
-    """Lock out every other writer of the store, and every training below the home, during the block."""
-    with ExitStack() as held:
-        held.enter_context(alone_everywhere(store, "registry"))
-        held.enter_context(alone(store))
-        for root in _roots(home):
-            try:
-                held.enter_context(no_shards_in_use(root))
-            except BusyError as error:
-                raise BusyError(
-                    f"a training or a backtest is running in {root}; prune again when it has ended"
-                ) from error
-        yield
+def _prune(store: Store, nights: int, dry_run: bool) -> PruneReport:
+    report = PruneReport(dry_run)
+    runs = [_Run.of(run) for run in search_lazily(store, deleted=True)]
+    for run in runs:
+        if run.kind and run.info.status == "RUNNING" and not run.deleted:
+            raise BusyError(f"run {run.id} is being written; prune again when it has ended")
+    since = _first_nights(runs, nights)
+    versions, needed = _old_versions(store, since, {run.id for run in runs if run.kind == MEMBER})
+    old, thinned = _old_runs(store, runs, since, needed, report.kept)
+    report.runs, report.versions = len(old), [full_name(version) for version in versions]
+    if not dry_run:
+        for version in versions:
+            # MLflow keeps a blank row, so that it gives no number twice, and would keep the tags with it.
+            for tag in version.tags:
+                store.client.delete_model_version_tag(version.name, str(version.version), tag)
+            store.client.delete_model_version(version.name, str(version.version))
+        for fleet in thinned:
+            store.client.set_tag(fleet, PRUNED, datetime.now(UTC).isoformat(timespec="seconds"))
+        _delete_runs(store, old)
+    return report
 
 
-def _prune(store: Store, home: Path, nights: int, now: datetime, report: PruneReport) -> None:
-    """Report old data, and delete it unless `report.dry_run`."""
-    flows, versions = _plan(store, home, nights, now, report)
-    for old in versions:
-        if not report.dry_run:
-            _delete_version(store, old)
-        report.versions.append(full_name(old))
-    for flow in flows:
-        report.runs += len(flow.runs)
-        report.artifact_bytes += sum(files_size(run.uri) for run in flow.runs)
-        if not report.dry_run:
-            _delete_flow(store, flow, now)
-    fleets_of = old_shards if report.dry_run else remove_old_shards
-    for root in _roots(home):
-        if (fleets := root / "fleets").is_dir():
-            report.fleets += map(str, fleets_of(fleets, now))
-    gone = set(report.versions)
-    copies = stale_copies(home, [v for v in all_versions(store) if full_name(v) not in gone])
-    report.files += map(str, copies)
-    if report.dry_run:
-        return
-    for folder in copies:
-        shutil.rmtree(folder)
-    if database := sqlite_path(store.uri):
-        shrink(database)
+def _first_nights(runs: Iterable[_Run], nights: int) -> dict[str, date]:
+    """Return the day of each market's oldest night that is kept; markets with fewer than `nights` are left out.
 
-
-def _plan(
-    store: Store, home: Path, nights: int, now: datetime, report: PruneReport
-) -> "tuple[list[OldFlow], list[ModelVersion]]":
-    """Return the old flow runs and versions; those that cannot be deleted are added to the report.
-
-    Raises:
-        BusyError: a run is being written.
+    With exactly `nights` there may be older runs: failed ones, and those that a killed pruning has hidden already.
     """
-    runs = stored_runs(store)
-    if writing := [run for run in runs if run.kind and run.running and not run.deleted]:
-        raise BusyError(
-            f"run {writing[0].name} ({writing[0].id}) is being written; prune again when it has ended"
-        )
-    if is_server(store.uri):  # runs marked as deleted are removed only by the server's `mlflow gc`
-        runs = [run for run in runs if not run.deleted]
-    since = first_nights(runs, nights)
-    every = all_versions(store)
-    versions = old_versions(store, every, since, runs)
-    gone = set(map(full_name, versions))
-    needed = {v.run_id or "" for v in every if full_name(v) not in gone}
-    flows, kept = plan_runs(runs, since, needed, lambda run: problem_of(store, run))
-    report.kept += kept
-    return flows, versions
+    days: dict[str, set[date]] = defaultdict(set)
+    for run in runs:
+        if run.kind == FLOW and run.info.status == "FINISHED" and not run.deleted:
+            days[run.market].add(run.day)
+    return {market: sorted(ended)[-nights] for market, ended in days.items() if len(ended) >= nights}
 
 
-def _delete_version(store: Store, old: "ModelVersion") -> None:
-    check_held()
-    if is_server(store.uri):
-        store.client.delete_model_version(old.name, str(old.version))
-    else:
-        delete_version_for_good(store.client, old.name, str(old.version))
+def _old_versions(
+    store: Store, since: dict[str, date], members: Collection[str]
+) -> "tuple[list[ModelVersion], set[str]]":
+    """Return the versions to delete, and the ids of the runs whose files belong to a version that stays."""
+    aliased = {(m.name, str(number)) for m in registered_models(store) for number in m.aliases.values()}
+    old, needed = list["ModelVersion"](), set[str]()
+    for version in all_versions(store):
+        series = series_of(version.name)
+        if (
+            series is None
+            or series.registered != version.name
+            or version.run_id not in members
+            or (version.name, str(version.version)) in aliased
+            or KEEP in version.tags
+            or _day(version.creation_timestamp) >= since.get(series.market, date.min)
+        ):
+            needed.add(version.run_id or "")
+        else:
+            old.append(version)
+    return old, needed
 
 
-def _delete_flow(store: Store, old: OldFlow, now: datetime) -> None:
-    """Delete runs of a flow: first hide it, or what remains of its fleets, from readers; then files, then rows."""
-    for fleet in old.fleets:
-        store.client.set_tag(fleet, PRUNED, now.isoformat(timespec="seconds"))
-    final = not is_server(store.uri)  # a server's rows and files are removed by its `mlflow gc`
-    ids = [run.id for run in old.runs]
-    if not final:
-        delete_models(store, ids)
-    for run in old.runs:
-        if not run.deleted and (not final or run is old.top):
+def _old_runs(
+    store: Store, runs: Sequence[_Run], since: dict[str, date], needed: set[str], kept: list[str]
+) -> tuple[list[_Run], set[str]]:
+    """Return the runs to delete, parents first, and the ids of the remaining fleets that lose members by it.
+
+    A run that stays keeps its parents, without which MLflow does not show it; the tag `keep` of a parent covers its
+    children. Runs that stay only for a file that cpb did not log are added to `kept`.
+    """
+    by_id, here = {run.id: run for run in runs}, _is_here(store)
+    stays, old = set[str](), list[list[_Run]]()
+    for run in runs:
+        lineage = _lineage(run, by_id)
+        recent = lineage[-1].day >= since.get(lineage[-1].market, date.min)
+        if recent or not run.kind or run.id in needed or any(above.keep for above in lineage):
+            stays.update(above.id for above in lineage)
+        elif here or not run.deleted:
+            old.append(lineage)
+    for lineage in old:
+        run = lineage[0]
+        if run.id not in stays and (why := unlogged_file(store, run.id, run.info.artifact_uri, run.names)):
+            kept.append(f"run {run.info.run_name} ({run.id}): {why}")
+            stays.update(above.id for above in lineage)
+    gone = [lineage[0] for lineage in sorted(old, key=len) if lineage[0].id not in stays]
+    return gone, stays & {run.parent for run in gone if run.kind == MEMBER and not run.deleted}
+
+
+def _lineage(run: _Run, by_id: dict[str, _Run]) -> list[_Run]:
+    """Return a run, its parent, and so on; a parent that was deleted for good ends it."""
+    lineage = [run]
+    while (above := by_id.get(lineage[-1].parent)) and above not in lineage:
+        lineage.append(above)
+    return lineage
+
+
+def _delete_runs(store: Store, runs: Sequence[_Run]) -> None:
+    """Delete runs: first mark them, flows first, so that no reader meets a part of one; then files, then rows."""
+    for run in runs:
+        if not run.deleted:
             store.client.delete_run(run.id)
-    if final:
-        check_held()
-        for run in old.runs:
-            if not problem_of(store, run):  # again: a long pruning leaves people minutes to add a file
-                remove_files(run.uri, run.id)
-        delete_runs_for_good(store.client, ids, [model.model_id for model in models_of(store, ids)])
+    if not _is_here(store):
+        delete_models(store, [run.id for run in runs])
+        return
+    empty = list[str]()
+    for run in runs:
+        folder = local_path(run.info.artifact_uri)  # ROOT/RUN/artifacts
+        if folder and delete_files(folder, run.names.__contains__):
+            remove_empty(folder.parent)
+            empty.append(run.id)
+    delete_runs_for_good(store.client, empty, [model.model_id for model in models_of(store, empty)])
 
 
-def _roots(home: Path) -> list[Path]:
-    """Return the folders with manifests, fleets and trees: of the real markets, and of the simulator."""
-    return list(dict.fromkeys(market_home(home, market) for market in MARKETS))
+def _is_here(store: Store) -> bool:
+    """Whether rows and files are on this machine; others' are deleted by `mlflow gc` where they are, once marked."""
+    return not is_server(store.uri) and local_path(store.artifacts) is not None
+
+
+def _day(ms: int) -> date:
+    """Return the UTC day of a time in milliseconds."""
+    return datetime.fromtimestamp(ms / 1000, UTC).date()

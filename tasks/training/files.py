@@ -12,22 +12,20 @@ a kill), and by users who were given its model folder: so the last few shards of
 import logging
 import os
 import re
-import shutil
+import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas.errors import BusyError, CpbError, DamagedError, UsageError
 from schemas.handover import ShardJob, ShardResult
 from schemas.identity import APART
 from tasks.storage.digests import value_digest
-from tasks.storage.files import write_bytes
+from tasks.storage.files import delete_files, write_bytes
 from tasks.storage.locks import acquire, is_locked, locked, open_lock
 from tasks.storage.model_folder import FILES, trained_file_damage
-from tasks.storage.records import final_name, find_record, read_record, write_record
+from tasks.storage.records import find_record, read_record, write_record
 from tasks.training.plan import job_key
 
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
@@ -214,9 +212,7 @@ MAX_SHARDS_PER_KIND = 3
 MAX_UNUSED_DAYS = 90
 """Days without use after which all shards of a kind are removed: the kinds change with every newly listed coin."""
 
-_RECORDS = "|".join(map(re.escape, (JOB, RESULT, EPOCHS, PROGRESS)))
-_TOP = re.compile(rf"{_RECORDS}|{re.escape(LOG)}(\.\d+)?|lock")
-_MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
+_NPZ = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
 
 log = logging.getLogger("cpb")
 
@@ -240,87 +236,52 @@ class ShardsInUse:
             return remove_old_shards(self._folder)
 
 
-@contextmanager
-def no_shards_in_use(root: Path) -> Iterator[None]:
-    """Prevent trainings below `root` during the block; raises `BusyError` if a training is active."""
-    if not (root / "fleets").is_dir():
-        yield
-        return
-    with locked(root / "fleets.lock", wait=False):
-        yield
+def remove_old_shards(shards: Path) -> list[Path]:
+    """Remove the shards beyond the newest `MAX_SHARDS_PER_KIND` of each kind, and those unused for `MAX_UNUSED_DAYS`.
 
+    A folder without a job of cpb is left alone; of the others only the files that cpb wrote are deleted.
 
-def remove_old_shards(shards: Path, now: datetime | None = None) -> list[Path]:
-    """Remove old shards and return the removed folders; see `old_shards`."""
-    return [folder for folder in old_shards(shards, now) if _remove(folder)]
-
-
-def old_shards(shards: Path, now: datetime | None = None) -> list[Path]:
-    """Return the shards beyond the newest `MAX_SHARDS_PER_KIND` of each kind, and those unused for `MAX_UNUSED_DAYS`.
-
-    A folder that may not be a shard of cpb is left out: its job must be cpb's, and it must contain only files written
-    by cpb.
+    Returns:
+        The folders that are gone.
     """
-    kinds: dict[tuple[str, ...], list[tuple[float, Path, set[str]]]] = defaultdict(list)
-    unused_since = (now or datetime.now(UTC)).timestamp() - MAX_UNUSED_DAYS * 86400
-    old: list[tuple[Path, set[str]]] = []
+    kinds: dict[tuple[str, ...], list[tuple[float, Path, list[str]]]] = defaultdict(list)
+    unused_since = time.time() - MAX_UNUSED_DAYS * 86400
     for folder in shard_folders(shards.parent):
         try:
             job = read_job(folder)
-            members = {member.name for member in job.members}
-            kinds[_kind(job)].append(((folder / JOB).stat().st_mtime, folder, members))
+            members = sorted(member.name for member in job.members)
+            used = (folder / JOB).stat().st_mtime
         except (OSError, DamagedError) as error:
             log.debug("%s is not removed: its job cannot be read (%s)", folder, error)
-    for found in kinds.values():
-        for place, (used, folder, members) in enumerate(sorted(found, key=lambda one: one[0], reverse=True)):
-            if place >= MAX_SHARDS_PER_KIND or used < unused_since:
-                old.append((folder, members))
-    return [folder for folder, members in old if not _is_foreign(folder, members)]
+        else:
+            kinds[job.architecture, job.preset, *members].append((used, folder, members))
+    return [
+        folder
+        for kind in kinds.values()
+        for place, (used, folder, members) in enumerate(sorted(kind, reverse=True))
+        if (place >= MAX_SHARDS_PER_KIND or used < unused_since) and _remove(folder, members)
+    ]
 
 
-def _kind(job: ShardJob) -> tuple[str, ...]:
-    return (job.architecture, job.preset, *sorted(member.name for member in job.members))
-
-
-def _is_foreign(folder: Path, members: set[str]) -> bool:
-    """Whether a shard's folder contains a file not written by cpb, which is logged."""
-    if foreign := _foreign_file(folder, members):
-        log.info("%s is kept: it holds %s, which is not a file of cpb", folder, foreign.relative_to(folder))
-    return foreign is not None
-
-
-def _remove(folder: Path) -> bool:
-    """Remove one shard, unless a trainer is active in it."""
+def _remove(folder: Path, members: Collection[str]) -> bool:
+    """Remove one shard, unless a trainer is active in it; its job goes last, so that a kill does not hide the rest."""
     try:
         with locked(folder / "lock", wait=False):
-            shutil.rmtree(folder)
+            delete_files(folder, lambda path: path != JOB and _is_shard_file(path, members))
+            return delete_files(folder, JOB.__eq__)
     except (OSError, CpbError) as error:  # in use, or owned by another user: the next run tries again
         log.info("%s could not be removed: %s", folder, error)
         return False
-    return True
 
 
-def _foreign_file(folder: Path, members: set[str]) -> Path | None:
-    """Return the first file of a shard's folder that is not a file of cpb, or None."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (
-            path.is_dir() or _is_shard_file(path.relative_to(folder).parts, members)
-        ):
-            return path
-    return None
-
-
-def _is_shard_file(parts: tuple[str, ...], members: set[str]) -> bool:
-    top, *rest = map(final_name, parts)
-    if not rest:
-        return _TOP.fullmatch(top) is not None
-    if top == CHECKPOINTS:
-        return True
-    if top != "members" or rest[0] not in members:
-        return False
-    match rest[1:]:
-        case ["model", name]:
-            return name in FILES
+def _is_shard_file(path: str, members: Collection[str]) -> bool:
+    match path.split("/"):
         case [name]:
-            return _MEMBER.fullmatch(name) is not None
+            return name in (RESULT, EPOCHS, PROGRESS, LOG, "lock")
+        case ["members", member, "model", name]:
+            return member in members and name in FILES
+        case ["members", member, name]:
+            return member in members and _NPZ.fullmatch(name) is not None
+        case [top, *_]:
+            return top == CHECKPOINTS
     return False

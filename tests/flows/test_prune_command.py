@@ -14,7 +14,7 @@ from tasks.tracking.prune import PruneReport
 
 FOUND = PruneReport(
     dry_run=True, runs=48, versions=[f"cpb-BTCUSDT-1h/{n}" for n in range(1, 25)],
-    fleets=["/data/fleets/0123456789abcdef"], artifact_bytes=1_500_000, kept=["run x: it holds notes.txt"],
+    kept=["run x: it holds notes.txt"],
 )  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def cpb(monkeypatch, capsys, tmp_path):
 def test_without_yes_it_only_reports(cpb, tmp_path):
     code, seen, told = cpb()
     assert (code, seen) == (0, [(tmp_path, True)])
-    assert "would delete 48 runs, 24 versions, 1 fleet with 1.5 MB of artifacts" in told.err
+    assert "would delete 48 runs and 24 versions" in told.err
     assert "… and 4 more" in told.err
     assert "stays: run x: it holds notes.txt" in told.err
     assert "--yes" in told.err
@@ -84,7 +84,7 @@ def nightly(monkeypatch, tmp_path):
 
 def test_a_nightly_run_says_what_it_pruned(nightly):
     summary, (line,), finished = nightly(PruneReport(dry_run=False, runs=16))
-    assert (summary.exit_code, finished, line) == (0, [], "pruning: deleted 16 runs")
+    assert (summary.exit_code, finished, line) == (0, [], "pruning: deleted 16 runs and 0 versions")
 
 
 def test_another_run_at_work_is_no_failure(nightly):

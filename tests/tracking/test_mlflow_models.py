@@ -28,7 +28,7 @@ import cpbmodels
 from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.artifacts import damaged
+from tasks.tracking.artifacts import LOADED, damaged, logged_names, unlogged_file
 from tasks.tracking.database import make_sqlite
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
@@ -193,6 +193,16 @@ def test_a_universal_run_that_serves_two_coins_is_written_once(store, champion, 
 
     assert {n: (champion.folder / n).stat().st_mtime_ns for n in before} == before
     assert len(mlflow.pyfunc.load_model("models:/cpb-ETHUSDT-1h@champion").predict(as_pandas(candles))) == 10
+
+
+def test_all_files_of_a_version_are_known_to_pruning_until_somebody_adds_one(store, champion):
+    mlflow.pyfunc.load_model(URI)
+    run = store.client.get_run(champion.run_id)
+    names = logged_names(run.data.tags)
+    assert (champion.folder / LOADED).is_file()  # which MLflow itself has written
+    assert unlogged_file(store, champion.run_id, run.info.artifact_uri, names) == ""
+    (champion.folder / "mine.whl").write_bytes(b"")
+    assert "mine.whl" in unlogged_file(store, champion.run_id, run.info.artifact_uri, names)
 
 
 def test_a_newer_release_takes_the_place_of_an_older_wheel(store, champion, tmp_path):

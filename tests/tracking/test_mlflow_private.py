@@ -93,28 +93,6 @@ def test_runs_are_deleted_with_everything_of_theirs_and_nothing_of_others(store)
     assert left.info.run_id == kept
 
 
-def test_a_version_is_deleted_with_its_tags(store):
-    store.client.create_registered_model("cpb-BTCUSDT-1h")
-    for number in "12":
-        store.client.create_model_version("cpb-BTCUSDT-1h", f"file:///{number}", tags={"t": number})
-
-    mlflow_private.delete_version_for_good(store.client, "cpb-BTCUSDT-1h", "1")
-
-    assert rows(store, "model_versions", "model_version_tags") == {
-        "model_versions": 1,
-        "model_version_tags": 1,
-    }
-    (left,) = store.client.search_model_versions("name = 'cpb-BTCUSDT-1h'")
-    assert (int(left.version), left.tags) == (2, {"t": "2"})
-
-
-def test_a_runs_files_are_deleted_by_mlflows_repository(tmp_path):
-    (tmp_path / "run" / "model").mkdir(parents=True)
-    (tmp_path / "run" / "model" / "a").write_text("a")
-    mlflow_private.delete_remote_files((tmp_path / "run").as_uri())
-    assert not (tmp_path / "run").exists()
-
-
 def private_names(source):
     """Return what a file imports from MLflow's inner packages, and its uses of a client's underscored attributes."""
     found = set()

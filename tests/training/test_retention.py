@@ -135,15 +135,32 @@ def test_a_fleet_with_a_trainer_at_work_is_kept(tmp_path, nights):
     ["notes.txt", "members/notes.txt", "members/BTCUSDT-1h/notes.txt", "members/BTCUSDT-1h/model/thesis.pdf",
      "members/MINE-1h/model/model.safetensors", "photos/a.png"],
 )  # fmt: skip
-def test_a_folder_with_a_file_of_the_users_is_kept(tmp_path, nights, place):
+def test_a_file_of_the_users_stays_alone(tmp_path, nights, place):
     mine = nights[0] / place
     mine.parent.mkdir(parents=True, exist_ok=True)
     mine.write_text("mine")
 
-    remove_old_shards(tmp_path / "fleets")
+    assert remove_old_shards(tmp_path / "fleets") == [nights[1]]
 
-    assert removed(nights) == [1]
+    assert [path for path in nights[0].rglob("*") if path.is_file()] == [mine]
     assert mine.read_text() == "mine"
+
+
+def test_what_a_killed_removal_left_goes_with_the_next(tmp_path, nights, monkeypatch):
+    unlink, left = Path.unlink, iter(range(5))
+
+    def killed(path, **options):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        unlink(path, **options)
+
+    monkeypatch.setattr(Path, "unlink", killed)
+    with pytest.raises(KeyboardInterrupt):
+        remove_old_shards(tmp_path / "fleets")
+    monkeypatch.undo()
+    assert removed(nights) == []
+    remove_old_shards(tmp_path / "fleets")
+    assert removed(nights) == [0, 1]
 
 
 def test_a_link_is_never_followed(tmp_path, nights):
