@@ -69,15 +69,6 @@ def test_files_count_in_which_a_function_ran_in_any_thread_and_process(tmp_path)
     assert found.in_all == [*found.to_the_weights, "tasks/late.py"]
 
 
-@pytest.mark.parametrize(
-    ("main", "said"),
-    [("raise SystemExit('no disk')", "ended with 1:\nno disk"), ("x = 1", "no model.safetensors")],
-)
-def test_a_command_that_fails_or_saves_nothing_has_no_trip(tmp_path, main, said):
-    with pytest.raises(SystemExit, match=said):
-        follow(tmp_path, **{"flows/main.py": main})
-
-
 @pytest.mark.slow
 def test_the_trip_of_train_all(capsys):
     trip.main(["--json"])

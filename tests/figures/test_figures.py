@@ -92,16 +92,6 @@ def test_a_tiny_price_keeps_its_digits():
     assert trace(figure, "median")["customdata"][-1][0] == "0.000000011658"
 
 
-def test_daily_candles_and_holes_keep_their_times():
-    daily = candles(30, step=timedelta(days=1))
-    holed = daily.filter(~pl.col("open_time").dt.day().is_between(10, 12))
-    issued = START + timedelta(days=30)
-    figure = check(forecast.forecast_figure(holed, rows_of(issued, step=timedelta(days=1))))
-    assert figure["data"][0]["x"][0] == "2025-06-02T00:00:00Z"
-    assert len(figure["data"][0]["x"]) == 27
-    assert "10 ahead" in figure["layout"]["meta"]["alt"]
-
-
 def test_values_that_are_not_finite_become_gaps():
     broken = candles(5).with_columns(close=pl.Series([1.0, math.nan, math.inf, None, 2.0]))
     assert check(forecast.forecast_figure(broken, None))["data"][0]["close"] == [1.0, None, None, None, 2.0]
@@ -173,13 +163,6 @@ def test_the_board_has_the_best_on_top_and_tells_verdicts_apart_without_colour()
         ("worse than the random walk", ["gru"], "diamond"),
     ]
     assert figure["data"][0]["error_x"]["array"] == pytest.approx([0.01])
-
-
-def test_a_verdict_counts_more_than_the_interval():
-    figure = check(
-        board.board_figure([row("BTCUSDT", 0.97, 0.96, 0.98, verdict="no different from the random walk")])
-    )
-    assert [one["name"] for one in figure["data"]] == ["no different"]
 
 
 @pytest.mark.parametrize("value", [1.7976931348623157e308, math.inf, -math.inf, math.nan, None])
