@@ -1,11 +1,8 @@
-"""The built site: strict, whole, nothing from another host, searchable from a folder and from a server."""
+"""The built site: strict, whole, nothing from another host, searchable from its folder."""
 
-import functools
 import re
 import subprocess
 import sys
-import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from browser import launch, needs_browser
@@ -22,23 +19,6 @@ def site(tmp_path_factory):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder
-
-
-@pytest.fixture(params=["folder", "server"])
-def address(request, site):
-    if request.param == "folder":
-        yield site.as_uri()
-        return
-    handler = functools.partial(Quiet, directory=str(site))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        """Print nothing."""
 
 
 @pytest.mark.slow
@@ -68,7 +48,7 @@ def test_tables_are_made_from_the_code(site):
 @pytest.mark.slow
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_site_works_in_a_browser(site, address, scheme):
+def test_the_site_works_in_a_browser_from_its_folder(site, scheme):
     sync_api = pytest.importorskip("playwright.sync_api")
     with sync_api.sync_playwright() as play:
         browser = launch(play)
@@ -76,7 +56,7 @@ def test_the_site_works_in_a_browser(site, address, scheme):
         asked, faults = [], []
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: faults.append(str(error)))
-        page.goto(f"{address}/tutorial.html")
+        page.goto(f"{site.as_uri()}/tutorial.html")
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", background)[:3])) > 380) == (scheme == "light")
         assert page.evaluate("document.documentElement.scrollWidth") <= 390
@@ -88,4 +68,4 @@ def test_the_site_works_in_a_browser(site, address, scheme):
         page.wait_for_selector(".md-search-result__link", timeout=90_000)
         browser.close()
     assert not faults
-    assert not [url for url in asked if not url.startswith((address, "data:", "blob:"))]
+    assert not [url for url in asked if not url.startswith((site.as_uri(), "data:", "blob:"))]

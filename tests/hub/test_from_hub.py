@@ -9,7 +9,6 @@ import pytest
 from fake_hub import TOKEN, fake_hub
 from hub_models import REPO, publish_models, series, trained
 
-import cpbmodels
 from cpbmodels import ModelError, from_hub, load
 from cpbmodels.adapters.hub import commit_of, fetch, list_models
 
@@ -138,12 +137,6 @@ def test_a_token_that_is_refused_is_not_shown(published, monkeypatch):
     assert "wrongwrong" not in str(caught.value)
 
 
-def test_a_hub_in_trouble_is_one_sentence(hub, published):
-    hub.faults.append(("GET", "/api/models/", 503))
-    with pytest.raises(ModelError, match="503"):
-        list_models(REPO)
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_damaged_copy_in_the_cache_is_fetched_again(published, tmp_path, name):
     model = from_hub(REPO, "BTCUSDT", "1h")
@@ -186,10 +179,6 @@ def test_without_huggingface_hub_the_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ModelError, match=re.escape(f"{sys.executable} -m pip install -c ")):
         from_hub(REPO, "BTCUSDT", "1h")
-
-
-def test_it_is_a_name_of_the_library():
-    assert "from_hub" in dir(cpbmodels)
 
 
 def unused_port():

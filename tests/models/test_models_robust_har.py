@@ -7,7 +7,7 @@ import pytest
 import torch
 from candles import series_for
 
-from cpbmodels import ensemble, forecast_all, load, predict, train_fleet
+from cpbmodels import forecast_all, predict, train_fleet
 from cpbmodels.data.ranges import MIN_RANGE, RIDGE_PENALTY, fit_ranges, future_range
 from cpbmodels.errors import ModelError
 
@@ -91,17 +91,6 @@ def test_its_loss_is_the_mean_pinball_of_its_quantiles():
     levels = np.arange(1, 20) * 0.05
     loss = np.maximum(levels * error, (levels - 1) * error).mean()
     assert member.history[0]["val_loss"] == pytest.approx(loss, rel=1e-9)
-
-
-def test_saved_loaded_and_averaged_it_says_the_same(tmp_path):
-    one = coin(5)
-    member = train_fleet([one], "robust-har", "smoke")[0]
-    member.save(tmp_path / "model")
-    again = load(tmp_path / "model")
-    copies = ensemble([member, train_fleet([one], "robust-har", "smoke", seeds=3)[0]])
-    for other in (again, copies):
-        np.testing.assert_array_equal(other.forecast(one).close.array, member.forecast(one).close.array)
-        np.testing.assert_array_equal(other.forecast(one).candle, member.forecast(one).candle)
 
 
 def test_a_universal_one_serves_a_coin_it_never_saw():

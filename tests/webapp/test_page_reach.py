@@ -2,9 +2,6 @@
 
 import pytest
 from browser import axe_findings, needs_browser
-from webapp_store import small_home
-
-from schemas.identity import SeriesId
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
@@ -52,14 +49,6 @@ def test_nothing_sticks_out_sideways(open_page, mixed, width):
         assert outside == [], view
 
 
-def test_on_a_phone_a_command_for_many_coins_breaks(open_page, tmp_path):
-    coins = ("ADA", "BNB", "BTC", "ETH", "SOL", "XRP")
-    small_home(tmp_path, *(SeriesId("spot", f"{coin}USDT", "1h") for coin in coins))
-    page = open_page(tmp_path, viewport={"width": 390, "height": 800})
-    page.wait_for_selector(".problem code")
-    assert page.evaluate("document.documentElement.scrollWidth") == 390
-
-
 def test_on_a_phone_tables_are_cards_that_sort(open_page, mixed):
     page = open_page(mixed, "/#/models", viewport={"width": 390, "height": 800}, has_touch=True)
     page.wait_for_selector("#leaderboard tbody tr")
@@ -71,13 +60,6 @@ def test_on_a_phone_tables_are_cards_that_sort(open_page, mixed):
         page.locator("#leaderboard td").first.evaluate("e => getComputedStyle(e, '::before').content")
         == '"candles"'
     )
-
-
-def test_on_a_phone_two_models_stand_beside_each_other(open_page, mixed):
-    page = open_page(mixed, "/#/models", viewport={"width": 390, "height": 800})
-    page.wait_for_selector("#compare tbody tr")
-    box = page.locator("#compare .scroll").first
-    assert box.evaluate("e => e.scrollWidth <= e.clientWidth")
 
 
 def test_paper_shows_everything_but_the_controls(open_page, recorded):
