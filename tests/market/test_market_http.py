@@ -18,7 +18,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 from folder_mirror import FolderMirror
-from market_tools import FAST, IMPATIENT, Flood, Misbehaving, build, key, put, scope
+from market_tools import FAST, IMPATIENT, Flood, Misbehaving, build, key, scope
 
 from schemas.errors import CpbError, UsageError
 from tasks.market import client, mirror
@@ -26,7 +26,6 @@ from tasks.market.client import HttpSource
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file
-from tasks.market.sources import FolderSource
 
 FEBRUARY = source_file(key(), "2024-02")
 SECRET = "s3cret-pa55"
@@ -304,24 +303,6 @@ def test_a_pause_that_a_server_asks_for_holds_every_thread(tmp_path, monkeypatch
     assert [round(seconds) for seconds in slept] == [1]
 
 
-def test_one_connection_serves_all_files_and_a_closed_source_opens_another(tmp_path):
-    clients = []
-
-    def hook(handler, name, query):
-        clients.append(handler.client_address)
-        return 200, {}, name.encode()
-
-    with mirror.serve(FolderMirror(tmp_path), hook) as url:
-        source = HttpSource(url, limits=FAST)
-        for i in range(20):
-            assert source.get(f"a/{i}.zip") == b"a/%d.zip" % i
-        assert len(set(clients)) == 1
-        source.close()
-        assert source.get("b.zip") == b"b.zip"
-        assert len(set(clients)) == 2
-        source.close()
-
-
 def test_a_link_that_leaves_the_mirror_is_not_followed(tmp_path):
     root = build(tmp_path / "mirror", ["BTCUSDT"])
     secret = tmp_path / "private.zip"
@@ -339,15 +320,3 @@ def test_a_link_that_leaves_the_mirror_is_not_followed(tmp_path):
     assert ingest(scope(tmp_path / "home", root, "BTC")).series[0].rows == 91 * 24
     (tmp_path / "link").symlink_to(root)  # the mirror itself may be a link
     assert ingest(scope(tmp_path / "other", tmp_path / "link", "BTC")).series[0].rows == 91 * 24
-
-
-def test_a_folder_that_is_a_link_out_of_the_mirror_is_not_read(tmp_path):
-    put(tmp_path / "elsewhere", source_file(key(), "2024-01"))
-    inside = tmp_path / "mirror/data/spot/monthly/klines"
-    inside.mkdir(parents=True)
-    (inside / "BTCUSDT").symlink_to(tmp_path / "elsewhere/data/spot/monthly/klines/BTCUSDT")
-    report = ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC"))
-    assert report.series[0].rows == 0
-    (inside / "loop.zip").symlink_to(inside / "loop.zip")
-    with pytest.raises(SourceFault, match="cannot be read"):
-        FolderSource(tmp_path / "mirror").get("data/spot/monthly/klines/loop.zip")

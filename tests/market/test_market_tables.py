@@ -196,19 +196,6 @@ def test_a_damaged_month_of_a_table_is_stored_again(tmp_path):
     assert stored(home, path)[1].equals(hours(40))
 
 
-def test_columns_tell_the_series_and_not_the_name(tmp_path):
-    """A file of several symbols is split by its column, whatever its name is."""
-    two = [hours(count, s).with_columns(symbol=pl.lit(s)) for count, s in ((60, "BTCUSDT"), (90, "ETHUSDT"))]
-    for name in ("BTCUSDT-1h.csv", "binance-1h.csv"):
-        pl.concat(two).write_csv(tmp_path / name)
-        assert tables_of(str(tmp_path / name)).symbols == ("BTCUSDT", "ETHUSDT")
-    assert stored(tmp_path / "home", tmp_path / name, "ETHUSDT")[1].equals(hours(90, "ETHUSDT"))
-    two[1].write_csv(tmp_path / "candles_1h.csv")
-    assert list(tables_of(str(tmp_path / "candles_1h.csv")).series) == [("ETHUSDT", "1h")]
-    hours().with_columns(timeframe=pl.lit("1h")).write_csv(tmp_path / "SOLUSDT-1h.csv")
-    assert list(tables_of(str(tmp_path / "SOLUSDT-1h.csv")).series) == [("SOLUSDT", "1h")]
-
-
 def test_candles_after_now_are_counted(tmp_path):
     path = tmp_path / "BTCUSDT-1h.csv"
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)

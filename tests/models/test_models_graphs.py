@@ -215,13 +215,3 @@ def test_the_next_epoch_is_planned_before_the_host_waits(gpu, monkeypatch):
         *[("shuffled", 2)] * 2, ("planned", 1), *[("losses known", 1)] * 2, ("planned", 2),
         *[("losses known", 2)] * 2,
     ]  # fmt: skip
-
-
-def test_unequal_histories_need_a_graph_per_bucket_not_per_length(gpu):
-    """Forty histories of forty lengths: five graphs of a step, where there were thirty and more."""
-    series = [walk(rows, seed=rows) for rows in np.linspace(420, 2200, 40).astype(int)]
-    options = OPTIONS | {"epochs": 2, "patience": 9, "dropout": 0.0, "max_validation_windows": 30}
-    found = train_fleet(series, "linear", seeds=list(range(40)), **options)
-    lengths = {-(-member.report["train_windows"] // 40) for member in found}
-    assert len(lengths) >= 30
-    assert len(gpu[0].captures("step")) <= 10  # buckets of 4 here; 5 in buckets of 8

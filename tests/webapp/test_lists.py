@@ -156,13 +156,6 @@ def test_a_forecast_of_an_instant_without_one_is_404_with_a_sentence(client):
     assert "/api/forecasts/BTCUSDT/1h" in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("given", ["20250609", "0.0", "1749470400", "-5"])
-def test_a_number_is_no_date(client, given):
-    answer = client.get("/api/forecasts/BTC/1h", params={"until": given})
-    assert answer.status_code == 422
-    assert "write a date, as 2025-06-09" in answer.json()["detail"]
-
-
 def test_models_are_the_newest_of_each_architecture_the_best_first(mixed_client):
     body = mixed_client.get("/api/models/BTC/1h").json()
 
@@ -401,14 +394,6 @@ def test_a_table_of_a_symbol_that_is_not_latin_has_a_name_for_every_client():
     )
     plain = respond(request, Reply.of(b"a,b"), "csv", "BTCUSDT-1h").headers["content-disposition"]
     assert plain == 'attachment; filename="BTCUSDT-1h.csv"'
-
-
-@pytest.mark.parametrize("path", ["/api/models/BTC/1h", "/api/candles/BTC/1h"])
-@pytest.mark.parametrize("given", ["xml", "", "CSV"])
-def test_an_unknown_format_is_422(client, path, given):
-    answer = client.get(path, params={"format": given})
-    assert answer.status_code == 422
-    assert answer.json()["detail"].startswith(f"format '{given}' cannot be used")
 
 
 def test_the_bundle_is_the_installed_one_compressed_and_kept_while_it_is_the_same(client):
