@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 import pytest
 import typer
-from snippets import PAGES, ROOT, RUN, SHOWN, blocks, cpb_commands, prose
+from snippets import EXECUTED, PAGES, ROOT, SHELL, SHOWN, blocks, cpb_commands, prose
 
 import cpbmodels
 from cpbmodels.arch.options import ALIASES
@@ -120,28 +120,34 @@ def test_the_files_of_the_trip_are_those_there_are():
     assert [path for path in named if not path.is_file()] == []
 
 
-def test_every_block_says_whether_it_is_run_or_shown():
-    assert not [b.place for b in blocks() if b.kind not in (*RUN, *SHOWN)]
+def test_every_block_says_what_it_is():
+    assert not [b.place for b in blocks() if b.kind not in (*EXECUTED, *SHELL, *SHOWN)]
 
 
 def test_every_command_and_option_that_the_documents_name_exists():
     from flows.cli.app import _app
 
     cpb = typer.main.get_command(_app())
-    wrong = [(place, problem) for place, words in cpb_commands() if (problem := _unknown(cpb, words[1:]))]
+    wrong = [(place, problem) for place, words in cpb_commands() if (problem := _problem(cpb, words[1:]))]
     assert not wrong
 
 
-def _unknown(command, words):
-    """The first word that is no command or option; "" where all are known."""
+def _problem(command, words):
+    """What the parser of the command that is named says; "" where it takes the words, or values are left out."""
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         if words[0] not in command.commands:
             return "" if words[0].isupper() or words[0] == "…" else words[0]
         command, words = command.commands[words[0]], words[1:]
-    known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)} | {"-h", "--help"}
-    known |= {"--version"} if hasattr(command, "commands") else set()
-    given = [word.partition("=")[0].rstrip(",.;:)") for word in words if re.match(r"--?[a-z]", word)]
-    return next((name for name in given if name not in known), "")
+    if hasattr(command, "commands"):
+        return ""
+    try:
+        command.make_context("cpb", list(words))
+    except typer.Exit:
+        return ""  # --help
+    except typer.BadParameter.__bases__[0] as error:  # click's UsageError, of click or of typer's copy
+        left_out = type(error).__name__ in ("MissingParameter", "BadOptionUsage")
+        return "" if left_out else error.message
+    return ""
 
 
 def test_every_preset_that_the_documents_set_exists():
