@@ -53,36 +53,10 @@ TABLES = {
     "pandas, index": lambda f: pandas_of(f).set_index("open_time"),
     "pandas, unnamed index": lambda f: pandas_of(f).set_index("open_time").rename_axis(None),
     "pandas, capitals": lambda f: pandas_of(f, time="Date").rename(columns=str.capitalize),
-    "pandas, New York": lambda f: pandas_of(f).assign(
-        open_time=lambda d: d.open_time.dt.tz_convert("America/New_York")
-    ),
     "pandas, objects": lambda f: pandas_of(f).astype({"close": object}),
-    "seconds": lambda f: epoch(f, "s"),
-    "milliseconds": lambda f: epoch(f, "ms").rename({"open_time": "timestamp"}),
-    "microseconds": lambda f: epoch(f, "us"),
     "seconds as floats": lambda f: epoch(f, "s").with_columns(pl.col("open_time").cast(pl.Float64)),
     "prices as texts": lambda f: f.with_columns(pl.col("open", "high", "low", "close").cast(pl.String)),
-    "nanoseconds": lambda f: epoch(f, "ns"),
-    "s, ms, us and ns in one column": lambda f: f.with_columns(
-        pl.concat(
-            [
-                f["open_time"][100 * k : 100 * k + 100].dt.epoch(u)
-                for k, u in enumerate(("s", "ms", "us", "ns"))
-            ]
-        )
-    ),
-    "newest first": lambda f: f.reverse(),
-    "texts with offsets": lambda f: (
-        pl.DataFrame(f)
-        .with_columns(
-            time=pl.col("open_time").dt.convert_time_zone("Asia/Kolkata").dt.strftime("%Y-%m-%dT%H:%M:%S%:z")
-        )
-        .drop("open_time")
-    ),
     "blank last rows": lambda f: pl.concat([f, f.clear(2)]),
-    "pandas, unix": lambda f: (
-        pandas_of(f).assign(unix=f["open_time"].dt.epoch("ms").to_numpy()).drop(columns="open_time")
-    ),
     "pandas, yfinance": lambda f: (
         pandas_of(f)
         .set_index("open_time")
