@@ -90,13 +90,6 @@ def test_what_is_fetched_is_there_without_a_network(hub, published, monkeypatch)
         list_models(REPO)
 
 
-@pytest.mark.slow  # huggingface_hub asks for 23 s before it gives up on what is not in the cache
-def test_what_was_never_fetched_is_one_sentence_without_a_network(published, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{unused_port()}")
-    with pytest.raises(ModelError, match=r"BTCUSDT/1h.*cache.*does not answer"):
-        from_hub(REPO, "BTCUSDT", "1h")
-
-
 def test_offline_mode_asks_nobody(hub, published, monkeypatch):
     from_hub(REPO, "BTCUSDT", "1h")
     hub.requests.clear()

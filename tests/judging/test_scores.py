@@ -27,14 +27,6 @@ def test_pinball_equals_scikit_learn(forecast):
     np.testing.assert_allclose(ours, theirs, rtol=1e-9)
 
 
-def test_crps_approaches_the_closed_form_of_a_gaussian():
-    random = np.random.default_rng(2)
-    truth = random.normal(0, 1, (20_000, 1))
-    quantiles = np.broadcast_to(stats.norm.ppf(LEVELS), (20_000, 1, 19))
-    exact = properscoring.crps_gaussian(truth, 0, 1).mean()
-    assert scores.crps(quantiles, truth).mean() == pytest.approx(exact, rel=0.05)
-
-
 def test_crps_agrees_with_properscoring_on_its_own_levels(monkeypatch):
     # An ensemble of m members is a set of quantiles at (i - 1/2) / m: there both definitions are identical.
     random = np.random.default_rng(3)

@@ -164,14 +164,6 @@ def test_gaps_split_and_nothing_is_computed_across_them(missing):
         np.testing.assert_allclose(series.features[start:end], alone.features, rtol=1e-9, atol=1e-12)
 
 
-def test_a_relisting_splits_too():
-    frame = candles(500).with_columns(
-        pl.when(pl.int_range(pl.len()) >= 250).then(pl.col(n) * 10).otherwise(pl.col(n)).alias(n)
-        for n in ("open", "high", "low", "close")
-    )
-    assert np.flatnonzero(np.diff(Series.from_frame(frame).segments)).tolist() == [249]
-
-
 def test_without_a_volume_its_column_is_missing_and_named_where_it_is_wanted():
     series = Series.from_frame(candles().drop("volume"))
     assert "log_volume_change" not in series.names
@@ -238,13 +230,6 @@ def test_behind_a_gap_there_is_no_forecast_unless_it_may_go_back():
     assert member.forecast(series, go_back=True).issued_at == START + timedelta(hours=1099)
     enough = Series.from_frame(without(whole, [1199 - 170]), "BTCUSDT")
     assert member.forecast(enough).issued_at == START + timedelta(hours=1200)
-
-
-def test_arrays_without_times_have_no_rows():
-    bare = walk(300)
-    forecast = train_fleet([bare], "linear", "smoke", seeds=[1], epochs=1, device="cpu")[0].forecast(bare)
-    with pytest.raises(ModelError, match="has no times"):
-        forecast.to_frame()
 
 
 def test_a_classifier_forecasts_no_price():

@@ -41,16 +41,6 @@ def test_the_fit_is_the_ridge_regression_it_says():
     np.testing.assert_allclose(fitted.scale(one, origins), unit, rtol=1e-9)
 
 
-def test_what_is_served_is_what_was_fitted():
-    series = [coin(1), coin(2)]
-    for one, member in zip(series, solved(series), strict=True):
-        options = member.options
-        fitted = fit_ranges([(one, one.origins("train", 1, H))], options.features, options.calendar, H)
-        origins = one.origins("validation", 1, H)
-        found = predict([member], [one], [origins])[0]
-        np.testing.assert_allclose(found.quantiles, fitted.quantiles(one, origins), rtol=1e-12)
-
-
 def test_its_median_candle_is_valid_and_as_wide_as_candles_are():
     one = coin(3, rows=1500)
     member = solved([one])[0]

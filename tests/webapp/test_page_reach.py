@@ -60,5 +60,3 @@ def test_on_a_phone_tables_are_cards_that_sort(open_page, mixed):
         page.locator("#leaderboard td").first.evaluate("e => getComputedStyle(e, '::before').content")
         == '"candles"'
     )
-
-
