@@ -187,16 +187,6 @@ def test_boards_of_any_rows_are_valid(rows):
     )
 
 
-def test_the_heat_map_is_not_painted_over_by_one_bad_model():
-    rows = [row("har", 0.98 + 0.001 * i) | {"symbol": f"C{i:02}"} for i in range(19)] + [
-        row("bad", 3.0) | {"symbol": "C00"}
-    ]
-    figure = check(board.coins_figure(rows))
-    assert figure["data"][0]["zmax"] < 1.1
-    assert figure["data"][0]["colorbar"]["tickformat"] == ".3f"  # with two digits several labels are the same
-    assert figure["data"][0]["z"][1] == [0.981, None]
-
-
 def test_two_models_side_by_side_are_joined_by_coin():
     rows = [{"symbol": "B", "first": 1.0, "second": 0.9}, {"symbol": "A", "first": 0.8, "second": None}]
     figure = check(board.compare_figure("har", "gru", rows))

@@ -130,6 +130,12 @@ def test_a_token_that_is_refused_is_not_shown(published, monkeypatch):
     assert "wrongwrong" not in str(caught.value)
 
 
+def test_a_hub_in_trouble_is_one_sentence(hub, published):
+    hub.faults.append(("GET", "/api/models/", 503))
+    with pytest.raises(ModelError, match="503"):
+        list_models(REPO)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_damaged_copy_in_the_cache_is_fetched_again(published, tmp_path, name):
     model = from_hub(REPO, "BTCUSDT", "1h")

@@ -303,6 +303,14 @@ def test_a_pause_that_a_server_asks_for_holds_every_thread(tmp_path, monkeypatch
     assert [round(seconds) for seconds in slept] == [1]
 
 
+def test_a_server_that_asks_for_an_hour_is_given_up(tmp_path):
+    with mirror.serve(FolderMirror(tmp_path), lambda *_: (503, {"Retry-After": "3600"}, b"")) as url:
+        source = HttpSource(url, limits=FAST)
+        with pytest.raises(Unreachable, match="server asked to wait 3600 s"):
+            source.get("x")
+        assert source.requests == 1
+
+
 def test_a_link_that_leaves_the_mirror_is_not_followed(tmp_path):
     root = build(tmp_path / "mirror", ["BTCUSDT"])
     secret = tmp_path / "private.zip"

@@ -1,7 +1,6 @@
 """Spans of time: shared, apart, and enough in each."""
 
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -51,14 +50,6 @@ def test_a_short_series_is_named_with_what_it_needs():
     check_enough(
         SeriesId("spot", "BTCUSDT", "1h"), {"train": 9000, "validation": 1440, "test": 2880}, 20_000, bounds
     )
-
-
-def test_folds_roll_the_origin():
-    rolled = folds([record()], 3)
-    assert rolled[-1] == split_bounds([record()])
-    for earlier, later in pairwise(rolled):
-        assert earlier.test[1] == later.test[0]
-        assert earlier.train[0] == later.train[0]
 
 
 def test_too_many_folds_are_refused():

@@ -1,5 +1,6 @@
 """The space, the batches of trials and luck: what tuning needs besides Optuna."""
 
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -8,7 +9,10 @@ import numpy as np
 import pytest
 
 import cpbmodels
-from schemas.errors import UsageError
+import tasks.tuning
+from cpbmodels.errors import pip_install
+from flows import tune
+from schemas.errors import CpbError, UsageError
 from schemas.tuning import Choice, Range, TuneSpec, parse_range
 from tasks.running.progress import heard_by
 from tasks.training.progress import ProgressFile
@@ -159,6 +163,17 @@ def test_a_trial_is_compared_once_all_its_members_have_come_so_far(file):
     assert len(asked) == before  # epochs 1, 2, 4, 8 ..
     watch(record(4, (1, 1.0, "")))
     assert asked[before:] == [(0, 4, 1.0)]
+
+
+def test_without_optuna_the_sentence_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    for name in ("study", "search"):
+        monkeypatch.delitem(sys.modules, f"tasks.tuning.{name}", raising=False)
+        monkeypatch.delattr(tasks.tuning, name, raising=False)
+    with pytest.raises(CpbError) as error:
+        tune._tuning()
+    assert error.value.code == "extra-missing"
+    assert f"run `{pip_install('optuna<6,>=4')}`" in str(error.value)
 
 
 def test_at_the_deadline_all_members_stop(file):
