@@ -415,6 +415,7 @@ def test_the_callback_hears_every_member_of_every_epoch():
         ({"preset": "seed-lstm"}, "preset 'seed-lstm' belongs to lstm or lstm-manual"),
         ({"device": "cuda"}, "device 'cuda' is not available"),
         ({"dtype": "int8"}, "dtype 'int8' is unknown"),
+        ({"device": "meta"}, "device 'meta' is unknown"),
         ({"device": "cuda:99"}, "device 'cuda:99' is not available"),
         ({"seeds": [1, 2]}, "seeds needs one number per series"),
         ({"seeds": [1.5]}, "seeds must be whole numbers from 0 to 2^63 - 1, not 1.5"),
