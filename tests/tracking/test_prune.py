@@ -444,7 +444,7 @@ def ended_like(nights):
         1,
         95,
         200,
-        330,
+        310,
         *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 9, 79, 80, 107, 108, 109, 300, 310, 340)),
     ],
 )
