@@ -7,7 +7,7 @@ Loaded by Python itself, since its folder is on PYTHONPATH. Each stand-in change
 | `tasks.market.client` | Binance's hosts | the simulator on loopback (`CPB_DOCS_BINANCE`) |
 | `schemas.identity` | `all` coins: 20 | BTC and ETH |
 | `cpbmodels.arch.presets`, `schemas.presets` | a training of minutes | two steps, one seed, else as the preset says |
-| `flows.deploy.control`, `.runs` | a Prefect server, a run | what they return; the name is checked |
+| `flows.deploy.services` | a Prefect server, a run | what they return; the name is checked |
 
 `tests/e2e/test_e2e_deploy.py` runs the real server, and the presets as they are train in `tests/flows` and `tests/e2e`.
 """
@@ -55,40 +55,18 @@ def one_seed(module):
 
 
 def no_server(module):
-    server = SimpleNamespace(
-        name="server", port=4200, api="http://127.0.0.1:4200/api", home=Path(os.environ["PREFECT_HOME"]),
-        process=SimpleNamespace(pid=1),
-    )  # fmt: skip
-    worker = SimpleNamespace(name="worker", process=SimpleNamespace(pid=2))
-    module.up = lambda port: SimpleNamespace(
-        server=server,
-        worker=worker,
-        started=["server", "worker"],
-        ended=[],
-        dropped=0,
-        seconds=1.0,
-    )
-    module.down = lambda: ["worker", "server"]
-
-
-def no_run(module):
-    def run(name, param, watch):
+    def run(name, parameters, watch):
         import yaml
 
         text = (Path(__file__).parents[3] / "prefect.yaml").read_text()
-        known = yaml.safe_load(text)["deployments"]
-        found = [
-            one
-            for one in known
-            if name in (one["name"], f"{one['entrypoint'].rpartition(':')[2]}/{one['name']}")
-        ]
-        assert found, f"{name} is none of {[one['name'] for one in known]}"
-        assert all("=" in one for one in param)
-        ending = "Completed" if watch else "Scheduled"
-        return SimpleNamespace(
-            name="quick-fox", deployment=name, state=ending, message="", flow_run_id="0", exit_code=0
-        )
+        names = {deployment["name"] for deployment in yaml.safe_load(text)["deployments"]}
+        assert module.NAMES.get(name, name).partition("/")[2] in names, f"{name} is none of {names}"
+        assert all("=" in parameter for parameter in parameters)
+        state = SimpleNamespace(name="Scheduled", message="", is_completed=lambda: watch)
+        return SimpleNamespace(name="quick-fox", id="0", state=state)
 
+    module.up = lambda port: module.Started(4200, ["server", "worker"])
+    module.down = lambda: ["worker", "server"]
     module.run = run
 
 
@@ -97,8 +75,7 @@ CHANGES = {
     "schemas.identity": two_coins,
     "cpbmodels.arch.presets": two_steps,
     "schemas.presets": one_seed,
-    "flows.deploy.control": no_server,
-    "flows.deploy.runs": no_run,
+    "flows.deploy.services": no_server,
 }
 
 
