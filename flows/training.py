@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flows.console import say as say_to_people
-from flows.runner import Runner, series_records
-from flows.summary import Say, Summary
+from flows.runner import Runner, Say, Summary, series_records
 from schemas.errors import CpbError, MemberError, count
 from schemas.handover import FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.presets import profile_sizes

@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any
 
 import cpbmodels
-from flows.runner import Runner, read_pairs, series_records
-from flows.summary import Say, Summary
+from flows.runner import Runner, Say, Summary, read_pairs, series_records
 from flows.training import run_of
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
 from schemas.tuning import TuneSpec, space_as_json

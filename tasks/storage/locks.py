@@ -1,9 +1,6 @@
-"""Exclusive access, and waits for it: locks of one machine, leases between machines, waits that Ctrl-C can end.
+"""Exclusive access on one machine, and waits for it that Ctrl-C can end.
 
-A lock is a file with `flock`, which the kernel always releases when the holder dies. Between machines a server must
-grant a lease, and revoke it from a holder that is gone: the orchestrator's server, used by all machines. This package
-does not import an orchestrator: `use` receives a function that returns leases. A holder that could not renew in time
-must stop writing (`check_held`).
+A lock is a file with `flock`, which the kernel always releases when the holder dies.
 
 Python raises `KeyboardInterrupt` only in the main thread. The other threads poll: a call started by
 `tasks.running.parallel.run_each` has a stop event in its context, which `pause` and `check_interrupted` check.
@@ -18,11 +15,11 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from schemas.errors import BusyError, CpbError
 
@@ -169,56 +166,6 @@ def _still_at(path: Path, file: IO[bytes]) -> bool:
         return False
     mine = os.fstat(file.fileno())
     return (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino)
-
-
-class Lease(Protocol):
-    """A lease that expires by itself."""
-
-    name: str
-
-    def check(self) -> None:
-        """Raise `CpbError` (code `lease-lost`) if another machine may hold it now."""
-
-
-Grantor = Callable[[str], AbstractContextManager[Lease] | None]
-"""Returns a context manager that waits for and holds the named lease; None without a server."""
-
-_grantor: Grantor | None = None
-_held: ContextVar[tuple[Lease, ...]] = ContextVar("cpb_leases", default=())
-
-
-def use(grantor: Grantor | None) -> None:
-    """Set the function by which this process gets leases."""
-    global _grantor
-    _grantor = grantor
-
-
-@contextmanager
-def leased(name: str) -> Iterator[bool]:
-    """Hold the named lease; yields whether it excludes other machines. Re-entrant within the same context.
-
-    Raises:
-        CpbError: the lease server cannot be reached, or the lease was lost (from `check_held`).
-    """
-    if any(lease.name == name for lease in _held.get()):
-        yield True
-        return
-    hold = _grantor(name) if _grantor else None
-    if hold is None:
-        yield False
-        return
-    with hold as lease:
-        token = _held.set((*_held.get(), lease))
-        try:
-            yield True
-        finally:
-            _held.reset(token)
-
-
-def check_held() -> None:
-    """Raise `CpbError` if a lease held by the caller was lost; call it before each write."""
-    for lease in _held.get():
-        lease.check()
 
 
 _stop: ContextVar[threading.Event | None] = ContextVar("cpb_stop", default=None)

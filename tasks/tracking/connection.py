@@ -1,18 +1,16 @@
 """An opened MLflow store: a client that reports failures in one sentence, the experiment, and the search for runs."""
 
 import logging
-import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from hashlib import sha256
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from schemas.errors import CpbError
-from tasks.storage.locks import check_held, leased, locked, temporary_lock
+from tasks.storage.locks import locked, temporary_lock
 from tasks.storage.urls import public_url
 from tasks.tracking.database import (
     EXPERIMENT,
@@ -25,7 +23,6 @@ from tasks.tracking.database import (
     quiet,
     sqlite_path,
 )
-from tasks.tracking.tags import FLOW, KIND, PROCESS
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
@@ -41,14 +38,10 @@ TAGS = {
 _PAGE = 1000
 _IDS = 200  # of runs in one filter
 _PATIENT_S = 10.0
-_FLOWS_SEARCHED = 50
-"""Number of newest flow runs searched for the machines that write to the store."""
 
 log = logging.getLogger("cpb")
 
 T = TypeVar("T")
-
-_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -182,11 +175,10 @@ def alone(store: Store) -> Iterator[None]:
 
 @contextmanager
 def alone_everywhere(store: Store, what: str) -> Iterator[None]:
-    """Lock one part of the store across all machines, if other machines may use it.
+    """Lock one part of a store that is not a local file against this user's other processes on this machine.
 
-    A SQLite store is local: writers already hold a lock beside it. For any other store, the lock is a lock on this
-    machine and a lease of the Prefect server that all machines use. Without a Prefect server, other machines are not
-    locked out, which is logged once if they have written to this store.
+    A SQLite store needs no further lock: writers hold one beside it. Nothing holds between machines: one of them
+    promotes and prunes (docs/cluster.md).
 
     Args:
         what: the part: `registry` (aliases, versions, pruning) or `runs` (which run a command continues).
@@ -194,10 +186,7 @@ def alone_everywhere(store: Store, what: str) -> Iterator[None]:
     if sqlite_path(store.uri):
         yield
         return
-    name = f"cpb-{what}-{_identity(store)}"
-    with locked(temporary_lock(f"{name}.lock")), leased(name) as everywhere:
-        if not everywhere:
-            _warn_of_others(store)
+    with locked(temporary_lock(f"cpb-{what}-{_identity(store)}.lock")):
         yield
 
 
@@ -205,24 +194,6 @@ def _identity(store: Store) -> str:
     """Return an identity of the store that is the same on all machines, whatever address they use."""
     experiment = store.client.get_experiment(store.experiment_id)
     return sha256(f"{experiment.experiment_id} {experiment.creation_time}".encode()).hexdigest()[:12]
-
-
-def _warn_of_others(store: Store) -> None:
-    if store.uri in _warned:
-        return
-    newest = islice(
-        search_lazily(store, f"tags.`{KIND}` = '{FLOW}'", ["attributes.start_time DESC"], _FLOWS_SEARCHED),
-        _FLOWS_SEARCHED,
-    )
-    hosts = {run.data.tags.get(PROCESS, "").partition("|")[0] for run in newest}
-    others = sorted(hosts - {"", socket.gethostname()})
-    if others:
-        _warned.add(store.uri)
-        log.warning(
-            "%s also writes to the MLflow store %s, and no Prefect server is set by which the machines wait for one "
-            "another: promote and prune on one of them at a time, or set PREFECT_API_URL on each",
-            " and ".join(others[:3]), public_url(store.uri),
-        )  # fmt: skip
 
 
 class _Client:
@@ -238,7 +209,6 @@ class _Client:
     def _guarded(self, method: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(method)
         def call(*arguments: Any, **options: Any) -> Any:
-            check_held()
             try:
                 with self._waiting():
                     return method(*arguments, **options)

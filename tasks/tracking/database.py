@@ -118,12 +118,12 @@ def no_shared_place(uri: str, folder: Path | None = None) -> CpbError:
     shown = public_url(uri)
     if is_server(uri):
         where = f"the MLflow server {shown} leaves artifacts to a folder of its own machine ({folder})"
-        remedy = "start a server that stores them itself, on another database, as in docs/scale.md"
+        remedy = "start a server that stores them itself, on another database, as in docs/cluster.md"
     else:
         kept = f"recorded in {folder}, a folder of one machine" if folder else "without a place"
         where = f"the MLflow store {shown} is a bare database: the artifacts of runs are {kept}"
         remedy = (
-            "start MLflow's server over it, as in docs/scale.md, and set MLFLOW_TRACKING_URI to its address, or "
+            "start MLflow's server over it, as in docs/cluster.md, and set MLFLOW_TRACKING_URI to its address, or "
             f"create the experiment in an empty database with `mlflow experiments create -n {EXPERIMENT} -l s3://…`"
         )
     return CpbError(f"{where}; {remedy}", code="artifacts", field="MLFLOW_TRACKING_URI")

@@ -55,7 +55,7 @@ def check_cluster() -> None:
 def unreachable(address: str, reason: str) -> CpbError:
     """Return the error for a cluster that cannot be used."""
     return CpbError(
-        f"the Ray cluster {address} cannot be used ({reason}); start it as docs/scale.md says, with the same Ray, "
+        f"the Ray cluster {address} cannot be used ({reason}); start it as docs/cluster.md says, with the same Ray, "
         "Python and token on every machine, or train with --engine local",
         code="ray-unreachable", field=ADDRESS,
     )  # fmt: skip

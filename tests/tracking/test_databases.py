@@ -305,7 +305,7 @@ def test_the_password_of_the_interfaces_database_is_on_no_command_line(postgres,
     import os
     os.environ["MLFLOW_TRACKING_URI"] = {uri(port)!r}
     from tasks.tracking.mlflow_store import open_store
-    from flows.ops.ui import serve_ui
+    from flows.ops.serve import serve_ui
     open_store()
     serve_ui(port={own}, ready=lambda where: print(where, flush=True))
     """

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from serving import client_of, serve
 
-from flows.ops.guard import Guard
-from flows.ops.listeners import PAGE
+from flows.ops.guard import PAGE, Guard
 from schemas.errors import UsageError
 from webapp import app as webapp_app
 from webapp import reading
