@@ -43,7 +43,7 @@ from tasks.train import check_engine, opened_engine, train
 from tasks.training.files import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
 from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
-from tasks.training.runner import Engine, EngineLost
+from tasks.training.runner import Engine
 
 
 def start_run(
@@ -335,22 +335,15 @@ def train_fleets(
 
     Returns:
         Per fleet, the result or the step's error for each shard, in order.
-
-    Raises:
-        EngineLost: the run's engine is lost; the next call uses the finished shards.
     """
     queue, progress = shards_of(fleets), {fleet.architecture: FleetProgress(fleet) for fleet in fleets}
-    executor = engine.executor(len(queue))
+    at_once = engine.plan(len(queue))
     calls = [
-        (shard, spec.scope.root, executor, spec.train_timeout_s, progress[shard.architecture])
+        (shard, spec.scope.root, engine, spec.train_timeout_s, progress[shard.architecture])
         for shard in queue
     ]
-    ended = steps.each(
-        train, calls, workers=executor.calls, then=lambda index, found: then(queue[index], found)
-    )
+    ended = steps.each(train, calls, workers=at_once, then=lambda index, found: then(queue[index], found))
     engine.leave()
-    if lost := next((one for one in ended if isinstance(one, EngineLost)), None):
-        raise lost
     found = dict(zip(map(job_key, queue), ended, strict=True))
     return [[found[job_key(shard)] for shard in fleet.shards] for fleet in fleets]
 

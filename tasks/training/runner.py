@@ -1,4 +1,4 @@
-"""The executors of shards: this machine's resident trainers (here), or a cluster (`ray_executor.py`).
+"""The engines that train shards: this machine's resident trainers (here), or a cluster (`ray.py`).
 
 A trainer is a separate process (`trainer.py`), because a long device call cannot be interrupted from within, because
 one CPU fleet per core is faster than one fleet on all cores, and so that only the training process opens a device. It
@@ -45,12 +45,6 @@ OUT_OF_MEMORY, DISK_FULL = "out-of-memory", "disk-full"
 _FULL_BYTES = 1 << 20
 
 Report = Callable[[dict[str, Any]], None]
-
-
-class EngineLost(CpbError):
-    """The engine is lost for all shards: the run ends, and finished shards are kept."""
-
-    default_code = "engine-lost"
 
 
 class TrainerDied(CpbError):
@@ -255,31 +249,8 @@ def _oom_kills() -> int:
     return int(found[1]) if found else 0
 
 
-class Executor(Protocol):
-    """Runs shards."""
-
-    @property
-    def calls(self) -> int:
-        """Number of shards passed to `run` concurrently, each in a thread."""
-        ...
-
-    @property
-    def retries(self) -> int:
-        """Number of retries of a shard whose trainer died; 0 if the executor retries itself."""
-        ...
-
-    def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
-        """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
-
-        Raises:
-            CpbError: the shard failed as a whole; `TrainerDied` if another try may succeed.
-            EngineLost: no more shards can be trained.
-        """
-        ...
-
-
 class Engine(Protocol):
-    """The resources that a run plans for, and the source of its executor."""
+    """The resources that a run plans for, and that train its shards."""
 
     @property
     def gpus(self) -> bool:
@@ -291,8 +262,16 @@ class Engine(Protocol):
         """The cores of this machine shared by trainers and judges."""
         ...
 
-    def executor(self, shards: int) -> Executor:
-        """Return the executor for a plan of `shards` shards."""
+    def plan(self, shards: int) -> int:
+        """Prepare for a plan of `shards` shards; return how many to pass to `run` concurrently, each in a thread."""
+        ...
+
+    def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
+        """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
+
+        Raises:
+            CpbError: the shard failed as a whole; `TrainerDied` if another try may succeed.
+        """
         ...
 
     def leave(self) -> None:
@@ -309,13 +288,11 @@ def kernel_environment(spec: RunSpec) -> dict[str, str]:
 
 
 class LocalEngine:
-    """This machine, also the executor of its shards. Further shards wait in the order of submission.
+    """This machine. Further shards wait in the order of submission.
 
     With GPUs, the trainers start immediately, concurrently with ingestion. On a CPU they would only occupy its cores,
     and their thread count depends on the plan: they start with the first shard that is not trained yet.
     """
-
-    retries = 1
 
     def __init__(self, spec: RunSpec) -> None:
         self._device, self._root = spec.device, spec.scope.root
@@ -335,20 +312,15 @@ class LocalEngine:
         """Whether this machine has GPUs selected by the device."""
         return bool(self._gpus)
 
-    @property
-    def calls(self) -> int:
-        """One per trainer: the caller queues the shards, largest first."""
-        return self._slots.workers
-
-    def executor(self, shards: int) -> "LocalEngine":
-        """Return this engine with a trainer per GPU, or per core."""
+    def plan(self, shards: int) -> int:
+        """Prepare a trainer per GPU, or per core; the caller queues the shards, largest first."""
         if not self._gpus:
             self._slots = plan_slots(self._device, shards)
             self._trainers = self._made()
-        return self
+        return self._slots.workers
 
     def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
-        """Train a shard on the next free trainer; see `Executor`."""
+        """Train a shard on the next free trainer; see `Engine`."""
         folder = prepare(root, job)
         progress.waiting(f"waiting for a free {'GPU' if self.gpus else 'core'}")
         self._trainers.train(folder, timeout_s, partial(progress.take, job), progress.starting)

@@ -269,7 +269,7 @@ def test_nothing_to_train_ends_in_one_sentence_and_a_fault_never_leaves_a_run_op
 
 @pytest.mark.timeout(60)
 def test_a_training_that_cannot_begin_ends_the_run_and_nobody_waits_for_its_shards(trainer, monkeypatch):
-    monkeypatch.setattr("tasks.training.runner.LocalEngine.executor", lambda engine, shards: 1 / 0)
+    monkeypatch.setattr("tasks.training.runner.LocalEngine.plan", lambda engine, shards: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run()
 
