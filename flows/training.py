@@ -41,9 +41,9 @@ from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
 from tasks.tracking.wandb import check_installed, is_wanted, mirror
 from tasks.train import check_engine, opened_engine, train
 from tasks.training.files import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
+from tasks.training.local import Engine
 from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
-from tasks.training.runner import Engine
 
 
 def start_run(
@@ -154,7 +154,7 @@ def run_training(
     if sizes := profile_sizes(spec.profile, spec.preset):
         used = ", ".join(f"{name} {spec.overrides[name]}" for name in sizes)
         say(f"profile {spec.profile} with preset {spec.preset}: {used} (a model other than the preset's own)")
-    with opened_engine(spec) as engine, Judges(engine.cores, spec.scope.root) as judges:
+    with opened_engine(spec) as engine, Judges(engine.cores) as judges:
         return _run(spec, steps, engine, judges, say, earlier, name)
 
 

@@ -11,10 +11,10 @@ from schemas.handover import Failure, ShardJob, ShardResult
 from schemas.run import LOCAL, RAY, RunSpec
 from tasks.running.step import Retry, step
 from tasks.training.devices import check_device
+from tasks.training.local import Engine, LocalEngine, TrainerDied
 from tasks.training.plan import job_key
 from tasks.training.progress import FleetProgress
 from tasks.training.ray import ADDRESS, check_cluster, connected
-from tasks.training.runner import Engine, LocalEngine, TrainerDied
 
 RETRY_WAIT_S = 5.0
 

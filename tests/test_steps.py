@@ -43,9 +43,9 @@ from tasks.signals.feature_files import write_features
 from tasks.tracking.mlflow_store import open_store
 from tasks.train import opened_engine, train
 from tasks.training import trainer
+from tasks.training.local import Engine
 from tasks.training.plan import plan_fleet
 from tasks.training.progress import FleetProgress
-from tasks.training.runner import Engine
 from tasks.watch import watch
 
 PLAIN = {
@@ -110,7 +110,7 @@ def test_records_pass_through_every_step_without_prefect(at_home):
     assert (planned.failures, planned.stopped, fleet.architecture) == ((), (), "linear")
 
     run = start_run(SPEC, planned.series, "train-all").run_id
-    with opened_engine(SPEC) as engine, Judges(engine.cores, root) as judges:
+    with opened_engine(SPEC) as engine, Judges(engine.cores) as judges:
         engine.plan(len(fleet.shards))
         progress = FleetProgress(fleet)
         trained = [(shard, train(shard, root, engine, 600, progress)) for shard in fleet.shards]

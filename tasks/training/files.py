@@ -211,9 +211,12 @@ MAX_SHARDS_PER_KIND = 3
 MAX_UNUSED_DAYS = 90
 """Days without use after which all shards of a kind are removed: the kinds change with every newly listed coin."""
 
-_RECORDS = "|".join(map(re.escape, (JOB, RESULT, EPOCHS, PROGRESS)))
-_TOP = re.compile(rf"{_RECORDS}|{re.escape(LOG)}(\.\d+)?|lock")
-_MEMBER = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
+_WRITTEN = re.compile(
+    rf"({'|'.join(map(re.escape, (JOB, RESULT, EPOCHS, PROGRESS, LOG)))})(\.\d+)?|lock|{CHECKPOINTS}(/.*)?"
+    r"|members(/[^/]+(/model|/(validation|test|score-[0-9a-f]+)\.npz)?)?"
+    rf"|members/[^/]+/model/({'|'.join(map(re.escape, FILES))})"
+)
+"""Paths below a shard's folder that cpb writes."""
 
 log = logging.getLogger("cpb")
 
@@ -260,30 +263,35 @@ def old_shards(shards: Path, now: datetime | None = None) -> list[Path]:
     """
     kinds: dict[tuple[str, ...], list[tuple[float, Path, set[str]]]] = defaultdict(list)
     unused_since = (now or datetime.now(UTC)).timestamp() - MAX_UNUSED_DAYS * 86400
-    old: list[tuple[Path, set[str]]] = []
     for folder in shard_folders(shards.parent):
         try:
             job = read_job(folder)
-            members = {member.name for member in job.members}
-            kinds[_kind(job)].append(((folder / JOB).stat().st_mtime, folder, members))
+            kinds[_kind(job)].append(
+                ((folder / JOB).stat().st_mtime, folder, {member.name for member in job.members})
+            )
         except (OSError, DamagedError) as error:
             log.debug("%s is not removed: its job cannot be read (%s)", folder, error)
-    for found in kinds.values():
-        for place, (used, folder, members) in enumerate(sorted(found, key=lambda one: one[0], reverse=True)):
-            if place >= MAX_SHARDS_PER_KIND or used < unused_since:
-                old.append((folder, members))
-    return [folder for folder, members in old if not _is_foreign(folder, members)]
+    return [
+        folder
+        for found in kinds.values()
+        for place, (used, folder, members) in enumerate(sorted(found, reverse=True))
+        if (place >= MAX_SHARDS_PER_KIND or used < unused_since) and not _holds_foreign_file(folder, members)
+    ]
 
 
 def _kind(job: ShardJob) -> tuple[str, ...]:
     return (job.architecture, job.preset, *sorted(member.name for member in job.members))
 
 
-def _is_foreign(folder: Path, members: set[str]) -> bool:
-    """Whether a shard's folder contains a file not written by cpb, which is logged."""
-    if foreign := _foreign_file(folder, members):
-        log.info("%s is kept: it holds %s, which is not a file of cpb", folder, foreign.relative_to(folder))
-    return foreign is not None
+def _holds_foreign_file(folder: Path, members: set[str]) -> bool:
+    """Whether a shard's folder contains a link, or a file not written by cpb, which is logged."""
+    for path in sorted(folder.rglob("*")):
+        top, *rest = map(final_name, path.relative_to(folder).parts)
+        is_ours = _WRITTEN.fullmatch("/".join((top, *rest))) and (top != "members" or {*rest[:1]} <= members)
+        if path.is_symlink() or not is_ours:
+            log.info("%s is kept: it holds %s, which is not a file of cpb", folder, path.relative_to(folder))
+            return True
+    return False
 
 
 def _remove(folder: Path) -> bool:
@@ -295,29 +303,3 @@ def _remove(folder: Path) -> bool:
         log.info("%s could not be removed: %s", folder, error)
         return False
     return True
-
-
-def _foreign_file(folder: Path, members: set[str]) -> Path | None:
-    """Return the first file of a shard's folder that is not a file of cpb, or None."""
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (
-            path.is_dir() or _is_shard_file(path.relative_to(folder).parts, members)
-        ):
-            return path
-    return None
-
-
-def _is_shard_file(parts: tuple[str, ...], members: set[str]) -> bool:
-    top, *rest = map(final_name, parts)
-    if not rest:
-        return _TOP.fullmatch(top) is not None
-    if top == CHECKPOINTS:
-        return True
-    if top != "members" or rest[0] not in members:
-        return False
-    match rest[1:]:
-        case ["model", name]:
-            return name in FILES
-        case [name]:
-            return _MEMBER.fullmatch(name) is not None
-    return False

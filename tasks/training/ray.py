@@ -38,9 +38,9 @@ from tasks.storage.locks import check_interrupted, locked
 from tasks.storage.model_folder import NEEDED
 from tasks.training.devices import Slots, plan_slots, visible_gpus
 from tasks.training.files import CHECKPOINTS, EPOCHS, JOB, LOG, RESULT, earlier_copy, prepare, read_result
+from tasks.training.local import run_trainer
 from tasks.training.plan import memory_bytes, training_code
 from tasks.training.progress import FleetProgress
-from tasks.training.runner import run_trainer
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's variable, HOST:PORT of a cluster's head: if set, runs without a named engine train there.
