@@ -15,15 +15,8 @@ from trainer_tools import wait_until
 from schemas.errors import UsageError
 from tasks.storage import locks
 from tasks.training import devices as module
-from tasks.training.local import (
-    Slots,
-    Trainers,
-    check_device,
-    gpu_held,
-    plan_slots,
-    run_trainer,
-    visible_gpus,
-)
+from tasks.training.devices import Slots, check_device, gpu_held, plan_slots, visible_gpus
+from tasks.training.local import Trainers, run_trainer
 
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
 
