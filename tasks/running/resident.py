@@ -147,7 +147,7 @@ class Resident:
             return
         self.stop()
         context = multiprocessing.get_context("spawn")
-        self._words = tempfile.TemporaryFile()
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
         self._pipe, theirs = context.Pipe()
         words = Connection(os.dup(self._words.fileno()), readable=False)
         with theirs, words, _start_of_child(self.env):

@@ -132,7 +132,7 @@ def gpu_held(gpus: tuple[str, ...], poll_s: float = 0.5) -> Iterator[None]:
 @contextmanager
 def gpu_locked() -> Iterator[bool]:
     """Lock this trainer's GPU during the block unless another training holds it; yields whether it is this one's."""
-    gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
     with ExitStack() as stack:
         is_free = True
         try:
