@@ -174,7 +174,8 @@ class Display:
 
     def __exit__(self, *_error: object) -> None:
         self._ended.set()
-        self.bars.stop()
+        if self._on_terminal:  # else it would print an empty line
+            self.bars.stop()
 
     def progress(self, one: Report) -> None:
         """Show a report; finished tasks are removed, and so is the command's row once a step reports progress."""
