@@ -39,9 +39,9 @@ from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
 from tasks.tracking.wandb import check_installed, is_wanted, mirror
 from tasks.train import check_engine, opened_engine, train
 from tasks.training.files import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
+from tasks.training.local import Engine
 from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
-from tasks.training.runner import Engine, EngineLost
 
 
 def start_run(
@@ -152,7 +152,7 @@ def run_training(
     if sizes := profile_sizes(spec.profile, spec.preset):
         used = ", ".join(f"{name} {spec.overrides[name]}" for name in sizes)
         say(f"profile {spec.profile} with preset {spec.preset}: {used} (a model other than the preset's own)")
-    with opened_engine(spec) as engine, Judges(engine.cores, spec.scope.root) as judges:
+    with opened_engine(spec) as engine, Judges(engine.cores) as judges:
         return _run(spec, steps, engine, judges, say, earlier, name)
 
 
@@ -333,22 +333,15 @@ def train_fleets(
 
     Returns:
         Per fleet, the result or the step's error for each shard, in order.
-
-    Raises:
-        EngineLost: the run's engine is lost; the next call uses the finished shards.
     """
     queue, progress = shards_of(fleets), {fleet.architecture: FleetProgress(fleet) for fleet in fleets}
-    executor = engine.executor(len(queue))
+    at_once = engine.plan(len(queue))
     calls = [
-        (shard, spec.scope.root, executor, spec.train_timeout_s, progress[shard.architecture])
+        (shard, spec.scope.root, engine, spec.train_timeout_s, progress[shard.architecture])
         for shard in queue
     ]
-    ended = steps.each(
-        train, calls, workers=executor.calls, then=lambda index, found: then(queue[index], found)
-    )
+    ended = steps.each(train, calls, workers=at_once, then=lambda index, found: then(queue[index], found))
     engine.leave()
-    if lost := next((one for one in ended if isinstance(one, EngineLost)), None):
-        raise lost
     found = dict(zip(map(job_key, queue), ended, strict=True))
     return [[found[job_key(shard)] for shard in fleet.shards] for fleet in fleets]
 

@@ -23,7 +23,7 @@ from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
 from tasks.training import trainer as worker
 from tasks.training.files import LATEST, read_job, read_result
-from tasks.training.runner import TrainerDied, TrainingTimeout
+from tasks.training.local import TrainerDied, TrainingTimeout
 
 SPEC = RunSpec(
     coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
@@ -253,7 +253,7 @@ def test_nothing_to_train_ends_in_one_sentence_and_a_fault_never_leaves_a_run_op
 
 @pytest.mark.timeout(60)
 def test_a_training_that_cannot_begin_ends_the_run_and_nobody_waits_for_its_shards(trainer, monkeypatch):
-    monkeypatch.setattr("tasks.training.runner.LocalEngine.executor", lambda engine, shards: 1 / 0)
+    monkeypatch.setattr("tasks.training.local.LocalEngine.plan", lambda engine, shards: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run()
 
