@@ -52,7 +52,6 @@ _BOM = b"\xef\xbb\xbf"
 _MICRO = 10**14  # the year 5138 in milliseconds, 1973 in microseconds: decided per row
 _LAST_MS = 9_000_000_000_000  # the year 2255; larger numbers below _MICRO are not valid times
 _LAST_US = _LAST_MS * 1000
-_HEAD, _LINES = 4096, 16  # bytes and lines from which a file's number of decimals is read
 _FIRST_LINE = re.compile(rb"-?\d")
 
 
@@ -180,15 +179,7 @@ class Block:
     file: SourceFile
     body: bytes
     notes: list[str] = field(default_factory=list)
-    header: bool = False
     lines: int = 0  # candle lines
-
-    @property
-    def decimals(self) -> int:
-        """Digits after the point if equal in the first prices, as in all exchange files, else -1."""
-        lines = self.body[:_HEAD].split(b"\n")[:_LINES]
-        counts = {len(c.partition(b".")[2]) for line in lines for c in line.split(b",", 5)[1:5]}
-        return counts.pop() if len(counts) == 1 else -1
 
 
 def trim(file: SourceFile, csv: bytes) -> Block:
@@ -205,7 +196,7 @@ def trim(file: SourceFile, csv: bytes) -> Block:
         if first.strip().lower() not in _HEADERS:
             shown = first[:60].decode("ascii", "replace")
             raise BadFile(f"header {shown!r} is not Binance's kline header")
-        csv, block.header = csv[len(first) + 1 :], True
+        csv = csv[len(first) + 1 :]
         block.notes.append("header line dropped")
     if not csv.endswith(b"\n") or csv.endswith(b"\n\n") or csv == b"\n":  # most files need no copy
         csv = csv.rstrip(b"\n") + b"\n"
@@ -219,8 +210,8 @@ def read(blocks: list[Block]) -> tuple[pl.DataFrame, dict[int, BadFile]]:
     """Return the candles of all readable blocks and the faults of the others, by index.
 
     The frame has `COLUMNS` without `ignore`, times in microseconds since 1970 (`close_time` is the exclusive
-    end of the candle), `file` (the block's index), `line` (1 is a file's first candle) and `ms` (whether the
-    row was in milliseconds). Rows are in file order; values are not checked yet.
+    end of the candle), `file` (the block's index) and `line` (1 is a file's first candle).
+    Rows are in file order; values are not checked yet.
     """
     try:
         lines = sum(block.lines for block in blocks)
@@ -278,7 +269,6 @@ def _shape(frame: pl.DataFrame, blocks: list[Block], indices: "range | list[int]
     return frame.drop("ignore").with_columns(
         pl.Series("open_time", np.where(ms, opens * 1000, opens)),
         pl.Series("close_time", np.where(closes < _MICRO, (closes + 1) * 1000, closes + 1)),
-        pl.Series("ms", ms),
         pl.Series("file", np.repeat(np.array(indices, dtype=np.uint32), counts)),
         pl.Series("line", np.arange(frame.height) - starts + 1),
     )

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import polars as pl
 import pytest
 from folder_mirror import FolderMirror
-from market_tools import FAST, build, csv_of, key, lines, put, rows_of, scope
+from market_tools import FAST, build, csv_of, key, lines, put, scope
 
 from schemas.errors import CpbError
 from schemas.frames import KLINES
@@ -13,7 +13,6 @@ from tasks.market import mirror
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
-from tasks.market.parser import COLUMNS
 
 BTC = key()
 MONTHS = ("2024-01", "2024-02", "2024-03")
@@ -164,36 +163,6 @@ def test_a_refusal_names_the_line_or_the_cell(tmp_path, change, reason):
     (note,) = [n for n in run(tmp_path).series[0].notes if str(file) in n]
     assert reason in note
     assert "schema" not in note
-
-
-def printed(csv, cell):
-    """The same candles with every price printed by `cell`."""
-    rows = [line.split(b",") for line in csv.splitlines()]
-    return b"".join(b",".join([r[0], *map(cell, r[1:5]), *r[5:]]) + b"\n" for r in rows)
-
-
-def two_decimals(cell):
-    return b"%.2f" % float(cell)
-
-
-def test_a_futures_file_without_header_is_known_by_its_decimals_and_volume(tmp_path):
-    """As they were until 2022: in milliseconds like spot files then, and at nearly the same prices."""
-    build(tmp_path / "mirror", ["BTCUSDT"])
-    file = source_file(BTC, "2024-02")
-    busy = rows_of(file).with_columns(pl.col("volume") * 8, pl.col("quote_volume") * 8)
-    put(tmp_path / "mirror", file, printed(csv_of(file, busy), two_decimals))
-    (note,) = [n for n in run(tmp_path).series[0].notes if str(file) in n]
-    assert "looks like a futures file under a spot name (2 decimals, a different volume" in note
-
-
-@pytest.mark.parametrize("cell", [two_decimals, lambda cell: repr(round(float(cell), 2)).encode()])
-def test_a_file_printed_by_another_hand_is_no_futures_file(tmp_path, cell):
-    """Somebody's `to_csv` drops zeros and may add a header: one sign, or none, convicts nobody."""
-    build(tmp_path / "mirror", ["BTCUSDT"])
-    file = source_file(BTC, "2024-02")
-    header = b"" if cell is two_decimals else ",".join(COLUMNS).encode() + b"\n"
-    put(tmp_path / "mirror", file, header + printed(csv_of(file), cell))
-    assert run(tmp_path).series[0].rows == 91 * 24
 
 
 def test_a_plan_needs_no_right_to_write(tmp_path, monkeypatch):

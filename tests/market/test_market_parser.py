@@ -135,10 +135,8 @@ def candle_lines(draw):
 @relaxed
 @given(candle_lines())
 def test_round_trip_is_exact_to_the_last_printed_digit(text):
-    rows, reason = parsed(text.encode())
-    if rows is None:  # random prices may look like a test network's; nothing else may be refused
-        assert "test network" in reason
-        return
+    rows, _ = parsed(text.encode())
+    assert rows is not None
     assert mirror.to_csv(rows, "1h").decode() == text
 
 
