@@ -9,6 +9,7 @@ neighbour look faulty.
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
@@ -18,7 +19,7 @@ import polars as pl
 
 from schemas.frames import CANDLE_FAULTS, KLINES, NOT_INCREASING, Contract
 from schemas.identity import OWN, SeriesId
-from tasks.market.faults import BadFile
+from tasks.market.client import BadFile
 from tasks.market.layout import DAY, Grid, grid_of, period_bounds, text, to_datetime
 from tasks.market.parser import Block
 
@@ -82,6 +83,8 @@ def check(
         _deduplicate(checked)  # strictly increasing times have no duplicates
         for index, count in checked.duplicates.items():
             blocks[index].notes.append(f"identical duplicates dropped: {count}")
+        for index, conflicts in Counter(index for index, _ in checked.conflicts).items():
+            blocks[index].notes.append(f"conflicting candles dropped: {conflicts}")
     return checked, faults
 
 

@@ -17,15 +17,13 @@ from typing import TypeVar
 from schemas.errors import CpbError, MemberError, UsageError, age, count
 from schemas.identity import EXCHANGE, SeriesId, check_known, coins_label, is_coin_pair
 from schemas.scope import Scope, ScopeSpec
-from tasks.market.client import CONNECTIONS, Limits
-from tasks.market.faults import SourceFault, Unreachable
+from tasks.market.client import CONNECTIONS, Limits, SourceFault, Unreachable
 from tasks.market.holes import OutageCalendar
 from tasks.market.klines import sweep, writer_lock
 from tasks.market.layout import source_file, text, to_us
 from tasks.market.repair import refresh_tail, repair
 from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
 from tasks.market.run import (
-    SEARCH_AGAIN,
     Plan,
     Run,
     batches,
@@ -155,7 +153,6 @@ def _plan_only(run: Run) -> IngestReport:
 
 def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
     store_all(run, (batches(plan.series, plan.fetch) for plan in _plans_ahead(run)))
-    run.manifest.save_empty_periods(run.catalogue.new_empty_periods, run.now)
     total, due = (sum(len(getattr(p, kind)) for p in run.plans.values()) for kind in ("wanted", "fetch"))
     if 0 < due < total:
         run.notes.append(f"{total - due:,} of {count(total, 'file')} were already stored")
@@ -205,10 +202,6 @@ def _plans_ahead(run: Run) -> Iterator[Plan]:
     series_left = iter(run.scope.series)
     while True:
         while len(waiting) < _LISTINGS_AHEAD and (series := next(series_left, None)):
-            known = run.manifest.empty_periods(series, run.start).items()
-            run.catalogue.empty_periods |= {
-                (series, run.start, until) for until, requested in known if run.now - requested < SEARCH_AGAIN
-            }
             waiting.append(run.pool.submit(_list_files, run, series))
         if not waiting:
             return

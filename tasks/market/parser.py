@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from tasks.market.client import HttpSource
-from tasks.market.faults import BadFile, NotFound, SourceFault
+from tasks.market.client import BadFile, HttpSource, NotFound, SourceFault
 from tasks.market.layout import SourceFile
 from tasks.market.sources import FolderSource, Source
 from tasks.market.tables import TableSource

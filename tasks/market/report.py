@@ -5,7 +5,7 @@ from pathlib import Path
 
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.identity import SeriesId
-from tasks.market.holes import LACKING, LATE_AFTER, RELISTING, Holdings, Hole, OutageCalendar, find_holes
+from tasks.market.holes import LACKING, LATE_AFTER, Holdings, Hole, OutageCalendar, find_holes
 from tasks.market.klines import digest_and_zeros, provisional_rows
 from tasks.market.layout import DAY, grid_of, text
 
@@ -30,7 +30,6 @@ class SeriesReport:
     off_grid: int = 0
     off_grid_times: list[str] = field(default_factory=list)
     odd_close: list[str] = field(default_factory=list)
-    relistings: list[str] = field(default_factory=list)
     leaps: list[str] = field(default_factory=list)  # of the price level
     provisional: int = 0
     duplicates: int = 0
@@ -86,7 +85,7 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
         {"from": text(h.start), "to": text(h.end), "bars": h.bars, "cause": h.cause} for h in holes
     ]
     _count_files(report, holdings)
-    _add_anomalies(report, home, holdings, holes)
+    _add_anomalies(report, home, holdings)
     _set_status(report, holdings, holes, reason)
     return report
 
@@ -111,7 +110,7 @@ def _count_files(report: SeriesReport, holdings: Holdings) -> None:
             report.notes.append(f"{holdings.series} {record.period}: unverified, no CHECKSUM published")
 
 
-def _add_anomalies(report: SeriesReport, home: Path, holdings: Holdings, holes: list[Hole]) -> None:
+def _add_anomalies(report: SeriesReport, home: Path, holdings: Holdings) -> None:
     last = grid_of(holdings.series.timeframe).latest(holdings.last)
     seen = [o for o in holdings.anomalies if holdings.first <= o.open_time < holdings.last]
     report.off_grid_times = [text(o.open_time) for o in seen if o.kind == "off-grid"]
@@ -120,7 +119,6 @@ def _add_anomalies(report: SeriesReport, home: Path, holdings: Holdings, holes: 
     confirmed = max((part.runs[-1][1] for part in holdings.parts if part.runs), default=0)
     report.provisional = provisional_rows(home, holdings.series, max(holdings.first, confirmed), last)
     report.leaps = [f"× {factor:,.4g} at {_minute(text(at))}" for at, factor in holdings.leaps]
-    report.relistings = [text(h.end) for h in holes if h.cause == RELISTING]
 
 
 def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: str) -> None:
@@ -206,7 +204,6 @@ def details(report: IngestReport) -> list[str]:
             f"{name}: {_minute(h['from'])} to {_minute(h['to'])}, {count(h['bars'], 'candle')}, {h['cause']}"
             for h in s.holes
         ]
-        lines += [f"{name}: relisted on {_minute(t)}; nothing is computed across it" for t in s.relistings]
         if s.off_grid:
             lines.append(
                 f"{name}: {count(s.off_grid, 'off-grid candle')} from {_minute(s.off_grid_times[0])}, stored separately"

@@ -19,13 +19,14 @@ from pathlib import Path
 from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from schemas.scope import Scope
-from tasks.market.faults import SourceFault
+from tasks.market.client import SourceFault
 from tasks.market.holes import Holdings, OutageCalendar
 from tasks.market.klines import damage_of, is_own, part_path
 from tasks.market.layout import (
     DAY,
     SourceFile,
     grid_of,
+    month_of,
     months,
     period_bounds,
     source_file,
@@ -199,8 +200,8 @@ def wanted_files(catalogue: Catalogue, series: SeriesId, start: int, end: int) -
     begin = monthly[0].bounds[0]
     missing = [month for month in months(begin, end) if month not in covered]
     spans = [(max(start, period_bounds(missing[0])[0]), end)] if missing else []
-    if start < begin and catalogue.begins_before(series, "daily", start, begin):
-        spans.append((start, begin))
+    if start < begin:  # a pair's first month may have daily files only
+        spans.append((max(start, period_bounds(month_of(begin - 1))[0]), begin))
     daily = [file for span in spans for file in catalogue.files(series, "daily", *span)]
     return sorted({*monthly, *(f for f in daily if f.period[:7] not in covered)}, key=lambda f: f.bounds)
 

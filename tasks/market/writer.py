@@ -11,7 +11,7 @@ import polars as pl
 from schemas.frames import KLINES
 from schemas.identity import SeriesId, market_home
 from tasks.market.checks import Checked, check, validate_klines
-from tasks.market.faults import BadFile
+from tasks.market.client import BadFile
 from tasks.market.klines import (
     QUARANTINE,
     damage_of,

@@ -98,7 +98,7 @@ def cut(tmp_path):
     put(tmp_path / "mirror", last, b"".join(lines(csv_of(last))[: 7 * 24]))
 
 
-def test_a_cut_last_month_is_repaired_before_it_is_called_the_end(tmp_path):
+def test_a_truncated_last_month_is_repaired_before_it_counts_as_the_end(tmp_path):
     cut(tmp_path)
     for day in range(1, 32):
         put(tmp_path / "mirror", source_file(BTC, f"2024-03-{day:02}"))
@@ -107,10 +107,10 @@ def test_a_cut_last_month_is_repaired_before_it_is_called_the_end(tmp_path):
     assert run(tmp_path, coins="BTC,ETH", as_of="2024-04-10").requests == 4  # listings
 
 
-def test_where_nobody_has_more_trading_ended_and_is_not_asked_for_again(tmp_path):
+def test_a_pair_that_ended_is_searched_once_and_then_not_published(tmp_path):
     cut(tmp_path)
     report = run(tmp_path, coins="BTC,ETH", as_of="2024-04-10")
-    assert [h["cause"] for h in report.series[0].holes] == ["trading ended"]
+    assert [h["cause"] for h in report.series[0].holes] == ["not published"]
     again = run(tmp_path, coins="BTC,ETH", as_of="2024-04-10")
     assert again.series == report.series
     assert again.requests == 4  # listings

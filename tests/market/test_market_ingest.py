@@ -123,13 +123,13 @@ def test_an_outage_is_what_every_symbol_lacks(tmp_path):
     report = ingest(scope(tmp_path / "home", root, coins="BTC,ETH,SOL"))
     causes = {s.series.symbol: [(h["bars"], h["cause"]) for h in s.holes] for s in report.series}
     assert causes == {
-        "BTCUSDT": [(3, "exchange outage"), (2, "confirmed absent")],
+        "BTCUSDT": [(3, "exchange outage"), (2, "absent at source")],
         "ETHUSDT": [(3, "exchange outage")],
-        "SOLUSDT": [(3, "exchange outage"), (1, "confirmed absent")],
+        "SOLUSDT": [(3, "exchange outage"), (1, "absent at source")],
     }
     assert [s.status for s in report.series] == ["partial", "complete", "partial"]
     alone = ingest(scope(tmp_path / "home", root, coins="BTC"))  # the store's other symbols still testify
-    assert [h["cause"] for h in alone.series[0].holes] == ["exchange outage", "confirmed absent"]
+    assert [h["cause"] for h in alone.series[0].holes] == ["exchange outage", "absent at source"]
 
 
 def test_unpublished_months_are_a_hole_of_their_own_kind(tmp_path):

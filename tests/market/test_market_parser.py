@@ -12,7 +12,7 @@ from market_tools import csv_of, key, lines
 from schemas.frames import KLINES
 from tasks.market import mirror
 from tasks.market.checks import check, validate_klines
-from tasks.market.faults import BadFile
+from tasks.market.client import BadFile
 from tasks.market.layout import period_bounds, source_file
 from tasks.market.parser import COLUMNS, read, trim
 

@@ -270,7 +270,7 @@ def test_a_gap_is_reported_like_binances(tmp_path):
     report, _ = stored(tmp_path / "home", tmp_path)
     assert [(hole["bars"], hole["cause"]) for hole in report.series[0].holes] == [
         (10, "exchange outage"),
-        (100, "confirmed absent"),
+        (100, "absent at source"),
     ]
     assert (report.series[0].status, report.exit) == ("partial", 3)
 
