@@ -29,6 +29,7 @@ from tasks.market.layout import (
     days,
     grid_of,
     listed_file,
+    listing_prefix,
     month_of,
     months,
     period_bounds,
@@ -44,15 +45,8 @@ STEP = 900 * US
 
 _ORIGIN = period_bounds("2017-01")[0]
 _PRICES = {
-    "BTC": 60_000,
-    "ETH": 3_000,
-    "BNB": 500,
-    "SOL": 120,
-    "LTC": 80,
-    "PEPE": 1e-5,
-    "SHIB": 2e-5,
-    "DOGE": 0.12,
-}
+    "BTC": 60_000, "ETH": 3_000, "BNB": 500, "SOL": 120, "LTC": 80, "PEPE": 1e-5, "SHIB": 2e-5, "DOGE": 0.12
+}  # fmt: skip
 _SUMS = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
 _SIGMA_15M = 0.0028  # of the calmest coin, at a typical time
 _TURNOVER = 3e6  # typical quote volume of a 15-minute candle, in USDT
@@ -174,13 +168,18 @@ def candles(symbol: str, interval_us: int, start: int, end: int) -> pl.DataFrame
     )
 
 
+SYMBOLS = (*(symbol_of(coin) for coin in COINS), "BTCUPUSDT", "BTCDOWNUSDT", "USDCUSDT")
+"""The default universe, and pairs that `--coins exchange` leaves out."""
+
+_INTERVALS = (*(name for name, seconds in INTERVAL_SECONDS.items() if STEP <= seconds * US <= DAY), MONTH)
+
+SERIES = [SeriesId("sim", symbol, interval) for symbol in sorted(SYMBOLS) for interval in sorted(_INTERVALS)]
+"""Every series of the simulator, in the order of a listing."""
+
 UNTIL = datetime(2025, 6, 1, tzinfo=UTC)
 """End of the simulated market unless a run requests another time."""
 
 MONTHS = 8
-
-SYMBOLS = (*(symbol_of(coin) for coin in COINS), "BTCUPUSDT", "BTCDOWNUSDT", "USDCUSDT")
-"""The default universe, and pairs that `--coins exchange` leaves out."""
 
 _VERSION = "sim1"
 
@@ -190,7 +189,7 @@ def serve(until: datetime | None = None, since: datetime | None = None) -> Itera
     """Run the simulator on a free loopback port and yield its base URL.
 
     Complete months before `until` are published as monthly files, complete days of its last month as daily files.
-    Symbols are those of `SYMBOLS`, intervals from 15 minutes to a day, and months.
+    Symbols are those of `SYMBOLS`; intervals are from 15 minutes to a day, and months.
     """
     with mirror.serve(SimulatedMirror(until or UNTIL, since)) as url:
         yield url
@@ -202,33 +201,21 @@ class SimulatedMirror:
     def __init__(self, until: datetime, since: datetime | None = None) -> None:
         self.end = period_bounds(day_of(to_us(until)))[0]
         self.start = to_us(since) if since else period_bounds(months(0, self.end)[-MONTHS])[0]
-        self.symbols = set(SYMBOLS)
-        self.intervals = {iv for iv, s in INTERVAL_SECONDS.items() if STEP <= s * US <= DAY} | {MONTH}
 
     def keys(self, prefix: str) -> list[tuple[str, str, int]]:
-        """Return the files of a series, or the folders' first files if no series is named."""
-        parts = prefix.strip("/").split("/")
-        if parts[:2] != ["data", "spot"] or len(parts) < 4 or parts[3] != "klines":
-            return []
-        symbols = [parts[4]] if len(parts) > 4 else sorted(self.symbols)
-        intervals = [parts[5]] if len(parts) > 5 else sorted(self.intervals)
-        named = len(parts) > 5
-        found = [
-            key
-            for s in symbols
-            for i in intervals
-            for key in self._series_keys(s, i, parts[2])[: None if named else 1]
+        """Return the files whose keys begin with a prefix."""
+        return [
+            (key, f"{_VERSION}-{key.rsplit('/', 1)[-1]}", -1)
+            for kind in ("daily", "monthly")
+            for series in SERIES
+            if (folder := listing_prefix(series, kind)).startswith(prefix) or prefix.startswith(folder)
+            for key in self._keys(series, kind)
+            if key.startswith(prefix)
         ]
-        return [(key, f"{_VERSION}-{key.rsplit('/', 1)[-1]}", -1) for key in found if key.startswith(prefix)]
 
-    def _series_keys(self, symbol: str, interval: str, kind: str) -> list[str]:
-        if (
-            symbol not in self.symbols
-            or interval not in self.intervals
-            or (kind, interval) == ("daily", MONTH)
-        ):
+    def _keys(self, series: SeriesId, kind: str) -> list[str]:
+        if (kind, series.timeframe) == ("daily", MONTH):
             return []
-        series = SeriesId("sim", symbol, interval)
         month = period_bounds(month_of(self.end))[0]
         periods = months(self.start, month) if kind == "monthly" else days(max(month, self.start), self.end)
         keys = [source_file(series, period).key for period in periods]
@@ -236,10 +223,9 @@ class SimulatedMirror:
 
     def read(self, key: str) -> bytes | None:
         """Return a zip or its CHECKSUM."""
-        zipped = key.removesuffix(".CHECKSUM")
-        parts = key.split("/")
-        if len(parts) != 7 or zipped not in self._series_keys(parts[4], parts[5], parts[2]):
+        if key not in (listed for listed, *_ in self.keys(key)):
             return None
+        zipped = key.removesuffix(".CHECKSUM")
         payload = _zip(zipped)
         return payload if zipped == key else mirror.to_checksum(zipped.rsplit("/", 1)[-1], payload)
 
