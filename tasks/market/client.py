@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from urllib.parse import quote, urlencode
 from urllib.request import getproxies_environment
 
-from requests import HTTPError, Session
+from requests import HTTPError, Response, Session
 from requests.adapters import HTTPAdapter
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential, wait_random
 from urllib3 import HTTPConnectionPool, Retry
@@ -62,6 +62,13 @@ class BadFile(Exception):
     def __init__(self, reason: str, payload: bytes = b"") -> None:
         super().__init__(reason)
         self.payload = payload
+
+
+class _Session(Session):
+    """A session that follows no redirect: it would read the redirect's body whole, whatever its size."""
+
+    def get_redirect_target(self, resp: Response) -> None:
+        """Return no target."""
 
 
 class _Transport(HTTPAdapter):
@@ -179,7 +186,7 @@ class HttpSource:
         self.base, self.listing, self.rest = shown = [public_url(url).rstrip("/") for url in urls]
         self._private_urls = dict(zip(shown, urls, strict=True))
         self._transport = _Transport(self.limits.deadline, self.connections)
-        self._session = Session()
+        self._session = _Session()
         self._session.headers["Accept-Encoding"] = (
             "identity"  # zips; sizes and ETags are of the unencoded bytes
         )
@@ -254,8 +261,8 @@ class HttpSource:
         with self._lock:
             self.requests += 1
         response = self._session.request(
-            method, f"{self._private_urls[host]}{target}", stream=True, allow_redirects=False,
-            timeout=(self.limits.connect, self.limits.read), proxies=self._no_proxy,
+            method, f"{self._private_urls[host]}{target}", stream=True, proxies=self._no_proxy,
+            timeout=(self.limits.connect, self.limits.read),
         )  # fmt: skip
         self._answered.add(host)
         with response:

@@ -35,7 +35,7 @@ from tasks.market.run import (
     to_fetch,
     wanted_files,
 )
-from tasks.market.sources import Catalogue, Source, open_source
+from tasks.market.sources import Catalogue, open_source
 from tasks.market.tables import TableSource, refuse_other_tables
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
@@ -128,14 +128,6 @@ def with_listed_pairs(spec: S) -> tuple[S, str]:
     return spec.with_pairs(coins), said
 
 
-def _unreachable(source: Source, fault: SourceFault) -> CpbError:
-    return CpbError(
-        f"{source.name} cannot be reached ({fault}); check the network, or use a mirror with "
-        "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`",
-        code="unreachable", field="source",
-    )  # fmt: skip
-
-
 def _plan_only(run: Run) -> IngestReport:
     for plan in _plans_ahead(run):
         size = sum(max(0, f.size) for f in plan.fetch)
@@ -202,15 +194,16 @@ def _plans_ahead(run: Run) -> Iterator[Plan]:
     series_left = iter(run.scope.series)
     while True:
         while len(waiting) < _LISTINGS_AHEAD and (series := next(series_left, None)):
-            waiting.append(run.pool.submit(_list_files, run, series))
+            stored = set(run.manifest.files(series))
+            waiting.append(run.pool.submit(_list_files, run, series, stored))
         if not waiting:
             return
         yield _compare(run, waiting.popleft().result())
 
 
-def _list_files(run: Run, series: SeriesId) -> Plan:
+def _list_files(run: Run, series: SeriesId, stored: set[str]) -> Plan:
     try:
-        return Plan(series, wanted_files(run.catalogue, series, run.start, run.end))
+        return Plan(series, wanted_files(run.catalogue, series, run.start, run.end, stored))
     except SourceFault as fault:
         return Plan(series, fault=fault)
 
@@ -218,11 +211,14 @@ def _list_files(run: Run, series: SeriesId) -> Plan:
 def _compare(run: Run, plan: Plan) -> Plan:
     """Compare the source's listing with the manifest (in the thread that owns the manifest)."""
     if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in run.plans.values()):
-        raise _unreachable(run.source, plan.fault)
+        raise CpbError(
+            f"{run.source.name} cannot be reached ({plan.fault}); check the network, or use a mirror with "
+            "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`",
+            code="unreachable", field="source",
+        )  # fmt: skip
     if run.checks_stored:
         check_stored(run, plan.series)
-    known, parts = run.manifest.files(plan.series), run.manifest.parts(plan.series)
-    plan.fetch = to_fetch(run.home, plan.wanted, known, parts)
+    plan.fetch = to_fetch(run, plan.series, plan.wanted)
     run.plans[plan.series] = plan
     return plan
 

@@ -18,7 +18,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 from folder_mirror import FolderMirror
-from market_tools import FAST, IMPATIENT, build, key, put, scope
+from market_tools import FAST, IMPATIENT, Flood, build, key, put, scope
 
 from schemas.errors import CpbError, UsageError
 from tasks.market import client, mirror
@@ -280,6 +280,16 @@ def test_what_is_no_url_is_refused_at_once(tmp_path, source):
         ingest(scope(tmp_path / "home", source, "BTC"), limits=FAST)
     assert caught.value.code == "source"
     assert SECRET[:4] not in str(caught.value)
+
+
+def test_the_body_of_a_redirect_is_not_read(tmp_path):
+    flood = Flood("x", b"HTTP/1.1 302 Found\r\nLocation: /y\r\n\r\n")
+    with (
+        mirror.serve(FolderMirror(tmp_path), flood) as url,
+        pytest.raises(SourceFault, match="redirected to /y"),
+    ):
+        HttpSource(url, limits=FAST).get("x")
+    assert flood.sent < 50
 
 
 def test_what_is_refused_gives_its_connection_back(tmp_path):

@@ -33,7 +33,7 @@ def test_every_defect_of_bitcoin_since_2017(bitcoin):
     _, report = bitcoin
     series = report.series[0]
     assert [h["cause"] for h in series.holes] == ["exchange outage"] * 28
-    assert ("2018-02-08T00:00:00Z", "2018-02-11T04:00:00Z") in [(h["from"], h["to"]) for h in series.holes]
+    assert ("2018-02-08T01:00:00Z", "2018-02-11T04:00:00Z") in [(h["from"], h["to"]) for h in series.holes]
     assert series.off_grid == 43
     assert len(series.odd_close) == 13
     assert series.zero_volume == 5

@@ -107,7 +107,9 @@ def test_daily_files_of_the_month_before_the_first_monthly_file_are_stored(marke
     put(market.root, source_file(key(), "2023-10-31"))
     with mirror.serve(market.folder) as url:
         report = ingest(scope(market.home, url, "BTC"), limits=FAST)
+        again = ingest(scope(market.home, url, "BTC"), limits=FAST)
     assert btc(report).rows == WHOLE + 24
+    assert again.series == report.series
 
 
 def test_names_are_probed_where_only_the_listings_host_is_blocked(market):
