@@ -54,11 +54,6 @@ _LAST_US = _LAST_MS * 1000
 _FIRST_LINE = re.compile(rb"-?\d")
 
 
-_CELL = re.compile(
-    r"could not parse `(?P<value>.*?)` as dtype `(?P<kind>\w+)` at column '(?P<column>\w+)'", re.DOTALL
-)
-
-
 def to_microseconds(time: int) -> int:
     """Return a time of Binance's, in milliseconds or microseconds since 1970, in microseconds."""
     return time if time >= _MICRO else time * 1000
@@ -233,7 +228,8 @@ def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
             bodies, has_header=False, schema=_SCHEMA, quote_char=None, extra_columns="raise"
         ).rechunk()
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise BadFile(f"not twelve numbers per line: {_locate(bodies, str(error))}") from error
+        reason, *_ = str(error).split(". ")  # what follows is advice on polars' own options
+        raise BadFile(f"not twelve numbers per line: {reason[:120]}") from error
     if frame.height != lines:
         raise BadFile(f"{lines} lines hold {frame.height} candles")
     for name, nulls in frame.null_count().row(0, named=True).items():
@@ -241,17 +237,6 @@ def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
             line = int(frame[name].is_null().arg_max() or 0) + 1
             raise BadFile(f"line {line}: {name} is missing")
     return frame
-
-
-def _locate(bodies: list[bytes], message: str) -> str:
-    """Return the location of a read error: polars' message names its own options instead of the line."""
-    if cell := _CELL.search(message):
-        kind = "whole number" if cell["kind"].startswith("i") else "number"
-        return f"{cell['column']} {cell['value'][:40]!r} is not a {kind}"
-    for number, line in enumerate(bodies[0].removesuffix(b"\n").split(b"\n") if len(bodies) == 1 else (), 1):
-        if (columns := line.count(b",") + 1) != len(COLUMNS):
-            return f"line {number} has {columns} column{'s' * (columns > 1)}"
-    return message.splitlines()[0][:120]
 
 
 def _shape(frame: pl.DataFrame, blocks: list[Block], indices: "range | list[int]") -> pl.DataFrame:

@@ -44,7 +44,7 @@ from tasks.market.manifest import (
 )
 from tasks.market.parser import Fetched, fetch_one
 from tasks.market.sources import Catalogue, Source
-from tasks.market.writer import WRITERS, Writing, forget_damaged, start_batch
+from tasks.market.writer import WRITERS, Writing, forget_damaged
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
 from tasks.storage.files import DiskFull, is_disk_full
@@ -274,7 +274,7 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
             if writing and writing.series == series:  # the checks compare with the candles just written
                 bad += _finish(run, writing)
                 writing = None
-            started = start_batch(run.home, run.manifest, series, batch, writers, status)
+            started = Writing(run.home, run.manifest, series, batch, writers, status)
             if writing:
                 bad += _finish(run, writing)
             writing = started
