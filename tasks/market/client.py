@@ -110,14 +110,6 @@ def whole_number(text: str) -> int:
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text.strip()) else -1
 
 
-def retry_after_seconds(value: str) -> int:
-    """Return the seconds of a Retry-After, which may be a date; 0 if invalid."""
-    try:
-        return math.ceil(Retry().parse_retry_after(value))
-    except (InvalidHeader, ValueError, TypeError, OverflowError):
-        return 0
-
-
 def _reason(error: BaseException) -> str:
     """Return the kind of an error, and the innermost cause: requests and urllib3 wrap it several times."""
     cause = error
@@ -313,7 +305,11 @@ class HttpSource:
 
     def _apply_retry_after(self, headers: Mapping[str, str]) -> None:
         """Make every thread wait as long as the server requests."""
-        if not (seconds := retry_after_seconds(headers.get("Retry-After", ""))):
+        try:  # a number or a date
+            seconds = math.ceil(Retry().parse_retry_after(headers.get("Retry-After", "")))
+        except (InvalidHeader, ValueError, TypeError, OverflowError):
+            return
+        if seconds <= 0:
             return
         note = f"server asked to wait {seconds} s"
         if seconds > self.limits.longest_wait:
