@@ -169,13 +169,14 @@ class HttpSource:
     rest: str = ""
     connections: int = CONNECTIONS
     limits: Limits = field(default_factory=Limits)
-    label: str = ""
+    name: str = ""  # in messages; default the base URL
     requests: int = 0
     waits: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         urls = [url.rstrip("/") for url in (self.base, self.listing or self.base, self.rest or self.base)]
         self.base, self.listing, self.rest = shown = [public_url(url).rstrip("/") for url in urls]
+        self.name = self.name or self.base
         self._private_urls = dict(zip(shown, urls, strict=True))
         self._transport = _Transport(self.limits.deadline, self.connections)
         self._session = _Session()
@@ -198,11 +199,6 @@ class HttpSource:
             wait=wait_exponential(multiplier=self.limits.backoff) + wait_random(0, self.limits.backoff / 2),
             retry_error_callback=self._give_up,
         )
-
-    @property
-    def name(self) -> str:
-        """The name of this source in messages."""
-        return self.label or self.base
 
     def get(self, key: str, max_bytes: int = 0) -> bytes:
         """Return a file's bytes, at most `max_bytes`; raises `NotFound`, `Refused` or `Unreachable`."""

@@ -70,16 +70,20 @@ class Holdings:
         return clip(join_runs(run for part in self.parts for run in part.runs), self.first, self.last)
 
     @property
-    def leaps(self) -> list[tuple[int, float]]:
-        """Open times in the range at which the price level leaps, with the factor; after a day's pause: `_relisted`."""
+    def joints(self) -> list[tuple[int, int, float]]:
+        """The start of each run but the first, the pause before it, and open / previous close."""
         runs = [(*run, *edge) for part in self.parts for run, edge in zip(part.runs, part.edges, strict=True)]
-        joints = [
+        return [
             (start, start - end, opened / closed)
             for (_, end, _, closed), (start, _, opened, _) in itertools.pairwise(runs)
         ]
+
+    @property
+    def leaps(self) -> list[tuple[int, float]]:
+        """Open times in the range at which the price level leaps, with the factor; after a day's pause: a relisting."""
         return [
             (start, factor)
-            for start, pause, factor in joints
+            for start, pause, factor in self.joints
             if self.first < start < self.last
             and pause < _MIN_RELISTING_PAUSE
             and abs(log(factor)) > (RELISTING_JUMP if pause else SEGMENT_JUMP)
@@ -225,19 +229,14 @@ def _causes(
     causes[np.isin(times, disputed)] = QUARANTINED
     absent = causes == ABSENT
     published = max((f.covered[1] for f in holdings.wanted), default=end)
-    if (causes == UNPUBLISHED).any() or _relisted(holdings, start, end):
+    relisted = any(
+        resumed == end and pause >= _MIN_RELISTING_PAUSE and abs(log(factor)) > RELISTING_JUMP
+        for resumed, pause, factor in holdings.joints
+    )
+    if relisted or (causes == UNPUBLISHED).any():
         causes[absent] = UNPUBLISHED
     elif (
         end >= published and end + LATE_AFTER < holdings.last < 1 << 61
     ):  # delisted, unless daily files go on
         causes[absent & inside(times, sorted((a, b) for a, b, _ in holdings.searched))] = UNPUBLISHED
     return causes
-
-
-def _relisted(holdings: Holdings, start: int, end: int) -> bool:
-    """Whether the price after a long pause is so far from the price before it that it must be another coin."""
-    if end - start < _MIN_RELISTING_PAUSE:
-        return False
-    before = [e[1] for p in holdings.parts for r, e in zip(p.runs, p.edges, strict=True) if r[1] <= start]
-    after = [e[0] for p in holdings.parts for r, e in zip(p.runs, p.edges, strict=True) if r[0] >= end]
-    return bool(before and after) and abs(log(after[0] / before[-1])) > RELISTING_JUMP

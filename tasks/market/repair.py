@@ -1,7 +1,7 @@
 """Fills holes with candles of the daily files and then of REST, and fetches the newest candles.
 
-Each hole is searched once; candles found in neither are recorded as confirmed absent until their file changes. If REST
-was not available nothing is confirmed, and the next run searches again.
+Holes filled by neither are searched again after a week, or when their file changes; if REST was not available, by the
+next run.
 
 REST also has the newest candles (`--tail`). It is the last resort: it is refused in some countries (451) and bans
 clients with too many requests (418). It is disabled for the rest of a run after one refusal or malformed reply.

@@ -132,10 +132,10 @@ def open_source(scope: Scope, limits: Limits | None = None) -> Iterator[Source]:
             from tasks.market import simulator
 
             url = stack.enter_context(simulator.serve(until=scope.as_of, since=scope.since))
-            opened = HttpSource(url, limits=limits, label="the market simulator")
+            opened = HttpSource(url, limits=limits, name="the market simulator")
         elif not source:
             opened = HttpSource(
-                BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], limits=limits, label="Binance Vision"
+                BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], limits=limits, name="Binance Vision"
             )
         elif scope.market == OWN:
             opened = TableSource(Path(source), ",".join(scope.symbols) or "all")

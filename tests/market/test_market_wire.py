@@ -231,7 +231,7 @@ def moved(to):
     [
         ("/elsewhere.zip", "redirected to /elsewhere.zip, which is not followed"),
         ("http://me:secret@evil.example/data.zip", "redirected to http://evil.example/data.zip, which"),
-        ("http://[::1", "redirected to http://[::1, which is not followed"),
+        ("http://[::1", "redirected to http://***, which is not followed"),
     ],
 )
 def test_a_redirect_is_not_followed_but_reported(market, to, says):
