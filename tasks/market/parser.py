@@ -28,6 +28,7 @@ _MAX_ROW = 400  # bytes of a candle's line: a cap for intervals whose months exc
 _SHA = re.compile(r"(?<!\w)[0-9a-fA-F]{64}(?!\w)")
 _SMALL = 1 << 20  # bytes that are accepted regardless of the announced size
 _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_TRIES = 3  # of a bad file
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 COLUMNS = (
@@ -71,37 +72,28 @@ class Fetched:
     fault: BadFile | SourceFault | None = None
 
 
-def fetch_one(source: Source, file: SourceFile) -> Fetched:
-    """Fetch a file; an error is returned in `fault`."""
-    try:
-        return fetch(source, file)
-    except NotFound:
-        return Fetched(file, fault=SourceFault("listed, but not found (404)"))
-    except (BadFile, SourceFault) as fault:
-        return Fetched(file, fault=fault)
+def fetch(source: Source, file: SourceFile) -> Fetched:
+    """Return a file as downloaded, with its CSV, or with its fault.
 
-
-def fetch(source: Source, file: SourceFile, tries: int = 3) -> Fetched:
-    """Return a file as downloaded, with its CSV.
-
-    A month of a user's table has neither zip nor CHECKSUM. A file that fails is fetched again together with its
-    CHECKSUM: either may just have been replaced.
-
-    Raises:
-        BadFile: the file failed every time; SourceFault: it could not be fetched.
+    A month of a user's table has neither zip nor CHECKSUM. A bad file is fetched again together with its CHECKSUM:
+    either may just have been replaced.
     """
     if isinstance(source, TableSource):
         csv = source.csv(file)
         return Fetched(file, csv, hashlib.sha256(csv).hexdigest())
-    for attempt in range(tries):
+    fault: BadFile | SourceFault
+    for _ in range(_TRIES):
         try:
             expected = _published_sha(source, file)
             payload = source.get(file.key, max(_SMALL, 2 * file.size if file.size >= 0 else _cap(file)))
             return Fetched(file, *open_zip(payload, file, expected), payload)
-        except BadFile:
-            if attempt == tries - 1:
-                raise
-    raise AssertionError("unreachable: tries is at least 1")
+        except BadFile as error:
+            fault = error
+        except NotFound:
+            return Fetched(file, fault=SourceFault("listed, but not found (404)"))
+        except SourceFault as error:
+            return Fetched(file, fault=error)
+    return Fetched(file, fault=fault)
 
 
 def open_zip(payload: bytes, file: SourceFile, expected: str | None) -> tuple[bytes, str, bool]:

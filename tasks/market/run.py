@@ -42,7 +42,7 @@ from tasks.market.manifest import (
     manifest_damage,
     unusable,
 )
-from tasks.market.parser import Fetched, fetch_one
+from tasks.market.parser import Fetched, fetch
 from tasks.market.sources import Catalogue, Source
 from tasks.market.writer import WRITERS, Writing, forget_damaged
 from tasks.running.parallel import thread_pool
@@ -265,7 +265,7 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
             while following and (not flying or weight < _MAX_AHEAD):
                 series, files = following
                 size = sum(map(_weight, files))
-                flying.append((series, [run.pool.submit(fetch_one, run.source, f) for f in files], size))
+                flying.append((series, [run.pool.submit(fetch, run.source, f) for f in files], size))
                 weight, following = weight + size, next(flat, None)
             series, futures, size = flying.popleft()
             batch = [future.result() for future in futures]
