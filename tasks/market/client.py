@@ -27,6 +27,7 @@ from urllib.request import getproxies_environment
 
 from requests import HTTPError, Response, Session
 from requests.adapters import HTTPAdapter
+from requests.utils import get_netrc_auth
 from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential, wait_random
 from urllib3 import HTTPConnectionPool, Retry
 from urllib3.exceptions import HTTPError as TransportError
@@ -186,7 +187,13 @@ class HttpSource:
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         self._session.mount("http://", self._transport)
         self._session.mount("https://", self._transport)
-        self._no_proxy = {"no_proxy": f"{_LOOPBACK},{getproxies_environment().get('no', '')}"}
+        no_proxy = {"no_proxy": f"{_LOOPBACK},{getproxies_environment().get('no', '')}"}
+        self._settings = {  # of the environment, read once: 0.1 ms a request
+            name: self._session.merge_environment_settings(url, no_proxy, True, None, None)
+            | {"auth": get_netrc_auth(url)}
+            for name, url in self._private_urls.items()
+        }
+        self._session.trust_env = False
         self._lock = threading.Lock()
         self._wait_until = 0.0
         self._failures = 0
@@ -248,10 +255,8 @@ class HttpSource:
             time.sleep(wait)
         with self._lock:
             self.requests += 1
-        response = self._session.request(
-            method, f"{self._private_urls[host]}{target}", stream=True, proxies=self._no_proxy,
-            timeout=(self.limits.connect, self.limits.read),
-        )  # fmt: skip
+        url, timeout = f"{self._private_urls[host]}{target}", (self.limits.connect, self.limits.read)
+        response = self._session.request(method, url, timeout=timeout, **self._settings[host])
         self._answered.add(host)
         with response:
             if response.is_redirect:
