@@ -8,6 +8,6 @@ from tasks.tracking.served import serving
 
 
 @step("forecast")
-def forecast(scope: Scope, tail: bool = False) -> ForecastBatch:
-    """Issue the forecasts of every champion in the scope; `tail`: also use the provisional candles."""
-    return issue_forecasts(scope, serving(scope.series), provisional=tail)
+def forecast(scope: Scope) -> ForecastBatch:
+    """Issue the forecasts of every champion in the scope."""
+    return issue_forecasts(scope, serving(scope.series))
