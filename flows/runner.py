@@ -30,6 +30,7 @@ from tasks.running.parallel import run_each
 from tasks.running.progress import tell, telling
 from tasks.running.step import Step
 from tasks.storage.urls import without_credentials
+from tasks.tracking.database import store_errors
 from tasks.tracking.records import SEPARATOR, instant_label
 
 P = ParamSpec("P")
@@ -98,7 +99,8 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
         continue_without_reader()
         with logged_to_run(), shown_progress("flow"):
             try:
-                return flow(*args, **kwargs)
+                with store_errors():
+                    return flow(*args, **kwargs)
             except CpbError as error:
                 return Failed(message=without_credentials(str(error)), data=error)
 

@@ -24,6 +24,7 @@ from tasks.hub.tree import check_replaceable
 from tasks.notices import Outcome, tell_outcome
 from tasks.promote import promote
 from tasks.publish import publish
+from tasks.tracking.database import store_errors
 from tasks.tracking.prune import prune
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish
 from tasks.tracking.tags import WARNINGS
@@ -54,7 +55,8 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     training.in_use.release()
     if summary.champions:  # without champions: only classifiers were trained, which do not forecast prices
         try:
-            publication = steps.one(publish, scope.home, scope.market, spec.repo)
+            with store_errors():
+                publication = steps.one(publish, scope.home, scope.market, spec.repo)
             summary.published = publication.place
             summary.add(publication.failures, say)
         except CpbError as error:  # the Hub is unreachable: models, runs and forecasts are still valid
@@ -76,7 +78,8 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
 def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
     """Delete old data; a failure does not affect the results of this run."""
     try:
-        report = prune(spec.scope.home, dry_run=False)
+        with store_errors():
+            report = prune(spec.scope.home, dry_run=False)
     except BusyError as error:  # the next nightly run prunes
         say(f"nothing was pruned: {error}")
     except (CpbError, OSError) as error:

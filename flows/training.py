@@ -32,7 +32,7 @@ from tasks.storage.digests import value_digest
 from tasks.storage.locks import check_interrupted
 from tasks.storage.urls import public_url
 from tasks.tracking.artifacts import check_place
-from tasks.tracking.database import DOWN
+from tasks.tracking.database import UNUSABLE, store_errors
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import OpenRun, run_name, scope_tags
 from tasks.tracking.run_list import short_id
@@ -73,10 +73,11 @@ def run_of(run_id: str) -> Iterator[None]:
     killed. Interrupts (Ctrl-C, the signal with which Prefect cancels a run) are not subclasses of `Exception`.
     """
     try:
-        yield
+        with store_errors():
+            yield
     except Exception as error:
         # otherwise this would wait for the unavailable store again
-        if getattr(error, "code", "") != DOWN:
+        if getattr(error, "code", "") != UNUSABLE:
             finish(run_id, FAILED, {REASON: str(error) or type(error).__name__})
         raise
     except BaseException as interrupt:

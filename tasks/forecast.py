@@ -3,11 +3,11 @@
 from schemas.handover import ForecastBatch
 from schemas.scope import Scope
 from tasks.forecasting.issue import issue_forecasts
+from tasks.hub.tree import packaged_models
 from tasks.running.step import step
-from tasks.tracking.served import serving
 
 
 @step("forecast")
 def forecast(scope: Scope, tail: bool = False) -> ForecastBatch:
-    """Issue the forecasts of every champion in the scope; `tail`: also use the provisional candles."""
-    return issue_forecasts(scope, serving(scope.series), provisional=tail)
+    """Issue the forecasts of every packaged champion in the scope; `tail`: also use the provisional candles."""
+    return issue_forecasts(scope, packaged_models(scope.home, scope.market, scope.series), provisional=tail)

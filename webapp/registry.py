@@ -12,11 +12,12 @@ from schemas.handover import Decision
 from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
 from tasks.tracking.connection import Store
+from tasks.tracking.database import store_errors, tracking_uri
 from tasks.tracking.decisions import decisions_on, newest_decisions
 from tasks.tracking.judged import coin_ratios, judged_models, loss_histories
 from tasks.tracking.leaderboard import COLUMNS
 from tasks.tracking.leaderboard import leaderboard as read_board
-from tasks.tracking.mlflow_store import open_store, tracking_uri
+from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
 from tasks.tracking.run_list import newest_flow_runs
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
@@ -47,7 +48,7 @@ def state() -> tuple[str, State]:
 @contextmanager
 def _store() -> Iterator[Store]:
     """Yield the store, locked for this thread; raises `CpbError` if it cannot be read."""
-    with _reading:
+    with _reading, store_errors():
         yield open_store(create=False)
 
 

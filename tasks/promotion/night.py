@@ -83,7 +83,7 @@ def decide_night(
     (market,) = markets
     store = open_store()
     decisions: list[Decision] = []
-    with promotion_lock(store, home, market):
+    with promotion_lock(home, market):
         served = champions(market=market, store=store) if by_timeframe else []
         for timeframe, candidates in by_timeframe.items():
             serving = {

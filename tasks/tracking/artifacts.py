@@ -1,21 +1,20 @@
-"""Artifacts of runs: beside the database on this machine, or in a tracking server's artifact store."""
+"""Artifacts of runs: in a folder of this machine, or in a tracking server's artifact store."""
 
 import os
 import re
 import shutil
-import tempfile
-from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError, DamagedError
 from schemas.scope import home as home_folder
-from tasks.storage.files import DiskFull, final_path, is_disk_full, new_folder
-from tasks.storage.model_folder import damage_of, file_digests
-from tasks.storage.urls import local_path, public_url
+from tasks.storage.files import final_path, new_folder
+from tasks.storage.model_folder import FILES, damage_of, file_digests
+from tasks.storage.urls import local_path
 from tasks.tracking.connection import Store
-from tasks.tracking.database import PROXIED, failure, is_server, no_shared_place, server_here, sqlite_path
-from tasks.tracking.flavour import LOADED, NAMES, WHEELS, damaged
+from tasks.tracking.database import store_errors
+from tasks.tracking.flavour import LOADED, damaged
 from tasks.tracking.tags import MLFLOW_FILES, digests_of
 
 if TYPE_CHECKING:
@@ -30,28 +29,12 @@ _COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
 
 
 def check_place(store: Store) -> None:
-    """Raise `CpbError` if artifacts of new runs could not be written: before the training, not after it.
-
-    Nor may they be in a local folder if other machines use the store: a database other than SQLite, or a server on
-    another machine.
-    """
-    location = store.artifacts
-    if location.startswith(PROXIED) and not is_server(store.uri):
+    """Raise `CpbError` if artifacts of new runs could not be written: before the training, not after it."""
+    folder = local_path(store.artifacts)
+    if folder and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         raise CpbError(
-            f"the MLflow store {public_url(store.uri)} is the database of a tracking server, which alone reaches its "
-            "artifacts: set MLFLOW_TRACKING_URI to the server's address",
-            code="artifacts", field="MLFLOW_TRACKING_URI",
-        )  # fmt: skip
-    folder = local_path(location)
-    if folder is None:
-        return
-    if sqlite_path(store.uri) is None and not (server_here(store.uri) and folder.is_dir()):
-        raise no_shared_place(store.uri, folder)
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise CpbError(
-            f"artifacts of runs cannot be written to {folder} ({there} is not a folder that you can write to); allow "
-            "writing there, or set MLFLOW_TRACKING_URI to another store",
+            f"artifacts of runs cannot be written to {folder}, which is not a folder of this machine that you can "
+            "write to; make it one, or set MLFLOW_TRACKING_URI to another store",
             code="artifacts", field=str(folder),
         )  # fmt: skip
 
@@ -82,33 +65,6 @@ def digests_to_log(folder: Path, expected: "Mapping[str, str]") -> dict[str, str
     return found
 
 
-def keep_files(store: Store, run: "Run", folder: Path) -> None:
-    """Copy a folder's files into the run's artifacts.
-
-    Raises:
-        DiskFull: no space left there.
-        CpbError: they cannot be written there.
-    """
-    target = local_path(run.info.artifact_uri)
-    if target is None:  # a tracking server with its own artifact store
-        store.client.log_artifacts(run.info.run_id, str(folder))
-        return
-    # Not by MLflow, which caches a run's artifact location: it is outdated after the store was moved.
-    try:
-        for file in (path for path in folder.rglob("*") if path.is_file()):
-            place = target / file.relative_to(folder)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, place)
-    except OSError as error:
-        if is_disk_full(error):
-            why = f"no space left in {target}: free some, and run the same command again"
-            raise DiskFull(why, field=str(target)) from error
-        raise CpbError(
-            f"artifacts cannot be written to {target} ({error.strerror}): allow it, and run the same command again",
-            code="artifacts", field=str(target),
-        ) from error  # fmt: skip
-
-
 def mend_files(store: Store, run: "Run", folder: Path) -> bool:
     """Copy the files of a finished run again if any of them is not the file that its tag `files` records.
 
@@ -124,7 +80,7 @@ def mend_files(store: Store, run: "Run", folder: Path) -> bool:
     target = local_path(run.info.artifact_uri)
     if target is None or not damaged(target, digests_of(run.data.tags)):
         return False
-    keep_files(store, run, folder)
+    store.client.log_artifacts(run.info.run_id, str(folder))
     return True
 
 
@@ -162,17 +118,21 @@ def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, s
 
     From a tracking server it is fetched once per version, and again if the local copy is damaged.
     """
-    local = local_path(version.source or "")
-    if local is not None:
+    source = version.source or ""
+    if local := local_path(source):
         return local, damage_of(local, digests)
     target = (home_folder() / COPIES / _copy_name(version)).absolute()
     if target.is_dir() and not damage_of(target, digests):
         return target, ""
+    import mlflow
+
     try:
-        with files_at(store, version.source or "") as fetched, new_folder(target) as draft:
-            only_mlflow = shutil.ignore_patterns(*NAMES, LOADED, WHEELS)
-            shutil.copytree(fetched, draft, dirs_exist_ok=True, ignore=only_mlflow)
-    except CpbError as error:
+        with store_errors(store.uri), TemporaryDirectory() as part, new_folder(target) as draft:
+            fetched = mlflow.artifacts.download_artifacts(source, dst_path=part, tracking_uri=store.uri)
+            for file in Path(fetched).iterdir():
+                if file.name in FILES:
+                    shutil.copyfile(file, draft / file.name)
+    except CpbError as error:  # the other models are still read
         return target, str(error)
     return target, damage_of(target, digests)
 
@@ -182,28 +142,6 @@ def old_copies(home: Path, versions: "Iterable[ModelVersion]") -> list[Path]:
     current = {_copy_name(version) for version in versions}
     folders = sorted((home / COPIES).absolute().glob("*/"))
     return [folder for folder in folders if _COPY.fullmatch(folder.name) and folder.name not in current]
-
-
-@contextmanager
-def files_at(store: Store, source: str) -> "Iterator[Path]":
-    """Yield a folder with the artifacts of a run or version: the local folder, or a fresh download from a server.
-
-    Raises:
-        CpbError: they cannot be fetched.
-    """
-    import mlflow
-    from mlflow.exceptions import MlflowException
-
-    local = local_path(source)
-    if local is not None:
-        yield local
-        return
-    with tempfile.TemporaryDirectory() as part:
-        try:
-            fetched = mlflow.artifacts.download_artifacts(source, dst_path=part, tracking_uri=store.uri)
-        except (MlflowException, OSError) as error:
-            raise failure(store.uri, error) from None  # the exception may hold the URI
-        yield Path(fetched)
 
 
 def _copy_name(version: "ModelVersion") -> str:

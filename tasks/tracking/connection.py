@@ -1,31 +1,15 @@
-"""An opened MLflow store: a client that reports failures in one sentence, the experiment, and the search for runs."""
+"""An opened MLflow store: the client, the experiment, and the search for runs."""
 
-import logging
-import socket
-import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
-from hashlib import sha256
-from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from schemas.errors import CpbError
-from tasks.storage.locks import check_held, leased, locked, temporary_lock
-from tasks.storage.urls import public_url
-from tasks.tracking.database import (
-    EXPERIMENT,
-    artifacts_beside,
-    exclusive,
-    failure,
-    is_server,
-    is_unavailable,
-    no_shared_place,
-    quiet,
-    sqlite_path,
-)
-from tasks.tracking.tags import FLOW, KIND, PROCESS
+from schemas.scope import default_folder
+from tasks.storage.urls import local_path, public_url
+from tasks.tracking.database import EXPERIMENT, exclusive, is_server, quiet, sqlite_path
 
 if TYPE_CHECKING:
     from mlflow.entities import Experiment, Run
@@ -40,66 +24,83 @@ TAGS = {
 """Tags of a new experiment; the first tells MLflow's page the kind of experiment."""
 _PAGE = 1000
 _IDS = 200  # of runs in one filter
-_PATIENT_S = 10.0
-_FLOWS_SEARCHED = 50
-"""Number of newest flow runs searched for the machines that write to the store."""
-
-log = logging.getLogger("cpb")
 
 T = TypeVar("T")
-
-_warned: set[str] = set()
 
 
 @dataclass(frozen=True)
 class Store:
-    """An opened tracking store.
-
-    `served` is the URI that MLflow reads: `uri` itself, or that of a read-only database.
-    """
+    """An opened tracking store."""
 
     uri: str
     client: "MlflowClient"
     experiment_id: str
-    served: str
-
-    @property
-    def read_only(self) -> bool:
-        """Whether the store is read-only."""
-        return self.served != self.uri
 
     @property
     def artifacts(self) -> str:
-        """The root URI of the artifacts of new runs, as currently recorded."""
+        """The root URI of the artifacts of new runs, as recorded."""
         return str(self.client.get_experiment(self.experiment_id).artifact_location)
 
 
-def connect(uri: str, served: str) -> Store:
+def connect(uri: str) -> Store:
     """Connect to a reachable store, and create the experiment `cpb` if missing.
 
     Raises:
-        CpbError: it is not an MLflow store, or of another version.
+        CpbError: the store is of another version, or was moved away from its artifacts.
     """
     quiet()
-    from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
-    from sqlalchemy.exc import SQLAlchemyError
 
-    try:
-        client = MlflowClient(tracking_uri=served, registry_uri=served)
-        experiment_id = _experiment(client, uri)
-        # A person may have made the experiment, for its artifact location: then without the tag.
-        layout = client.get_experiment(experiment_id).tags.get(LAYOUT_TAG, LAYOUT)
-    except (MlflowException, SQLAlchemyError, ModuleNotFoundError) as error:
-        raise failure(uri, error) from None  # the exception may hold the URI
-    if layout != LAYOUT:
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    experiment = _experiment(client, uri)
+    # A person may have made the experiment, for its artifact location: then without the tag.
+    if LAYOUT_TAG in experiment.tags:
+        _check_layout(uri, experiment)
+    return Store(uri, client, experiment.experiment_id)
+
+
+def _check_layout(uri: str, experiment: "Experiment") -> None:
+    if (layout := experiment.tags[LAYOUT_TAG]) != LAYOUT:
         raise CpbError(
             f"the experiment {EXPERIMENT} of the MLflow store {public_url(uri)} was made by another version of cpb "
             f"(layout {layout}, this version writes {LAYOUT}): set MLFLOW_TRACKING_URI to another store, or "
             "rename that experiment in MLflow",
             code="store-version", field="MLFLOW_TRACKING_URI",
         )  # fmt: skip
-    return Store(uri, cast("MlflowClient", _Client(client, uri)), experiment_id, served)
+    database, folder = sqlite_path(uri), local_path(experiment.artifact_location)
+    if database and folder and folder.resolve() != _artifacts(uri).resolve():
+        raise CpbError(
+            f"the MLflow store {database} was moved or copied: its artifacts are recorded in {folder}, which may be "
+            "those of another store; docs/backup.md has the SQL line that records their new place",
+            code="moved-store", field=str(database),
+        )  # fmt: skip
+
+
+def _experiment(client: "MlflowClient", uri: str) -> "Experiment":
+    from mlflow.entities import LifecycleStage
+
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
+        with exclusive(uri):
+            experiment = client.get_experiment_by_name(EXPERIMENT) or _make_experiment(client, uri)
+    if experiment.lifecycle_stage == LifecycleStage.DELETED:
+        client.restore_experiment(experiment.experiment_id)
+    return experiment
+
+
+def _make_experiment(client: "MlflowClient", uri: str) -> "Experiment":
+    """Create the experiment and return it; a server chooses the place of the artifacts itself."""
+    location = None
+    if not is_server(uri):
+        _artifacts(uri).mkdir(parents=True, exist_ok=True)
+        location = _artifacts(uri).as_uri()
+    return client.get_experiment(client.create_experiment(EXPERIMENT, location, TAGS))
+
+
+def _artifacts(uri: str) -> Path:
+    """Return the artifact folder of a new store: beside its SQLite file, else in `default_folder`."""
+    database = sqlite_path(uri)
+    return (database.parent if database else default_folder().absolute() / "mlruns") / "artifacts"
 
 
 def existing(call: Callable[..., T], *arguments: Any) -> T | None:
@@ -178,125 +179,3 @@ def alone(store: Store) -> Iterator[None]:
     """Lock the store on this machine, so that reading and then writing is one atomic step."""
     with exclusive(store.uri):
         yield
-
-
-@contextmanager
-def alone_everywhere(store: Store, what: str) -> Iterator[None]:
-    """Lock one part of the store across all machines, if other machines may use it.
-
-    A SQLite store is local: writers already hold a lock beside it. For any other store, the lock is a lock on this
-    machine and a lease of the Prefect server that all machines use. Without a Prefect server, other machines are not
-    locked out, which is logged once if they have written to this store.
-
-    Args:
-        what: the part: `registry` (aliases, versions, pruning) or `runs` (which run a command continues).
-    """
-    if sqlite_path(store.uri):
-        yield
-        return
-    name = f"cpb-{what}-{_identity(store)}"
-    with locked(temporary_lock(f"{name}.lock")), leased(name) as everywhere:
-        if not everywhere:
-            _warn_of_others(store)
-        yield
-
-
-def _identity(store: Store) -> str:
-    """Return an identity of the store that is the same on all machines, whatever address they use."""
-    experiment = store.client.get_experiment(store.experiment_id)
-    return sha256(f"{experiment.experiment_id} {experiment.creation_time}".encode()).hexdigest()[:12]
-
-
-def _warn_of_others(store: Store) -> None:
-    if store.uri in _warned:
-        return
-    newest = islice(
-        search_lazily(store, f"tags.`{KIND}` = '{FLOW}'", ["attributes.start_time DESC"], _FLOWS_SEARCHED),
-        _FLOWS_SEARCHED,
-    )
-    hosts = {run.data.tags.get(PROCESS, "").partition("|")[0] for run in newest}
-    others = sorted(hosts - {"", socket.gethostname()})
-    if others:
-        _warned.add(store.uri)
-        log.warning(
-            "%s also writes to the MLflow store %s, and no Prefect server is set by which the machines wait for one "
-            "another: promote and prune on one of them at a time, or set PREFECT_API_URL on each",
-            " and ".join(others[:3]), public_url(store.uri),
-        )  # fmt: skip
-
-
-class _Client:
-    """MLflow's client; a database or server failure during a run is reported in one sentence."""
-
-    def __init__(self, client: "MlflowClient", uri: str) -> None:
-        self._client, self._uri = client, uri
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._client, name)
-        return found if name.startswith("_") or not callable(found) else self._guarded(found)
-
-    def _guarded(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def call(*arguments: Any, **options: Any) -> Any:
-            check_held()
-            try:
-                with self._waiting():
-                    return method(*arguments, **options)
-            except CpbError:
-                raise
-            except Exception as error:
-                if is_unavailable(error):
-                    raise failure(self._uri, error) from None
-                raise
-
-        return call
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Log once that a call waits for the tracking server: MLflow retries silently for a minute."""
-        if not is_server(self._uri):
-            yield
-            return
-        sentence = f"waiting for the MLflow server {public_url(self._uri)} for more than {_PATIENT_S:.0f} s"
-        timer = threading.Timer(_PATIENT_S, log.warning, (sentence,))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-
-def _experiment(client: "MlflowClient", uri: str) -> str:
-    from mlflow.entities import LifecycleStage
-
-    found = client.get_experiment_by_name(EXPERIMENT)
-    if found is None:
-        with exclusive(uri):
-            found = client.get_experiment_by_name(EXPERIMENT) or _make_experiment(client, uri)
-    if found.lifecycle_stage == LifecycleStage.DELETED:
-        client.restore_experiment(found.experiment_id)
-    return found.experiment_id
-
-
-def _make_experiment(client: "MlflowClient", uri: str) -> "Experiment":
-    """Create the experiment and return it; an experiment created by another machine meanwhile is returned too.
-
-    A server chooses the artifact location itself; for SQLite it is the folder beside the database. For any other
-    database MLflow would permanently record a folder of this machine for all users: it is refused.
-    """
-    from mlflow.exceptions import MlflowException
-
-    database = sqlite_path(uri)
-    if database is None and not is_server(uri):
-        raise no_shared_place(uri)
-    if database:  # the folder identifies a moved or copied store
-        artifacts_beside(database).mkdir(exist_ok=True)
-    try:
-        location = artifacts_beside(database).as_uri() if database else None
-        return client.get_experiment(client.create_experiment(EXPERIMENT, location, TAGS))
-    except MlflowException as error:
-        found = client.get_experiment_by_name(EXPERIMENT)
-        if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
-            raise
-        return found

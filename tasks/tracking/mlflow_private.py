@@ -11,22 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import requests
     from mlflow.tracking import MlflowClient
     from starlette.types import ASGIApp
 
 CHECKED = "3.17.2"
-
-_PLACES = (
-    ("experiments", "artifact_location"),
-    ("runs", "artifact_uri"),
-    ("logged_models", "artifact_location"),
-    ("model_versions", "source"),
-    ("model_versions", "storage_location"),
-)
-"""Tables and columns that contain artifact locations."""
 
 
 def write_schema(path: Path) -> None:
@@ -45,26 +36,6 @@ def write_schema(path: Path) -> None:
         # Readers (the UI) and writers do not block each other, and a commit needs one fsync instead of three.
         target.execute("PRAGMA journal_mode=WAL")
     engine.dispose()
-
-
-def move_artifacts(database: Path, places: "Mapping[str, str]") -> None:
-    """Change the recorded location of all artifacts at or below the keys of `places`, in one transaction.
-
-    3.17.2: the columns of `mlflow.store.tracking.dbmodels.models` and `mlflow.store.model_registry.dbmodels.models`
-    that contain a location; no public call changes them.
-    """
-    with closing(sqlite3.connect(database)) as connection, connection:
-        for old, new in places.items():
-            for table, column in _PLACES:
-                connection.execute(
-                    f"UPDATE {table} SET {column} = :new || substr({column}, length(:old) + 1) "
-                    f"WHERE {_is_below(column)}",
-                    {"old": old, "new": new},
-                )
-
-
-def _is_below(column: str) -> str:
-    return f"({column} = :old OR substr({column}, 1, length(:old) + 1) = :old || '/')"
 
 
 def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response":

@@ -20,7 +20,7 @@ from tasks.storage.files import delete_files, remove_empty
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.urls import local_path
 from tasks.tracking.artifacts import logged_names, old_copies, unlogged_file
-from tasks.tracking.connection import Store, alone, alone_everywhere, search_lazily
+from tasks.tracking.connection import Store, alone, search_lazily
 from tasks.tracking.database import is_server
 from tasks.tracking.logged_models import delete_models, models_of
 from tasks.tracking.mlflow_private import delete_runs_for_good
@@ -98,7 +98,7 @@ def prune(home: Path, *, dry_run: bool = True, nights: int = 14, store: Store | 
     if dry_run:
         return _prune(store, nights, dry_run)
     reconcile(store)
-    with alone_everywhere(store, "registry"), alone(store):
+    with alone(store):
         report = _prune(store, nights, dry_run)
         for copy in old_copies(home, all_versions(store)):
             delete_files(copy, MODEL_FILES.__contains__)

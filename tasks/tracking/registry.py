@@ -49,8 +49,7 @@ MAX_GROWTH = 1.1
 class Champion:
     """A registered model of one series: its version, its run and the folder `cpbmodels.load` reads.
 
-    `damage` describes damaged files in that folder; a damaged champion must not be used (`check`). `source`: where
-    MLflow has the files: that folder, or a tracking server's location, of which the folder is a copy.
+    `damage` describes damaged files in that folder; a damaged champion must not be used (`check`).
     """
 
     series: SeriesId
@@ -60,7 +59,6 @@ class Champion:
     metrics: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     damage: str = ""
-    source: str = ""
 
     @property
     def name(self) -> str:
@@ -99,7 +97,7 @@ class Champion:
 
     @property
     def mlflow_files(self) -> dict[str, str]:
-        """The sha256 of each file at `source` that makes it an MLflow model."""
+        """The sha256 of each file of the folder that makes it an MLflow model."""
         return digests_of(self.tags, MLFLOW_FILES)
 
     def check(self) -> None:
@@ -199,7 +197,6 @@ def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | 
         metrics={**(run.data.metrics if run else {}), **json.loads(version.tags.get(_METRICS, "{}"))},
         tags=tags,
         damage=damage,
-        source=version.source or "",
     )
 
 

@@ -7,7 +7,6 @@ killed processes are deleted and created again: no key has two live runs under o
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError
 from schemas.identity import SPOT
 from tasks.storage.processes import ProcessId
-from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
-from tasks.tracking.connection import Store, alone, alone_everywhere, search
-from tasks.tracking.database import sqlite_path
+from tasks.tracking.artifacts import digests_to_log, mend_files
+from tasks.tracking.connection import Store, alone, search
 from tasks.tracking.logged_models import FIGURES, delete_models, open_model
 from tasks.tracking.mlflow_store import open_store, reconcile
 from tasks.tracking.records import (
@@ -39,7 +37,6 @@ from tasks.tracking.tags import (
     KIND,
     MARKET,
     MEMBER,
-    OPENED,
     OUTCOME,
     PARENT,
     PROCESS,
@@ -74,9 +71,8 @@ def start_parent(
     """
     store = store or open_store()
     reconcile(store)
-    own = {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {}), OPENED: _now()}
-    with alone_everywhere(store, "runs"):
-        return _open_run(store, key, name, own, config)
+    own = {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {})}
+    return _open_run(store, key, name, own, config)
 
 
 def start_fleet(
@@ -158,23 +154,20 @@ def _open_run(
     condition = f"tags.`{KEY}` = '{_quoted(key)}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
     tags = {KEY: key, "git_commit": git_commit(), PROCESS: str(ProcessId.current()), **tags}
     with alone(store):
-        found = search(store, condition, ["attributes.start_time DESC"])
-        if usable := [run for run in found if not _is_anothers(store, run)]:
+        before = search(store, condition, ["attributes.start_time DESC"])
+        if usable := [run for run in before if not _is_of_another_machine(run)]:
             return _continue(store, usable[0], tags)
         run = store.client.create_run(store.experiment_id, run_name=text(name), tags=tag_texts(tags))
         _log(store, run.info.run_id, params=param_entries(param_texts(config)))
         return OpenRun(run.info.run_id, finished=False)
 
 
-def _is_anothers(store: Store, run: "Run") -> bool:
-    """Whether another live process, possibly on another machine, writes a run: the store's lock is only local.
-
-    `reconcile` has marked the runs of dead processes.
-    """
-    if sqlite_path(store.uri) or run.info.status != "RUNNING":
-        return False
-    owner = run.data.tags.get(PROCESS)
-    return owner is not None and owner != str(ProcessId.current())
+def _is_of_another_machine(run: "Run") -> bool:
+    """Whether another machine may be writing a run: the store's lock is only local."""
+    process = run.data.tags.get(PROCESS)
+    return (
+        run.info.status == "RUNNING" and process is not None and ProcessId.parse(process).is_alive() is None
+    )
 
 
 def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
@@ -182,7 +175,7 @@ def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
     run_id = run.info.run_id
     if run.info.status == "FINISHED" and run.data.tags.get(OUTCOME) == COMPLETE:
         return OpenRun(run_id, finished=True)
-    store.client.log_batch(run_id, tags=tag_entries({PROCESS: tags[PROCESS], OPENED: _now()}))
+    store.client.log_batch(run_id, tags=tag_entries({PROCESS: tags[PROCESS]}))
     store.client.update_run(run_id, status="RUNNING")
     for name in (
         REASON,
@@ -191,10 +184,6 @@ def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
         if name in run.data.tags:
             store.client.delete_tag(run_id, name)
     return OpenRun(run_id, finished=False)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _log(store: Store, run_id: str, metrics: "Sequence[Metric]" = (), params: "Sequence[Param]" = ()) -> None:
@@ -234,7 +223,7 @@ def _log_one(
     )
     run_id = run.info.run_id
     if record.folder:
-        keep_files(store, run, record.folder)
+        store.client.log_artifacts(run_id, str(record.folder))
     model = "" if record.reason else open_model(store, run_id, record)
     _log_values(store, run_id, record, shared, model)
     if model:

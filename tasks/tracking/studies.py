@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from schemas.tuning import TrialRecord
-from tasks.tracking.artifacts import keep_files
 from tasks.tracking.connection import Store, search
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import OpenRun, metric_entries, param_entries, param_texts, tag_texts
@@ -46,6 +45,6 @@ def log_trials(parent: str, trials: Sequence[TrialRecord], store: Store | None =
 def finish_study(parent: str, metrics: Mapping[str, Any], folder: Path, store: Store | None = None) -> None:
     """End the study's run with its figures, report and preset as artifacts."""
     store = store or open_store()
-    keep_files(store, store.client.get_run(parent), folder)
+    store.client.log_artifacts(parent, str(folder))
     store.client.log_batch(parent, metrics=metric_entries(metrics))
     finish(parent, COMPLETE, store=store)

@@ -41,8 +41,8 @@ KEEP = "keep"
 """Tag of a run or a version that pruning must keep; set by people, with any value."""
 PRUNED = "cpb.pruned"
 """Time at which members of a fleet were pruned: the remaining members, such as champions, are not a complete fleet."""
-PROCESS, OPENED = "cpb.process", "cpb.opened"
-"""The process that opened a run, and, of a flow's run, the time (UTC) at which it did."""
+PROCESS = "cpb.process"
+"""The process that opened a run."""
 
 Key = TypeVar("Key", bound=Hashable)
 Model = TypeVar("Model")

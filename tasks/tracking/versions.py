@@ -15,12 +15,6 @@ PREVIOUS = "previous"
 """Alias of the previous champion."""
 
 
-def series_with_champion(store: Store) -> list[SeriesId]:
-    """Return the series whose registered model has a champion, by timeframe, symbol and market."""
-    served = (series_of(model.name) for model in registered_models(store) if ALIAS in model.aliases)
-    return sorted((s for s in served if s), key=lambda s: (s.timeframe, s.symbol, s.market))
-
-
 def registered_models(store: Store) -> "list[RegisteredModel]":
     """Return every registered model whose name starts with `cpb-`, with its aliases and tags."""
     return list(pages(store.client.search_registered_models, "name LIKE 'cpb-%'", max_results=1000))

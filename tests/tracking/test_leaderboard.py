@@ -189,14 +189,14 @@ def test_of_runs_of_the_same_models_only_the_newest_is_read(store):
     asked = {"market": "spot", "coins": "all", "timeframes": "1h", "architectures": ["har"]}
     flow("old", {"har": [0.9]}, config=asked)
     new = flow("new", {"har": [0.8]}, config=asked)
-    searched, search = [], store.client._client.search_runs
+    searched, search = [], store.client.search_runs
 
     def count(*args, **kwargs):
         searched.append(args[1])
         return search(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.client._client, "search_runs", count)
+        patch.setattr(store.client, "search_runs", count)
         assert leaderboard() == leaderboard(new)
     assert len(searched) == 3 + 2  # flows, fleets, members; then the same run by its id
 

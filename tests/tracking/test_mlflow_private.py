@@ -10,8 +10,6 @@ from importlib.metadata import version
 from inspect import isfunction
 from pathlib import Path
 
-from engines import close_connections
-
 from benchmarks.size import PRODUCT, module
 from tasks.tracking import mlflow_private
 from tasks.tracking.database import sqlite_path
@@ -33,18 +31,6 @@ def test_the_schema_is_one_that_mlflow_accepts(tmp_path):
     assert utils._all_tables_exist(engine)
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-
-
-def test_a_moved_stores_places_are_those_of_its_new_folder(store, tmp_path):
-    run = store.client.create_run(store.experiment_id)
-    old, new = run.info.artifact_uri.rpartition(f"/{run.info.run_id}")[0], (tmp_path / "new").as_uri()
-    close_connections(store.uri)
-
-    mlflow_private.move_artifacts(
-        sqlite_path(store.uri), {old: new, f"{new}/{run.info.run_id[:5]}": "/wrong"}
-    )
-
-    assert store.client.get_run(run.info.run_id).info.artifact_uri == f"{new}/{run.info.run_id}/artifacts"
 
 
 def test_a_server_is_asked_once_with_the_clients_credentials(monkeypatch):
@@ -125,4 +111,4 @@ def test_every_function_of_that_module_is_called_above_or_by_the_interfaces_test
     own = (one for one in vars(mlflow_private).values() if isfunction(one))
     functions = {one.__name__ for one in own if one.__module__ == mlflow_private.__name__}
     called = {name for name in functions if f"mlflow_private.{name}(" in Path(__file__).read_text()}
-    assert functions - called == {"_is_below", "server_app"}  # by `move_artifacts`, and by `serve_ui`
+    assert functions - called == {"server_app"}  # by `serve_ui`

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import fork_server
 import pytest
+from copied_store import record_place
 from engines import close_connections
 from nights import NAMES, add_night, counts, model_files, rows_by_table, state_of
 from ports import free_port
@@ -57,6 +58,7 @@ def nights(template, tmp_path, monkeypatch):
     """A copy of the seven nights; its parts are attributes."""
     place, made = template
     shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    record_place(tmp_path / "mlruns/mlflow.db")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     return Nights(tmp_path, made)
@@ -396,7 +398,7 @@ sys.path[:0] = {[str(p) for p in Path(__file__).parents[:2]]!r}
 from pathlib import Path
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from tasks.tracking import prune as module
-from tasks.tracking.connection import _Client
+from mlflow.tracking import MlflowClient
 left = int(sys.argv[2])
 
 def dying(function):
@@ -411,11 +413,9 @@ def dying(function):
 for name in ("_hard_delete_run", "_hard_delete_logged_model"):
     setattr(SqlAlchemyStore, name, dying(getattr(SqlAlchemyStore, name)))
 os.unlink, os.rmdir = dying(os.unlink), dying(os.rmdir)
-guarded = _Client._guarded
-def counted(self, method):
-    call = guarded(self, method)
-    return dying(call) if method.__name__.startswith(("delete_", "set_tag")) else call
-_Client._guarded = counted
+for name in dir(MlflowClient):
+    if name.startswith(("delete_", "set_tag")):
+        setattr(MlflowClient, name, dying(getattr(MlflowClient, name)))
 print("pruning", flush=True)
 print(module.prune(Path(sys.argv[1]), dry_run=False, nights={KEPT}), int(sys.argv[2]) - left, flush=True)
 """

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
+from copied_store import record_place
 from serving import client_of
 from starlette.requests import Request
 from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
@@ -187,6 +188,7 @@ def own(filled, tmp_path, monkeypatch):
     """A copy of the store that may be written."""
     folder = tmp_path / "own"
     shutil.copytree(filled, folder)
+    record_place(folder / "mlruns/mlflow.db")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(folder)
     monkeypatch.setattr("webapp.registry.PACE_S", 0)
