@@ -55,11 +55,11 @@ def test_a_training_whose_server_dies_says_why_it_ends(start, tmp_path):
     assert password not in out + said
 
 
-def test_forecasts_go_on_between_two_hours_while_the_server_is_away(start, tmp_path):
+def test_forecasts_go_on_between_two_runs_while_the_server_is_away(start, tmp_path):
     scope = ("--source", "sim", "--coins", "BTC", "--timeframes", "1h", "--json")
 
-    def forecast(hour, **place):
-        done = start("forecast", *scope, "--as-of", f"2025-04-01T{hour}:00", **place)
+    def forecast(day, **place):
+        done = start("forecast", *scope, "--as-of", f"2025-04-{day}", **place)
         out, said = done.communicate(timeout=300)
         assert done.returncode == 0, out + said
         return json.loads(out), said
@@ -75,10 +75,10 @@ def test_forecasts_go_on_between_two_hours_while_the_server_is_away(start, tmp_p
         )  # fmt: skip
         out, said = training.communicate(timeout=300)
         assert training.returncode == 0, out + said
-        first, said = forecast("01", **place)
+        first, said = forecast("02", **place)
         assert "brought up to date" not in said
         kill()
-    second, said = forecast("02", **place)
+    second, said = forecast("03", **place)
     assert f"could not be brought up to date: the MLflow store {url} cannot be used" in said
     assert password not in said
     versions = [{row["model_version"] for row in found["rows"]} for found in (first, second)]

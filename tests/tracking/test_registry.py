@@ -240,7 +240,7 @@ def server(folder, tmp_path, monkeypatch):
         (Path(dst_path) / "model").mkdir()
         for file in folder.iterdir():
             (Path(dst_path) / "model" / file.name).write_bytes(file.read_bytes())
-        (Path(dst_path) / "model/server.txt").write_text(tracking_uri)
+        (Path(dst_path) / "model/metrics.json").write_text(tracking_uri)
         fetched.append(tracking_uri)
         return f"{dst_path}/model"
 
@@ -256,7 +256,7 @@ def remote(run_id="a" * 32):
 def test_champions_of_two_servers_do_not_meet_in_the_cache(server):
     for uri, run_id in (("http://a", "a" * 32), ("http://b", "b" * 32), ("http://a", "a" * 32)):
         found, damage = model_folder(SimpleNamespace(uri=uri), remote(run_id), {})
-        assert (found / "server.txt").read_text() == uri
+        assert (found / "metrics.json").read_text() == uri
         assert damage == ""
     assert server == ["http://a", "http://b"]
 
