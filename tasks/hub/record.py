@@ -65,10 +65,11 @@ def write_record(
         ):  # completes a pending batch; rows that are appended later have later lines
             write_bytes(target / CHAIN, stored.read_bytes())
         chain, before = (Chain.read(folder / CHAIN) or Chain() for folder in (target, old))
-        if chain.fault:
-            raise DamagedError(f"{stored} is damaged ({chain.fault}): see `cpb verify`")
+        damage = chain.fault and f"{stored} is damaged ({chain.fault}): see `cpb verify`"
     except DamagedError as error:
-        report(Failure.of(None, "publish", str(error)))
+        damage = str(error)
+    if damage:
+        report(Failure.of(None, "publish", damage))
         (target / CHAIN).unlink(missing_ok=True)
         for place in filter(is_record_file, sums):
             keep(place)

@@ -72,9 +72,11 @@ def prepare(root: Path, job: ShardJob) -> Path:
     else:
         os.utime(folder / JOB)  # pruning keeps the most recently used shards
     result = find_record(folder / RESULT, ShardResult, of=folder.name)
-    if result and (path := next((path for path, _ in damaged_files(folder, result)), None)):
-        log.warning("%s is damaged, so this shard is trained again", path)
-        (folder / RESULT).unlink()
+    damaged = next((path for path, _ in damaged_files(folder, result)), None) if result else None
+    if damaged:
+        log.warning("%s is damaged, so this shard is trained again", damaged)
+    if damaged or not result:
+        (folder / RESULT).unlink(missing_ok=True)
     return folder
 
 
