@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,10 +32,10 @@ def serve(orders):
 """
 RUN = """
 import pathlib, sys
-from tasks.training import runner
+from tasks.training import local
 from tasks.training.devices import Slots
-runner.TRAINER = "slow_trainer"
-runner.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 3600)
+local.TRAINER = "slow_trainer"
+local.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 3600)
 """
 CPB = ("flows.cli", "train", "BTCUSDT", "1h", "--arch", "lstm", "--preset", "smoke", "--max-epochs", "100000",
        "--set", "patience=100000", "--source", "sim", "--since", "2025-01", "--as-of", "2025-06-06")  # fmt: skip
@@ -56,7 +57,7 @@ def slow(folder: Path, moments: int) -> list[Kill]:
     fleet.mkdir()
 
     def start() -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", RUN, str(fleet)], env=env)
+        return subprocess.Popen([sys.executable, "-c", RUN, str(fleet)], cwd=folder, env=env)
 
     return kills(start, folder, moments)
 
@@ -102,12 +103,12 @@ def kill(start: Callable[[], subprocess.Popen[bytes]], folder: Path, moment: flo
 
 
 def trainers_in(folder: Path) -> list[psutil.Process]:
-    """The running `python -m MODULE FOLDER` whose last argument lies in `folder`."""
+    """The running trainers that were started in `folder`."""
     found = []
     for one in psutil.process_iter(["cmdline", "status"]):
-        command = one.info["cmdline"] or []
-        if "-m" in command and command[-1].startswith(str(folder)) and one.info["status"] != "zombie":
-            found.append(one)
+        if "--multiprocessing-fork" in (one.info["cmdline"] or []) and one.info["status"] != "zombie":
+            with suppress(psutil.Error):
+                found += [one] if one.cwd() == str(folder) else []
     return found
 
 

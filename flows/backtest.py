@@ -12,10 +12,16 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from flows.console import say as say_to_people
-from flows.deploy.liveness import claim_run
-from flows.prefect_page import show_failures, show_table
-from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs, series_records
-from flows.summary import Say, Summary
+from flows.runner import (
+    Runner,
+    Say,
+    Summary,
+    flow_parameters,
+    plain_failures,
+    read_pairs,
+    series_records,
+    show_on_page,
+)  # fmt: skip
 from flows.training import train_fleets
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
@@ -25,7 +31,7 @@ from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
 from tasks.train import check_engine, opened_engine
 from tasks.training.files import ShardsInUse
-from tasks.training.runner import Engine
+from tasks.training.local import Engine
 
 
 def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
@@ -82,19 +88,14 @@ def _plan(
     return plan
 
 
-@flow(name="backtest", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
+@flow(name="backtest", validate_parameters=False, flow_run_name="backtest {preset}")
 @plain_failures
 @flow_parameters(BacktestSpec)
 def backtest(spec: BacktestSpec) -> State:
     """Run a backtest as a Prefect flow run; its parameters are the options of the command line."""
     result = run_backtest(spec, Runner(prefect=True))
     pooled = result["pooled"].items()
-    show_table(
-        "backtest",
-        [{"timeframe": t, "architecture": a} | row for a, rows in pooled for t, row in rows.items()],
-    )
-    show_failures(
-        "backtest",
-        [f"{f['symbol']} {f['timeframe']} in {f['step']}: {f['reason']}" for f in result["failures"]],
-    )
+    rows = [{"timeframe": t, "architecture": a} | row for a, rows in pooled for t, row in rows.items()]
+    failures = [f"{f['symbol']} {f['timeframe']} in {f['step']}: {f['reason']}" for f in result["failures"]]
+    show_on_page("backtest", failures, rows)
     return Completed(name="Partial" if result["exit"] else "Completed", data=result)

@@ -1,9 +1,7 @@
 """Output of a command: progress on stderr, results on stdout.
 
 Progress is displayed from the first second: as bars if stderr is a terminal, otherwise as a line every 30 seconds.
-Steps report it (`tasks.running.progress`). A bar shows the completed share, the time left and as many further columns
-as fit: a narrow terminal drops the least important columns first. Finished bars disappear; results are printed as
-lines, which stay.
+Steps report it (`tasks.running.progress`). Finished bars disappear; results are printed as lines, which stay.
 """
 
 import json
@@ -11,18 +9,19 @@ import logging
 import os
 import sys
 import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import UsageError
-from tasks.running.progress import Pace, Progress, heard_by, is_heard, tell
+from tasks.running.progress import Progress as Report
+from tasks.running.progress import heard_by, is_heard, tell
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import TaskID
 
 
 def say(text: str) -> None:
@@ -30,7 +29,7 @@ def say(text: str) -> None:
     _write(f"{text}\n")
     prefect = sys.modules.get("prefect.context")  # not imported here: most commands do not need it
     if prefect and (prefect.FlowRunContext.get() or prefect.TaskRunContext.get()):
-        from flows.prefect_page import log_to_run
+        from flows.run_log import log_to_run
 
         log_to_run(text)
 
@@ -114,14 +113,10 @@ def quiet_libraries() -> None:
 
 
 LINE_EVERY_S = 30.0
-EPOCHS_VARIABLE = "CPB_LOG_EPOCHS"
-"""Without bars, a training prints a line after this many epochs; 0: no lines. Default 20."""
+"""Seconds between two lines about each task where there is no terminal."""
 
-_BAR, _GAP = (8, 24), 2
-"""Minimum and maximum width of a bar, and the gap between two cells, in terminal columns."""
-
-_AHEAD = 3
-"""Cells that are dropped after the bar: name, count and time left."""
+_PACE_S = 600.0
+"""Seconds of which the time left is estimated: shards report seldom."""
 
 
 @contextmanager
@@ -134,194 +129,89 @@ def shown_progress(command: str, first: str = "loading libraries") -> Iterator[N
     if is_heard():
         yield
         return
-    with _display() as display, heard_by(display):
+    from rich.console import Console
+
+    console = Console(stderr=True, markup=False)
+    with Display(console) as display, heard_by(display):
         tell(command, 0, 0, "", first)
         yield
 
 
-def _display() -> "Bars | Lines":
-    if sys.stderr.isatty():
-        from rich.console import Console
+class Display:
+    """Shows the tasks in progress: as bars on a terminal, else as lines; reports may come from any thread."""
 
-        console = Console(stderr=True, markup=False)
-        if not console.is_dumb_terminal:
-            return Bars(console)
-    return Lines(say, LINE_EVERY_S, _epochs_per_line())
+    def __init__(self, console: "Console") -> None:
+        from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+        from rich.table import Column
+        from rich.text import Text
 
+        class Cell(ProgressColumn):
+            """A field of a task, cut where the terminal is too narrow for it."""
 
-def _epochs_per_line() -> int:
-    text = os.environ.get(EPOCHS_VARIABLE, "20")
-    if not text.isdecimal():
-        raise UsageError(
-            f"{EPOCHS_VARIABLE}={text!r} is not a number of epochs: give an integer, 0 for no lines",
-            code="log-epochs", field=EPOCHS_VARIABLE,
+            def __init__(self, field: str) -> None:
+                super().__init__(Column(no_wrap=field != "facts", overflow="ellipsis"))  # facts shrink first
+                self._field = field
+
+            def render(self, task: Task) -> Text:
+                return Text(task.fields[self._field], no_wrap=True, overflow="ellipsis")
+
+        columns = Cell("step"), BarColumn(24), Cell("count"), TimeRemainingColumn(), Cell("facts")
+        # Standard output is for results, which are printed after the bars and must not be redirected to stderr.
+        self.bars = Progress(
+            *columns, console=console, transient=True, redirect_stdout=False, refresh_per_second=4,
+            speed_estimate_period=_PACE_S,
         )  # fmt: skip
-    return int(text)
+        self._tasks: dict[str, TaskID] = {}
+        self._lock, self._ended = threading.Lock(), threading.Event()
+        self._on_terminal = console.is_terminal and not console.is_dumb_terminal
 
+    def __enter__(self) -> "Display":
+        if self._on_terminal:
+            self.bars.start()
+        else:  # in this thread's context, so that lines are logged to the Prefect run of this thread
+            threading.Thread(target=copy_context().run, args=(self._print,), daemon=True).start()
+        return self
 
-class Work:
-    """A task in progress, with its speed."""
+    def __exit__(self, *_error: object) -> None:
+        self._ended.set()
+        if self._on_terminal:  # else it would print an empty line
+            self.bars.stop()
 
-    def __init__(self, first: Progress, now: float) -> None:
-        self._pace = Pace()
-        self.take(first, now)
-
-    def take(self, one: Progress, now: float) -> None:
-        """Update the task from a report."""
-        self.latest = one
-        self._pace.take(one.done, one.total, now)
-
-    def count(self) -> str:
-        """Return how much is done, as in `12/50 epochs`."""
-        one = self.latest
-        if not one.unit:
-            return ""
-        return (
+    def progress(self, one: Report) -> None:
+        """Show a report; finished tasks are removed, and so is the command's row once a step reports progress."""
+        count = (
             f"{int(one.done):,}/{int(one.total):,} {one.unit}"
             if one.total
             else f"{int(one.done):,} {one.unit}"
         )
-
-    def left(self, now: float) -> str:
-        """Return the remaining time, as in `4:05 left`, or the elapsed time if that is unknown, as in `0:07`."""
-        left = self._pace.left(now)
-        return clock(self._pace.taken(now)) if left is None else f"{clock(left)} left"
-
-
-def clock(seconds: float) -> str:
-    """Return a duration as `0:07`, `12:34` or `1:02:03`."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-class Display:
-    """Keeps the tasks in progress, in order of their start; reports may come from any thread."""
-
-    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
-        self.clock_s, self.works = clock_s, dict[str, Work]()
-        self._lock = threading.Lock()
-
-    def progress(self, one: Progress) -> None:
-        """Process a report; finished tasks are removed, and so is the command's row once a step reports progress."""
-        now = self.clock_s()
+        fields: dict[str, Any] = {
+            "count": count if one.unit else "",
+            "facts": printable("  ".join(one.facts)),
+        }
         with self._lock:
-            if one.total and one.done >= one.total:
-                self.works.pop(one.step, None)
-                return
+            ended = {one.step} if one.total and one.done >= one.total else set()
             if one.unit:
-                self.works = {name: work for name, work in self.works.items() if work.latest.unit}
-            if one.step in self.works:
-                self.works[one.step].take(one, now)
-            else:
-                self.works[one.step] = Work(one, now)
-        self.on_report(one)
-
-    def on_report(self, one: Progress) -> None:
-        """React to a report immediately."""
+                ended |= {task.fields["step"] for task in self.bars.tasks if not task.fields["count"]}
+            for step in ended & set(self._tasks):
+                self.bars.remove_task(self._tasks.pop(step))
+            if one.step in ended:
+                return
+            if one.step not in self._tasks:
+                self._tasks[one.step] = self.bars.add_task("", total=None, step=printable(one.step), **fields)
+            self.bars.update(self._tasks[one.step], total=one.total or None, completed=one.done, **fields)
 
     def line(self, text: str) -> None:
         """Show a line of text."""
         say(text)
 
-    def under_way(self) -> list[Work]:
-        """Return the tasks in progress."""
-        with self._lock:
-            return list(self.works.values())
-
-
-class Bars(Display):
-    """Draws a row for each task on a terminal, four times a second."""
-
-    def __init__(self, console: "Console") -> None:
-        from rich.live import Live
-
-        super().__init__()
-        self._console = console
-        # Standard output is for results, which are printed after the bars and must not be redirected to stderr.
-        self._live = Live(get_renderable=self.table, console=console, transient=True, redirect_stdout=False)
-
-    def __enter__(self) -> "Bars":
-        self._live.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._live.__exit__(*error)
-
-    def table(self) -> Any:
-        """Return the table with the current rows."""
-        from rich.progress_bar import ProgressBar
-        from rich.table import Table
-
-        now = self.clock_s()
-        works = self.under_way()
-        rows = [
-            [printable(cell) for cell in (work.latest.step, work.count(), work.left(now), *work.latest.facts)]
-            for work in works
-        ]
-        shown, bar = fitting(rows, self._console.width)
-        table = Table.grid(padding=(0, _GAP, 0, 0))
-        for work, row in zip(works, rows, strict=True):
-            one, cells = work.latest, [*row, *[""] * (shown - len(row))][:shown]
-            drawn = ProgressBar(total=one.total or None, completed=one.done, width=bar, pulse=not one.total)
-            table.add_row(cells[0], *([drawn] if bar else []), *cells[1:])
-        for column in table.columns:
-            column.no_wrap, column.overflow = True, "ellipsis"
-        return table
-
-
-def fitting(rows: list[list[str]], width: int) -> tuple[int, int]:
-    """Return how many cells of each row, most important first, fit into `width` columns, and the width of the bar.
-
-    The bar is dropped after all cells but name, count and time left; the name is always shown.
-    """
-    most = max((len(row) for row in rows), default=0)
-    widths = [max(len(row[i]) if i < len(row) else 0 for row in rows) + _GAP for i in range(most)]
-    needed = [*widths[:_AHEAD], _BAR[0] + _GAP, *widths[_AHEAD:]]
-    while len(needed) > 1 and sum(needed) > width:
-        needed.pop()
-    if len(needed) <= min(most, _AHEAD):
-        return len(needed), 0
-    return len(needed) - 1, min(_BAR[1], _BAR[0] + width - sum(needed))
-
-
-class Lines(Display):
-    """Prints the tasks in progress every `every_s` seconds, and a line every `epochs` epochs of a training."""
-
-    def __init__(self, say: Callable[[str], None], every_s: float, epochs: int) -> None:
-        super().__init__()
-        self._say, self._every_s, self._epochs = say, every_s, epochs
-        self._printed: dict[str, int] = {}
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> "Lines":
-        # In this thread's context, so that lines are logged to the Prefect run of this thread.
-        self._thread = threading.Thread(target=copy_context().run, args=(self._repeat,), daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: Any) -> None:
-        self._ended.set()
-
-    def line(self, text: str) -> None:
-        """Show a line of text."""
-        self._say(text)
-
-    def on_report(self, one: Progress) -> None:
-        """Print a line about the newest epoch if at least `epochs` epochs have passed since the last line."""
-        step = one.epoch // self._epochs if self._epochs and one.epoch_line else 0
-        if step > self._printed.get(one.step, 0):
-            self._printed[one.step] = step
-            self._say(one.epoch_line)
-
-    def report(self) -> None:
+    def print_tasks(self) -> None:
         """Print a line for each task in progress."""
-        now = self.clock_s()
-        for work in self.under_way():
-            parts = [work.count(), work.left(now), *work.latest.facts]
-            self._say(f"{work.latest.step}: {', '.join(filter(None, parts))}")
+        for task in self.bars.tasks:
+            left, fields = task.time_remaining, task.fields
+            seconds = (task.elapsed or 0) if left is None else left
+            time_text = f"{timedelta(seconds=round(seconds))}{'' if left is None else ' left'}"
+            say(f"{fields['step']}: {', '.join(filter(None, (fields['count'], time_text, fields['facts'])))}")
 
-    def _repeat(self) -> None:
-        while not self._ended.wait(self._every_s):
-            self.report()
+    def _print(self) -> None:
+        while not self._ended.wait(LINE_EVERY_S):
+            self.print_tasks()

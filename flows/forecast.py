@@ -7,11 +7,19 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from flows.console import say as say_to_people
-from flows.deploy.liveness import claim_run
-from flows.prefect_page import show_failures
-from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs
-from flows.summary import NOT_YET, Say, plain_reason, problem_line, stale_failure
+from flows.runner import (
+    NOT_YET,
+    STALE,
+    Runner,
+    Say,
+    failure_line,
+    flow_parameters,
+    plain_failures,
+    read_pairs,
+    show_on_page,
+)  # fmt: skip
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
+from schemas.handover import Failure
 from schemas.identity import SeriesId, check_known, coins_label
 from schemas.scope import CHAMPIONS, ForecastSpec, Scope
 from tasks.forecast import forecast
@@ -63,13 +71,13 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     stale = find_stale(scope.home, issued.series, scope.as_of)
     steps_taken = (fetched, issued, scored, watched)
     problems = [*left_out, *(failure for result in steps_taken for failure in result.failures)]
-    problems += map(stale_failure, stale)
+    problems += [Failure(step="forecast", reason=str(s), code=STALE, series=s.series) for s in stale]
     outcome.failures, outcome.alarms = problems, watched.alarms
-    texts = [f"{f.subject}: {plain_reason(f)}" for f in problems]
+    texts = list(map(failure_line, problems))
     if not issued.series:  # each reason names its own remedy
         raise CpbError(f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}", code="no-forecast")
-    for line in dict.fromkeys(map(problem_line, problems)):  # two steps may meet the same damage
-        say(line)
+    for problem, text in zip(problems, texts, strict=True):
+        say(f"{'STALE' if problem.code == STALE else 'FAILED'} {text}")
     drifted = [alarm for alarm in watched.alarms if alarm.state == "drifted"]
     for alarm in drifted:
         say(f"DRIFTED {alarm}")
@@ -124,7 +132,7 @@ def _is_untrained(scope: Scope) -> bool:
     return not _requested(scope, [model.series for model in packaged])
 
 
-@flow(name="forecast", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
+@flow(name="forecast", validate_parameters=False, flow_run_name="forecast {timeframes}")
 @plain_failures
 @flow_parameters(ForecastSpec)
 def forecast_flow(spec: ForecastSpec) -> State:
@@ -136,6 +144,6 @@ def forecast_flow(spec: ForecastSpec) -> State:
             data={"exit": EXIT_COMPLETE},
         )
     result = run_forecast(spec, Runner(prefect=True))
-    show_failures("forecast", result["failed"])
+    show_on_page("forecast", result["failed"])
     counts = {name: value for name, value in result.items() if name not in ("rows", "models")}
     return Completed(name="Partial" if result["exit"] else "Completed", data=counts)

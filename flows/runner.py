@@ -1,28 +1,29 @@
 """Calling flows and their steps: by Prefect's engine, or directly if no Prefect server is configured.
 
 Retries, concurrency and time limits belong to the step (`tasks.running.step`), so both modes behave alike. The direct
-mode needs no server, starts immediately, and leaves no open run when it is killed.
+mode needs no server, starts immediately, and leaves no open run when it is killed. Also what a run says: its summary,
+its lines, and its artifacts on Prefect's page.
 """
 
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from dataclasses import dataclass, field
 from functools import partial, wraps
-from typing import Annotated, Any, Literal, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from prefect.runtime import flow_run
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.states import Failed, State
-from pydantic.fields import FieldInfo
 
 from flows.console import continue_without_reader, shown_progress
-from flows.prefect_page import logged_to_run
-from flows.prefect_server import check_server, share_leases
-from flows.summary import Say, Summary
-from schemas.errors import CpbError, UsageError, count
-from schemas.handover import Failure, SeriesRecord
-from schemas.scope import ScopeSpec, Spec, parse_instant
+from flows.prefect_server import check_server
+from flows.run_log import RUN_LOG
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
+from schemas.handover import Decision, Failure, SeriesRecord
+from schemas.scope import ScopeSpec, Spec
 from tasks.features import features
 from tasks.ingest import ingest
 from tasks.market.ingest import with_listed_pairs
@@ -31,12 +32,84 @@ from tasks.running.progress import tell, telling
 from tasks.running.step import Step
 from tasks.storage.urls import without_credentials
 from tasks.tracking.database import store_errors
-from tasks.tracking.records import SEPARATOR, instant_label
 
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=Spec)
 Scoped = TypeVar("Scoped", bound=ScopeSpec)
+Say = Callable[[str], None]
+
+log = logging.getLogger("cpb")
+
+NOT_YET = "Not yet"
+"""Name of the state (of type Completed) of a scheduled forecast that runs before the first training has ended."""
+
+STALE = "stale"
+"""Code of the failure of a series whose candles or forecast are too old: a problem, but no step has failed."""
+
+
+@dataclass
+class Summary:
+    """Result of a run of the main job: counts, and every failure once.
+
+    `stopped`: series no longer traded; they are left out, which is not a failure. `warnings`: about the trainings, such
+    as a shortage of memory.
+    """
+
+    run_id: str = ""
+    series: int = 0
+    members: int = 0
+    champions: int = 0
+    forecast_rows: int = 0
+    published: str = ""
+    stopped: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code: 0 complete, 3 partial."""
+        return EXIT_PARTIAL if self.failures else EXIT_COMPLETE
+
+    @property
+    def reasons(self) -> str:
+        """The first three failures, for the error of a run that cannot continue."""
+        return "; ".join(map(failure_line, self.failures[:3]))
+
+    def add(self, failures: Iterable[Failure], say: Say) -> None:
+        """Add failures and print each."""
+        for failure in failures:
+            self.failures.append(failure)
+            say(f"FAILED {failure_line(failure)}")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return vars(self) | {"failures": [f.as_json() for f in self.failures], "exit": self.exit_code}
+
+
+def failure_line(failure: Failure) -> str:
+    """Return a failure as a line: subject, step and reason."""
+    reason = failure.reason
+    for name in (failure.model, failure.series):
+        reason = reason.removeprefix(f"{name}: ")
+    return f"{failure.subject} in {failure.step}: {reason}"
+
+
+def decision_lines(decisions: Iterable[Decision]) -> list[str]:
+    """Return the lines about the gate's decisions: the number of each outcome, and the reasons.
+
+    Decisions with the same outcome and rule share a line: a first training makes forty champions for the same reason.
+    """
+    counts = Counter(decision.outcome for decision in decisions)
+    numbers = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
+    lines = [f"champions: {numbers}"] if counts else []
+    alike: dict[tuple[str, str], list[Decision]] = defaultdict(list)
+    for decision in decisions:
+        alike[decision.outcome, decision.rule].append(decision)
+    for first, *others in alike.values():
+        more = f" (and {len(others)} more)" if others else ""
+        lines.append(f"{first.outcome} {first.series}{more}: {first.reason}")
+    return lines
 
 
 class Runner:
@@ -55,7 +128,7 @@ class Runner:
         calls: Sequence[tuple[Any, ...]],
         unit: str = "",
         workers: int | None = None,
-        then: Callable[[int, Any], None] = lambda index, found: None,
+        then: Callable[[int, Any], None] = lambda index, result: None,
     ) -> list[Any]:
         """Return the result of every call, in order, or its exception; an exception does not stop the other calls.
 
@@ -69,15 +142,15 @@ class Runner:
 
         def called(index: int) -> Any:
             try:
-                found = call(*calls[index])
+                result = call(*calls[index])
             except Exception as error:
                 then(index, error)
                 raise
             finally:
                 if unit:
                     tell(step.name, next(done), len(calls), unit)
-            then(index, found)
-            return found
+            then(index, result)
+            return result
 
         with telling(step.name, len(calls), unit) if unit else nullcontext():
             return run_each([partial(called, index) for index in range(len(calls))], at_once)
@@ -90,19 +163,20 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
     """Make a flow that raises an expected error end in the state Failed with its message, without a traceback.
 
     When the flow is called directly, Prefect raises the error again, so the command line prints the same message. Log
-    messages of cpb are sent to the run's log.
+    messages of cpb (retries, damaged files) are sent to the run's log.
     """
 
     @wraps(flow)
     def run(*args: P.args, **kwargs: P.kwargs) -> State:
-        share_leases()
         continue_without_reader()
-        with logged_to_run(), shown_progress("flow"):
-            try:
-                with store_errors():
-                    return flow(*args, **kwargs)
-            except CpbError as error:
-                return Failed(message=without_credentials(str(error)), data=error)
+        log.addHandler(RUN_LOG)
+        try:
+            with shown_progress("flow"), store_errors():
+                return flow(*args, **kwargs)
+        except CpbError as error:
+            return Failed(message=without_credentials(str(error)), data=error)
+        finally:
+            log.removeHandler(RUN_LOG)
 
     return run
 
@@ -115,8 +189,8 @@ def flow_parameters(spec: type[S]) -> Callable[[Callable[[S], R]], Callable[...,
         @flow_parameters(RunSpec)
         def train_all(spec: RunSpec) -> State: ...
 
-    Prefect reads a flow's signature for its run form (names, types, choices) and the `Args:` section of its docstring
-    for the descriptions. `validate_parameters=False`: the specification validates the values, with its own messages.
+    Prefect reads a flow's signature for its run form and the `Args:` section of its docstring for the descriptions.
+    `validate_parameters=False`: the specification validates the values, with its own messages.
 
     Raises (when the flow is called):
         UsageError: an invalid value, with the specification's message.
@@ -127,49 +201,16 @@ def flow_parameters(spec: type[S]) -> Callable[[Callable[[S], R]], Callable[...,
         def run(**parameters: Any) -> R:
             return function(spec(**parameters))
 
-        declared = inspect.signature(function).return_annotation
-        parameters = [_parameter(name, field) for name, field in spec.model_fields.items()]
-        run.__dict__["__signature__"] = inspect.Signature(parameters, return_annotation=declared)
-        run.__annotations__ = {p.name: p.annotation for p in parameters} | {"return": declared}
-        run.__doc__ = f"{inspect.getdoc(function) or ''}\n\nArgs:\n" + "\n".join(
-            f"    {name}: {field.description}" for name, field in spec.model_fields.items()
-        )
+        declared = inspect.signature(spec).parameters
+        defaults = {name: f.get_default(call_default_factory=True) for name, f in spec.model_fields.items()}
+        parameters = [declared[name].replace(default=default) for name, default in defaults.items()]
+        run.__dict__["__signature__"] = inspect.Signature(parameters)
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        described = [f"    {name}: {field.description}" for name, field in spec.model_fields.items()]
+        run.__doc__ = "\n".join([inspect.getdoc(function) or "", "", "Args:", *described])
         return run
 
     return decorate
-
-
-def run_name_of(flow: str, parameters: Mapping[str, Any]) -> str:
-    """Return the name of a flow run, as its run in MLflow but for the series: `train-all · default · 2025-06-06`.
-
-    The last part is `as_of`, or the current UTC day, with the time for a flow without preset, which runs every hour.
-    """
-    given = str(parameters.get("as_of") or "")
-    try:
-        until = instant_label(parse_instant(given, "as_of")) if given else ""
-    except UsageError:  # the flow run ends with this error
-        until = given
-    preset = parameters.get("preset")
-    now = datetime.now(UTC)
-    return SEPARATOR.join(
-        filter(None, (flow, preset, until or f"{now:{'%Y-%m-%d' if preset else '%Y-%m-%dT%H:%M'}}"))
-    )
-
-
-def named_run() -> str:
-    """Return the name of the running flow run, however it was started; a flow's `flow_run_name`."""
-    return run_name_of(flow_run.flow_name or "", flow_run.parameters)
-
-
-def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    annotation: Any = field.annotation
-    extra = field.json_schema_extra
-    if isinstance(extra, dict) and isinstance(choices := extra.get("enum"), list):
-        annotation = Literal[tuple(choices)]
-    for limit in field.metadata:  # ranges and patterns, shown by the run form and checked by the server
-        annotation = Annotated[annotation, limit]
-    default = field.get_default(call_default_factory=True)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
@@ -178,6 +219,22 @@ def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
     # A flow that is called directly returns the data of its final state.
     result: Any = flow(**spec.model_dump())
     return dict(result)
+
+
+def show_on_page(
+    flow: str, failures: Sequence[str], rows: Sequence[dict[str, Any]] = (), warnings: Sequence[str] = ()
+) -> None:
+    """Create the artifacts FLOW-failures and, with rows, FLOW-leaderboard; an error is only logged."""
+    lines = [f"- {' '.join(without_credentials(text).split())}" for text in failures] or ["Nothing failed."]
+    lines += ["\nWarnings:\n", *(f"- {text}" for text in warnings)] if warnings else []
+    table = [{name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()} for row in rows]
+    title = "Against the random walk, on the test span: ratios below 1 are better"
+    try:
+        create_markdown_artifact("\n".join(lines), f"{flow}-failures", "What failed in this run")
+        if table:
+            create_table_artifact(table, f"{flow}-leaderboard", title)
+    except Exception as error:  # noqa: BLE001 - the results are stored
+        log.warning("the results could not be put on Prefect's page: %s", error)
 
 
 def read_pairs(spec: Scoped, say: Say) -> Scoped:
@@ -190,21 +247,23 @@ def read_pairs(spec: Scoped, say: Say) -> Scoped:
     """
     if not spec.whole_exchange or spec.pairs is not None:
         return spec
-    found, sentence = with_listed_pairs(spec)
+    listed, sentence = with_listed_pairs(spec)
     say(sentence)
-    return found
+    return listed
 
 
 def series_records(spec: ScopeSpec, steps: Runner, say: Say, summary: Summary) -> list[SeriesRecord]:
     """Ingest the scope and compute its features; failures and leaps of a price level are added to the summary."""
-    found = steps.one(ingest, spec.scope, spec.tail)
-    summary.add((*found.failures, *found.leaps), say)
+    ingested = steps.one(ingest, spec.scope, spec.tail)
+    summary.add((*ingested.failures, *ingested.leaps), say)
     say(
-        f"ingested {count(len(found.series), 'series')} ({count(found.requests, 'request')}, {found.seconds:.1f} s)"
+        f"ingested {count(len(ingested.series), 'series')} ({count(ingested.requests, 'request')}, "
+        f"{ingested.seconds:.1f} s)"
     )
-    outcomes = steps.each(features, [(spec.scope, series) for series in found.series], "series")
-    records = [one for one in outcomes if isinstance(one, SeriesRecord)]
-    for series, one in zip(found.series, outcomes, strict=True):
-        if not isinstance(one, SeriesRecord):
-            summary.add([one if isinstance(one, Failure) else Failure.of(series, "features", one)], say)
-    return records
+    outcomes = steps.each(features, [(spec.scope, series) for series in ingested.series], "series")
+    for series, outcome in zip(ingested.series, outcomes, strict=True):
+        if isinstance(outcome, Exception):
+            summary.add([Failure.of(series, "features", outcome)], say)
+        elif isinstance(outcome, Failure):
+            summary.add([outcome], say)
+    return [outcome for outcome in outcomes if isinstance(outcome, SeriesRecord)]

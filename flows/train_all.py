@@ -9,10 +9,17 @@ from prefect import flow
 from prefect.states import Completed, State
 
 from flows.console import say as say_to_people
-from flows.deploy.liveness import claim_run
-from flows.prefect_page import show_run
-from flows.runner import Runner, flow_parameters, named_run, plain_failures, read_pairs
-from flows.summary import Say, Summary, decision_lines, failure_line
+from flows.runner import (
+    Runner,
+    Say,
+    Summary,
+    decision_lines,
+    failure_line,
+    flow_parameters,
+    plain_failures,
+    read_pairs,
+    show_on_page,
+)  # fmt: skip
 from flows.training import Training, mirror_to_wandb, run_of, run_training
 from schemas.errors import BusyError, CpbError, count
 from schemas.handover import Failure
@@ -24,6 +31,7 @@ from tasks.hub.tree import check_replaceable
 from tasks.notices import Outcome, tell_outcome
 from tasks.promote import promote
 from tasks.publish import publish
+from tasks.tracking.boards import leaderboard
 from tasks.tracking.database import store_errors
 from tasks.tracking.prune import prune
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish
@@ -89,13 +97,14 @@ def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
         say(f"pruning: {report}")
 
 
-@flow(name="train-all", validate_parameters=False, flow_run_name=named_run, on_running=[claim_run])
+@flow(name="train-all", validate_parameters=False, flow_run_name="train-all {preset}")
 @plain_failures
 @flow_parameters(RunSpec)
 def train_all(spec: RunSpec) -> State:
     """Train, judge, promote and package the whole universe; parameters are the command line's."""
     summary = run_train_all(spec, Runner(prefect=True))
-    show_run("train-all", summary.run_id, [failure_line(f) for f in summary.failures], summary.warnings)
+    failures = [failure_line(failure) for failure in summary.failures]
+    show_on_page("train-all", failures, leaderboard(summary.run_id), summary.warnings)
     name = "Partial" if summary.failures else "Completed"
     message = f"{count(summary.members, 'member')}, {len(summary.failures)} failed"
     return Completed(name=name, message=message, data=summary.as_json())

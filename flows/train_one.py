@@ -1,13 +1,10 @@
 """`cpb train`: a single series and architecture, through the steps of the main job up to the scores."""
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from math import isfinite
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from flows.runner import Runner
-from flows.summary import Say
+from flows.runner import Runner, Say
 from flows.training import Earlier, mirror_to_wandb, run_training
 from schemas.errors import CpbError
 from schemas.handover import Judgement, ShardResult
@@ -34,7 +31,7 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
         raise CpbError(failure.reason, code=failure.code)
     finish(training.summary.run_id, PARTIAL if training.summary.failures else COMPLETE)
     mirror_to_wandb(spec, training.summary.run_id, say)
-    result = _result(spec, training.results[0][0], training.judged[0].judgements[0])
+    result = _result(training.results[0][0], training.judged[0].judgements[0])
     training.in_use.release()
     return result | {"exit": training.summary.exit_code}
 
@@ -49,12 +46,12 @@ def result_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _loss_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the losses over the epochs as sparkline and figures; nothing for a closed form."""
+    """Yield the losses of the first and last epoch; nothing for a closed form."""
     history, best = result["history"], result["best_epoch"]
     for head, key in (("train", "train_loss"), ("valid.", "val_loss")):
-        values = [one[key] for one in history if one[key] is not None]
+        values = [epoch[key] for epoch in history if epoch[key] is not None]
         if len(values) > 1:
-            yield head, f"{sparkline(values)}  loss {values[0]:.4f} -> {values[-1]:.4f}"
+            yield head, f"loss {values[0]:.4f} -> {values[-1]:.4f}"
     if best and len(history) > 1:
         why = f"; {result['stopped']}" if result["stopped"] else ""
         yield "best", f"validation loss {result['best_val_loss']:.4f} in epoch {best} of {len(history)}{why}"
@@ -76,42 +73,20 @@ def _next_command(result: dict[str, Any]) -> str:
     )
 
 
-def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """Return the values as at most `width` bars, each the mean of its share; a space for non-finite values."""
-    bars = min(width, len(values))
-    edges = [round(i * len(values) / bars) for i in range(bars + 1)] if bars else []
-    parts = [values[a:b] for a, b in pairwise(edges)]
-    means = [sum(part) / len(part) for part in parts]
-    finite = [one for one in means if isfinite(one)]
-    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
-    step = (high - low) / (len(_BARS) - 1) or 1.0
-    return "".join(_BARS[round((one - low) / step)] if isfinite(one) else " " for one in means)
-
-
-_BARS = "▁▂▃▄▅▆▇█"
 _RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")
 
 
-def _result(spec: RunSpec, shard: ShardResult, judgement: Judgement) -> dict[str, Any]:
+def _result(shard: ShardResult, judgement: Judgement) -> dict[str, Any]:
     (member,) = shard.members
     series, report, last = member.model.series, member.report, (member.history or ({},))[-1]
+    reported = ("epochs_run", "best_epoch", "best_val_loss", "windows_per_s", "device")
     return {
-        "architecture": member.model.architecture,
-        "market": series.market,
-        "symbol": series.symbol,
-        "timeframe": series.timeframe,
-        "epochs_run": report.get("epochs_run"),
-        "train_loss": last.get("train_loss"),
-        "val_loss": last.get("val_loss"),
-        "best_epoch": report.get("best_epoch"),
-        "best_val_loss": report.get("best_val_loss"),
-        "windows_per_s": report.get("windows_per_s"),
-        "memory": {k: v for k, v in report.items() if k.endswith("_mb")},
+        "architecture": member.model.architecture, "market": series.market, "symbol": series.symbol,
+        "timeframe": series.timeframe, **{name: report.get(name) for name in reported},
+        "train_loss": last.get("train_loss"), "val_loss": last.get("val_loss"),
+        "memory": {name: value for name, value in report.items() if name.endswith("_mb")},
         "stopped": report.get("reason") or report.get("stopped"),
-        "device": report.get("device"),
-        "history": [{k: one.get(k) for k in ("train_loss", "val_loss")} for one in member.history],
-        "verdict": judgement.verdict,
-        **{name: judgement.metrics.get(name) for name in _RATIO},
-        "run_id": judgement.run_id,
-        "model_folder": str(judgement.folder / "model"),
-    }
+        "history": [{key: epoch.get(key) for key in ("train_loss", "val_loss")} for epoch in member.history],
+        "verdict": judgement.verdict, **{name: judgement.metrics.get(name) for name in _RATIO},
+        "run_id": judgement.run_id, "model_folder": str(judgement.folder / "model"),
+    }  # fmt: skip

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flows.console import say as say_to_people
-from flows.runner import Runner, series_records
-from flows.summary import Say, Summary
+from flows.runner import Runner, Say, Summary, series_records
 from schemas.errors import CpbError, MemberError, count
 from schemas.handover import FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.presets import profile_sizes
@@ -35,15 +34,14 @@ from tasks.tracking.artifacts import check_place
 from tasks.tracking.database import UNUSABLE, store_errors
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.records import OpenRun, run_name, scope_tags
-from tasks.tracking.run_list import short_id
 from tasks.tracking.runs import FAILED, finish, kill, log_metrics, start_parent
 from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
 from tasks.tracking.wandb import check_installed, is_wanted, mirror
 from tasks.train import check_engine, opened_engine, train
 from tasks.training.files import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
+from tasks.training.local import Engine
 from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
-from tasks.training.runner import Engine, EngineLost
 
 
 def start_run(
@@ -155,7 +153,7 @@ def run_training(
     if sizes := profile_sizes(spec.profile, spec.preset):
         used = ", ".join(f"{name} {spec.overrides[name]}" for name in sizes)
         say(f"profile {spec.profile} with preset {spec.preset}: {used} (a model other than the preset's own)")
-    with opened_engine(spec) as engine, Judges(engine.cores, spec.scope.root) as judges:
+    with opened_engine(spec) as engine, Judges(engine.cores) as judges:
         return _run(spec, steps, engine, judges, say, earlier, name)
 
 
@@ -211,7 +209,7 @@ def _run(
     work = [one.work for found in results for one in found if one.work and one.work.begin >= began]
     busy = busy_share(work, engine.cores.number) if work else {}
     log_metrics(run.run_id, {"members": summary.members, "failed": len(summary.failures)} | busy)
-    board = f"`cpb leaderboard --run {short_id(run.run_id)}`"
+    board = f"`cpb leaderboard --run {run.run_id[:8]}`"
     say(f"judged {count(summary.members, 'member')} against the random walk ({board})")
     return Training(summary, results, judged, planned.stopped, in_use)
 
@@ -336,22 +334,15 @@ def train_fleets(
 
     Returns:
         Per fleet, the result or the step's error for each shard, in order.
-
-    Raises:
-        EngineLost: the run's engine is lost; the next call uses the finished shards.
     """
     queue, progress = shards_of(fleets), {fleet.architecture: FleetProgress(fleet) for fleet in fleets}
-    executor = engine.executor(len(queue))
+    at_once = engine.plan(len(queue))
     calls = [
-        (shard, spec.scope.root, executor, spec.train_timeout_s, progress[shard.architecture])
+        (shard, spec.scope.root, engine, spec.train_timeout_s, progress[shard.architecture])
         for shard in queue
     ]
-    ended = steps.each(
-        train, calls, workers=executor.calls, then=lambda index, found: then(queue[index], found)
-    )
+    ended = steps.each(train, calls, workers=at_once, then=lambda index, found: then(queue[index], found))
     engine.leave()
-    if lost := next((one for one in ended if isinstance(one, EngineLost)), None):
-        raise lost
     found = dict(zip(map(job_key, queue), ended, strict=True))
     return [[found[job_key(shard)] for shard in fleet.shards] for fleet in fleets]
 

@@ -6,8 +6,7 @@ from functools import partial
 from typing import Any
 
 import cpbmodels
-from flows.runner import Runner, read_pairs, series_records
-from flows.summary import Say, Summary
+from flows.runner import Runner, Say, Summary, read_pairs, series_records
 from flows.training import run_of
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
 from schemas.tuning import TuneSpec, space_as_json
@@ -20,8 +19,8 @@ from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.studies import finish_study, log_trials, start_study
 from tasks.tracking.tags import AS_OF, NEWEST
 from tasks.training.devices import check_device, gpu_held, gpus_of
+from tasks.training.local import PROGRESS
 from tasks.training.plan import training_code
-from tasks.training.runner import PROGRESS
 from tasks.tuning.at_work import LOCK, SEARCH, Search
 from tasks.tuning.report import metrics, sentence, write_report
 

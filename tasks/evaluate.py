@@ -30,7 +30,6 @@ from tasks.tracking.runs import COMPLETE, PARTIAL, finish, log_members, log_metr
 from tasks.tracking.tags import FILES, NEWEST
 from tasks.training.files import member_folder, shard_folder
 from tasks.training.plan import job_key, member_seed, preset_label
-from tasks.training.progress import fleet_epochs
 
 
 @step("evaluate", run_name="evaluate {fleet.architecture}")
@@ -106,7 +105,7 @@ def _log(
     ids = log_members(run.run_id, [*good, *(_failed(fleet, f, of_run) for f in failures)])
     seconds = sum(result.train_seconds for result in results)
     pooled = _named(job, _pooled(score.pools)) | {"train_seconds": seconds}
-    epochs = fleet_epochs(result.epochs for result in results)
+    epochs = [epoch for result in results for epoch in result.epochs]
     log_metrics(run.run_id, pooled, history=() if run.finished else epochs)
     finish(
         run.run_id, PARTIAL if failures else COMPLETE, {"verdict": "; ".join(p.verdict for p in score.pools)}

@@ -1,4 +1,4 @@
-"""Step 4, train: one shard of a fleet, by the executor of the run's engine, which is chosen here."""
+"""Step 4, train: one shard of a fleet, by the run's engine, which is chosen here."""
 
 import os
 from collections.abc import Iterator
@@ -11,31 +11,26 @@ from schemas.handover import Failure, ShardJob, ShardResult
 from schemas.run import LOCAL, RAY, RunSpec
 from tasks.running.step import Retry, step
 from tasks.training.devices import check_device
+from tasks.training.local import Engine, LocalEngine, TrainerDied
 from tasks.training.plan import job_key
 from tasks.training.progress import FleetProgress
-from tasks.training.ray_address import ADDRESS, check_cluster
-from tasks.training.runner import Engine, EngineLost, Executor, LocalEngine, TrainerDied
+from tasks.training.ray import ADDRESS, check_cluster, connected
 
 RETRY_WAIT_S = 5.0
 
 
 @step("train", run_name="train {job.architecture}", workers=64)
 def train(
-    job: ShardJob, root: Path, executor: Executor, timeout_s: float, progress: FleetProgress
+    job: ShardJob, root: Path, engine: Engine, timeout_s: float, progress: FleetProgress
 ) -> ShardResult:
     """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
 
     Retried if its trainer died (not after its time limit, which a retry would reach again). If the trainer fails as a
     whole, every member of the shard is a failure.
-
-    Raises:
-        EngineLost: no shard of the run can be trained any more.
     """
-    run = Retry(on=TrainerDied, times=executor.retries, wait_s=RETRY_WAIT_S).around(executor.run, "train")
+    run = Retry(on=TrainerDied, times=1, wait_s=RETRY_WAIT_S).around(engine.run, "train")
     try:
         return run(job, root, timeout_s, progress)
-    except EngineLost:
-        raise
     except CpbError as error:
         failures = tuple(Failure.of(member.model, "train", error) for member in job.members)
         return ShardResult(key=job_key(job), architecture=job.architecture, failures=failures)
@@ -48,7 +43,8 @@ def check_engine(spec: RunSpec) -> None:
 
     Raises:
         UsageError: a setting is invalid, or the device is not available.
-        CpbError: Ray is not installed, nothing responds at the cluster's address, or other users can read its token.
+        CpbError: Ray is not installed, nothing responds at the cluster's address, or its token is missing or
+            readable by other users.
     """
     if _engine_name(spec) == LOCAL:
         check_device(spec.device)
@@ -74,8 +70,6 @@ def opened_engine(spec: RunSpec) -> Iterator[Engine]:
         CpbError: Ray's cluster cannot be used.
     """
     if _engine_name(spec) != LOCAL:
-        from tasks.training.ray_engine import connected
-
         with connected(spec) as engine:
             yield engine
         return

@@ -2,16 +2,18 @@
 
     python fork_server.py SOCKET
 
-A client sends its arguments, folder and environment with its three streams, and gets the exit code: what `cpb` in a
+A client sends its arguments, folder and environment with its open files, and gets the exit code: what `cpb` in a
 folder of `write_clients` does. The child runs `flows.cli.main()`, as the installed script does; its Python
-(`forking-python` beside `cpb`) is a client, too: a trainer or judge that it starts is a child that calls
-`tasks.running.resident.main`, and anything else the real Python executes. `forked-code CODE ARGUMENTS` executes code as
+(`forking-python` beside `cpb`) is a client, too: a trainer or judge that it starts is a child that goes on as one of
+`multiprocessing`'s, and anything else the real Python executes. `forked-code CODE ARGUMENTS` executes code as
 `python -c` does. Where a signal ends a child, its client ends by it. What libraries read of the environment when
 they are imported (Prefect's settings) is that of the server.
 """
 
+import fcntl
 import gc
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -24,7 +26,8 @@ from importlib import import_module
 from pathlib import Path
 
 PYTHON, CODE = "forking-python", "forked-code"
-TRAINER = "tasks.running.resident"
+CHILD = "--multiprocessing-fork"
+"""The last argument of a process that `multiprocessing` starts."""
 PRELOADED = (
     "mlflow.store.db.utils", "mlflow.store.model_registry.sqlalchemy_store", "mlflow.store.tracking.sqlalchemy_store",
     "huggingface_hub.file_download", "huggingface_hub.hf_api", "polars", "torch",
@@ -35,12 +38,18 @@ PRELOADED = (
 CLIENT = """#!{python} -SE
 import json, os, socket, sys
 name = os.path.basename(sys.argv[0])
-if name == {python_name!r} and sys.argv[1:3] != ["-m", {trainer!r}]:
+if name == {python_name!r} and sys.argv[-1] != {child!r}:
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+def is_open(number):
+    try:
+        return bool(os.fstat(number))
+    except OSError:
+        return False
+files = [number for number in map(int, os.listdir("/dev/fd")) if is_open(number)]
 link = socket.socket(socket.AF_UNIX)
 link.connect({socket!r})
-told = json.dumps([[os.path.abspath(sys.argv[0]), *sys.argv[1:]], os.getcwd(), dict(os.environ)]).encode()
-socket.send_fds(link, [len(told).to_bytes(4, "big")], [0, 1, 2])
+told = json.dumps([[os.path.abspath(sys.argv[0]), *sys.argv[1:]], os.getcwd(), dict(os.environ), files]).encode()
+socket.send_fds(link, [len(told).to_bytes(4, "big")], files)
 link.sendall(told)
 code = link.recv(4)
 code = int.from_bytes(code, "big", signed=True) if len(code) == 4 else 70
@@ -52,7 +61,7 @@ sys.exit(code)
 
 def write_clients(folder, address):
     """Write the clients of the server at this address into a folder."""
-    text = CLIENT.format(python=sys.executable, python_name=PYTHON, socket=str(address), trainer=TRAINER)
+    text = CLIENT.format(python=sys.executable, python_name=PYTHON, socket=str(address), child=CHILD)
     for name in ("cpb", PYTHON, CODE):
         client = folder / name
         client.write_text(text)
@@ -103,14 +112,14 @@ def serve(path: str) -> None:
 
 def supervise(link: socket.socket) -> None:
     """Run one command in a child and tell the client how it ended; stop it where the client is gone."""
-    size, streams, _, _ = socket.recv_fds(link, 4, 3)
+    size, opened, _, _ = socket.recv_fds(link, 4, 250)
     told = b""
     while len(told) < int.from_bytes(size, "big"):
         told += link.recv(1 << 16)
-    arguments, folder, environment = json.loads(told)
+    arguments, folder, environment, files = json.loads(told)
     child = os.fork()
     if child == 0:
-        run(arguments, folder, environment, streams)
+        run(arguments, folder, environment, dict(zip(files, opened, strict=True)))
     signal.signal(signal.SIGCHLD, lambda *_: None)
     link.settimeout(0.05)
     code = None
@@ -131,9 +140,11 @@ def supervise(link: socket.socket) -> None:
     os._exit(0)
 
 
-def run(arguments: list[str], folder: str, environment: dict[str, str], streams: list[int]) -> None:
-    for here, there in enumerate(streams):
-        os.dup2(there, here)
+def run(arguments: list[str], folder: str, environment: dict[str, str], files: dict[int, int]) -> None:
+    apart = {number: fcntl.fcntl(file, fcntl.F_DUPFD, 1000) for number, file in files.items()}
+    for number, file in apart.items():
+        os.dup2(file, number)
+        os.close(file)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
@@ -145,19 +156,14 @@ def run(arguments: list[str], folder: str, environment: dict[str, str], streams:
         if program.name == "cpb":
             from flows.cli import main
 
-            sys.executable = str(program.with_name(PYTHON))
+            multiprocessing.set_executable(str(program.with_name(PYTHON)))
             main()
         elif program.name == CODE:
             sys.argv = ["-c", *arguments[2:]]
             exec(arguments[1], {"__name__": "__main__"})
         else:
-            from tasks.running.resident import main as serve_orders
-
-            os.environ["CPB_CHILD_OF"] = str(
-                os.getppid()
-            )  # not the process that wants it, whose end closes the pipe
-            sys.argv = arguments[2:]
-            serve_orders()
+            sys.argv = ["-c", CHILD]
+            exec(arguments[-2], {"__name__": "__main__"})
         code = 0
     except SystemExit as end:
         if isinstance(end.code, str):

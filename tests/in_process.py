@@ -1,22 +1,22 @@
 """Trainers and judges in the test's own process: their modules' `serve` is called with one order."""
 
-import json
+import pickle
 from importlib import import_module
 
 from tasks.running.resident import Resident
 
 
 class OneOrder:
-    """What `serve` gets in place of `tasks.running.resident.Orders`."""
+    """What `serve` gets in place of `tasks.running.resident.Orders`; values are copied as by a pipe."""
 
     def __init__(self, order):
-        self._order, self.answers = json.loads(json.dumps(order)), []
+        self._order, self.answers = pickle.loads(pickle.dumps(order)), []
 
     def __iter__(self):
         yield self._order
 
     def answer(self, value=None):
-        self.answers.append(json.loads(json.dumps(value)))
+        self.answers.append(pickle.loads(pickle.dumps(value)))
 
 
 def serve_here(patch):
@@ -34,4 +34,4 @@ def serve_here(patch):
 def train_by(patch, train):
     """Let `train(folder)` stand in for trainers, and judge in this process."""
     serve_here(patch)
-    patch.setattr("tasks.training.runner.Trainers.train", lambda trainers, folder, *_: train(folder))
+    patch.setattr("tasks.training.local.Trainers.train", lambda trainers, folder, *_: train(folder))

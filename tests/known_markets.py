@@ -21,11 +21,11 @@ B = SeriesId("spot", "BUSDT", "1h")
 TINY = SeriesId("spot", "TINYUSDT", "1h")
 
 
-def market(rows=3000, seed=0, symbol="AUSDT", drift=0.0):
+def market(rows=3000, seed=0, symbol="AUSDT"):
     """A coin whose σ doubles and halves slowly; spans 60 / 15 / 20 % with an embargo."""
     random = np.random.default_rng(seed)
     sigma = 0.01 * np.exp(1.2 * np.sin(np.arange(rows) / 60))
-    close = 100 * np.exp(np.cumsum(random.normal(drift, sigma)))
+    close = 100 * np.exp(np.cumsum(random.normal(0.0, sigma)))
     opened = np.r_[100, close[:-1]]
     prices = np.column_stack([opened, np.maximum(opened, close), np.minimum(opened, close), close])
     segments = np.zeros(rows, dtype=np.int64)
@@ -37,11 +37,11 @@ def market(rows=3000, seed=0, symbol="AUSDT", drift=0.0):
     )  # fmt: skip
 
 
-def judged(series, spread=1.0, shift=0.0, architecture="x"):
-    """Judge the reference itself, stretched by `spread` and moved by `shift`."""
+def judged(series, spread=1.0, architecture="x"):
+    """Judge the reference itself, stretched by `spread`."""
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
     known = baselines.reference(series, train, test, H)
-    forecast = SimpleNamespace(origins=test, quantiles=known * spread + shift)
+    forecast = SimpleNamespace(origins=test, quantiles=known * spread)
     return judge_member(series, forecast, known, architecture=architecture)
 
 

@@ -54,7 +54,7 @@ def trainers_of(place):
     found = []
     for one in psutil.process_iter(["cmdline", "status"]):
         command = one.info["cmdline"] or []
-        if "tasks.training.trainer" in command and one.info["status"] != "zombie":
+        if "--multiprocessing-fork" in command and one.info["status"] != "zombie":
             with suppress(psutil.Error):
                 if one.environ().get("TMPDIR") == str(place):
                     found.append(one)

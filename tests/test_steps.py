@@ -43,16 +43,16 @@ from tasks.signals.feature_files import write_features
 from tasks.tracking.mlflow_store import open_store
 from tasks.train import opened_engine, train
 from tasks.training import trainer
+from tasks.training.local import Engine
 from tasks.training.plan import plan_fleet
 from tasks.training.progress import FleetProgress
-from tasks.training.runner import Executor
 from tasks.watch import watch
 
 PLAIN = {
     "ingest": bring_up_to_date,
     "features": write_features,
     "plan": plan_fleet,
-    "train": Executor.run,
+    "train": Engine.run,
     "evaluate": judge_fleet,
     "promote": decide_night,
     "publish": build_tree,
@@ -110,9 +110,10 @@ def test_records_pass_through_every_step_without_prefect(at_home):
     assert (planned.failures, planned.stopped, fleet.architecture) == ((), (), "linear")
 
     run = start_run(SPEC, planned.series, "train-all").run_id
-    with opened_engine(SPEC) as engine, Judges(engine.cores, root) as judges:
-        executor, progress = engine.executor(len(fleet.shards)), FleetProgress(fleet)
-        trained = [(shard, train(shard, root, executor, 600, progress)) for shard in fleet.shards]
+    with opened_engine(SPEC) as engine, Judges(engine.cores) as judges:
+        engine.plan(len(fleet.shards))
+        progress = FleetProgress(fleet)
+        trained = [(shard, train(shard, root, engine, 600, progress)) for shard in fleet.shards]
         assert all(isinstance(result, ShardResult) and not result.failures for _, result in trained)
         judged = evaluate(SPEC, run, fleet, trained, root, judges)
     assert isinstance(judged, FleetJudgement)

@@ -9,8 +9,7 @@ from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.handover import Alarm, Decision
 from schemas.identity import SIM, Market
 from schemas.ledger import LedgerEntry
-from tasks.tracking.judged import JudgedModel
-from tasks.tracking.run_list import FlowRunInfo
+from tasks.tracking.boards import FlowRunInfo, JudgedModel
 
 
 class OfMarket(BaseModel):

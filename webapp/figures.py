@@ -116,7 +116,7 @@ def board(market: Market, timeframe: str | None) -> dict[str, Any]:
         rows = registry.board_rows(market, timeframe, None)
     except CpbError:
         rows = []
-    return board_figure([row for row in rows if not row["partial"]])
+    return board_figure(rows)
 
 
 def coins(market: Market, timeframe: str | None) -> dict[str, Any]:
@@ -182,7 +182,7 @@ def _not_two(models: str, why: str) -> UsageError:
 
 
 def losses(run_id: str) -> dict[str, Any]:
-    """Return losses per epoch; errors as in `judged.loss_histories`."""
+    """Return losses per epoch; errors as in `boards.loss_histories`."""
     return losses_figure(registry.histories(run_id))
 
 

@@ -7,19 +7,26 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
+import polars as pl
+
 from schemas.errors import CpbError
 from schemas.handover import Decision
 from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
+from tasks.tracking.boards import (
+    COLUMNS,
+    coin_ratios,
+    judged_models,
+    loss_histories,
+    newest_flow_runs,
+    read_members,
+)
+from tasks.tracking.boards import leaderboard as read_board
 from tasks.tracking.connection import Store
 from tasks.tracking.database import store_errors, tracking_uri
 from tasks.tracking.decisions import decisions_on, newest_decisions
-from tasks.tracking.judged import coin_ratios, judged_models, loss_histories
-from tasks.tracking.leaderboard import COLUMNS
-from tasks.tracking.leaderboard import leaderboard as read_board
 from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
-from tasks.tracking.run_list import newest_flow_runs
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity
 from webapp.replies import Answer, State, database_state, kept_while
@@ -94,16 +101,19 @@ def leaderboard(market: Market, timeframe: str | None = None, run: str | None = 
     return Answer(board, "rows")
 
 
-@kept_while(lambda *_: state(), 16)
+@kept_while(lambda: state(), 1)
+def _members() -> pl.DataFrame:
+    with _store() as store:
+        return read_members(store)
+
+
 def board_rows(market: Market, timeframe: str | None, run: str | None) -> list[dict[str, Any]]:
     """Return the rows of a market's leaderboard; arguments as in `leaderboard`.
 
     Raises:
         CpbError: there are none, or the run is of another market.
     """
-    wanted = [timeframe] if timeframe else None
-    with _store() as store:
-        rows = read_board(run, store, market=market, timeframes=wanted)
+    rows = read_board(run, _members(), market=market, timeframes=[timeframe] if timeframe else None)
     of_market = [row for row in rows if row["market"] == market]  # rows of a run are not filtered by market
     if not of_market:
         raise CpbError(
@@ -115,16 +125,12 @@ def board_rows(market: Market, timeframe: str | None, run: str | None) -> list[d
 def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
     """Return the ratio of each architecture of the leaderboard on each coin; empty if there are none."""
     with suppress(CpbError):
-        rows = board_rows(
-            market, timeframe, None
-        )  # outside the lock, for which another thread's call may wait
-        with _store() as store:
-            return coin_ratios(store, rows)
+        return coin_ratios(_members(), board_rows(market, timeframe, None))
     return []
 
 
 def histories(run_id: str) -> dict[str, list[dict[str, float]]]:
-    """Return the losses per epoch of a run's models; errors as in `judged.loss_histories`."""
+    """Return the losses per epoch of a run's models; errors as in `boards.loss_histories`."""
     with _store() as store:
         return loss_histories(store, run_id)
 

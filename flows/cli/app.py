@@ -134,10 +134,7 @@ def run() -> None:
     atexit.register(gc.freeze)
     # Imports create half a million objects; with Python's threshold of 700, garbage collection is a fifth of the time.
     gc.set_threshold(5000)
-    from flows.prefect_server import share_leases
-
     log_to_console()
-    share_leases()
     try:
         # Not standalone, so that errors of the command line are raised here and all are printed in the same place.
         with store_errors():

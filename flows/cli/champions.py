@@ -6,7 +6,6 @@ import typer
 
 from flows.cli.options import Json, cli_options
 from flows.console import emit, quiet_libraries, say, show
-from flows.summary import problem_line
 from flows.tables import Column, finding, print_table
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError, count
 from schemas.identity import SIM, check_known, market_option
@@ -195,12 +194,13 @@ def publish(
     Example: cpb publish --dry-run
     """
     quiet_libraries()
+    from flows.runner import failure_line
     from tasks.publish import publish as step
 
     repo = None if dry_run else spec.repo
     result = step(checked_home(), spec.market, repo)
     for failure in result.failures:
-        say(problem_line(failure))
+        say(f"FAILED {failure_line(failure)}")
     code = EXIT_PARTIAL if result.failures else EXIT_COMPLETE
     if json:
         failures = [f.as_json() for f in result.failures]

@@ -3,16 +3,13 @@
 import shlex
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from flows.cli.options import Json
 from flows.console import emit, quiet_libraries, say, shown_progress
-from schemas.errors import age, count
-
-if TYPE_CHECKING:
-    from flows.deploy.status import Deployment, Status
+from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, count
 
 app = typer.Typer(
     help="Run the flows on a Prefect server and a schedule.\n\nExample: cpb deploy up && cpb deploy run train-all",
@@ -21,12 +18,7 @@ app = typer.Typer(
 
 Port = Annotated[
     int | None,
-    typer.Option(
-        min=1,
-        max=65535,
-        help="default: the port of the last `up`, until `down`; else 4200",
-        show_default=False,
-    ),
+    typer.Option(min=1, max=65535, help="default: the port of the last `up`, else 4200", show_default=False),
 ]
 
 
@@ -36,28 +28,21 @@ def up(port: Port = None, json: Json = False) -> None:
 
     Example: cpb deploy up && cpb deploy run train-all
     """
-    from flows.deploy import control
+    from flows.deploy import services
     from flows.prefect_server import password_file
 
     say("starting server, worker and deployments, unless they run (10 to 30 s) …")
-    found = control.up(port)
-    server, password = found.server, password_file(found.server.home).path
-    show_password = f"cat {shlex.quote(str(password))}"
-    export = f'export PREFECT_API_URL={server.api} PREFECT_API_AUTH_STRING="$({show_password})"'
-    page = server.api.removesuffix("/api")
+    result = services.up(port)
+    api, show_password = services.api_of(result.port), f"cat {shlex.quote(str(password_file()))}"
+    export = f'export PREFECT_API_URL={api} PREFECT_API_AUTH_STRING="$({show_password})"'
     if json:
-        emit(
-            {
-                "port": server.port, "api": server.api, "auth_file": password, "export": export,
-                "started": found.started, "pids": {s.name: s.process.pid for s in (server, found.worker)},
-                "runs_ended": [run.name for run in found.ended], "runs_dropped": found.dropped,
-                "seconds": found.seconds, "exit": 0,
-            }
-        )  # fmt: skip
-    for run in found.ended:
-        say(f"run {run.name} is marked {run.state}: its process is gone")
-    started = " and ".join(found.started) or "nothing, both run"
-    say(f"up: {page}  (started: {started}; {found.seconds:.0f} s)")
+        places = {"api": api, "auth_file": password_file(), "export": export}
+        emit(asdict(result) | places | {"exit": EXIT_COMPLETE})
+    for name in result.runs_ended:
+        say(f"run {name} is marked Crashed: its worker has ended")
+    if result.runs_dropped:
+        say(f"{count(result.runs_dropped, 'scheduled run')} missed while no worker was running: dropped")
+    say(f"up: {api.removesuffix('/api')}  (started: {' and '.join(result.started) or 'nothing, both run'})")
     say(f"the page asks for a password, which this prints: {show_password}")
     say(f"for prefect's own commands: {export}")
     say("`cpb deploy status` shows the runs, `cpb deploy down` stops everything")
@@ -70,27 +55,28 @@ def run(
         list[str] | None,
         typer.Option("--param", help="NAME=VALUE, the value as JSON or text; may be repeated"),
     ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", help="wait until the run has ended, and show its state and log")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="wait until the run has ended")] = False,
     json: Json = False,
 ) -> None:
     """Ask a deployment for a run; the short form of `prefect deployment run FLOW/DEPLOYMENT`.
 
     Example: cpb deploy run train-all --param preset=smoke --param source=sim
     """
-    from flows.deploy import runs
+    from flows.deploy import services
 
-    with shown_progress(runs.PROGRESS, "asking the server"):
-        made = runs.run(name, param or (), watch)
-    ending = (
-        f" ended {made.state}" + (f": {made.message}" if made.message else "") if watch else " is requested"
-    )
-    say(f"run {made.name} of {made.deployment}{ending} (id {made.flow_run_id})")
+    with shown_progress("deploy run", "asking the server"):
+        flow_run = services.run(name, param or (), watch)
+    state = flow_run.state
+    code = EXIT_COMPLETE
+    if watch and state:
+        code = (
+            EXIT_PARTIAL if state.name == "Partial" else EXIT_COMPLETE if state.is_completed() else EXIT_FATAL
+        )
+    shown = f"{state.name}{f': {state.message}' if state.message else ''}" if state else "unknown"
+    say(f"run {flow_run.name} (id {flow_run.id}): {shown}")
     if json:
-        emit({"deployment": made.deployment, "flow_run_id": made.flow_run_id, "name": made.name,
-              "state": made.state, "exit": made.exit_code})  # fmt: skip
-    raise typer.Exit(made.exit_code)
+        emit({"flow_run_id": flow_run.id, "name": flow_run.name, "state": state and state.name, "exit": code})
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -99,14 +85,27 @@ def status(json: Json = False) -> None:
 
     Example: cpb deploy status
     """
-    from flows.deploy.status import status as look
+    from flows.deploy.status import status as read_status
 
-    found = look()
-    code = 1 if found.problems else 0
+    result = read_status()
+    code = EXIT_FATAL if result.problems else EXIT_COMPLETE
     if json:
-        emit(_as_json(found) | {"exit": code})
-    for line in _lines(found):
-        say(line)
+        emit(asdict(result) | {"up": len(result.pids) == 2, "exit": code})
+    pids = ", ".join(f"{name} pid {pid}" for name, pid in result.pids.items())
+    say(f"port {result.port}: {pids}" if pids else "nothing is running; start it with `cpb deploy up`")
+    for deployment in result.deployments:
+        last = (
+            f"{deployment.outcome} {_time(deployment.ended)}"
+            if deployment.outcome
+            else "no run has ended yet"
+        )
+        say(f"{deployment.name:<22}  {last}; next {_time(deployment.next)}")
+    for data in result.data:
+        newest = f"newest candle {_time(data.candle)}, newest forecast {_time(data.forecast)}"
+        say(f"{data.market} {data.timeframe}: {newest}")
+    say(f"disk: {result.free_bytes / 1e9:,.0f} GB free")
+    for problem in result.problems:
+        say(f"WRONG: {problem}")
     raise typer.Exit(code)
 
 
@@ -116,66 +115,12 @@ def down(json: Json = False) -> None:
 
     Example: cpb deploy down
     """
-    from flows.deploy import control
+    from flows.deploy import services
 
-    stopped = control.down()
+    stopped = services.down()
     if json:
-        emit({"stopped": stopped, "exit": 0})
-    say(f"stopped {', '.join(stopped)}" if stopped else "nothing was up")
-
-
-def _as_json(found: "Status") -> dict[str, Any]:
-    processes = {
-        str(name): {"alive": service.alive, "pid": service.process.pid, "since": service.since}
-        if service
-        else None
-        for name, service in found.services.items()
-    }
-    server = found.services["server"]
-    return {
-        "up": found.up, "port": server.port if server else None, "api": server.api if server else None, **processes,
-        "deployments": [asdict(each) for each in found.deployments], "data": [asdict(data) for data in found.data],
-        "disk": asdict(found.disk) if found.disk else None, "runs_ended": [run.name for run in found.ended],
-        "problems": found.problems,
-    }  # fmt: skip
-
-
-def _lines(found: "Status") -> list[str]:
-    server = found.services["server"]
-    if not server:
-        lines = ["nothing is running; start it with `cpb deploy up`"]
-    else:
-        parts = [
-            f"{s.name} {f'pid {s.process.pid}' if s.alive else 'DEAD'}" for s in found.services.values() if s
-        ]
-        lines = [f"{_state(found)}: {server.api.removesuffix('/api')}  ({', '.join(parts)})"]
-    lines += [_deployment_line(deployment) for deployment in found.deployments]
-    for data in found.data:
-        market = "" if data.market == "spot" else f"{data.market} "
-        lines.append(
-            f"{market}{data.timeframe:<6}  newest candle {_time(data.candle)}, newest forecast {_time(data.forecast)}"
-        )
-    if found.disk:
-        used = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in found.disk.used.items())
-        lines.append(f"disk: {used}; {found.disk.free / 1e9:,.0f} GB free")
-    lines += [f"run {run.name} is marked {run.state}: its process is gone" for run in found.ended]
-    return lines + [f"WRONG: {problem}" for problem in found.problems]
-
-
-def _state(found: "Status") -> str:
-    """Return the beginning of the status: all processes may be running while there are problems."""
-    wrong = f", but {count(len(found.problems), 'problem')} (WRONG below)" if found.problems else ""
-    return f"up{wrong}" if found.up else "not up"
-
-
-def _deployment_line(deployment: "Deployment") -> str:
-    last = (
-        f"{deployment.last.outcome} {age(deployment.last.age_s)} ago"
-        if deployment.last
-        else "no run has ended yet"
-    )
-    active = f", {deployment.active} running" if deployment.active else ""
-    return f"{deployment.name:<22}  {last}{active}; next {_time(deployment.next)}"
+        emit({"stopped": stopped, "exit": EXIT_COMPLETE})
+    say(f"stopped {' and '.join(stopped)}" if stopped else "nothing was up")
 
 
 def _time(time: datetime | None) -> str:

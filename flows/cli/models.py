@@ -18,13 +18,13 @@ def leaderboard(
 ) -> None:
     """Show architecture x timeframe against the random walk, from MLflow alone.
 
-    A row is the newest run of a preset. A later run on some of its coins has a separate row below. Simulated markets
-    are only shown if requested, or if nothing else was trained.
+    A row is the newest run of a preset on the same coins. Simulated markets are only shown if requested, or if nothing
+    else was trained.
 
     Example: cpb leaderboard --market um --coins BTC,ETH
     """
     quiet_libraries()
-    from tasks.tracking.leaderboard import leaderboard as read_board
+    from tasks.tracking.boards import leaderboard as read_board
 
     rows = read_board(spec.run, market=spec.market, symbols=spec.symbols, timeframes=spec.intervals)
     if json:

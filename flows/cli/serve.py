@@ -10,7 +10,7 @@ from flows.cli.options import Json
 from flows.console import emit, say
 
 if TYPE_CHECKING:
-    from flows.ops.ui import Address
+    from flows.ops.serve import Address
 
 PAGE_PORT = 8000
 
@@ -43,8 +43,8 @@ def serve(
         else:
             say(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
 
-    from flows.ops.listeners import PAGE
-    from flows.ops.serving import serve as serve_app
+    from flows.ops.guard import PAGE
+    from flows.ops.serve import serve as serve_app
     from tasks.storage.home import checked_home
     from webapp.app import create_app
 
@@ -65,8 +65,8 @@ def ui(
 
     Example: cpb ui
     """
-    from flows.ops.password_file import USER
-    from flows.ops.ui import serve_ui
+    from flows.ops.guard import USER
+    from flows.ops.serve import serve_ui
 
     def ready(where: "Address") -> None:
         if json:

@@ -176,7 +176,7 @@ def _train_all(spec: RunSpec, command: str, direct: bool = False) -> dict[str, A
 
 
 def _show_board(run_id: str) -> None:
-    from tasks.tracking.leaderboard import leaderboard
+    from tasks.tracking.boards import leaderboard
 
     print_board(leaderboard(run_id))
 

@@ -1,43 +1,82 @@
-"""The two processes of a deployment, server and worker: folders and settings, starting, finding and stopping them.
+"""`up`, `down` and `run`: Prefect's server and a worker for the deployments of prefect.yaml, on this machine.
 
-Does not import Prefect, which reads the settings that a process makes here when it is imported.
-
-Each process writes a record of itself into the state folder when it starts, whether started by hand, by `up` or by
-systemd. A record means that the process should run: it stays when the process dies, and `down` removes it.
+`python -m flows.deploy.services PORT` is the server: Prefect's own application, on loopback alone, with a password, and
+behind the guard (`flows/ops`), which `prefect server start` would not have. The worker is `prefect worker start`. A
+variable in the environment of both, which their flow runs and trainers inherit, tells which processes belong to this
+deployment. Does not import Prefect, which reads its settings on import.
 """
 
-import argparse
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from socket import gethostname
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import psutil
-from tenacity import Retrying, retry_if_result, stop_after_delay, wait_fixed
 
-from flows.prefect_server import client_of_settings, password_file, prefect_home
-from schemas.errors import CpbError
-from schemas.handover import Record
-from schemas.scope import default_folder
-from tasks.storage.processes import ProcessId
-from tasks.storage.records import find_record, write_record
+from flows.cli.options import parse_value
+from flows.ops.guard import PREFECT, make_password, read_password
+from flows.ops.serve import check_port, serve
+from flows.prefect_server import client_of_settings, password_file, prefect_home, server_in_use
+from schemas.errors import CpbError, UsageError
+from schemas.presets import with_preset_file
+from schemas.run import RunSpec
+from schemas.scope import ForecastSpec, ScopeSpec, default_folder
+from tasks.storage.locks import locked
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.objects import FlowRun
 
-
 ROOT = Path(__file__).resolve().parents[2]
 """The folder with this code, in which the processes of a deployment run, regardless of the current folder."""
 
-QUIET = {"DO_NOT_TRACK": "1", "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
-_SQLITE = "sqlite:///"
+POOL = "local-gpu"
+"""The work pool of the deployments in prefect.yaml."""
+
+WORKER = f"cpb-{gethostname()}"
+PORT = 4200
+PAGE = 200
+"""Maximum number of rows that the server returns per request."""
+
+_MARK = "CPB_DEPLOYED"
+_START_S, _DEPLOY_S, _GRACE_S = 120.0, 120.0, 30.0
+_RUNS_AT_ONCE = "2"
+"""Flow runs at the same time: the hourly forecasts go on while the nightly run trains."""
+
+Name = Literal["server", "worker"]
+_COMMANDS: dict[Name, list[str]] = {
+    "server": ["flows.deploy.services"],
+    "worker": ["prefect", "worker", "start", "--pool", POOL, "--name", WORKER, "--limit", _RUNS_AT_ONCE],
+}
+
+NAMES = {
+    "train-all": "train-all/train-all",
+    "nightly": "train-all/nightly",
+    "hourly": "forecast/hourly",
+    "forecast": "forecast/hourly",
+}
+"""Short names of the deployments; Prefect itself only accepts FLOW/DEPLOYMENT."""
+
+_SPECS: dict[str, type[ScopeSpec]] = {"train-all": RunSpec, "forecast": ForecastSpec}
+
+
+@dataclass
+class Started:
+    """Result of `up`: the server's port, what was started, the runs that were ended, and the number dropped."""
+
+    port: int
+    started: list[Name] = field(default_factory=list)
+    runs_ended: list[str] = field(default_factory=list)
+    runs_dropped: int = 0
 
 
 def api_of(port: int) -> str:
@@ -45,24 +84,8 @@ def api_of(port: int) -> str:
     return f"http://127.0.0.1:{port}/api"
 
 
-def deployments_file() -> Path:
-    """Return the clone's prefect.yaml, or its copy in an installed wheel.
-
-    Raises:
-        CpbError: this copy of cpb has neither.
-    """
-    places = (ROOT / "prefect.yaml", Path(__file__).with_name("prefect.yaml"))
-    found = next((path for path in places if path.is_file()), None)
-    if not found:
-        raise CpbError(
-            f"prefect.yaml, which defines the deployments, is missing in {ROOT}: copy it from the repository",
-            code="no-project",
-        )
-    return found
-
-
 def state_folder() -> Path:
-    """Return the folder of process records and logs: `CPB_DEPLOY_STATE`, or `.cpb` in `default_folder`."""
+    """Return the folder of logs and of the port in use: `CPB_DEPLOY_STATE`, or `.cpb` in `default_folder`."""
     return Path(os.environ.get("CPB_DEPLOY_STATE") or default_folder(ROOT) / ".cpb").absolute()
 
 
@@ -71,194 +94,305 @@ def data_home() -> Path:
     return Path(os.environ.get("CPB_HOME") or default_folder(ROOT) / "data").absolute()
 
 
-def settings(port: int, home: Path) -> dict[str, str]:
-    """Return the Prefect settings of each process of a deployment, without the password."""
-    return QUIET | {"PREFECT_HOME": str(home), "PREFECT_API_URL": api_of(port)}
-
-
-def environment(port: int, home: Path) -> dict[str, str]:
-    """Return the environment of server, worker and `prefect deploy`, which all run in the project's folder.
-
-    Relative paths given by the user become absolute. The password is not included: each process reads it from its file.
-    """
-    env = os.environ | settings(port, home) | {"PWD": str(ROOT)}
-    for name in ("CPB_HOME", "CPB_DEPLOY_STATE"):
-        if env.get(name):
-            env[name] = str(Path(env[name]).absolute())
-    uri = env.get("MLFLOW_TRACKING_URI", "")
-    if uri.startswith(_SQLITE) and not uri.startswith(f"{_SQLITE}/"):
-        env["MLFLOW_TRACKING_URI"] = f"{_SQLITE}{Path(uri.removeprefix(_SQLITE)).absolute()}"
-    return env
-
-
-T = TypeVar("T")
-Name = Literal["server", "worker"]
-NAMES: tuple[Name, ...] = ("server", "worker")
-_POLL_S = 0.2
-POOL = "local-gpu"
-"""The work pool of the deployments in prefect.yaml."""
-PAGE = 200
-"""Maximum number of rows that the server returns per request."""
-
-
-class Service(Record):
-    """A process of the deployment.
-
-    `home`: Prefect's folder; `data_home`: the store (`CPB_HOME`).
-    """
-
-    name: Name
-    process: ProcessId
-    since: datetime
-    port: int
-    home: Path
-    data_home: Path
-
-    @property
-    def api(self) -> str:
-        """The URL of the server's API."""
-        return api_of(self.port)
-
-    @property
-    def alive(self) -> bool:
-        """Whether the process runs on this host."""
-        return self.process.is_alive() is True
-
-
-def find(name: Name) -> Service | None:
-    """Return the record of a process that should be running, whether or not it is alive."""
-    return find_record(record_file(name), Service)
-
-
-def find_alive(name: Name) -> Service | None:
-    """Return the record of a process if it is running."""
-    found = find(name)
-    return found if found and found.alive else None
-
-
 def log_file(name: str) -> Path:
     """Return the path of a process's log."""
     return state_folder() / f"{name}.log"
 
 
-def announce(name: Name, port: int) -> None:
-    """Record the calling process as the server or the worker."""
-    found = Service(
-        name=name, process=ProcessId.current(), since=datetime.now(UTC), port=port, home=prefect_home(),
-        data_home=data_home(),
-    )  # fmt: skip
-    write_record(record_file(name), found)
+def last_port() -> int | None:
+    """Return the port of the last `up`; None since `down`. While it is set, server and worker should run."""
+    file = state_folder() / "port"
+    return int(file.read_text()) if file.exists() else None
 
 
-def entry_port(name: Name, about: str | None) -> int:
-    """Return the server's port, the option of a process's entry point."""
-    parser = argparse.ArgumentParser(prog=f"python -m flows.deploy.{name}", description=about)
-    parser.add_argument("--port", type=int, default=4200)
-    return int(parser.parse_args().port)
+def processes() -> list[psutil.Process]:
+    """Return the running processes of this deployment: server, worker, flow runs, and all that these have started."""
+    running = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, or is another user's
+            marked = process.environ().get(_MARK) == str(state_folder())
+            # In a container the parent may never reap a zombie.
+            if marked and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                running.append(process)
+    return running
 
 
-def start(name: Name, port: int, home: Path) -> subprocess.Popen[bytes]:
-    """Start a process that outlives the calling process, with its output in a new log file; one old log is kept."""
-    log = log_file(name)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    if log.exists():
-        log.replace(log.with_suffix(".log.1"))
-    with log.open("ab") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", f"flows.deploy.{name}", "--port", str(port)],
-            cwd=ROOT, env=environment(port, home), stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-            start_new_session=True,
-            # A script's background job inherits an ignored SIGINT, with which Prefect's processes could not be stopped.
-            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-        )  # fmt: skip
-
-
-def failed_to_start(name: Name, process: subprocess.Popen[bytes]) -> CpbError:
-    """Return the error for a process that ended or was not ready in time."""
-    code = process.poll()
-    how = f"ended with code {code}" if code is not None else "is not ready in time"
-    return CpbError(
-        f"the Prefect {name} {how}: {last_lines(log_file(name))} (log: {log_file(name)})",
-        code=f"{name}-not-started",
-    )
-
-
-def stop(process: ProcessId, grace_s: float = 30) -> bool:
-    """Stop a process and its children: SIGINT, after `grace_s` SIGTERM, then SIGKILL; return whether it was alive."""
-    try:
-        family = [(first := psutil.Process(process.pid)), *first.children(recursive=True)]
-        if process.is_alive() is not True:
-            return False
-        first.send_signal(signal.SIGINT)
-    except psutil.NoSuchProcess:
-        return False
-    until(lambda: not _running([first]), grace_s)
-    for end in (psutil.Process.terminate, psutil.Process.kill):
-        for member in _running(family):
-            with suppress(psutil.NoSuchProcess):
-                end(member)
-        until(lambda: not _running(family), 5)
-    return True
-
-
-def until(look: Callable[[], T], timeout_s: float) -> T | None:
-    """Return the first truthy result of `look`, which is polled; None on timeout."""
-    waiting = Retrying(
-        retry=retry_if_result(lambda found: not found), stop=stop_after_delay(timeout_s), wait=wait_fixed(_POLL_S),
-        retry_error_callback=lambda _last: None,
-    )  # fmt: skip
-    return waiting(look)
-
-
-def _running(family: list[psutil.Process]) -> list[psutil.Process]:
-    """Return the running processes, without zombies: in a container their parent may never reap them."""
-    found = []
-    for member in family:
-        with suppress(psutil.NoSuchProcess):
-            if member.is_running() and member.status() != psutil.STATUS_ZOMBIE:
-                found.append(member)
-    return found
-
-
-def record_file(name: Name) -> Path:
-    """Return the path of a process's record."""
-    return state_folder() / f"{name}.json"
+def find(name: Name) -> psutil.Process | None:
+    """Return the running server or worker of this deployment."""
+    wanted = _COMMANDS[name]
+    for process in processes():
+        with suppress(psutil.Error):
+            if process.cmdline()[2 : 2 + len(wanted)] == wanted:
+                return process
+    return None
 
 
 @contextmanager
-def client_of(server: Service, timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
-    """Yield a client of this deployment's server.
+def client_of(port: int, timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
+    """Yield a client of this deployment's server, which is the server in use in the block."""
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-    Raises:
-        CpbError: the server cannot be reached, rejects the password, or responds with an error.
-    """
-    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES
-    from prefect.settings import temporary_settings as settings
-
-    chosen = {
-        PREFECT_API_URL: server.api,
-        PREFECT_API_AUTH_STRING: password_file(server.home).read(),
-        PREFECT_CLIENT_MAX_RETRIES: 2,
-    }
-    with settings(chosen), client_of_settings(timeout_s) as client:
+    secret = read_password(password_file())
+    with (
+        temporary_settings({PREFECT_API_URL: api_of(port), PREFECT_API_AUTH_STRING: secret}),
+        client_of_settings(timeout_s) as client,
+    ):
         yield client
 
 
-def flow_runs(client: "SyncPrefectClient", **filters: Any) -> list["FlowRun"]:
-    """Return all flow runs that match the filters of Prefect's client, reading all pages."""
-    found: list[FlowRun] = []
-    while page := client.read_flow_runs(limit=PAGE, offset=len(found), **filters):
-        found += page
-        if len(page) < PAGE:
-            break
-    return found
+def up(port: int | None = None) -> Started:
+    """Start what does not run of server and worker; with a worker, set up the deployments and end earlier runs.
+
+    Args:
+        port: None: the port of the last `up`, else 4200.
+
+    Raises:
+        CpbError: the port is in use, a process does not start, or a running server has a different port.
+    """
+    result = Started(port or last_port() or PORT)
+    with locked(state_folder() / "lock"):
+        if find("server") and result.port != last_port():
+            raise CpbError(
+                f"the server runs on port {last_port()}; stop it with `cpb deploy down` before you choose another",
+                code="already-up", field="port",
+            )  # fmt: skip
+        if find("server") and not _until(lambda: _answers(result.port), _START_S):
+            _stop("server")
+        if not find("server"):
+            check_port("127.0.0.1", result.port)
+            (state_folder() / "port").write_text(str(result.port))
+            _start("server", result, ready=lambda: _answers(result.port))
+        if not find("worker"):
+            with client_of(result.port) as client:
+                _start_worker(client, result)
+    return result
 
 
-def last_lines(path: Path, count: int = 3) -> str:
-    """Return the last lines of a log as a text for an error message."""
-    if not path.exists():
-        return "it wrote nothing"
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 4096))
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    return " / ".join(line.strip() for line in lines[-count:]) or "it wrote nothing"
+def _start_worker(client: "SyncPrefectClient", result: Started) -> None:
+    """Create pool and deployments, end what an earlier worker has left, and start a worker."""
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectAlreadyExists
+
+    with suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+    before = client.read_deployments(limit=PAGE)
+    paused = {d.id for d in before if d.schedules and not any(s.active for s in d.schedules)}
+    _deploy(result.port)  # this makes the schedules anew
+    for deployment in client.read_deployments(limit=PAGE):
+        for schedule in deployment.schedules if deployment.id in paused else ():
+            client.update_deployment_schedule(deployment.id, schedule.id, active=False)
+    _stop("worker")  # its flow runs go on without it
+    result.runs_ended = _end_open_runs(client)
+    result.runs_dropped = _drop_missed_runs(client)
+    begun = datetime.now(UTC)
+
+    def polls() -> bool:
+        workers = client.read_workers_for_work_pool(POOL)
+        return any(w.name == WORKER and (w.last_heartbeat_time or begun) > begun for w in workers)
+
+    _start("worker", result, ready=polls)
+
+
+def _start(name: Name, result: Started, ready: Callable[[], bool]) -> None:
+    """Start a process that outlives the calling process, and wait until it is ready; its log is written anew."""
+    log = log_file(name)
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *_COMMANDS[name], *([str(result.port)] if name == "server" else [])],
+            cwd=ROOT, env=_environment(result.port) | {_MARK: str(state_folder())},
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            # A script's background job inherits an ignored SIGINT, with which Prefect's processes could not be stopped.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+    if not _until(lambda: process.poll() is not None or ready(), _START_S) or process.poll() is not None:
+        last = " / ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
+        raise CpbError(f"the Prefect {name} did not start: {last} (log: {log})", code=f"{name}-not-started")
+    result.started.append(name)
+
+
+def _deploy(port: int) -> None:
+    """Run `prefect deploy --all`: Prefect has no public function that reads prefect.yaml."""
+    clone = ROOT / "prefect.yaml"
+    file = clone if clone.is_file() else Path(__file__).with_name("prefect.yaml")  # of an installed wheel
+    log = log_file("deploy")
+    with log.open("wb") as output:
+        done = subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)],
+            cwd=ROOT, env=_environment(port), check=False, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        )  # fmt: skip
+    if done.returncode:
+        raise CpbError(f"`prefect deploy --all` failed; see {log}", code="deploy-failed")
+
+
+def _environment(port: int) -> dict[str, str]:
+    """Return the environment of server, worker and flow runs, which work in the project's folder: absolute paths."""
+    auth = make_password(password_file())
+    sqlite, uri = "sqlite:///", os.environ.get("MLFLOW_TRACKING_URI", "")
+    place = {"MLFLOW_TRACKING_URI": f"{sqlite}{Path(uri.removeprefix(sqlite)).absolute()}"}
+    return os.environ | (place if uri.startswith(sqlite) else {}) | {
+        "PWD": str(ROOT), "CPB_HOME": str(data_home()), "CPB_DEPLOY_STATE": str(state_folder()),
+        "PREFECT_HOME": str(prefect_home()), "PREFECT_API_URL": api_of(port), "PREFECT_API_AUTH_STRING": auth,
+        "PREFECT_SERVER_API_AUTH_STRING": auth, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(_origins(port)),
+        "PREFECT_SERVER_API_HOST": "127.0.0.1", "PREFECT_SERVER_API_PORT": str(port),
+        # The default storage is memory: after a restart, the slot of a killed holder would stay taken.
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1",
+    }  # fmt: skip
+
+
+def _origins(port: int) -> list[str]:
+    """Return the origins of the server's own page, which calls the API by address even if it was opened by name."""
+    return [f"http://127.0.0.1:{port}", f"http://localhost:{port}"]
+
+
+def _runs(client: "SyncPrefectClient", *states: str) -> list["FlowRun"]:
+    """Return the runs of the pool in these types of state, those that are due first."""
+    from prefect.client.schemas.filters import FlowRunFilter, WorkPoolFilter
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    return client.read_flow_runs(
+        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": states}}}),
+        work_pool_filter=WorkPoolFilter.model_validate({"name": {"any_": [POOL]}}),
+        sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=PAGE,
+    )  # fmt: skip
+
+
+def _open_runs(client: "SyncPrefectClient") -> list["FlowRun"]:
+    """Return the runs that this host's worker has taken and that have not ended."""
+    runs = _runs(client, "RUNNING", "PENDING", "CANCELLING")
+    # A worker names itself in a run a moment after it has taken it.
+    return [run for run in runs if (run.labels or {}).get("prefect.worker.name", WORKER) == WORKER]
+
+
+def _end_open_runs(client: "SyncPrefectClient") -> list[str]:
+    """Mark the open runs and their tasks as Crashed: without a worker nobody reports their end, and they hold slots."""
+    from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
+    from prefect.states import Crashed
+
+    running = TaskRunFilter.model_validate({"state": {"type": {"any_": ["RUNNING", "PENDING"]}}})
+    ended = _open_runs(client)
+    for run in ended:
+        client.set_flow_run_state(run.id, Crashed(message="its worker has ended"), force=True)
+        this = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
+        for task in client.read_task_runs(flow_run_filter=this, task_run_filter=running):
+            client.set_task_run_state(task.id, Crashed(message="its flow run has ended"), force=True)
+    return [run.name for run in ended]
+
+
+def _drop_missed_runs(client: "SyncPrefectClient") -> int:
+    """Delete runs scheduled while no worker was running: a worker would execute all of them in sequence."""
+    now = datetime.now(UTC)
+    scheduled = (run for run in _runs(client, "SCHEDULED") if run.auto_scheduled)
+    missed = [run.id for run in scheduled if run.expected_start_time and run.expected_start_time < now]
+    for run in missed:
+        client.delete_flow_run(run)
+    return len(missed)
+
+
+def down() -> list[Name]:
+    """Cancel the runs, stop worker and server; return which of the two were running."""
+    from prefect.states import Cancelling
+
+    with locked(state_folder() / "lock"):
+        running: list[Name] = [name for name in ("worker", "server") if find(name)]
+        port = last_port()
+        if len(running) == 2 and port:
+            with suppress(CpbError), client_of(port) as client:  # a server that hangs can only be stopped
+                for run in _open_runs(client):
+                    client.set_flow_run_state(run.id, Cancelling())
+                _until(lambda: not _open_runs(client), _GRACE_S)
+        _stop("worker")
+        _stop("server")
+        (state_folder() / "port").unlink(missing_ok=True)
+    return running
+
+
+def _stop(name: Name) -> None:
+    """Interrupt the server, or all processes but the server; kill those that have not ended after a time."""
+    server = find("server")
+    ending = [process for process in processes() if (process == server) == (name == "server")]
+    for number in (signal.SIGINT, signal.SIGKILL):
+        for process in ending:
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        _until(lambda: not set(ending) & set(processes()), _GRACE_S)
+
+
+def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> "FlowRun":
+    """Start a run of a deployment, given by its short or full name; with `watch`, return it after its end.
+
+    Args:
+        parameters: NAME=VALUE each; a value is parsed as JSON if possible, otherwise text.
+
+    Raises:
+        UsageError: the name is not a valid deployment name, or a parameter is not NAME=VALUE or has a wrong value.
+        CpbError: no server is running, or the server does not have the deployment.
+    """
+    full = NAMES.get(name, name)
+    if "/" not in full:
+        raise UsageError(
+            f"deployment {name!r} is unknown: choose from {', '.join(NAMES)} or FLOW/DEPLOYMENT",
+            code="deployment", field="name",
+        )  # fmt: skip
+    values: dict[str, Any] = {}
+    for text in parameters:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise UsageError(f"--param {text!r} is not NAME=VALUE", code="parameter", field="param")
+        values[key] = parse_value(value)
+    if spec := _SPECS.get(full.partition("/")[0]):
+        spec(**values)  # the same validation as on the command line, before a run exists
+        values = with_preset_file(values)  # the worker does not need the file
+    port = last_port()
+    if not (port or server_in_use()):
+        raise CpbError(
+            "no server is running; start it with `cpb deploy up`, or set PREFECT_API_URL to yours",
+            code="not-up",
+        )
+    from prefect.deployments import run_deployment
+    from prefect.exceptions import ObjectNotFound
+
+    with client_of(port) if port else client_of_settings():
+        try:
+            flow_run = run_deployment(full, parameters=values, timeout=None if watch else 0, as_subflow=False)
+        except ObjectNotFound as error:
+            raise CpbError(
+                f"the server has no deployment {full!r}; `cpb deploy status` lists its deployments",
+                code="deployment", field="name",
+            ) from error  # fmt: skip
+    return cast("FlowRun", flow_run)
+
+
+def _answers(port: int) -> bool:
+    """Whether the server responds and accepts the password."""
+    try:
+        with client_of(port, timeout_s=5) as client:
+            client.api_version()
+    except CpbError as error:
+        if error.code == "server-unreachable":
+            return False
+        raise
+    return True
+
+
+def _until(look: Callable[[], Any], timeout_s: float) -> bool:
+    """Return whether a condition, which is polled, holds within a time."""
+    deadline = time.monotonic() + timeout_s
+    while not (holds := bool(look())) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return holds
+
+
+def main() -> None:
+    """Serve Prefect's application until a signal arrives."""
+    port = int(sys.argv[1])
+    os.environ |= _environment(port)  # Prefect reads its settings on import
+    from prefect.server.api.server import create_app
+
+    serve(
+        PREFECT, partial(create_app, final=True), "127.0.0.1", port, lambda url: None, origins=_origins(port)
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,7 @@
 
 Any page in a browser on this machine can reach a local port, but the origin of its requests is visible: a name that was
 rebound to this machine appears in `Host`, another site in `Origin`. Other users and programs on the machine can reach
-the port too, so they need the password unless everything is public.
+the port too, so they need the password unless everything is public. Also the table of the servers, and password files.
 """
 
 import base64
@@ -10,52 +10,134 @@ import hmac
 import ipaddress
 import json
 import re
+import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.datastructures import Headers, MutableHeaders
 
-from flows.ops.listeners import Listener
-from schemas.errors import UsageError
+from schemas.errors import CpbError, UsageError
+from tasks.storage.files import read_private, write_secret
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:/@\[\]]+)(:[0-9]{1,5})?")
+_OWN_PAGE = (
+    # No script, style, font or image from another host, no inline script, no eval, and no framing of this page.
+    # plotly sets styles inline, and saves a figure by drawing it as an image.
+    "default-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; object-src 'none'"
+)
+_OTHERS_PAGE = (
+    # Prefect's and MLflow's pages run inline scripts and eval, and use data: and blob: images. Requests to other hosts
+    # are blocked: Prefect's login page would contact amplitude.com, MLflow's page a telemetry service.
+    "default-src 'self' 'unsafe-inline' 'unsafe-eval' data: blob:; connect-src 'self' data: blob:{sources}; "
+    "base-uri 'self'; form-action 'self'; frame-ancestors {frames}; object-src 'none'"
+)
 
 
 @dataclass(frozen=True)
-class Hosts:
-    """Allowed host names, in addition to loopback and the address at which a request arrived.
+class Listener:
+    """A server of cpb, and the rules of its guard.
 
-    A page of another origin can point its own name to this machine's address (DNS rebinding), and the browser would
-    then let it read the responses. Such a request still has the foreign name as its Host, and is therefore rejected.
-    Only names can be rebound, so addresses are safe. Other names, such as a proxy's, must be allowed explicitly.
+    Args:
+        policy: Content-Security-Policy; `{sources}` is replaced by the listener's other origins.
+        wrong_host: HTTP status of a request for another host; 421 is part of the page's documented API.
     """
 
-    names: frozenset[str]
+    name: str
+    policy: str
+    wrong_host: int = 403
 
-    @classmethod
-    def of(cls, allowed: Iterable[str] = ()) -> "Hosts":
-        """Return the allowed names; raises `UsageError` for an invalid name."""
-        return cls(frozenset({"localhost", *map(_checked, allowed)}))
 
-    def answer_to(self, name: str | None, server: tuple[str, int | None] | None) -> bool:
-        """Whether to accept a request for a host's name (`host_name`) that arrived at `server` (ASGI's)."""
-        if name is None:
-            return False
-        address = _address(name)
+PAGE = Listener("page", _OWN_PAGE, wrong_host=421)
+# MLflow's page shows artifacts in frames.
+UI = Listener("ui", _OTHERS_PAGE.replace("{frames}", "'self'"))
+PREFECT = Listener("prefect", _OTHERS_PAGE.replace("{frames}", "'none'"))
+
+LISTENERS = (PAGE, UI, PREFECT)
+"""Every server that cpb starts. `serve` only accepts these; docs/security.md and the tests use the same table."""
+
+USER = "cpb"
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:/@\[\]]+)(:[0-9]{1,5})?")
+
+
+class Guard:
+    """ASGI middleware that responds 403 or 421 to foreign requests, and 401 without the password.
+
+    Args:
+        hosts: allowed host names, in addition to loopback and the address at which a request arrived.
+        origins: origins of the server's own page, in addition to the Host of a request.
+        auth: `USER:PASSWORD`, which every request must carry as HTTP Basic; empty if the guard asks for none.
+
+    Raises:
+        UsageError: a host name is invalid.
+    """
+
+    def __init__(
+        self, app: "ASGIApp", listener: Listener, hosts: Iterable[str] = (), origins: Sequence[str] = (),
+        auth: str = "",
+    ) -> None:  # fmt: skip
+        self._app, self._listener, self._auth = app, listener, base64.b64encode(auth.encode())
+        self._hosts, self._origins = {"localhost", *map(_checked, hosts)}, tuple(origins)
+        sources = "".join(f" {origin} {origin.replace('http', 'ws', 1)}" for origin in origins)
+        self._headers = {
+            "content-security-policy": listener.policy.replace("{sources}", sources),
+            "x-content-type-options": "nosniff",
+            "x-frame-options": "DENY" if "frame-ancestors 'none'" in listener.policy else "SAMEORIGIN",
+            "referrer-policy": "no-referrer",
+        }
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """Respond to the request, or forward it."""
+
+        async def with_headers(message: "Message") -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(self._headers)
+            await send(message)
+
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif refusal := self._refusal(scope, Headers(scope=scope)):
+            await _answer(scope, with_headers, *refusal)
+        else:
+            await self._app(scope, receive, with_headers)
+
+    def _refusal(self, scope: "Scope", headers: Headers) -> tuple[int, str] | None:
+        """Return status and reason for a request that is not forwarded."""
+        hosts, given = headers.getlist("host"), headers.getlist("authorization")
+        name = host_name(hosts[0]) if len(hosts) == 1 else None
+        if not self._is_this_server(name, scope.get("server")):
+            reason = f"host {name} is not this server's: use its address, or --allowed-hosts"
+            return self._listener.wrong_host, reason
+        # https: behind a proxy with TLS
+        allowed = (f"http://{hosts[0]}", f"https://{hosts[0]}", *self._origins)
+        if not all(origin in allowed for origin in headers.getlist("origin")):
+            return 403, "Origin is another site"
+        kind, _, shown = given[0].partition(" ") if len(given) == 1 else ("", "", "")
+        is_right = kind.lower() == "basic" and hmac.compare_digest(shown.strip().encode(), self._auth)
+        if self._auth and not is_right:
+            return 401, "this server requires its user and password"
+        return None
+
+    def _is_this_server(self, name: str | None, server: tuple[str, int | None] | None) -> bool:
+        """Whether to accept a request for a host that arrived at `server` (ASGI's).
+
+        A page of another origin can point its own name to this machine's address (DNS rebinding), and the browser would
+        then let it read the responses. Such a request has the foreign name as its Host. Addresses cannot be rebound.
+        """
+        address = _address(name or "")
         if address is None:
-            return name in self.names
-        arrived_at = _address(server[0]) if server else None
-        return address.is_loopback or address == arrived_at or name in self.names
+            return name in self._hosts
+        return address.is_loopback or name in self._hosts or bool(server and address == _address(server[0]))
 
 
 def host_name(host: str) -> str | None:
     """Return the name or address in a Host header: in lower case, no port, brackets or final dot; None if malformed."""
-    found = _HOST.fullmatch(host.strip().lower())
-    return found["name"].strip("[]").removesuffix(".") if found else None
+    match = _HOST.fullmatch(host.strip().lower())
+    return match["name"].strip("[]").removesuffix(".") if match else None
 
 
 def _checked(host: str) -> str:
@@ -70,99 +152,50 @@ def _checked(host: str) -> str:
 
 def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        found = ipaddress.ip_address(name)
+        address = ipaddress.ip_address(name)
     except ValueError:
         return None
     # A dual-stack listener sees 192.168.1.5 as ::ffff:192.168.1.5.
-    return getattr(found, "ipv4_mapped", None) or found
+    return getattr(address, "ipv4_mapped", None) or address
 
 
-class Guard:
-    """ASGI middleware that responds 403 or 421 to foreign requests, and 401 without the password.
-
-    Args:
-        hosts: allowed host names, as `Hosts.of` takes them.
-        origins: origins of the server's own page, in addition to the Host of a request.
-        auth: `USER:PASSWORD`, which every request must carry as HTTP Basic; empty if the guard asks for none.
-    """
-
-    def __init__(
-        self, app: "ASGIApp", listener: Listener, hosts: Iterable[str] = (), origins: Sequence[str] = (),
-        auth: str = "",
-    ) -> None:  # fmt: skip
-        self._app, self._listener, self._auth = app, listener, base64.b64encode(auth.encode())
-        self._hosts, self._origins = Hosts.of(hosts), tuple(origins)
-
-    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
-        """Respond to the request, or forward it."""
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-            return
-        headers = Headers(scope=scope)
-        send = self._with_headers(headers.get("host", ""), send)
-        if refusal := self._foreign(scope, headers):
-            await _answer(scope, send, *refusal)
-        elif scope["path"].rstrip("/") in self._listener.hidden_paths:
-            await _answer(scope, send, 404, "not served: this page loads scripts of another site")
-        elif self._auth and not self._has_password(headers):
-            ask = {"www-authenticate": 'Basic realm="cpb", charset="UTF-8"', "cache-control": "no-store"}
-            await _answer(scope, send, 401, "this server requires its user and password", ask)
-        else:
-            await self._app(scope, receive, send)
-
-    def _has_password(self, headers: Headers) -> bool:
-        given = headers.getlist("authorization")
-        kind, _, shown = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        return kind.lower() == "basic" and hmac.compare_digest(shown.strip().encode(), self._auth)
-
-    def _foreign(self, scope: "Scope", headers: Headers) -> tuple[int, str] | None:
-        """Return status and reason for a request with a foreign Host or Origin; None if it is accepted."""
-        hosts = headers.getlist("host")
-        name = host_name(hosts[0]) if len(hosts) == 1 else None
-        if not self._hosts.answer_to(name, scope.get("server")):
-            shown = f"host {name[:100]}" if name else "Host"
-            return (
-                self._listener.wrong_host,
-                f"{shown} is not this server's: use its address, or --allowed-hosts",
-            )
-        own = (f"http://{hosts[0]}", f"https://{hosts[0]}", *self._origins)  # https: behind a proxy with TLS
-        if not all(source in own for source in headers.getlist("origin")):
-            return 403, "Origin is another site"
-        return None
-
-    def _with_headers(self, host: str, send: "Send") -> "Send":
-        """Add the security headers to a response; `host` is only used for accepted requests."""
-
-        async def sending(message: "Message") -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(self._headers(host))
-            await send(message)
-
-        return sending
-
-    def _headers(self, host: str) -> dict[str, str]:
-        policy = self._listener.policy
-        if "{sources}" in policy:
-            # Older browsers do not treat a websocket of the same host as 'self'.
-            hosts = [host] * (host_name(host) is not None) + [o.partition("://")[2] for o in self._origins]
-            sources = [*self._origins, *(f"{kind}://{name}" for name in hosts for kind in ("ws", "wss"))]
-            policy = policy.replace("{sources}", "".join(f" {source}" for source in sources))
-        return {
-            "content-security-policy": policy,
-            "x-content-type-options": "nosniff",
-            "x-frame-options": "DENY" if "frame-ancestors 'none'" in policy else "SAMEORIGIN",
-            "referrer-policy": "no-referrer",
-        }
-
-
-async def _answer(
-    scope: "Scope", send: "Send", status: int, reason: str, more: dict[str, str] | None = None
-) -> None:
+async def _answer(scope: "Scope", send: "Send", status: int, reason: str) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": reason})
         return
     body = json.dumps({"detail": reason}).encode()
-    head = {"content-type": "application/json", "content-length": str(len(body))} | (more or {})
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in head.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
+    head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 401:
+        head += [
+            (b"www-authenticate", b'Basic realm="cpb", charset="UTF-8"'),
+            (b"cache-control", b"no-store"),
+        ]
+    await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
+
+
+def make_password(path: Path) -> str:
+    """Return `USER:PASSWORD` of a file that only its owner can read; create a random password if there is none yet."""
+    if not path.is_symlink() and not path.exists():
+        write_secret(path, f"{USER}:{secrets.token_urlsafe(32)}\n")
+    return read_password(path)
+
+
+def read_password(path: Path) -> str:
+    """Return `USER:PASSWORD`.
+
+    Raises:
+        CpbError: the file does not exist, or other users could have read or written it.
+    """
+    try:
+        text = read_private(path, 1000).strip()
+        why = "" if text.partition(":")[2] else "it contains no password"
+    except OSError as error:
+        why = error.strerror or "it cannot be opened"
+    if why:
+        raise CpbError(
+            f"the password file {path} cannot be used: {why}; run `cpb deploy down`, delete the file if there is one, "
+            "and run `cpb deploy up`, which makes a new one",
+            code="auth-file", field=str(path),
+        )  # fmt: skip
+    return text

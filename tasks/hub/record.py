@@ -58,22 +58,15 @@ def write_record(
             (target / place).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(old / place, target / place)
 
-    stored = chain_path(home, market)
     try:
-        with chain_lock(
-            home, market
-        ):  # completes a pending batch; rows that are appended later have later lines
-            write_bytes(target / CHAIN, stored.read_bytes())
-        chain, before = (Chain.read(folder / CHAIN) or Chain() for folder in (target, old))
-        damage = chain.fault and f"{stored} is damaged ({chain.fault}): see `cpb verify`"
+        chain = _copied_chain(home, market, target / CHAIN)
     except DamagedError as error:
-        damage = str(error)
-    if damage:
-        report(Failure.of(None, "publish", damage))
+        report(Failure.of(None, "publish", str(error)))
         (target / CHAIN).unlink(missing_ok=True)
         for place in filter(is_record_file, sums):
             keep(place)
         return
+    before = Chain.read(old / CHAIN) or Chain()
     for name, record in chain.files.items():
         place = name.removesuffix(_MONTH) + _ROWS
         if before.files.get(name) == record and place in sums and not digest_fault(old / place, sums[place]):
@@ -85,6 +78,17 @@ def write_record(
             report(Failure.of(None, "publish", str(error)))
             keep(place)
     write_bytes(target / VERIFIER, (files("tasks.hub") / "static" / VERIFIER).read_bytes())
+
+
+def _copied_chain(home: Path, market: str, target: Path) -> Chain:
+    """Copy the chain, without a pending batch, and return it; raises `DamagedError` for a damaged one."""
+    stored = chain_path(home, market)
+    with chain_lock(home, market):  # completes a pending batch; rows that are appended later have later lines
+        write_bytes(target, stored.read_bytes())
+    chain = Chain.read(target) or Chain()
+    if chain.fault:
+        raise DamagedError(f"{stored} is damaged ({chain.fault}): see `cpb verify`")
+    return chain
 
 
 def _json_lines(home: Path, market: str, name: str, record: FileRecord) -> bytes:

@@ -33,9 +33,8 @@ log = logging.getLogger("cpb")
 
 def serve(orders: Orders) -> None:
     """Judge the members in each order."""
-    for order in orders:
-        failures = judge_members(Path(order["folder"]), order["names"])
-        orders.answer([failure.model_dump(mode="json") for failure in failures])
+    for folder, names in orders:
+        orders.answer(judge_members(folder, names))
 
 
 def judge_members(folder: Path, names: Sequence[str]) -> list[Failure]:

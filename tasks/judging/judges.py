@@ -24,15 +24,13 @@ _AT_ONCE = 4
 class Judges:
     """A judge per core, started on first use and stopped at the end of the block.
 
-    Args:
-        cores: the cores shared with trainers.
-        label: shown by `ps`: the home whose models are judged.
+    `cores`: the cores shared with trainers.
     """
 
-    def __init__(self, cores: Cores, label: Path) -> None:
+    def __init__(self, cores: Cores) -> None:
         self._cores = cores
         env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._pool = Pool([Resident(JUDGE, str(label), env) for _ in range(cores.number)])
+        self._pool = Pool([Resident(JUDGE, env) for _ in range(cores.number)])
 
     def __enter__(self) -> "Judges":
         return self
@@ -52,7 +50,7 @@ class Judges:
         orders = [tuple(members[i : i + _AT_ONCE]) for i in range(0, len(members), _AT_ONCE)]
         calls = [partial(self._judge_some, shard, some, on_judged) for some in orders]
         failures: list[Failure] = []
-        for found in run_each(calls, len(self._pool)):
+        for found in run_each(calls, self._cores.number):
             if isinstance(found, Exception):
                 raise found
             failures += found
@@ -61,10 +59,10 @@ class Judges:
     def _judge_some(
         self, shard: Path, members: Sequence[TrainedMember], on_judged: Callable[[], None]
     ) -> list[Failure]:
-        order = {"folder": str(shard.absolute()), "names": [member.name for member in members]}
+        order = shard.absolute(), [member.name for member in members]
         try:
             with self._pool.lent() as judge, self._cores.held(1):
-                found = judge.call(order, shard / LOG)
+                failures: list[Failure] = judge.call(order, shard.absolute() / LOG)
         except Died as end:
             if len(members) > 1:  # find the member that caused it
                 log.warning("a judge ended with code %d; its members are judged singly", end.returncode)
@@ -72,7 +70,7 @@ class Judges:
             error = CpbError(
                 f"the process that judges ended with code {end.returncode}: {end.last}", code="judge-died"
             )
-            found = [Failure.of(members[0].model, "evaluate", error).model_dump(mode="json")]
+            failures = [Failure.of(members[0].model, "evaluate", error)]
         for _ in members:
             on_judged()
-        return [Failure.model_validate(one) for one in found]
+        return failures

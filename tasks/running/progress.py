@@ -19,7 +19,6 @@ class Progress:
     done, total: in units, fractions allowed; total 0: not known yet. `done == total` ends it.
     unit: a plural noun, such as `files`.
     facts: further facts, most important first, such as `loss 2.310 / 2.402`.
-    epoch, epoch_line: for a training, the epochs done and a line about the last epoch, used where no bar is drawn.
     """
 
     step: str
@@ -27,33 +26,6 @@ class Progress:
     total: float
     unit: str
     facts: tuple[str, ...] = ()
-    epoch: int = 0
-    epoch_line: str = ""
-
-
-class Pace:
-    """Estimates the remaining time from the pace since the first report. Times in seconds of any single clock."""
-
-    def __init__(self) -> None:
-        self._first = self._latest = (0.0, 0.0)  # done, time
-        self._total = -1.0
-
-    def take(self, done: float, total: float, now: float) -> None:
-        """Record a report; if the total has changed or the work has restarted, the pace restarts."""
-        if total != self._total or (done < self._latest[0] and done <= self._first[0]):
-            self._first, self._total = (done, now), total
-        self._latest = (done, now)
-
-    def taken(self, now: float) -> float:
-        """Return the seconds since the first report."""
-        return now - self._first[1]
-
-    def left(self, now: float) -> float | None:
-        """Return the estimated seconds left, None if unknown."""
-        (began, since), (done, at) = self._first, self._latest
-        if self._total <= 0 or done <= began or at <= since:
-            return None
-        return max((at - since) / (done - began) * (self._total - done) - (now - at), 0.0)
 
 
 class Listener(Protocol):
@@ -84,12 +56,10 @@ def is_heard() -> bool:
     return _listener.get() is not None
 
 
-def tell(
-    step: str, done: float, total: float, unit: str, *facts: str, epoch: int = 0, epoch_line: str = ""
-) -> None:
+def tell(step: str, done: float, total: float, unit: str, *facts: str) -> None:
     """Report the progress of a piece of work; the arguments are those of `Progress`."""
     if listener := _listener.get():
-        listener.progress(Progress(step, done, total, unit, facts, epoch, epoch_line))
+        listener.progress(Progress(step, done, total, unit, facts))
 
 
 def tell_line(text: str) -> None:

@@ -1,87 +1,119 @@
 """Resident child processes: started once, they process order after order, and end with their parent process.
 
 So a trainer imports torch and opens its device only once, a judge imports numpy and matplotlib only once, not for every
-shard. Orders and answers are lines of JSON: on the child's standard input, and on its original standard output (output
-of libraries goes to the order's log). `ProcessPoolExecutor` is not used: there one dead worker fails every call, and a
-single call cannot be ended. The child is `python -m tasks.running.resident MODULE LABEL`, which calls the module's
-`serve(orders)`; it watches its parent from before that module's heavy imports.
+shard. A child is a process of `multiprocessing`'s spawn context that calls a module's `serve(orders)`; orders and
+answers travel through a pipe, output goes to the order's log. `ProcessPoolExecutor` is not used: there one dead worker
+fails every call, and a single call cannot be ended.
 """
 
 import gc
-import json
+import multiprocessing
 import os
-import queue
-import select
-import subprocess
+import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from types import ModuleType
 from typing import IO, Any
 
 from schemas.errors import CpbError
 from tasks.storage.files import open_log
 from tasks.storage.locks import check_interrupted, let_ctrl_c_end_waits, pause
 
-_PARENT = "CPB_CHILD_OF"
 _POLL_S = 0.05
 _TERM_S, _KILL_S = 1.0, 0.6
 """Seconds for a child to end after SIGTERM, and after SIGKILL: Ctrl-C takes 3 s in total."""
 
 _TAIL_BYTES = 1 << 16
-
-Order = dict[str, Any]
+_starting = threading.Lock()
 
 
 class Orders:
-    """The child's side: iterate over the orders, and `answer` each; the process ends with its parent.
+    """The child's side: iterate over the orders, and `answer` each; the iteration ends with the parent."""
 
-    The results of a child with a dead parent are not needed: it must neither hold a device, nor race with the child
-    started when the same command is repeated. The kernel closes the pipe of orders however the parent dies. A process
-    forked by the parent keeps it open: hence the check of the parent's pid, which changes for an orphan.
-    """
-
-    def __init__(self) -> None:
-        self._parent = int(os.environ.pop(_PARENT, "0"))
-        self._answers = os.dup(1)
-        os.dup2(2, 1)
-        self._orders: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        threading.Thread(target=self._read, daemon=True, name="orders").start()
-
-    def _read(self) -> None:
-        half = b""
-        while os.getppid() == self._parent:
-            if select.select([0], [], [], 0.5)[0]:
-                if not (found := os.read(0, 1 << 16)):
-                    break
-                *lines, half = (half + found).split(b"\n")
-                for line in lines:
-                    self._orders.put(line)
-        os._exit(1)
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
 
     @property
     def waiting(self) -> bool:
         """Whether an order has arrived that was not taken yet."""
-        return not self._orders.empty()
+        return self._pipe.poll()
 
-    def __iter__(self) -> Iterator[Order]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield orders as they arrive; further output of the process goes to the order's log."""
         while True:
-            order = json.loads(self._orders.get())
-            if log := order.pop("log", None):
-                with open_log(Path(log)) as file:
+            try:
+                order, log = self._pipe.recv()
+            except EOFError:
+                return
+            if log:
+                with open_log(log) as file:
                     os.dup2(file.fileno(), 1)
                     os.dup2(file.fileno(), 2)
             yield order
 
     def answer(self, value: object = None) -> None:
-        """Report to the parent that the order is done, with its result (JSON)."""
+        """Send the order's result to the parent."""
         sys.stdout.flush()
         sys.stderr.flush()
-        os.write(self._answers, json.dumps(value).encode() + b"\n")  # fits into the pipe: a single write
+        self._pipe.send(value)
+
+
+def _serve(module: str, pipe: Connection, words: Connection) -> None:
+    """Run the child; a fatal error is its last output line."""
+    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
+    os.dup2(words.fileno(), 1)
+    os.dup2(words.fileno(), 2)
+    gc.set_threshold(5000)  # as in the command line: imports take less time
+    try:
+        import_module(module).serve(Orders(pipe))
+    except (CpbError, ValueError) as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+def _end_with_parent(pid: int) -> None:
+    """End this process with its parent: nobody needs its results, and it must not hold a device.
+
+    The sentinel tells of a parent that died before this call, the parent's pid of one whose forked child keeps the
+    sentinel open.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while os.getppid() == pid and not wait([parent.sentinel], 0.5):
+        pass
+    os._exit(1)
+
+
+@contextmanager
+def _start_of_child(env: Mapping[str, str]) -> Iterator[None]:
+    """Let a child that is started in the block inherit `env`, ignore Ctrl-C, and not import the main module.
+
+    The C library and OpenMP read their variables when a process starts. The main module of a Prefect worker takes
+    seconds to import.
+    """
+    with _starting:
+        resource_tracker.ensure_running()  # its first start would let Ctrl-C through again
+        before, main = {name: os.environ.get(name) for name in env}, sys.modules["__main__"]
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        os.environ.update(env)
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 class Died(Exception):
@@ -95,36 +127,34 @@ class Died(Exception):
 class Resident:
     """A child that runs a module's `serve`, started by `start` or its first order, and again after its death.
 
-    Args:
-        label: shown by `ps`, to identify the parent.
-        env: added to this process's environment.
-        fds: descriptors that the child inherits.
+    `env`: added to this process's environment.
     """
 
-    def __init__(self, module: str, label: str, env: Mapping[str, str], fds: Sequence[int] = ()) -> None:
-        self.module = module
-        self._command = [sys.executable, "-m", "tasks.running.resident", module, label]
-        self._env, self._fds = env, tuple(fds)
-        self._process: subprocess.Popen[bytes] | None = None
-        self._words: IO[bytes] | None = None
+    def __init__(self, module: str, env: Mapping[str, str]) -> None:
+        self.module, self.env = module, env
+        self._process: SpawnProcess | None = None
+        self._pipe: Connection
+        self._words: IO[bytes]
 
     @property
     def is_running(self) -> bool:
         """Whether the child was started and has not ended."""
-        return self._process is not None and self._process.poll() is None
+        return self._process is not None and self._process.is_alive()
 
     def start(self) -> None:
         """Start the child unless it is running."""
         if self.is_running:
             return
         self.stop()
-        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - output before the first order; closed by `stop`
-        self._process = subprocess.Popen(
-            self._command, env=os.environ | self._env | {_PARENT: str(os.getpid())}, pass_fds=self._fds,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words, start_new_session=True,
-        )  # fmt: skip
+        context = multiprocessing.get_context("spawn")
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `stop`
+        self._pipe, theirs = context.Pipe()
+        words = Connection(os.dup(self._words.fileno()), readable=False)
+        with theirs, words, _start_of_child(self.env):
+            self._process = context.Process(target=_serve, args=(self.module, theirs, words), daemon=True)
+            self._process.start()
 
-    def call(self, order: Order, log: Path | None = None, each: Callable[[], None] = lambda: None) -> Any:
+    def call(self, order: object, log: Path | None = None, each: Callable[[], None] = lambda: None) -> Any:
         """Send an order and return the answer.
 
         Args:
@@ -139,39 +169,27 @@ class Resident:
         if log:
             with open_log(log) as file:
                 begin = os.fstat(file.fileno()).st_size
-            order = order | {"log": str(log.absolute())}
         self.start()
         process = self._process
         assert process is not None
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
             with suppress(BrokenPipeError):  # it has ended: reading the answer reports that
-                process.stdin.write(json.dumps(order).encode() + b"\n")
-                process.stdin.flush()
-            ready = select.poll()  # not `select.select`, which is limited to descriptors below 1024
-            ready.register(process.stdout, select.POLLIN)
-            while not ready.poll(_POLL_S * 1000):
+                self._pipe.send((order, log))
+            while not self._pipe.poll(_POLL_S):
                 check_interrupted()
                 each()
-            if line := process.stdout.readline():
+            with suppress(EOFError, ConnectionResetError):
+                answer = self._pipe.recv()
                 each()
-                return json.loads(line)
+                return answer
         except BaseException:
             self.stop()
             raise
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_TERM_S)
-        end = Died(process.poll() or 0, self._last_words(log, begin))
+        process.join(_TERM_S)
+        last = (log and _last_line(log.open("rb"), begin)) or _last_line(self._words, 0) or "it wrote nothing"
+        end = Died(process.exitcode or 0, last)
         self.stop()
         raise end
-
-    def _last_words(self, log: Path | None, begin: int) -> str:
-        """Return the child's last output line since the order, or else since its start."""
-        if log and (found := _last_line(log.open("rb"), begin)):
-            return found
-        assert self._words is not None
-        return _last_line(self._words, 0) or "it wrote nothing"
 
     def stop(self) -> None:
         """End the child: first by SIGTERM, which keeps its last checkpoint, then by SIGKILL."""
@@ -179,16 +197,11 @@ class Resident:
         if process is None:
             return
         for end, seconds in ((process.terminate, _TERM_S), (process.kill, _KILL_S)):
-            if process.poll() is not None:
-                break
             end()
             # Never wait without timeout: a process that survives SIGKILL hangs in a driver and keeps its device lock.
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(seconds)
-        for pipe in (process.stdin, process.stdout, self._words):
-            assert pipe is not None
-            with suppress(BrokenPipeError):
-                pipe.close()
+            process.join(seconds)
+        self._pipe.close()
+        self._words.close()
 
 
 def _last_line(file: IO[bytes], begin: int) -> str:
@@ -226,54 +239,30 @@ class Pool:
     """Children of one kind, each lent to one caller at a time; running children are lent first."""
 
     def __init__(self, residents: Sequence[Resident]) -> None:
-        self._all = tuple(residents)
+        self.residents = tuple(residents)
         self._idle = list(residents)
         self._lock = threading.Lock()
         let_ctrl_c_end_waits()
 
-    def __len__(self) -> int:
-        """Return the number of children."""
-        return len(self._all)
-
-    def start(self) -> None:
-        """Start all children, in the background."""
-        for one in self._all:
-            one.start()
-
     @contextmanager
-    def lent(self, usable: Callable[[Resident], bool] = lambda one: True) -> Iterator[Resident]:
-        """Yield an idle child that is `usable`, waiting for it; an interrupt ends the wait."""
-        while (one := self._take(usable)) is None:
+    def lent(self) -> Iterator[Resident]:
+        """Yield an idle child, waiting for it; an interrupt ends the wait."""
+        while (resident := self._take()) is None:
             pause(_POLL_S)
         try:
-            yield one
+            yield resident
         finally:
             with self._lock:
-                self._idle.append(one)
+                self._idle.append(resident)
 
-    def _take(self, usable: Callable[[Resident], bool]) -> Resident | None:
+    def _take(self) -> Resident | None:
         with self._lock:
-            for one in sorted(self._idle, key=lambda one: not one.is_running):
-                if usable(one):
-                    self._idle.remove(one)
-                    return one
-        return None
+            resident = min(self._idle, key=lambda idle: not idle.is_running, default=None)
+            if resident:
+                self._idle.remove(resident)
+            return resident
 
     def stop(self) -> None:
         """End all children."""
-        for one in self._all:
-            one.stop()
-
-
-def main() -> None:
-    """Run the child; a fatal error is its last output line."""
-    gc.set_threshold(5000)  # as in the command line: imports take less time
-    orders = Orders()
-    try:
-        import_module(sys.argv[1]).serve(orders)
-    except (CpbError, ValueError) as error:
-        sys.exit(f"{type(error).__name__}: {error}")
-
-
-if __name__ == "__main__":
-    main()
+        for resident in self.residents:
+            resident.stop()

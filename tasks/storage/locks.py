@@ -1,9 +1,6 @@
-"""Exclusive access, and waits for it: locks of one machine, leases between machines, waits that Ctrl-C can end.
+"""Exclusive access on one machine, and waits for it that Ctrl-C can end.
 
-A lock is a file with `flock`, which the kernel always releases when the holder dies. Between machines a server must
-grant a lease, and revoke it from a holder that is gone: the orchestrator's server, used by all machines. This package
-does not import an orchestrator: `use` receives a function that returns leases. A holder that could not renew in time
-must stop writing (`check_held`).
+A lock is a file with `flock`, which the kernel always releases when the holder dies.
 
 Python raises `KeyboardInterrupt` only in the main thread. The other threads poll: a call started by
 `tasks.running.parallel.run_each` has a stop event in its context, which `pause` and `check_interrupted` check.
@@ -18,11 +15,11 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO
 
 from schemas.errors import BusyError, CpbError
 
@@ -37,25 +34,19 @@ _OPEN_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 @contextmanager
-def locked(
-    path: Path, *, shared: bool = False, wait: bool = True, everyone: bool = False
-) -> Iterator[IO[bytes]]:
+def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[IO[bytes]]:
     """Hold the lock file at `path`, created if missing; yields the open file.
-
-    The lock ends when every copy of the file's descriptor is closed: a child process that inherits the descriptor
-    holds the lock too.
 
     Args:
         shared: allow several shared holders at once, but no exclusive holder.
         wait: False to fail at once if another process (or thread) holds it.
-        everyone: let other users of the machine take the lock too (for files named by `machine_lock`).
 
     Raises:
         BusyError: it is held, with `wait=False`.
         CpbError: the file cannot be opened, or is a link.
     """
     while True:
-        with open_lock(path, everyone) as file:
+        with open_lock(path) as file:
             acquire(file, shared=shared, wait=wait)
             if not _still_at(path, file):  # deleted during the wait: other processes lock the new file
                 continue
@@ -79,11 +70,6 @@ def acquire(file: IO[bytes], *, shared: bool = False, wait: bool = True) -> None
         pause(_POLL_S)
 
 
-def release(file: IO[bytes]) -> None:
-    """Release the lock of an open lock file, which stays open, for all processes that inherited its descriptor."""
-    fcntl.flock(file, fcntl.LOCK_UN)
-
-
 def is_locked(path: Path) -> bool:
     """Whether a process holds the lock exclusively now; False if there is no lock file.
 
@@ -98,11 +84,19 @@ def is_locked(path: Path) -> bool:
         return True
 
 
-def open_lock(path: Path, everyone: bool = False) -> IO[bytes]:
+def open_lock(path: Path) -> IO[bytes]:
     """Open a lock file for locking, never through a symbolic link, and not inherited by child processes."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return _open_regular(path, everyone)
+        try:
+            handle, mode = os.open(path, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o644), "r+b"
+        except OSError as error:  # another user's file: reading is enough for a lock, except on NFS
+            if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+                raise
+            handle, mode = os.open(path, os.O_RDONLY | _OPEN_FLAGS), "rb"
+        status = os.fstat(handle)
+        if path.parent == SHARED_FOLDER and status.st_uid == os.getuid():
+            os.fchmod(handle, 0o644)  # regardless of the umask: other users lock it too
     except OSError as error:
         raise CpbError(
             f"the lock file {path} cannot be opened ({error.strerror}); remove it if it is not cpb's, "
@@ -110,13 +104,17 @@ def open_lock(path: Path, everyone: bool = False) -> IO[bytes]:
             code="lock",
             field=str(path),
         ) from error
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        raise CpbError(f"the lock file {path} is not a regular file; remove it", code="lock", field=str(path))
+    return os.fdopen(handle, mode)
 
 
 def machine_lock(name: str) -> Path:
     """Return a lock file shared by all users of this machine; if that is impossible, this user's own."""
     path = SHARED_FOLDER / name
     try:
-        open_lock(path, everyone=True).close()
+        open_lock(path).close()
     except CpbError as error:
         log.warning("%s; until then the lock %s covers only this user's processes", error, name)
         return temporary_lock(name)
@@ -137,31 +135,6 @@ def temporary_lock(name: str) -> Path:
     return folder / name
 
 
-def _open_regular(path: Path, everyone: bool) -> IO[bytes]:
-    handle, how = _open_or_create(path)
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(handle)
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    if everyone and status.st_uid == os.getuid():
-        os.fchmod(handle, 0o644)  # regardless of the umask: read access is enough to lock
-    return os.fdopen(handle, how)
-
-
-def _open_or_create(path: Path) -> tuple[int, str]:
-    """Return a descriptor and its Python mode."""
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | _OPEN_FLAGS, 0o644), "r+b"
-    except OSError as error:  # O_CREAT is refused on other users' files in /tmp
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS) or not path.exists():
-            raise
-    for _ in range(4):
-        with suppress(PermissionError):
-            return os.open(path, os.O_RDONLY | _OPEN_FLAGS), "rb"  # enough for a lock, except on NFS
-        pause(_POLL_S)  # its creator may be about to set its permissions
-    return os.open(path, os.O_RDONLY | _OPEN_FLAGS), "rb"
-
-
 def _still_at(path: Path, file: IO[bytes]) -> bool:
     try:
         now = path.lstat()
@@ -169,56 +142,6 @@ def _still_at(path: Path, file: IO[bytes]) -> bool:
         return False
     mine = os.fstat(file.fileno())
     return (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino)
-
-
-class Lease(Protocol):
-    """A lease that expires by itself."""
-
-    name: str
-
-    def check(self) -> None:
-        """Raise `CpbError` (code `lease-lost`) if another machine may hold it now."""
-
-
-Grantor = Callable[[str], AbstractContextManager[Lease] | None]
-"""Returns a context manager that waits for and holds the named lease; None without a server."""
-
-_grantor: Grantor | None = None
-_held: ContextVar[tuple[Lease, ...]] = ContextVar("cpb_leases", default=())
-
-
-def use(grantor: Grantor | None) -> None:
-    """Set the function by which this process gets leases."""
-    global _grantor
-    _grantor = grantor
-
-
-@contextmanager
-def leased(name: str) -> Iterator[bool]:
-    """Hold the named lease; yields whether it excludes other machines. Re-entrant within the same context.
-
-    Raises:
-        CpbError: the lease server cannot be reached, or the lease was lost (from `check_held`).
-    """
-    if any(lease.name == name for lease in _held.get()):
-        yield True
-        return
-    hold = _grantor(name) if _grantor else None
-    if hold is None:
-        yield False
-        return
-    with hold as lease:
-        token = _held.set((*_held.get(), lease))
-        try:
-            yield True
-        finally:
-            _held.reset(token)
-
-
-def check_held() -> None:
-    """Raise `CpbError` if a lease held by the caller was lost; call it before each write."""
-    for lease in _held.get():
-        lease.check()
 
 
 _stop: ContextVar[threading.Event | None] = ContextVar("cpb_stop", default=None)

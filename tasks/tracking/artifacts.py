@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError, DamagedError
 from schemas.scope import home as home_folder
+from tasks.storage.digests import file_digest
 from tasks.storage.files import final_path, new_folder
 from tasks.storage.model_folder import FILES, damage_of, file_digests
 from tasks.storage.urls import local_path
 from tasks.tracking.connection import Store
 from tasks.tracking.database import store_errors
-from tasks.tracking.flavour import LOADED, damaged
 from tasks.tracking.tags import MLFLOW_FILES, digests_of
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 COPIES = "champions"
 """Folder below the home for champions fetched from a tracking server."""
+LOADED = "registered_model_meta"
+"""Written by MLflow into a local registered model's folder when it loads the model."""
 _COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
 
 
@@ -63,6 +65,11 @@ def digests_to_log(folder: Path, expected: "Mapping[str, str]") -> dict[str, str
             field=str(folder / changed[0]),
         )
     return found
+
+
+def damaged(folder: Path, digests: "Mapping[str, str]") -> list[str]:
+    """Return the names of recorded files that are missing or damaged in a folder."""
+    return [n for n, d in digests.items() if not (folder / n).is_file() or file_digest(folder / n) != d]
 
 
 def mend_files(store: Store, run: "Run", folder: Path) -> bool:

@@ -22,9 +22,9 @@ from tasks.storage.urls import local_path
 from tasks.tracking.artifacts import logged_names, old_copies, unlogged_file
 from tasks.tracking.connection import Store, alone, search_lazily
 from tasks.tracking.database import is_server
-from tasks.tracking.logged_models import delete_models, models_of
 from tasks.tracking.mlflow_private import delete_runs_for_good
 from tasks.tracking.mlflow_store import open_store, reconcile
+from tasks.tracking.model import delete_models, models_of
 from tasks.tracking.tags import FLEET, FLOW, KEEP, KEY, KIND, MEMBER, PARENT, PRUNED, market_of
 from tasks.tracking.versions import all_versions, full_name, registered_models, series_of
 

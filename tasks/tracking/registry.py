@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
-from tasks.storage.model_folder import damage_of, read_config
+from tasks.storage.model_folder import read_config
 from tasks.tracking.artifacts import model_folder
 from tasks.tracking.connection import Store, find_run, find_runs
-from tasks.tracking.flavour import add_flavour
-from tasks.tracking.logged_models import link_version
 from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.model import link_version, make_mlflow_model
 from tasks.tracking.records import tag_texts
 from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, SELECTED, digests_of, series_tags
 from tasks.tracking.versions import (
@@ -119,7 +118,7 @@ def register(
 ) -> "ModelVersion":
     """Register a member run as a version of a series' model, without an alias, and return the version.
 
-    The version is an MLflow model (`add_flavour`). A run that already has a version keeps it, with updated tags.
+    The version is an MLflow model (`make_mlflow_model`). A run that already has a version keeps it, with updated tags.
     `metrics` are this series' own, stored with the version: a universal member serves many series.
 
     Raises:
@@ -144,7 +143,7 @@ def register(
             series.registered, source, run_id, tags=known, await_creation_for=0
         )
         link_version(store, mine)
-    _make_mlflow_model(store, run, mine, digests, series.timeframe)
+    make_mlflow_model(store, run)
     return mine
 
 
@@ -198,16 +197,6 @@ def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | 
         tags=tags,
         damage=damage,
     )
-
-
-def _make_mlflow_model(
-    store: Store, run: "Run", version: "ModelVersion", digests: Mapping[str, str], timeframe: str
-) -> None:
-    folder, damage = model_folder(store, version, digests)
-    made = add_flavour(store, run, version.source or "", folder, timeframe)
-    if not made:
-        why = damage or damage_of(folder, {}) or f"{folder} holds an MLmodel that cpb did not write"
-        log.warning("%s/%s is not an MLflow model: %s", version.name, version.version, why)
 
 
 def _check_run(run: "Run", series: SeriesId) -> None:

@@ -16,8 +16,8 @@ from schemas.identity import SPOT
 from tasks.storage.processes import ProcessId
 from tasks.tracking.artifacts import digests_to_log, mend_files
 from tasks.tracking.connection import Store, alone, search
-from tasks.tracking.logged_models import FIGURES, delete_models, open_model
 from tasks.tracking.mlflow_store import open_store, reconcile
+from tasks.tracking.model import FIGURES, delete_models, open_model
 from tasks.tracking.records import (
     MemberRecord,
     OpenRun,

@@ -1,9 +1,9 @@
 """Names of the tags that cpb writes on runs, registered models and versions, and functions that read them."""
 
 import json
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from schemas.identity import MARKETS, SPOT, SeriesId
 
@@ -32,7 +32,7 @@ SOURCE_KIND, REAL, SIMULATED = "source_kind", "real", "simulated"
 FILES = "files"
 """JSON: the sha256 of each file of a model's folder."""
 MLFLOW_FILES = "mlflow_files"
-"""JSON, on a member's run: the sha256 of each file that makes its folder an MLflow model (`flavour.py`)."""
+"""JSON, on a member's run: the sha256 of each file that makes its folder an MLflow model (`model.py`)."""
 RECIPE = "cpb.recipe"
 """Of a version: architecture, preset and the digest of its options, `har/default/3f9a12c0d4e5`."""
 SELECTED = "cpb.selected_on"
@@ -44,8 +44,6 @@ PRUNED = "cpb.pruned"
 PROCESS = "cpb.process"
 """The process that opened a run."""
 
-Key = TypeVar("Key", bound=Hashable)
-Model = TypeVar("Model")
 Age = tuple[str, str]
 """End of a model's candles, then start of its run: ISO 8601 in UTC, so that texts sort like times."""
 
@@ -74,15 +72,6 @@ def digests_of(tags: Mapping[str, str], key: str = FILES) -> dict[str, str]:
     except ValueError:
         return {}
     return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
-
-
-def newest_of(models: Iterable[tuple[Key, Age, Model]]) -> dict[Key, Model]:
-    """Return for each key the model trained on the newest candles; of several, the last trained."""
-    found: dict[Key, tuple[Age, Model]] = {}
-    for key, age, model in models:
-        if key not in found or age > found[key][0]:
-            found[key] = age, model
-    return {key: model for key, (_, model) in found.items()}
 
 
 def age_of(run: "Run") -> Age:

@@ -118,7 +118,7 @@ def gpu_held(gpus: tuple[str, ...], poll_s: float = 0.5) -> Iterator[None]:
         while paths:
             for path in paths:
                 with suppress(BusyError):
-                    stack.enter_context(locked(path, wait=False, everyone=True))
+                    stack.enter_context(locked(path, wait=False))
                     paths = []
                     break
             else:
@@ -127,6 +127,20 @@ def gpu_held(gpus: tuple[str, ...], poll_s: float = 0.5) -> Iterator[None]:
                     reported = True
                 pause(poll_s)
         yield
+
+
+@contextmanager
+def gpu_locked() -> Iterator[bool]:
+    """Lock this trainer's GPU during the block unless another training holds it; yields whether it is this one's."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
+    with ExitStack() as stack:
+        is_free = True
+        try:
+            if gpu:  # else a trainer on a CPU
+                stack.enter_context(locked(machine_lock(f"cpb-{gpu}.lock"), wait=False))
+        except BusyError:
+            is_free = False
+        yield is_free
 
 
 @dataclass(frozen=True)

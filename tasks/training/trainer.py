@@ -1,8 +1,9 @@
 """The resident process (`tasks.running.resident`) that trains shards and predicts the spans to be judged.
 
-An order contains a shard's folder: the trainer reads `job.json`, writes a folder per member, and then the record of the
-result; a checkpoint per epoch lets a killed process be continued with bit-identical results. An error ends the process:
-a device is not reliable after an error, and the last output line states the cause. Does not import Prefect or MLflow.
+An order is a shard's folder, and why its kernels are not used, if so: the trainer reads `job.json`, writes a folder per
+member, and then the record of the result; a checkpoint per epoch lets a killed process be continued with bit-identical
+results. An error ends the process: a device is not reliable after an error, and the last output line states the cause.
+Does not import Prefect or MLflow.
 
 A job with `seeds` = E trains every member E times, together; the copies' quantiles are averaged, and the average is the
 registered model. A universal architecture learns all series of a timeframe (and fold) in one model.
@@ -53,6 +54,7 @@ from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
 from tasks.storage.records import write_npz, write_record
+from tasks.training.devices import gpu_locked
 from tasks.training.files import (
     CHECKPOINTS,
     EPOCHS,
@@ -64,7 +66,7 @@ from tasks.training.files import (
     read_job,
 )
 from tasks.training.plan import job_key
-from tasks.training.progress import EpochReports, ProgressFile, plain
+from tasks.training.progress import EpochCosts, ProgressFile, plain
 
 log = logging.getLogger("cpb")
 
@@ -192,21 +194,27 @@ _MEMBERS_AT_ONCE = 8
 
 
 def serve(orders: Orders) -> None:
-    """Open the device, then train the ordered shards one after another."""
+    """Open the device, then train the ordered shards one after another; the answer is whether the device was free."""
     torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
     if torch.cuda.is_available():
         torch.cuda.init()
         compile_kernels(json.loads(os.environ.get(KERNELS) or "{}"), orders)
         forget_peaks()  # a trainer that waits for a busy GPU keeps no memory of it
-    for order in orders:
-        forget_peaks()
-        try:
-            train_once(Path(order["folder"]), order.get("kernels_off", ""))
-        except Exception as error:
-            if _gpu_is_lost():
-                raise CpbError(f"{GPU_LOST}: {' '.join(str(error).split())[:200]}") from error
-            raise
-        orders.answer()
+    for folder, without_kernels in orders:
+        with gpu_locked() as is_free:
+            if is_free:
+                forget_peaks()
+                _train_on_device(folder, without_kernels)
+        orders.answer(is_free)
+
+
+def _train_on_device(folder: Path, without_kernels: str) -> None:
+    try:
+        train_once(folder, without_kernels)
+    except Exception as error:
+        if _gpu_is_lost():
+            raise CpbError(f"{GPU_LOST}: {' '.join(str(error).split())[:200]}") from error
+        raise
 
 
 def _gpu_is_lost() -> bool:
@@ -270,7 +278,7 @@ def train_job(folder: Path, kernels_off: str = "") -> ShardResult:
         raise CpbError(
             f"no series of this shard can be trained; the first: {failures[0].reason}", code="empty-fleet"
         )
-    started, epochs = time.perf_counter(), EpochReports(folder / EPOCHS)
+    started, epochs = time.perf_counter(), EpochCosts(folder / EPOCHS)
 
     def on_epoch(record: cpbmodels.EpochRecord) -> None:
         epochs.add(record)
@@ -295,7 +303,7 @@ def train_job(folder: Path, kernels_off: str = "") -> ShardResult:
             failures=tuple(failures),
             train_seconds=time.perf_counter() - started,
             work=work(),
-            epochs=tuple(epochs.costs()),
+            epochs=tuple(epochs.read()),
         )
     write_record(folder / RESULT, result, of=folder.name)
     (folder / EPOCHS).unlink(missing_ok=True)  # the result contains them

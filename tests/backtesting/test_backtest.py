@@ -12,13 +12,13 @@ from known_markets import A, B, H
 
 from cpbmodels.data.series import Prediction
 from schemas.handover import Failure
-from schemas.identity import ModelId, SeriesId
+from schemas.identity import ModelId
 from tasks.backtesting import output
 from tasks.backtesting.folds import load_folds, plan_bounds
 from tasks.backtesting.judge import TOO_SHORT, as_json, judge_models
 from tasks.backtesting.models import Baseline
 from tasks.figures.judged import COLUMN_TITLES
-from tasks.judging import baselines, pictures, table
+from tasks.judging import baselines, table
 from tasks.judging.fitted import robust_har
 
 REFERENCE = Baseline("reference", baselines.ewma_walk)
@@ -261,17 +261,6 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     assert pl.read_parquet(path).equals(frame)
 
 
-def test_rows_of_another_market_lie_apart(loaded, tmp_path):
-    future = SeriesId("um", "AUSDT", "1h")
-    one = replace(loaded[0], record=loaded[0].record.model_copy(update={"series": future}))
-    forecasts = REFERENCE.forecast(one)
-    forecasts = replace(forecasts, candle=forecasts.quantiles[..., [9, 9, 9, 9]])
-    spot, um = (output.write_rows(tmp_path, x, forecasts, "har") for x in (loaded[0], one))
-    assert spot != um
-    assert "um" in um.relative_to(tmp_path).as_posix()
-    assert set(pl.read_parquet(um)["symbol"]) == {"AUSDT"}
-
-
 def test_the_report_names_verdicts_and_draws_four_figures_a_timeframe(result, tmp_path):
     output.write_report(tmp_path / "r.html", "A <title>", result, notes=["A & B"])
     text = (tmp_path / "r.html").read_text()
@@ -295,13 +284,3 @@ def test_the_table_is_ordered_and_round_trips_as_csv(result):
     assert lines[0] == ",".join(table.COLUMNS)
     assert len(lines) == 3
     assert len(table.member_rows(result.members)) == 4
-
-
-def test_the_loss_of_a_single_epoch_is_a_dot_one_can_see():
-    shown = [
-        line.get_marker()
-        for line in pictures.loss_figure([{"train_loss": 1.0, "val_loss": 1.1}]).axes[0].lines
-    ]
-    assert shown == ["o", "o"]
-    two = pictures.loss_figure([{"train_loss": 1.0, "val_loss": 1.1}] * 2)
-    assert two.axes[0].lines[0].get_marker() == "None"

@@ -27,7 +27,7 @@ class InProcess:
             then(index, one)
         return found
 
-    def _train(self, job, root, executor, timeout_s, told):
+    def _train(self, job, root, engine, timeout_s, told):
         folder = prepare(root, job)
         if not (folder / "result.json").exists():
             train_job(folder)

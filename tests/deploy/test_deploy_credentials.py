@@ -4,34 +4,34 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from flows.prefect_server import password_file
+from flows.ops.guard import make_password, read_password
 from schemas.errors import CpbError
 
 
 def test_one_password_is_made_for_its_owner_alone_and_kept(tmp_path):
     old = os.umask(0)  # the widest: the mode must not depend on it
     try:
-        home = tmp_path / "prefect"
-        first = password_file(home).make()
+        path = tmp_path / "prefect" / "auth"
+        first = make_password(path)
     finally:
         os.umask(old)
-    assert password_file(home).make() == password_file(home).read() == first
-    assert stat.S_IMODE(password_file(home).path.stat().st_mode) == 0o600
-    assert [path.name for path in home.iterdir()] == ["cpb-api-auth"]
-    assert password_file(tmp_path / "other").make() != first
+    assert make_password(path) == read_password(path) == first
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [file.name for file in path.parent.iterdir()] == ["auth"]
+    assert make_password(tmp_path / "other") != first
 
 
 def test_of_processes_that_start_at_once_all_use_the_same(tmp_path):
     with ThreadPoolExecutor(16) as pool:
-        made = set(pool.map(lambda _: password_file(tmp_path).make(), range(64)))
+        made = set(pool.map(lambda _: make_password(tmp_path / "auth"), range(64)))
     assert len(made) == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["cpb-api-auth"]
+    assert [path.name for path in tmp_path.iterdir()] == ["auth"]
 
 
 @pytest.mark.parametrize("damage", ["readable", "link", "empty", "folder"])
 def test_a_file_that_others_may_know_is_not_used(tmp_path, damage):
-    password_file(tmp_path).make()
-    path = password_file(tmp_path).path
+    path = tmp_path / "auth"
+    make_password(path)
     if damage == "readable":
         path.chmod(0o640)
     elif damage == "link":
@@ -42,13 +42,12 @@ def test_a_file_that_others_may_know_is_not_used(tmp_path, damage):
     else:
         path.unlink()
         path.mkdir(mode=0o700)
-    for use in (password_file(tmp_path).make, password_file(tmp_path).read):
-        with pytest.raises(CpbError) as error:
-            use()
-        assert (error.value.code, error.value.field) == ("auth-file-unsafe", str(path))
+    for use in (make_password, read_password):
+        with pytest.raises(CpbError, match="`cpb deploy up`, which makes a new one") as error:
+            use(path)
+        assert (error.value.code, error.value.field) == ("auth-file", str(path))
 
 
-def test_without_a_file_the_sentence_says_what_makes_one(tmp_path):
-    with pytest.raises(CpbError) as error:
-        password_file(tmp_path).read()
-    assert error.value.code == "no-auth-file"
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(CpbError, match="No such file"):
+        read_password(tmp_path / "auth")

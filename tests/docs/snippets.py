@@ -14,10 +14,12 @@ PAGES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
-RUN = ("sh", "console", "python", "toml", "json", "yaml")
-"""Kinds of block that a test executes: `console` is commands behind `$` with what they print."""
+EXECUTED = ("python", "toml", "json", "yaml")
+"""Kinds of block that a test executes."""
+SHELL = ("sh", "console")
+"""Kinds whose commands a test reads: `console` is commands behind `$` with what they print."""
 SHOWN = ("text",)
-"""Kinds that show output or a drawing and are executed by nobody."""
+"""Kinds that show output or a drawing."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ def cpb_commands() -> list[tuple[str, list[str]]]:
         inline = re.findall(r"`(?:\.venv/bin/)?(cpb [^`\n]+)`", prose(path))
         found += [(path.relative_to(ROOT).as_posix(), line) for line in inline]
     for block in blocks():
-        if block.kind in ("sh", "console"):
+        if block.kind in SHELL:
             lines = script(block).replace("\\\n", " ").splitlines()
             hits = [re.search(r"(?:^|[\s/;&(])(cpb [a-z].*)", line) for line in lines]
             found += [(block.place, hit[1]) for hit in hits if hit]

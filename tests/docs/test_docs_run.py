@@ -1,27 +1,38 @@
-"""Every command and snippet of README and documents is executed; what stands in for what is said in `world.py`,
-`stand_ins/sitecustomize.py` and below. A block that no table knows fails.
+"""Python, TOML, JSON and YAML of README and documents are executed, page by page, where a reader has trained models.
+
+Shell commands are checked by reading: `test_docs_written.py`.
 """
 
 import io
 import json
-import re
+import os
+import shutil
+import subprocess
+import sys
 import tomllib
 from contextlib import redirect_stdout
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import mlflow
+import polars as pl
 import pytest
 import yaml
-from snippets import ROOT, blocks, script
-from world import RECORDED, SUBSTITUTES, world
+from fake_hub import TOKEN, fake_hub
+from snippets import EXECUTED, ROOT, blocks
 
-BLOCKS = [block for block in blocks() if block.kind != "text"]
-BY_PAGE = {
-    page: [block for block in BLOCKS if block.page == page] for page in dict.fromkeys(b.page for b in BLOCKS)
-}
+from schemas.identity import SeriesId
+from tasks.market import mirror, simulator
+from tasks.market.klines import read_klines
+
+BY_PAGE: dict[str, list] = {}
+for found in blocks():
+    if found.kind in EXECUTED:
+        BY_PAGE.setdefault(found.page, []).append(found)
 
 CANDLES = 'import pandas as pd; candles = pd.read_csv("candles.csv")'
-BEFORE: dict[str, str] = {
+SERIES = 'from cpbmodels import Series, train_fleet; series = Series.from_frame(candles, "BTCUSDT", "1h")'
+BEFORE = {
     "cpbmodels/README.md": CANDLES,
     "docs/mlflow.md": CANDLES,
     "docs/own-candles.md": """
@@ -31,33 +42,57 @@ kraken = types.SimpleNamespace(fetch_ohlcv=lambda symbol, timeframe: rows)
 sys.modules["ccxt"] = types.SimpleNamespace(kraken=lambda: kraken)
 """,
     "docs/freqtrade.md": "class IStrategy: pass",
-    "docs/publishing.md": CANDLES
-    + """
+    "docs/publishing.md": f"{CANDLES}\n{SERIES}",
+    "docs/tuning.md": f"{CANDLES}\n{SERIES}",
+}
+"""Python that a page's reader has run before its first snippet: data of one's own, names that the text explains."""
+DUE = """
 from pathlib import Path
-import polars as pl
-from cpbmodels import Series; series = Series.from_frame(candles, "BTCUSDT", "1h")
+from live_record import read
 from schemas.forecasts import LEDGER_SCHEMA
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
-from live_record import read
 coin = SeriesId("spot", "BTCUSDT", "1h")  # its forecasts come due hours later: here they do at once
 due = read(Path("data"), coin).with_columns(realised_close="last_close", scored_at="target_time")
 append(Path("data"), "spot", "scores", {coin: due.select(*LEDGER_SCHEMA)})
-""",
-    "docs/tuning.md": CANDLES
-    + """
-from cpbmodels import Series, train_fleet; series = Series.from_frame(candles, "BTCUSDT", "1h")""",
-}
-"""Python that a page's reader has run before its first snippet: data of one's own, names that the text explains."""
+"""
 
-CODES: dict[str, int] = {}
-"""Scripts (by their first line) that end with another exit code than 0, which their page says."""
+
+def cpb(folder, environment, *words):
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.cli", *words],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory):
-    with world(tmp_path_factory.mktemp("w")) as made:
-        yield made
+    """A reader's folder with champions of BTC and ETH, published, and candles in files; and the Hub's variables."""
+    folder = tmp_path_factory.mktemp("reader")
+    until = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    market = simulator.SimulatedMirror(until, until - timedelta(days=150))
+    with mirror.serve(market) as url, fake_hub() as hub, pytest.MonkeyPatch.context() as patch:
+        of_hub = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(folder / "hf")}
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("CPB_", "MLFLOW_TRACKING"))
+        }
+        environment = kept | of_hub | {"PYTHONPATH": str(ROOT)}
+        scope = ("--coins", "BTC,ETH", "--timeframes", "1h", "--source", url)
+        cpb(folder, environment, "train-all", *scope, "--preset", "smoke", "--architectures", "har")
+        patch.chdir(folder)
+        exec(DUE, {})
+        cpb(folder, environment, "publish", "--repo", "USER/NAME")
+        candles = read_klines(folder / "data", SeriesId("spot", "BTCUSDT", "1h"))
+        plain = candles.select("open_time", "open", "high", "low", "close", "volume")
+        plain.with_columns(pl.col("open_time").dt.epoch("ms")).write_csv(folder / "candles.csv")
+        plain.rename({"open_time": "date"}).write_csv(folder / "BTCUSDT-1h.csv")
+        candles.write_parquet(folder / "candles.parquet")
+        for name in ("a/model/folder", "hub/BTCUSDT/1h"):
+            shutil.copytree(folder / "data/hub/BTCUSDT/1h", folder / name)
+        yield folder, of_hub
 
 
 @pytest.fixture
@@ -71,28 +106,24 @@ def own_mlflow():
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", BY_PAGE)
 @pytest.mark.usefixtures("own_mlflow")
-def test_every_block_of_the_page_runs(page, place, monkeypatch):
-    monkeypatch.chdir(place.folder)
+def test_every_snippet_of_the_page_runs(page, place, monkeypatch):
+    folder, of_hub = place
+    monkeypatch.chdir(folder)
     monkeypatch.setattr("sys.argv", ["page", "data"])
-    for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME", "CPB_DOCS_BINANCE"):
-        monkeypatch.setenv(name, place.environment[name])
+    for name, value in of_hub.items():
+        monkeypatch.setenv(name, value)
     names = {"__name__": "page"}
     exec(compile(BEFORE.get(page, ""), f"before {page}", "exec"), names)
     for block in BY_PAGE[page]:
         try:
-            run(block, place, names)
+            run(block, names)
         except Exception as error:
             error.add_note(f"{block.place}, {block.kind}")
             raise
 
 
-def run(block, place, names):
-    if block.kind in ("sh", "console"):
-        text = script(block)
-        place.shell("".join(names.setdefault("exports", [])) + text, CODES.get(text.splitlines()[0], 0))
-        # A reader's shell keeps what it was told; a Prefect server it would not find here.
-        names["exports"] += [f"{line}\n" for line in text.splitlines() if line.startswith("export CPB_")]
-    elif block.kind == "python":
+def run(block, names):
+    if block.kind == "python":
         with redirect_stdout(io.StringIO()):
             exec(compile(block.text, block.place, "exec"), names)
     elif block.kind == "json":
@@ -132,13 +163,3 @@ def automation(found):
 
     found["actions"][0]["block_document_id"] = "00000000-0000-0000-0000-000000000000"
     assert AutomationCore.model_validate(found).actions
-
-
-def test_every_stand_in_stands_for_something_that_is_written():
-    lines = [re.sub(r"\s+#\s.*$", "", line) for block in BLOCKS if block.kind in ("sh", "console")
-             for line in script(block).replace("\\\n", " ").splitlines()]  # fmt: skip
-    assert not [one for one, _, _ in SUBSTITUTES if not any(re.search(one, line) for line in lines)]
-    written = "\n".join([*lines, (ROOT / "Makefile").read_text()])
-    assert not [name for name in RECORDED if not re.search(rf"(^|[\s/]){name}\s", written, re.MULTILINE)]
-    assert BEFORE.keys() <= BY_PAGE.keys()
-    assert CODES.keys() <= set(lines)

@@ -3,19 +3,17 @@
 import ast
 import re
 import tomllib
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
 import typer
-from snippets import PAGES, ROOT, RUN, SHOWN, blocks, cpb_commands, prose
+from snippets import EXECUTED, PAGES, ROOT, SHELL, SHOWN, blocks, cpb_commands, prose
 
 import cpbmodels
 from cpbmodels.arch.options import ALIASES
 from schemas.presets import PRESET_ARCHITECTURES
-from tasks.market.simulator import UNTIL
 
 WRITTEN = [*PAGES, ROOT / "benchmarks/RESULTS.md", ROOT / "CHANGELOG.md"]
 FOREIGN = re.compile(r"\.\./(shared|facts)|shared/facts")
@@ -81,76 +79,6 @@ def test_the_distribution_has_a_name_of_its_own():
     assert (project["name"], project["scripts"]) == ("cpb-forecast", {"cpb": "flows.cli:main"})
 
 
-CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time", "press_ctrl_c"}
-"""Calls whose differences, or whose answer, are durations."""
-
-
-def test_no_fast_test_measures_time():
-    """As CONTRIBUTING.md says. A wait with a generous limit, `while clock() < end`, measures nothing."""
-    found = [
-        f"{path.relative_to(ROOT)}:{line}"
-        for path in (ROOT / "tests").rglob("*.py")
-        for line in _measured(ast.parse(path.read_text()).body)
-    ]
-    assert not found
-    assert _measured(ast.parse("def test():\n    a = monotonic()\n    assert monotonic() - a < 10").body) == [
-        3
-    ]
-    assert _measured(ast.parse("def f():\n    s = x.press_ctrl_c()\n    assert s < 3").body) == [3]
-
-
-def _measured(body: list[ast.stmt]) -> list[int]:
-    """Lines that assert on a duration, in functions that are not marked slow."""
-    lines: list[int] = []
-    if any(
-        "pytestmark" in (text := ast.unparse(one)) and "slow" in text
-        for one in body
-        if isinstance(one, ast.Assign)
-    ):
-        return lines
-    for function in body:
-        slow = "slow" in "".join(map(ast.unparse, getattr(function, "decorator_list", [])))
-        if not isinstance(function, ast.FunctionDef) or slow:
-            continue
-        durations = {
-            target.id
-            for node in ast.walk(function)
-            if isinstance(node, ast.Assign) and _reads_clock(node.value)
-            for target in node.targets
-            if isinstance(target, ast.Name)
-        }
-        lines += [
-            node.lineno
-            for node in ast.walk(function)
-            if isinstance(node, ast.Assert)
-            and (_is_difference(node.test) or durations & set(_compared_with_numbers(node.test)))
-        ]
-    return lines
-
-
-def _reads_clock(node: ast.AST) -> bool:
-    return any(
-        isinstance(one, ast.Call) and ast.unparse(one.func).split(".")[-1] in CLOCKS for one in ast.walk(node)
-    )
-
-
-def _is_difference(node: ast.AST) -> bool:
-    differences = [
-        one for one in ast.walk(node) if isinstance(one, ast.BinOp) and isinstance(one.op, ast.Sub)
-    ]
-    return any(map(_reads_clock, differences))
-
-
-def _compared_with_numbers(node: ast.AST) -> list[str]:
-    return [
-        side.id
-        for one in ast.walk(node)
-        if isinstance(one, ast.Compare) and any(isinstance(side, ast.Constant) for side in one.comparators)
-        for side in (one.left, *one.comparators)
-        if isinstance(side, ast.Name)
-    ]
-
-
 GPU_JOBS = {
     "transformer": ("29.5", "6,969", "1,237"),
     "gru": ("40.2", "7,706", "6,979"),
@@ -184,63 +112,6 @@ def test_the_readme_is_a_screen_with_its_commands_its_figures_and_the_map():
     assert not missing
 
 
-def test_no_page_says_that_nothing_was_measured_on_a_gpu():
-    wrong = re.compile(
-        r"no gpu (was at hand|has run)|has \*\*not been measured|FUSED_ATTENTION|GPU rows: \*\*not",
-        re.IGNORECASE,
-    )
-    assert not [(path.name, one[0]) for path in WRITTEN for one in wrong.finditer(path.read_text())]
-    seeds = (ROOT / "docs/seeds.md").read_text()
-    bare = [line for line in seeds.splitlines() if re.search(r"\| \*not measured\* \|", line)]
-    assert not bare
-
-
-def test_the_page_of_promises_lists_how_the_presets_differ_from_the_notes():
-    page = (ROOT / "docs/seeds.md").read_text()
-    listed = page.partition("## Where the presets differ")[2]
-    chosen = {name: cpbmodels.preset(f"seed-{name}", name) for name in ("transformer", "gru", "lstm")}
-    assert f"| {chosen['transformer'].dropout} |" in listed
-    assert "pre-norm" in listed
-    assert (
-        "patience " + ", ".join(f"{one.patience} ({name})" for name, one in chosen.items() if name != "lstm")
-        in listed
-    )
-    assert f"{chosen['lstm'].patience} (lstm)" in listed
-    for row in (
-        "DataLoader workers and pinned memory",
-        "0.5–2 minutes an epoch",
-        "hidden 512 and 6 layers",
-        "in bf16, 17.1 in fp16",
-    ):
-        assert row in page
-
-
-def test_options_that_mean_the_same_everywhere_say_the_same_everywhere():
-    """As the page of commands says of `--since` and `--as-of`."""
-    from flows.cli.app import _app
-
-    texts: dict[str, set[str]] = {"--since": set(), "--as-of": set()}
-    for command in typer.main.get_command(_app()).commands.values():
-        for option in command.params:
-            for name in texts.keys() & set(option.opts):
-                texts[name].add(option.help)
-    assert {name: len(found) for name, found in texts.items()} == {"--since": 1, "--as-of": 1}
-    said = re.search(
-        r"^(.*) mean the same wherever they appear", (ROOT / "docs/commands.md").read_text(), re.MULTILINE
-    )
-    assert said
-    assert set(re.findall(r"--[a-z-]+", said[1])) == texts.keys()
-
-
-def test_what_pages_say_of_the_simulator_and_the_library_is_so():
-    last = UNTIL - timedelta(days=1)
-    assert f"end on {last.day} {last:%B %Y}" in (ROOT / "docs/tutorial.md").read_text()
-    needed = tomllib.loads((ROOT / "cpbmodels/pyproject.toml").read_text())["project"]["dependencies"]
-    *first, last_name = [re.match(r"[\w-]+", one)[0] for one in needed]
-    wanted = f"imports only {', '.join(first)} and {last_name};"
-    assert wanted in " ".join((ROOT / "CONTRIBUTING.md").read_text().split())
-
-
 def test_the_files_of_the_trip_are_those_there_are():
     table = (ROOT / "CONTRIBUTING.md").read_text().partition("| package | files |")[2]
     rows = re.findall(r"^\| `([^`]+)` \| (.+) \|$", table, re.MULTILINE)
@@ -249,28 +120,34 @@ def test_the_files_of_the_trip_are_those_there_are():
     assert [path for path in named if not path.is_file()] == []
 
 
-def test_every_block_says_whether_it_is_run_or_shown():
-    assert not [b.place for b in blocks() if b.kind not in (*RUN, *SHOWN)]
+def test_every_block_says_what_it_is():
+    assert not [b.place for b in blocks() if b.kind not in (*EXECUTED, *SHELL, *SHOWN)]
 
 
 def test_every_command_and_option_that_the_documents_name_exists():
     from flows.cli.app import _app
 
     cpb = typer.main.get_command(_app())
-    wrong = [(place, problem) for place, words in cpb_commands() if (problem := _unknown(cpb, words[1:]))]
+    wrong = [(place, problem) for place, words in cpb_commands() if (problem := _problem(cpb, words[1:]))]
     assert not wrong
 
 
-def _unknown(command, words):
-    """The first word that is no command or option; "" where all are known."""
+def _problem(command, words):
+    """What the parser of the command that is named says; "" where it takes the words, or values are left out."""
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
         if words[0] not in command.commands:
             return "" if words[0].isupper() or words[0] == "…" else words[0]
         command, words = command.commands[words[0]], words[1:]
-    known = {name for one in command.params for name in (*one.opts, *one.secondary_opts)} | {"-h", "--help"}
-    known |= {"--version"} if hasattr(command, "commands") else set()
-    given = [word.partition("=")[0].rstrip(",.;:)") for word in words if re.match(r"--?[a-z]", word)]
-    return next((name for name in given if name not in known), "")
+    if hasattr(command, "commands"):
+        return ""
+    try:
+        command.make_context("cpb", list(words))
+    except typer.Exit:
+        return ""  # --help
+    except typer.BadParameter.__bases__[0] as error:  # click's UsageError, of click or of typer's copy
+        left_out = type(error).__name__ in ("MissingParameter", "BadOptionUsage")
+        return "" if left_out else error.message
+    return ""
 
 
 def test_every_preset_that_the_documents_set_exists():

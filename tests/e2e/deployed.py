@@ -42,10 +42,9 @@ from prefect import flow, get_run_logger, task
 from prefect.states import Completed, Failed
 
 from flows.console import continue_without_reader, say
-from flows.deploy.liveness import claim_run
 
 
-@flow(on_running=[claim_run])
+@flow
 def quick(text: str = "", number: int = 0, end: str = "Completed"):
     Path(f"quick-{text}-{number}").write_text(os.environ.get("PREFECT_API_AUTH_STRING", ""))
     return Failed(message="as asked") if end == "Failed" else Completed(name=end)
@@ -62,7 +61,7 @@ def hold(seconds):
         time.sleep(0.5)
 
 
-@flow(on_running=[claim_run])
+@flow
 def slow(seconds: float = 600):
     hold(seconds)
 
@@ -101,6 +100,14 @@ class Deployed:
         return subprocess.run(
             [sys.executable, "-m", "flows.cli", *map(str, arguments)],
             cwd=self.cwd, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False,
+        )  # fmt: skip
+
+    def prefect(self, *words):
+        """Run Prefect's own command line as a client of the server."""
+        env = {"PREFECT_API_URL": self.api, "PREFECT_API_AUTH_STRING": self.password}
+        return subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", *map(str, words)], cwd=self.elsewhere,
+            env=self.env | env, capture_output=True, text=True, timeout=200, check=False,
         )  # fmt: skip
 
     def json(self, *arguments, code=0, **env):
@@ -164,7 +171,7 @@ class Deployed:
         return answer.json()
 
     def pid(self, name):
-        return json.loads((self.state / f"{name}.json").read_text())["body"]["process"]["pid"]
+        return self.json("deploy", "status", code=None)["pids"][name]
 
     def processes(self):
         """Return all processes that were started for this project."""

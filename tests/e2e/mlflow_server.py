@@ -1,4 +1,4 @@
-"""MLflow's server for several machines, started by exactly the command of docs/scale.md."""
+"""MLflow's server for several machines, started by exactly the command of docs/cluster.md."""
 
 import os
 import re
@@ -16,8 +16,8 @@ from trainer_tools import wait_until  # noqa: E402
 
 
 def documented(database, port):
-    """The head's lines of docs/scale.md, with this database and port."""
-    text = (ROOT / "docs/scale.md").read_text()
+    """The head's lines of docs/cluster.md, with this database and port."""
+    text = (ROOT / "docs/cluster.md").read_text()
     (block,) = re.findall(r"```sh\n(# on the head\n.*?)\n# on every", text, re.DOTALL)
     lines = [line for line in block.splitlines() if not line.startswith((".venv/bin/python -m pip", "#"))]
     text = "\n".join(lines)

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 
 import pytest
 from deployed import Deployed, wait_for
+from ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -54,10 +55,58 @@ def test_the_cron_schedules_yield_runs(project):
     while time.monotonic() < deadline and len(scheduled) < 2:
         scheduled = {run["deployment_id"] for run in project.runs("SCHEDULED") if run["auto_scheduled"]}
         time.sleep(2)
-    names = {one["id"]: one["name"] for one in project.ask("deployments/filter", {}).json()}
-    assert {names[deployment] for deployment in scheduled} == {"nightly", "hourly"}
-    due = {one["name"]: one["next"] for one in project.json("deploy", "status", code=None)["deployments"]}
+    due = {d["name"]: d["next"] for d in project.json("deploy", "status", code=None)["deployments"]}
     assert {name for name, time in due.items() if time} == {"train-all/nightly", "forecast/hourly"}
+
+
+def test_a_training_that_is_cancelled_by_prefects_own_command_stops_and_leaves_no_process(project):
+    endless = ["preset=smoke", "source=sim", "coins=BTC", "timeframes=1h", "architectures=gru",
+               'overrides={"epochs": 5000, "patience": 5000}']  # fmt: skip
+    words = [word for parameter in endless for word in ("--param", parameter)]
+    run = project.json("deploy", "run", "train-all", *words)
+
+    def trainers():
+        return [p for p in project.processes() if "tasks.training.trainer" in " ".join(p.cmdline())]
+
+    wait_for(trainers)
+    assert project.prefect("flow-run", "cancel", run["flow_run_id"]).returncode == 0
+    wait_for(lambda: project.run_of(run["flow_run_id"])["state"]["name"] == "Cancelled", 60)
+    wait_for(lambda: len(project.processes()) == 2, 30)  # server and worker
+    assert project.slots() == 0
+
+
+def test_the_deployments_go_into_a_server_and_a_pool_of_ones_own(project, tmp_path):
+    """`prefect deploy --all` with the lines of prefect.yaml's head, in place of `cpb deploy up`."""
+    port = free_port()
+    env = project.env | {
+        "PREFECT_HOME": str(tmp_path / "own"),
+        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
+    }
+
+    def prefect(*words):
+        return subprocess.run(
+            [sys.executable, "-m", "prefect", "--no-prompt", *words], cwd=project.folder, env=env,
+            capture_output=True, text=True, timeout=300, check=False,
+        )  # fmt: skip
+
+    server = subprocess.Popen(
+        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)], env=env,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        wait_for(lambda: prefect("work-pool", "create", "local-gpu", "--type", "process").returncode == 0)
+        assert prefect("deploy", "--all").returncode == 0
+        words = ["source=sim", "coins=BTC", "timeframes=1h", "architectures=linear", "preset=smoke"]
+        asked = prefect(
+            "deployment", "run", "train-all/train-all", *(w for one in words for w in ("-p", one))
+        )
+        assert asked.returncode == 0, asked.stdout + asked.stderr
+        assert prefect("worker", "start", "--pool", "local-gpu", "--run-once").returncode == 0
+        ended = prefect("flow-run", "ls", "--state-type", "COMPLETED", "--flow-name", "train-all")
+        assert "train-all" in ended.stdout, ended.stdout
+    finally:
+        server.terminate()
+        server.wait(60)
 
 
 def test_a_backtest_is_a_flow_run_where_a_server_is_named(project, client):

@@ -4,7 +4,7 @@ import os
 import sqlite3
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import psutil
 import pytest
@@ -49,12 +49,12 @@ def terminal(cpb):
 
 
 def trainers_in(folder):
-    """The running trainers whose fleet lies in `folder`."""
+    """The running trainers and judges that were started in `folder`."""
     found = []
     for one in psutil.process_iter(["cmdline", "status"]):
-        command = one.info["cmdline"] or []
-        if one.info["status"] != "zombie" and "tasks.training.trainer" in command:
-            found += [one] if command[-1].startswith(str(folder)) else []
+        if one.info["status"] != "zombie" and "--multiprocessing-fork" in (one.info["cmdline"] or []):
+            with suppress(psutil.Error):
+                found += [one] if one.cwd() == str(folder) else []
     return found
 
 

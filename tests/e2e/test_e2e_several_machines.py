@@ -66,8 +66,7 @@ def world(tmp_path_factory, forking):
             return f"postgresql{driver}://cpb:hunter2@127.0.0.1:{port}/{name}"
 
         deployed = Deployed(tmp_path_factory.mktemp("prefect"))
-        deployed.env |= {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database("prefect", "+asyncpg"),
-                         "PREFECT_SERVER_SERVICES_REPOSSESSOR_LOOP_SECONDS": "2"}  # fmt: skip
+        deployed.env |= {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database("prefect", "+asyncpg")}  # fmt: skip
         try:
             deployed.up()
             with documented_server(place / "head", database("mlflow")) as (_, url, password, _):

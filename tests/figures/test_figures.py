@@ -92,16 +92,6 @@ def test_a_tiny_price_keeps_its_digits():
     assert trace(figure, "median")["customdata"][-1][0] == "0.000000011658"
 
 
-def test_daily_candles_and_holes_keep_their_times():
-    daily = candles(30, step=timedelta(days=1))
-    holed = daily.filter(~pl.col("open_time").dt.day().is_between(10, 12))
-    issued = START + timedelta(days=30)
-    figure = check(forecast.forecast_figure(holed, rows_of(issued, step=timedelta(days=1))))
-    assert figure["data"][0]["x"][0] == "2025-06-02T00:00:00Z"
-    assert len(figure["data"][0]["x"]) == 27
-    assert "10 ahead" in figure["layout"]["meta"]["alt"]
-
-
 def test_values_that_are_not_finite_become_gaps():
     broken = candles(5).with_columns(close=pl.Series([1.0, math.nan, math.inf, None, 2.0]))
     assert check(forecast.forecast_figure(broken, None))["data"][0]["close"] == [1.0, None, None, None, 2.0]
@@ -175,13 +165,6 @@ def test_the_board_has_the_best_on_top_and_tells_verdicts_apart_without_colour()
     assert figure["data"][0]["error_x"]["array"] == pytest.approx([0.01])
 
 
-def test_a_verdict_counts_more_than_the_interval():
-    figure = check(
-        board.board_figure([row("BTCUSDT", 0.97, 0.96, 0.98, verdict="no different from the random walk")])
-    )
-    assert [one["name"] for one in figure["data"]] == ["no different"]
-
-
 @pytest.mark.parametrize("value", [1.7976931348623157e308, math.inf, -math.inf, math.nan, None])
 def test_what_no_figure_can_show_is_a_gap(value):
     check(board.board_figure([row("har", 0.9, -1e300, 9.99e299), row("gru", value, value, value)]))
@@ -202,16 +185,6 @@ def test_boards_of_any_rows_are_valid(rows):
     check(
         board.compare_figure("a", "b", [{"symbol": s, "first": r, "second": low} for _, s, r, low, _ in rows])
     )
-
-
-def test_the_heat_map_is_not_painted_over_by_one_bad_model():
-    rows = [row("har", 0.98 + 0.001 * i) | {"symbol": f"C{i:02}"} for i in range(19)] + [
-        row("bad", 3.0) | {"symbol": "C00"}
-    ]
-    figure = check(board.coins_figure(rows))
-    assert figure["data"][0]["zmax"] < 1.1
-    assert figure["data"][0]["colorbar"]["tickformat"] == ".3f"  # with two digits several labels are the same
-    assert figure["data"][0]["z"][1] == [0.981, None]
 
 
 def test_two_models_side_by_side_are_joined_by_coin():

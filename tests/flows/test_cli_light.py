@@ -165,8 +165,8 @@ def test_a_copy_of_the_source_knows_its_version_without_being_installed(tmp_path
         "    if name == 'cpb-forecast': raise metadata.PackageNotFoundError(name)\n"
         "    return found(cls, name)\n"
         "metadata.Distribution.from_name = classmethod(from_name)\n"
-        "from tasks.training.ray_node import versions\n"
-        "print(versions()['cpb'].partition(',')[0], flush=True)\n"
+        "from schemas import __version__\n"
+        "print(__version__, flush=True)\n"
         "sys.argv = ['cpb', '--version']\n"
         "from flows.cli import main; main()\n"
     )

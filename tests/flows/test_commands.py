@@ -46,7 +46,7 @@ def test_serve_allows_the_hosts_of_the_option_or_else_of_the_environment(cpb, mo
         seen.append((listener.name, hosts))
         ready(f"http://{host}:{port}")
 
-    monkeypatch.setattr("flows.ops.serving.serve", serve)
+    monkeypatch.setattr("flows.ops.serve.serve", serve)
     assert cpb("serve") == (0, {"url": "http://127.0.0.1:8000", "docs": "http://127.0.0.1:8000/docs"})
     cpb("serve", "--allowed-hosts", "box.local,10.0.0.5")
     assert seen == [("page", ["a.local", "b.local"]), ("page", ["box.local", "10.0.0.5"])]
@@ -85,7 +85,7 @@ def test_forecast_takes_the_scope(cpb, monkeypatch):
 
 def test_the_board_takes_markets_coins_and_timeframes(cpb, monkeypatch):
     seen = []
-    module = import_module("tasks.tracking.leaderboard")  # the package has a function of that name
+    module = import_module("tasks.tracking.boards")  # the package has a function of that name
     monkeypatch.setattr(module, "leaderboard", lambda run, **options: seen.append((run, options)) or [])
     cpb("leaderboard")
     cpb("leaderboard", "--run", "r1")
@@ -118,7 +118,7 @@ def test_a_board_that_cannot_be_is_one_sentence(cpb, words, code, field):
     ],
 )  # fmt: skip
 def test_without_a_server_train_all_runs_directly_and_demo_always_does(cpb, monkeypatch, words, spec):
-    from flows.summary import Summary
+    from flows.runner import Summary
 
     seen = []
 

@@ -31,7 +31,7 @@ def run(monkeypatch, capsys, error):
         raise error
 
     # By name: the package has a function of the module's name.
-    monkeypatch.setattr(import_module("tasks.tracking.leaderboard"), "leaderboard", fail)
+    monkeypatch.setattr(import_module("tasks.tracking.boards"), "leaderboard", fail)
     monkeypatch.setattr(sys, "argv", ["cpb", "leaderboard", "--json"])
     with pytest.raises(SystemExit) as ended:
         flows.cli.main()

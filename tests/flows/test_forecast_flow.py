@@ -1,16 +1,12 @@
 """The scheduled forecast: quiet before the first training, an error where champions were lost."""
 
-from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
 from prefect.states import State
 
-from flows.cli.deploy import _deployment_line
-from flows.deploy.status import Deployment, LastRun, _bad_endings
 from flows.forecast import forecast_flow, run_forecast
-from flows.runner import Runner
-from flows.summary import NOT_YET
+from flows.runner import NOT_YET, Runner
 from schemas.errors import CpbError, UsageError
 from schemas.identity import SeriesId
 from schemas.scope import ForecastSpec
@@ -103,13 +99,3 @@ def test_where_there_were_forecasts_the_loss_of_the_champions_is_an_error(home):
 
     assert (lost.type, lost.name) == ("FAILED", "Failed")
     assert (other.type, other.name) == ("COMPLETED", NOT_YET)
-
-
-def test_status_shows_it_and_finds_nothing_wrong():
-    last = LastRun("id", "run", NOT_YET, "no champions yet", datetime(2025, 6, 6, tzinfo=UTC), 60.0)
-    deployment = Deployment("forecast/hourly", last, 0, None)
-
-    assert list(_bad_endings([deployment])) == []
-    assert "Not yet 1 min ago" in _deployment_line(deployment)
-    failed = SimpleNamespace(**vars(last) | {"outcome": "Failed"})
-    assert len(list(_bad_endings([Deployment("forecast/hourly", failed, 0, None)]))) == 1

@@ -86,7 +86,6 @@ def test_prefects_form_has_types_choices_ranges_and_descriptions(spec, values, c
     assert form["tail"]["type"] == "boolean"
     if spec in (RunSpec, BacktestSpec):
         assert form["profile"]["enum"] == ["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"]
-        assert "seed-gru" in form["preset"]["enum"]
         assert (form["seed"]["type"], form["seed"]["minimum"]) == ("integer", 0)
         assert form["overrides"]["type"] == "object"
         assert form["overrides"]["default"] == {}
@@ -104,11 +103,11 @@ from pathlib import Path
 from prefect import flow
 from prefect.states import Completed, State
 
-from flows.runner import named_run, plain_failures, flow_parameters
+from flows.runner import plain_failures, flow_parameters
 from schemas.run import RunSpec
 
 
-@flow(name="echo", validate_parameters=False, flow_run_name=named_run)
+@flow(name="echo", validate_parameters=False, flow_run_name="echo {preset}")
 @plain_failures
 @flow_parameters(RunSpec)
 def echo(spec: RunSpec) -> State:
@@ -165,7 +164,7 @@ def test_a_deployments_run_on_a_real_server_gets_its_parameters(project, monkeyp
             done = prefect("flow-run", "execute", str(run.id))
             assert done.returncode == 0, done.stdout + done.stderr
             ended = client.read_flow_run(run.id)
-            assert (ended.state.type.value, ended.name) == ("COMPLETED", "echo · smoke · 2024-01-02T03:04")
+            assert (ended.state.type.value, ended.name) == ("COMPLETED", "echo smoke")
         wanted = RunSpec(
             coins="BTC", preset="smoke", overrides={"epochs": 5}, as_of="2024-01-02T03:04:05", seeds=2
         )

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from flows import cli
-from flows.summary import Summary
+from flows.runner import Summary
 from flows.train_all import _prune
 from schemas.errors import BusyError, CpbError
 from schemas.run import RunSpec

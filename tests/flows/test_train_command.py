@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from flows import cli
-from flows.summary import Summary
+from flows.runner import Summary
 from schemas.errors import CpbError
 from schemas.handover import Failure, FleetJudgement, Judgement, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
@@ -147,8 +147,8 @@ def test_people_read_the_verdict_the_losses_and_the_next_command(trained, monkey
     folder = trained.home / "sim/fleets/0f/members/sim-BTCUSDT-1h/model"
     assert err.splitlines() == [
         "gru on BTCUSDT 1h is better than the random walk",
-        "  train  █▁  loss 2.0000 -> 1.0000",
-        "  valid. █▁  loss 3.0000 -> 2.5000",
+        "  train  loss 2.0000 -> 1.0000",
+        "  valid. loss 3.0000 -> 2.5000",
         "  best   validation loss 2.5000 in epoch 2 of 2; no better validation loss for 2 epochs",
         "  cost   10 windows/s on cpu, peak memory 5 MB",
         f"  model  {folder}",
@@ -156,17 +156,6 @@ def test_people_read_the_verdict_the_losses_and_the_next_command(trained, monkey
         "  next   cpb train-all --coins BTCUSDT --timeframes 1h --source sim --architectures gru   "
         "(trains the preset's model, lets the gate decide, and forecasts)",
     ]
-
-
-@pytest.mark.parametrize(
-    ("values", "shown"),
-    [([3.0], "▁"), ([1.0, 2.0, 3.0], "▁▅█"), ([1.0, float("nan"), 8.0], "▁ █"), ([5.0, 5.0], "▁▁"), ([], "")],
-)
-def test_a_sparkline_spans_the_losses(values, shown):
-    from flows.train_one import sparkline
-
-    assert sparkline(values) == shown
-    assert len(sparkline([float(i) for i in range(200)])) == 32
 
 
 def test_resume_latest_keeps_what_was_trained(trained, monkeypatch, capsys):

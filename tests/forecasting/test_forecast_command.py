@@ -121,7 +121,7 @@ def test_training_is_advised_only_where_no_other_reason_is_known(stored, reason)
 def test_old_candles_are_called_stale_not_failed(stored):
     said = []
     result = run_forecast(ForecastSpec(as_of="2025-06-05T20:25"), Steps(), said.append)
-    assert [line.split(": ")[0] for line in said[:2]] == ["STALE BTCUSDT 1h", "STALE PEPEUSDT 1h"]
+    assert [line.split(" in ")[0] for line in said[:2]] == ["STALE BTCUSDT 1h", "STALE PEPEUSDT 1h"]
     assert (result["exit"], len(result["failed"])) == (3, 2)
 
 

@@ -44,21 +44,6 @@ def test_the_same_champions_give_the_same_bytes_in_any_order(tmp_path):
     assert (one / "README.md").read_bytes() == (two / "README.md").read_bytes()
 
 
-def test_a_failed_build_leaves_the_older_tree(tmp_path):
-    good = champion(tmp_path / "a")
-    tree = build_tree([good], tmp_path / "tree")
-    before = (tree / "README.md").read_bytes()
-    broken = champion(tmp_path / "b", "ETHUSDT")
-    (broken.folder / "config.json").unlink()
-
-    with pytest.raises(DamagedError) as caught:
-        build_tree([good, broken], tree)
-    assert caught.value.field == str(broken.folder)
-
-    assert (tree / "README.md").read_bytes() == before
-    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".tree")] == []
-
-
 def test_no_champion_is_an_error(tmp_path):
     with pytest.raises(CpbError) as caught:
         build_tree([], tmp_path / "tree")

@@ -7,7 +7,6 @@ import pytest
 from known_markets import A, B, H, bounds_of, busy_hours
 
 from cpbmodels.data.columns import feature_frame
-from cpbmodels.data.ranges import future_range
 from schemas.errors import CpbError
 from tasks.judging import baselines
 from tasks.judging.fitted import boosted, garch, garch_parameters, robust_har
@@ -69,14 +68,6 @@ def test_trees_find_the_hour_too(series):
         for n in ("reference", "boosted")
     }
     assert loss["boosted"] < 0.97 * loss["reference"]
-
-
-def test_the_target_is_the_mean_range_that_follows(series):
-    rows = np.array([500, 900])
-    column = series.names.index("log_range")
-    target = future_range(series, rows, H)
-    mean = series.features[901:904, column].mean()
-    assert target[1, 2] == pytest.approx(np.log(mean / series.volatility[900]), rel=1e-9)
 
 
 def test_the_robust_har_serves_a_coin_it_never_saw(series):

@@ -55,15 +55,6 @@ def test_an_oracle_is_better_and_noise_is_not():
     assert noise.verdict.startswith("worse than")
 
 
-def test_accuracy_and_f1_equal_scikit_learn():
-    score, actual = judged(lambda a: np.random.default_rng(2).dirichlet([2, 1, 2], len(a)))
-    predicted = np.random.default_rng(2).dirichlet([2, 1, 2], len(actual)).argmax(axis=1)
-    assert score.metrics["test_accuracy"] == pytest.approx(sk.accuracy_score(actual, predicted), rel=1e-9)
-    assert score.metrics["test_macro_f1"] == pytest.approx(
-        sk.f1_score(actual, predicted, average="macro"), rel=1e-9
-    )
-
-
 def test_classifiers_are_pooled_like_any_model():
     members = apply_holm([judged(lambda a: 0.4 * np.eye(3)[a] + 0.2, seed=s)[0] for s in (0, 1)])
     pooled = judge_pool(members)

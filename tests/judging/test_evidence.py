@@ -12,35 +12,13 @@ from tasks.judging.evidence import (
 )
 
 HOUR_US = 3_600_000_000
-ROWS, YEAR = 400, 24 * 365
-
-
-def overlapping(kind, rows=ROWS, origins=4000, lag=10, seed=0):
-    """Noise of mean 0 [rows, origins], as a sum of `lag` innovations each: what losses over `lag` steps look like."""
-    random = np.random.default_rng(seed)
-    shape = (rows, origins + lag - 1)
-    match kind:
-        case "gaussian":
-            steps = random.normal(size=shape)
-        case "student":
-            steps = random.standard_t(3, size=shape)
-        case "losses":  # rare large losses of the challenger
-            steps = random.exponential(size=shape) - 1
-        case "gains":
-            steps = 1 - random.exponential(size=shape)
-        case "clustered":
-            level = np.zeros(shape)
-            for t in range(1, shape[1]):
-                level[:, t] = 0.98 * level[:, t - 1] + random.normal(0, 0.2, rows)
-            steps = random.normal(size=shape) * np.exp(level)
-        case "scales":  # eight orders of magnitude within the sample
-            steps = random.normal(size=shape) * 10.0 ** (np.arange(shape[1]) // 500 % 5 * 2 - 4)
-    return sum(steps[:, shift : shift + origins] for shift in range(lag))
 
 
 def refresh(factor, seed, rows=1000):
+    """The gate's ratio and interval for losses over ten steps, which overlap: the hard hours are common to both."""
     random = np.random.default_rng(seed)
-    hard = np.exp(overlapping("gaussian", 1, rows, seed=seed)[0] / 6)  # common to both
+    steps = np.random.default_rng(seed).normal(size=rows + 9)
+    hard = np.exp(sum(steps[shift : shift + rows] for shift in range(10)) / 6)
     own, other = (hard * (1 + 0.01 * random.normal(size=rows)) for _ in range(2))
     return not_worse(factor * np.abs(own), np.abs(other), np.arange(rows) * HOUR_US, 10, HOUR_US)
 

@@ -235,6 +235,3 @@ def test_a_new_coin_gets_the_recipe_that_serves_most_others():
     both = {GRU: tonight(GRU), HAR: tonight(HAR)}
     assert gate.choose_first(both, [HAR, GRU], [GRU, HAR, GRU]).recipe == GRU
     assert gate.choose_first(both, [HAR, GRU], [LSTM]).recipe == HAR
-
-
-# --- Challenger

@@ -71,12 +71,6 @@ def test_blocks_hold_two_horizons_and_share_a_grid():
     assert inference.block_ids(times, 20, start=980).tolist() == [1, 1, 2, 2, 4]
 
 
-def test_bootstrap_is_seeded():
-    a, b = (inference.bootstrap_weights(30, seed=7) for _ in range(2))
-    np.testing.assert_array_equal(a, b)
-    assert (a.sum(axis=1) == 30).all()
-
-
 def found(ratio, p, n):
     return {
         "test_crps_ratio": ratio, "test_crps_ratio_low": ratio - 0.005, "test_crps_ratio_high": ratio + 0.005,

@@ -113,11 +113,6 @@ def test_pooling_weighs_each_coin_alike():
     assert result.metrics["coins_below_one"] == 0
 
 
-def test_the_pooled_test_equals_diebold_mariano_on_one_coin():
-    one = judged(market(), spread=1.3)
-    assert pool.judge_pool([one]).metrics["test_p"] == pytest.approx(one.metrics["test_p"], rel=1e-9)
-
-
 def test_the_interval_of_one_coin_is_that_of_its_model():
     one = judged(market(), spread=1.3)
     for name in ("test_crps_ratio_low", "test_crps_ratio_high", "test_p"):

@@ -19,10 +19,10 @@ ROOT = Path(__file__).resolve().parents[2]
 FAKE = """
 import os, time
 def serve(orders):
-    for order in orders:
-        if "SLOW" in order["names"]:
+    for folder, names in orders:
+        if "SLOW" in names:
             time.sleep(600)
-        if "BAD" in order["names"]:
+        if "BAD" in names:
             os._exit(9)
         orders.answer([])
 """
@@ -37,6 +37,7 @@ def member(name):
 def fake(tmp_path, monkeypatch):
     (tmp_path / "fake_judge.py").write_text(FAKE)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(module, "JUDGE", "fake_judge")
     return tmp_path
 
@@ -48,7 +49,7 @@ def test_a_judge_loads_no_torch():
 
 def test_a_member_that_ends_its_judge_is_a_failure_and_the_others_are_judged(fake):
     told = []
-    with Judges(Cores(2), fake) as judges:
+    with Judges(Cores(2)) as judges:
         (failure,) = judges.judge(
             fake, [member(name) for name in ("A", "B", "BAD", "C", "D")], lambda: told.append(1)
         )
@@ -59,7 +60,7 @@ def test_a_member_that_ends_its_judge_is_a_failure_and_the_others_are_judged(fak
 
 def test_nothing_to_judge_starts_no_process(fake):
     before = psutil.Process().children()  # of tests that ran earlier in this process
-    with Judges(Cores(2), fake) as judges:
+    with Judges(Cores(2)) as judges:
         assert judges.judge(fake, []) == []
         assert set(psutil.Process().children()) <= set(before)
 
@@ -68,7 +69,7 @@ def test_a_judge_dies_with_the_command(fake):
     code = (
         "import sys, pathlib; from tasks.judging import judges; from tasks.running.resident import Cores\n"
         "judges.JUDGE = 'fake_judge'; sys.path.insert(0, 'tests/judging'); from test_judges import member\n"
-        "judges.Judges(Cores(1), pathlib.Path(sys.argv[1])).judge(pathlib.Path(sys.argv[1]), [member('SLOW')])"
+        "judges.Judges(Cores(1)).judge(pathlib.Path(sys.argv[1]), [member('SLOW')])"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(fake)], cwd=ROOT)
     try:

@@ -24,13 +24,6 @@ def test_a_stored_reference_is_judgings_to_the_last_bit(tmp_path):
     assert stored.span == tuple(series.times[train[[0, -1]]].tolist())
 
 
-def test_without_training_origins_nothing_is_fitted():
-    series = market(rows=3000)
-    series.spans["train"] = (0, 5)
-    with pytest.raises(ValueError, match="training origin"):
-        fit_reference(series, A, H)
-
-
 @pytest.mark.parametrize("place", [0.02, 0.3, 0.99])
 def test_an_altered_reference_is_damage_and_none_is_none(tmp_path, place):
     assert read_reference(tmp_path) is None

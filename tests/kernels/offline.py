@@ -1,4 +1,4 @@
-"""Kernels compiled for chips that are not there: registers, spills and shared memory, as ptxas says them."""
+"""Kernels compiled for chips that are not there: spills and shared memory, as ptxas says them."""
 
 import re
 import subprocess
@@ -24,13 +24,11 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a program asks for: registers a thread, bytes of stack and local memory a thread, bytes of shared memory."""
+    """What a program asks for: bytes of stack and local memory a thread, bytes of shared memory."""
 
     name: str
-    registers: int
     stack: int
     shared: int
-    ptx: str
 
 
 def compile_for(chip, kernel, args, constants):
@@ -53,15 +51,14 @@ def compile_for(chip, kernel, args, constants):
                 attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constexprs=values, attrs=attributes)
     made = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
-    return Compiled(made.metadata.name, *_usage(made.asm["cubin"]), made.metadata.shared, made.asm["ptx"])
+    return Compiled(made.metadata.name, _stack(made.asm["cubin"]), made.metadata.shared)
 
 
-def _usage(cubin):
+def _stack(cubin):
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         text = subprocess.run(
             [tool, "-res-usage", file.name], capture_output=True, text=True, check=True
         ).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+)", text)
-    return int(found[1]), int(found[2])
+    return int(re.search(r"STACK:(\d+)", text)[1])

@@ -2,7 +2,7 @@
 
 The checks are the files check_*.py beside this one. Whether Triton interprets or compiles is decided when a kernel's
 module is imported, so each file runs in a process of its own: `check_interpreted_*` with TRITON_INTERPRET,
-`check_compiled_*` without. Those that take ten seconds of CPU or more are slow.
+`check_compiled.py` without. Those that take ten seconds of CPU or more are slow.
 """
 
 import os
@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 HERE = Path(__file__).parent
 INTERPRETED = sorted(path.name for path in HERE.glob("check_interpreted_*.py"))
-COMPILED = sorted(path.name for path in HERE.glob("check_compiled_*.py"))
+COMPILED = sorted(path.name for path in HERE.glob("check_compiled*.py"))
 LONG = {
     f"check_interpreted_{what}.py" for what in ("recurrent", "neighbours", "bf16", "transformer", "presets")
 } | set(COMPILED)

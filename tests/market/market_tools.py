@@ -107,9 +107,12 @@ def rows_of(file) -> pl.DataFrame:
     return frame(file)
 
 
+RETRY_AFTER = {"429": {"Retry-After": "1"}, "418": {"Retry-After": "120"}}
+
+
 @dataclass
 class Misbehaving:
-    """A server's hook: answers requests for keys that contain `where` in the way of `fault`.
+    """A server's hook: answers requests for keys that contain `where` in the way of `fault`, or with that status.
 
     `times` limits how often; the requests of every key are counted.
     """
@@ -129,28 +132,9 @@ class Misbehaving:
         ):
             return None
         self.times -= 1
+        if self.fault.isdigit():
+            return int(self.fault), RETRY_AFTER.get(self.fault, {}), b"<html>sorry</html>"
         return getattr(self, f"_{self.fault}")(handler)
-
-    def _status(self, code, **headers):
-        return code, headers, b"<html>sorry</html>"
-
-    def _429(self, handler):
-        return self._status(429, **{"Retry-After": "1"})
-
-    def _418(self, handler):
-        return self._status(418, **{"Retry-After": "120"})
-
-    def _451(self, handler):
-        return self._status(451)
-
-    def _403(self, handler):
-        return self._status(403)
-
-    def _404(self, handler):
-        return self._status(404)
-
-    def _500(self, handler):
-        return self._status(500)
 
     def _html(self, handler):
         return 200, {}, b"<!DOCTYPE html><html>maintenance</html>"

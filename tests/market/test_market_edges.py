@@ -147,25 +147,6 @@ def test_what_was_put_right_is_told(tmp_path, change, note):
     assert [n for n in report.notes if str(file) in n] == [f"{file}: {note}"]
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda csv: csv.replace(b"\n", b",0\n"), "line 1 has 13 columns"),
-        (lambda csv: csv.replace(b",", b";"), "line 1 has 1 column"),
-        (lambda csv: b"\n" + csv, "line 1 has 1 column"),
-        (lambda csv: csv.replace(b",0\n", b",0\n1\n", 1), "is missing"),
-        (lambda csv: csv.replace(b",0\n", b",0\n0x1F", 1), "open_time '0x1F17"),
-    ],
-)
-def test_a_refusal_names_the_line_or_the_cell(tmp_path, change, reason):
-    build(tmp_path / "mirror", ["BTCUSDT"])
-    file = source_file(BTC, "2024-02")
-    put(tmp_path / "mirror", file, change(csv_of(file)))
-    (note,) = [n for n in run(tmp_path).series[0].notes if str(file) in n]
-    assert reason in note
-    assert "schema" not in note
-
-
 def printed(csv, cell):
     """The same candles with every price printed by `cell`."""
     rows = [line.split(b",") for line in csv.splitlines()]
@@ -194,19 +175,6 @@ def test_a_file_printed_by_another_hand_is_no_futures_file(tmp_path, cell):
     header = b"" if cell is two_decimals else ",".join(COLUMNS).encode() + b"\n"
     put(tmp_path / "mirror", file, header + printed(csv_of(file), cell))
     assert run(tmp_path).series[0].rows == 91 * 24
-
-
-def test_a_plan_needs_no_right_to_write(tmp_path, monkeypatch):
-    build(tmp_path / "mirror", ["BTCUSDT"], MONTHS[:2])
-    wanted = scope(tmp_path / "home", tmp_path / "mirror", "BTC")
-    ingest(wanted)
-    put(tmp_path / "mirror", source_file(BTC, "2024-03"))
-    before = sorted(tmp_path.rglob("*"))
-    monkeypatch.setattr("os.access", lambda path, mode: False)  # as on a disk mounted read-only
-    report = ingest(wanted, plan=True)
-    assert (report.series[0].status, report.exit) == ("planned", 0)
-    assert report.notes[0].startswith("BTCUSDT 1h: 1 of 3 files to fetch")
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_folder_that_cannot_be_written_in_is_named(tmp_path):

@@ -1,7 +1,6 @@
 """Each row of the fault table, against a server or a file that is wrong on purpose."""
 
 import io
-import json
 import time
 import zipfile
 
@@ -75,11 +74,6 @@ def test_a_passing_fault_is_tried_again(market, fault):
     report = served(market, Misbehaving(NAME, fault, times=1))
     assert report.exit == 0
     check_store(market, report)
-
-
-def test_a_server_that_asks_to_wait_is_obeyed_and_quoted(market):
-    report = served(market, Misbehaving(NAME, "429", times=1))
-    assert "server asked to wait 1 s" in report.notes
 
 
 @pytest.mark.parametrize(
@@ -258,26 +252,6 @@ def test_daily_files_replace_a_quarantined_month(market, fault):
     assert again.requests == 2  # a listing for each series
 
 
-def test_rest_fills_what_no_file_has(market):
-    put(market / "mirror", MONTH, BAD_CONTENTS["NaN"][0])
-    truth = rows_of(MONTH)
-
-    def rest(handler, path, query):
-        if path != "api/v3/klines":
-            return None
-        rows = truth.filter(
-            pl.col("open_time").dt.epoch("ms").is_between(int(query["startTime"]), int(query["endTime"]))
-        )
-        table = [line.split(",") for line in mirror.to_csv(rows, "1h").decode().splitlines()]
-        body = [[int(c[0]), *c[1:6], int(c[6]), c[7], int(c[8]), *c[9:]] for c in table]
-        return 200, {}, json.dumps(body).encode()
-
-    report = served(market, rest)
-    assert btc(report).holes == []
-    assert any("used 29 days of REST" in n for n in btc(report).notes)
-    assert check_store(market, report).height == 91 * 24
-
-
 def shuffled(csv):
     rows = lines(csv)
     return b"".join(rows[10:] + rows[:10])
@@ -323,11 +297,6 @@ def test_odd_forms_are_normalised_without_losing_a_row(market, csv):
     report = served(market)
     assert report.exit == 0
     assert check_store(market, report).height == 91 * 24
-
-
-def test_identical_duplicates_are_counted(market):
-    put(market / "mirror", MONTH, GOOD + lines(GOOD)[3] + lines(GOOD)[4])
-    assert btc(served(market)).duplicates == 2
 
 
 def test_of_conflicting_duplicates_none_is_believed_until_a_daily_file_decides(market):
@@ -416,16 +385,6 @@ def test_another_unit_from_some_candle_on_is_reported_and_kept(market, factor, s
     assert (report.exit, btc(report).files["ok"], btc(report).rows) == (3, 4, 121 * 24)
     assert f"at {start}: another unit or coin" in btc(report).reason
     assert btc(served(market, coins="BTC", as_of="2024-05-01")).leaps == btc(report).leaps  # of the store
-
-
-def test_another_symbols_day_is_noticed_beside_the_stored_candles(market):
-    served(market)
-    put(market / "mirror", source_file(BTC, "2024-04-01"), csv_of(source_file(key("SHIBUSDT"), "2024-04-01")))
-    report = served(market, as_of="2024-04-02")
-    assert any("another symbol" in note and "2024-04-01" in note for note in btc(report).notes), btc(
-        report
-    ).notes
-    assert btc(report).holes[0]["cause"] == "quarantined"
 
 
 def test_a_checksum_put_right_is_noticed_after_a_week(market, monkeypatch):

@@ -18,7 +18,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 from folder_mirror import FolderMirror
-from market_tools import FAST, IMPATIENT, Flood, build, key, put, scope
+from market_tools import FAST, IMPATIENT, Flood, Misbehaving, build, key, scope
 
 from schemas.errors import CpbError, UsageError
 from tasks.market import client, mirror
@@ -26,7 +26,6 @@ from tasks.market.client import HttpSource
 from tasks.market.faults import SourceFault, Unreachable
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file
-from tasks.market.sources import FolderSource
 
 FEBRUARY = source_file(key(), "2024-02")
 SECRET = "s3cret-pa55"
@@ -168,19 +167,7 @@ def test_certificates_of_the_environment_are_trusted_also_through_a_proxy(tmp_pa
 
 @pytest.mark.parametrize("through_proxy", [False, True])
 def test_a_deadline_holds_through_a_proxy_too(tmp_path, monkeypatch, through_proxy):
-    def trickle(handler, name, query):
-        handler.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
-        try:
-            for _ in range(60):
-                handler.wfile.write(b"P")
-                handler.wfile.flush()
-                threading.Event().wait(0.1)
-        except OSError:
-            pass
-        handler.close_connection = True
-        return True
-
-    with mirror.serve(FolderMirror(tmp_path), trickle) as url:
+    with mirror.serve(FolderMirror(tmp_path), Misbehaving("x", "trickle_headers")) as url:
         if through_proxy:
             monkeypatch.setenv("HTTP_PROXY", url)
         source = HttpSource("http://mirror.invalid" if through_proxy else url, limits=IMPATIENT)
@@ -241,20 +228,6 @@ def test_a_redirect_to_another_host_gets_neither_credentials_nor_a_request(tmp_p
     assert report.series[0].files["missing"] == 1
 
 
-def test_no_cookie_is_sent_back(tmp_path):
-    build(tmp_path / "mirror", ["BTCUSDT"])
-    cookies = []
-
-    def hook(handler, name, query):
-        cookies.append(handler.headers.get("Cookie"))
-        body = FolderMirror(tmp_path / "mirror").read(name) if name else None
-        return body and (200, {"Set-Cookie": "id=1; Path=/"}, body)
-
-    with mirror.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
-        assert ingest(scope(tmp_path / "home", url, "BTC"), limits=FAST).exit == 0
-    assert set(cookies) == {None}
-
-
 @pytest.mark.parametrize("kept_in", ["URL", "netrc"])
 def test_credentials_are_for_their_host(tmp_path, monkeypatch, kept_in):
     asked = {}
@@ -283,16 +256,6 @@ def test_what_is_no_url_is_refused_at_once(tmp_path, source):
         ingest(scope(tmp_path / "home", source, "BTC"), limits=FAST)
     assert caught.value.code == "source"
     assert SECRET[:4] not in str(caught.value)
-
-
-def test_a_redirect_on_loopback_needs_no_proxy_either(tmp_path, monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-
-    def hook(handler, name, query):
-        return (200, {}, b"there") if query else (302, {"Location": f"/{name}?moved=1"}, b"")
-
-    with mirror.serve(FolderMirror(tmp_path), hook) as url:
-        assert HttpSource(url, limits=FAST).get("x") == b"there"
 
 
 def test_the_body_of_a_redirect_is_not_read_whatever_its_size(tmp_path):
@@ -348,24 +311,6 @@ def test_a_server_that_asks_for_an_hour_is_given_up(tmp_path):
         assert source.requests == 1
 
 
-def test_one_connection_serves_all_files_and_a_closed_source_opens_another(tmp_path):
-    clients = []
-
-    def hook(handler, name, query):
-        clients.append(handler.client_address)
-        return 200, {}, name.encode()
-
-    with mirror.serve(FolderMirror(tmp_path), hook) as url:
-        source = HttpSource(url, limits=FAST)
-        for i in range(20):
-            assert source.get(f"a/{i}.zip") == b"a/%d.zip" % i
-        assert len(set(clients)) == 1
-        source.close()
-        assert source.get("b.zip") == b"b.zip"
-        assert len(set(clients)) == 2
-        source.close()
-
-
 def test_a_link_that_leaves_the_mirror_is_not_followed(tmp_path):
     root = build(tmp_path / "mirror", ["BTCUSDT"])
     secret = tmp_path / "private.zip"
@@ -383,15 +328,3 @@ def test_a_link_that_leaves_the_mirror_is_not_followed(tmp_path):
     assert ingest(scope(tmp_path / "home", root, "BTC")).series[0].rows == 91 * 24
     (tmp_path / "link").symlink_to(root)  # the mirror itself may be a link
     assert ingest(scope(tmp_path / "other", tmp_path / "link", "BTC")).series[0].rows == 91 * 24
-
-
-def test_a_folder_that_is_a_link_out_of_the_mirror_is_not_read(tmp_path):
-    put(tmp_path / "elsewhere", source_file(key(), "2024-01"))
-    inside = tmp_path / "mirror/data/spot/monthly/klines"
-    inside.mkdir(parents=True)
-    (inside / "BTCUSDT").symlink_to(tmp_path / "elsewhere/data/spot/monthly/klines/BTCUSDT")
-    report = ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC"))
-    assert report.series[0].rows == 0
-    (inside / "loop.zip").symlink_to(inside / "loop.zip")
-    with pytest.raises(SourceFault, match="cannot be read"):
-        FolderSource(tmp_path / "mirror").get("data/spot/monthly/klines/loop.zip")

@@ -11,11 +11,11 @@ import pytest
 from folder_mirror import FolderMirror
 from hypothesis import given
 from hypothesis import strategies as st
-from market_tools import FAST, csv_of, key, lines, put, scope, stored
+from market_tools import FAST, csv_of, key, put, scope, stored
 
 from schemas.errors import UsageError
 from schemas.frames import KLINES
-from schemas.identity import INTERVAL_SECONDS, MONTH, parse_timeframes
+from schemas.identity import INTERVAL_SECONDS, MONTH
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 from tasks.market import mirror
@@ -165,16 +165,6 @@ def test_what_is_no_month_is_refused(market, tmp_path, fault):
     assert (report.exit, report.series[0].rows) == (3, 16)
 
 
-def test_two_identical_months_in_a_file_are_one(market, tmp_path):
-    put(
-        tmp_path / "mirror",
-        source_file(BTC, "2024-02"),
-        b"".join(lines(csv_of(source_file(BTC, "2024-02"))) * 2),
-    )
-    report, _ = market()
-    assert (report.series[0].rows, report.series[0].duplicates) == (17, 1)
-
-
 def test_the_simulator_has_months_made_of_its_hours(tmp_path):
     made = scope(tmp_path, "sim", "BTC", "1h,1mo", "2025-03-10", since="2024-12")
     report = ingest(made)
@@ -190,27 +180,12 @@ def test_the_page_offers_no_series_that_it_cannot_show(market, tmp_path):
     assert all_series(tmp_path / "home") == []
 
 
-def test_the_plan_names_the_months(market, tmp_path):
-    made = scope(tmp_path / "none", tmp_path / "mirror", "BTC", MONTH, "2025-04-01", since="2025-01")
-    notes = ingest(made, plan=True).notes
-    assert notes[0].startswith("BTCUSDT 1mo: 3 of 3 files to fetch")
-    assert notes[1].endswith("BTCUSDT-1mo-2025-01.zip")
-
-
 @pytest.mark.parametrize("spec", [ScopeSpec, RunSpec, BacktestSpec])
 def test_models_of_months_are_refused_in_one_sentence(spec):
     with pytest.raises(UsageError, match=r"months differ in length.*leave 1mo out") as caught:
         spec(timeframes="1h,1mo", source="sim")
     assert "\n" not in str(caught.value)
     assert IngestSpec(timeframes="1h,1mo", source="sim").scope.timeframes == ("1h", "1mo")
-
-
-def test_months_are_named_only_where_they_can_be_used():
-    assert parse_timeframes("1mo,1h", months=True) == [MONTH, "1h"]
-    with pytest.raises(UsageError, match="1w, 1mo"):
-        parse_timeframes("1M", months=True)
-    with pytest.raises(UsageError, match=r"choose from .* 1w$"):
-        parse_timeframes("7m")
 
 
 @given(st.sampled_from([*INTERVAL_SECONDS, MONTH]), INSTANTS, INSTANTS)

@@ -4,14 +4,12 @@ import json
 
 import pytest
 from folder_mirror import FolderMirror
-from hypothesis import given
-from hypothesis import strategies as st
 from market_tools import build
 
 from flows import cli
 from flows.runner import read_pairs
 from schemas.errors import CpbError, UsageError
-from schemas.identity import _LEVERAGED, _STABLE, is_coin_pair
+from schemas.identity import is_coin_pair
 from schemas.run import RunSpec
 from schemas.scope import ScopeSpec
 from tasks.market import mirror
@@ -74,19 +72,6 @@ def test_the_command_takes_it(market, monkeypatch, capsys):
     written = capsys.readouterr()
     assert [series["symbol"] for series in json.loads(written.out)["series"]] == ["BTCUSDT", "JUPUSDT"]
     assert "exchange: 2 pairs" in written.err
-
-
-_BASES = st.text(alphabet="ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", min_size=1, max_size=12)
-
-
-@given(
-    _BASES, st.sampled_from(["", "UP", "DOWN", "BULL", "BEAR"]), st.sampled_from(["USDT", "BTC", "_PERP", ""])
-)
-def test_only_the_known_tokens_and_other_quotes_are_left_out(base, suffix, quote):
-    name = base + suffix
-    listed = name not in _LEVERAGED | _STABLE
-    assert is_coin_pair(name + quote) == (listed if quote == "USDT" else name.endswith("USDT") and
-                                          is_coin_pair(name) and not quote)  # fmt: skip
 
 
 @pytest.mark.parametrize(

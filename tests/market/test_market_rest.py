@@ -94,11 +94,3 @@ def test_candles_of_rest_that_are_no_candles_confirm_nothing(asked):
     report, _ = asked(half_wrong)
     assert [h["cause"] for h in report.series[0].holes] == ["absent at source"]
     assert asked(honest)[0].series[0].holes == []
-
-
-def test_a_tail_that_did_not_come_is_told(asked):
-    report, _ = asked(told([[1, 2]]), as_of="2024-04-03")
-    assert (
-        "no tail: REST answered with something other than a list of candles; data ends with the newest file"
-        in report.notes
-    )

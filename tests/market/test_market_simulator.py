@@ -1,7 +1,6 @@
 """The built-in market: the same for everyone, consistent between intervals, realistic enough to learn from."""
 
 from datetime import UTC, datetime
-from urllib.request import urlopen
 
 import numpy as np
 import polars as pl
@@ -10,7 +9,6 @@ from market_tools import key, scope
 from polars.testing import assert_frame_equal
 
 from schemas.identity import COINS, symbol_of
-from tasks.market import simulator
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import US, period_bounds
@@ -109,12 +107,3 @@ def test_the_week_has_its_hours():
     size = (pl.col("close") / pl.col("open")).log().abs().mean().alias("size")
     hours = dict(year.group_by(pl.col("open_time").dt.hour()).agg(size).iter_rows())
     assert hours[14] > 1.2 * hours[4]
-
-
-def test_it_speaks_plain_http():
-    with simulator.serve() as url:
-        with urlopen(f"{url}/?prefix=data/spot/monthly/klines/BTCUSDT/1h/&delimiter=/") as answer:
-            body = answer.read()
-        assert body.count(b"<Key>") == 16  # eight months and their CHECKSUMs
-        with urlopen(f"{url}/data/spot/monthly/klines/BTCUSDT/1h/BTCUSDT-1h-2025-05.zip") as answer:
-            assert answer.read().startswith(b"PK")

@@ -8,14 +8,13 @@ import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from market_tools import build, key, scope
+from market_tools import build, key
 
 from cpbmodels.data.columns import feature_frame
 from cpbmodels.data.figures import INTERVAL_SECONDS
 from cpbmodels.data.prices import PRICES
 from schemas.errors import UsageError
 from schemas.frames import KLINES
-from schemas.identity import SeriesId
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 from schemas.tables import is_table, tables_of
@@ -50,18 +49,6 @@ def stored(home, path, symbol="BTCUSDT", interval="1h", **options):
         update={"home": home}
     )
     return ingest(made), read_klines(home, OWN(symbol, interval))
-
-
-@pytest.mark.parametrize("unit", ["s", "ms", "us", "iso", "naive"])
-def test_every_way_to_write_the_time(tmp_path, unit):
-    table, time = hours(), pl.col("open_time")
-    text = {"iso": time.dt.strftime("%Y-%m-%dT%H:%M:%SZ"), "naive": time.dt.strftime("%Y-%m-%d %H:%M:%S")}
-    table.with_columns(text[unit] if unit in text else time.dt.epoch(unit)).write_csv(
-        tmp_path / "BTC_USDT-1h.csv"
-    )
-    report, found = stored(tmp_path / "home", tmp_path)
-    assert found.equals(table)
-    assert (report.exit, report.series[0].holes, report.series[0].files["unverified"]) == (0, [], 0)
 
 
 @pytest.mark.parametrize("factor", [1000, 1 / 1000, 10, 1 / 10, 2])
@@ -126,18 +113,6 @@ def test_a_table_without_volume_says_so_and_stores_zeros(tmp_path):
     assert (found["volume"] == 0).all()
     assert report.series[0].zero_volume == 100
     assert "own BTCUSDT 1h: BTCUSDT-1h.csv has no volume, so 0 is stored" in report.notes
-
-
-def test_it_lies_apart_from_binance(tmp_path):
-    home, path = tmp_path / "home", tmp_path / "BTCUSDT-1h.csv"
-    build(tmp_path / "mirror", symbols=("BTCUSDT",), months=("2024-01",))
-    ingest(scope(home, tmp_path / "mirror", coins="BTC"))
-    hours().with_columns(pl.col("open", "high", "low", "close") * 1.01).write_csv(path)
-    stored(home, path)
-    assert read_klines(home, key("BTCUSDT")).height == 744
-    assert read_klines(home, OWN("BTCUSDT")).height == 100
-    assert (home / "own" / "manifest.db").is_file()
-    assert not (home / "klines-own").exists()
 
 
 def test_a_table_may_grow_and_have_a_candle_put_right(tmp_path):
@@ -221,26 +196,6 @@ def test_a_damaged_month_of_a_table_is_stored_again(tmp_path):
     assert stored(home, path)[1].equals(hours(40))
 
 
-def test_columns_tell_the_series_and_not_the_name(tmp_path):
-    """A file of several symbols is split by its column, whatever its name is."""
-    two = [hours(count, s).with_columns(symbol=pl.lit(s)) for count, s in ((60, "BTCUSDT"), (90, "ETHUSDT"))]
-    for name in ("BTCUSDT-1h.csv", "binance-1h.csv"):
-        pl.concat(two).write_csv(tmp_path / name)
-        assert tables_of(str(tmp_path / name)).symbols == ("BTCUSDT", "ETHUSDT")
-    assert stored(tmp_path / "home", tmp_path / name, "ETHUSDT")[1].equals(hours(90, "ETHUSDT"))
-    two[1].write_csv(tmp_path / "candles_1h.csv")
-    assert list(tables_of(str(tmp_path / "candles_1h.csv")).series) == [("ETHUSDT", "1h")]
-    hours().with_columns(timeframe=pl.lit("1h")).write_csv(tmp_path / "SOLUSDT-1h.csv")
-    assert list(tables_of(str(tmp_path / "SOLUSDT-1h.csv")).series) == [("SOLUSDT", "1h")]
-
-
-@pytest.mark.parametrize("suffix", ["PARQUET", "Feather", "CSV"])
-def test_capitals_in_a_files_ending_do_not_matter(tmp_path, suffix):
-    path = tmp_path / f"BTCUSDT-1h.{suffix}"
-    {"PARQUET": hours().write_parquet, "Feather": hours().write_ipc, "CSV": hours().write_csv}[suffix](path)
-    assert klines(tables_of(str(path)).series["BTCUSDT", "1h"])[0].equals(hours())
-
-
 def test_candles_after_now_are_counted(tmp_path):
     path = tmp_path / "BTCUSDT-1h.csv"
     now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
@@ -264,17 +219,6 @@ def test_candles_after_now_are_counted(tmp_path):
         TableSource(path).months(OWN("BTCUSDT"))
 
 
-def test_a_gap_is_reported_like_binances(tmp_path):
-    table = hours(400)
-    pl.concat([table[:50], table[60:100], table[200:]]).write_csv(tmp_path / "BTCUSDT-1h.csv")
-    report, _ = stored(tmp_path / "home", tmp_path)
-    assert [(hole["bars"], hole["cause"]) for hole in report.series[0].holes] == [
-        (10, "exchange outage"),
-        (100, "confirmed absent"),
-    ]
-    assert (report.series[0].status, report.exit) == ("partial", 3)
-
-
 def test_as_of_hides_what_closes_later(tmp_path):
     hours().write_csv(tmp_path / "BTCUSDT-1h.csv")
     end = START + timedelta(hours=40)
@@ -290,14 +234,8 @@ LATE = hours().with_columns(pl.col("open_time") + pl.duration(minutes=5))
     ("name", "table", "words"),
     [
         ("BTCUSDT-1h.csv", hours().drop("close"), ("BTCUSDT-1h.csv", "close is missing")),
-        ("BTCUSDT-1h.csv", hours().drop("open_time"), ("there is no time", "open_time")),
-        ("BTCUSDT-1h.csv", pl.concat([hours(), hours()[-1:]]), ("in row 100 appears twice", "without duplicates")),
-        ("BTCUSDT-1h.csv", pl.concat([hours()[5:], hours()[:5]]), ("in row 95 is earlier", "sorted by time")),
         ("BTCUSDT-15m.csv", LATE, ("row 0", "grid of 15m")),
-        ("BTCUSDT-1h.csv", spoiled(hours(), 7, high=1e-9), ("BTCUSDT-1h.csv", "7")),
-        ("BTCUSDT-1h.csv", spoiled(hours(), 7, volume=-1.0), ("volume",)),
         ("BTCUSDT-1h.csv", spoiled(hours(), 7, quote_volume=-1.0), ("quote_volume in row 7",)),
-        ("BTCUSDT-1h.csv", hours().with_columns(open_time=pl.lit("soon")), ("'soon'", "2024-01-31T12:00:00Z")),
         ("candles.csv", hours(), ("candles.csv names no symbol", "SYMBOL-INTERVAL")),
         ("€-1h.csv", hours(), ("'€'", "letters and digits")),
         ("BTCUSDT.csv", hours().with_columns(timeframe=pl.lit("7m")), ("'7m'", "15m")),
@@ -377,10 +315,3 @@ def test_any_candles_come_back_as_they_were(tmp_path_factory, interval, rows, fi
     found, missing = klines(tables_of(str(path)).series["XUSDT", interval])
     assert found.select(table.columns).equals(table)
     assert missing == ["quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume"]
-
-
-def test_the_names_of_the_market():
-    series = SeriesId("own", "BTCUSDT", "1h")
-    assert (series.registered, str(series)) == ("cpb-own-BTCUSDT-1h", "own BTCUSDT 1h")
-    assert SeriesId.parse("cpb-own-BTCUSDT-1h") == series
-    assert "--source TABLE" in series.options

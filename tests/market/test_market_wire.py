@@ -18,8 +18,7 @@ from schemas.errors import CpbError
 from tasks.market import mirror
 from tasks.market.ingest import ingest, listed_symbols
 from tasks.market.klines import read_klines
-from tasks.market.layout import Remote, listed_file, period_bounds, source_file
-from tasks.market.manifest import Manifest
+from tasks.market.layout import Remote, listed_file, source_file
 
 MONTH = source_file(key(), "2024-02")
 WHOLE = 91 * 24
@@ -123,31 +122,6 @@ def test_whether_daily_files_begin_before_the_months_is_asked_once_a_week(market
     assert (rows, asked.count("few")) == (WHOLE + 24, 1)
     put(market.root, source_file(key(), "2023-12-30"))  # now there are some, and new ones are seen at once
     assert since_listing(market)[0] == WHOLE + 48
-
-
-def test_what_was_asked_of_another_time_is_asked_anew(market):
-    since_listing(market, since="2023-12-20")
-    put(market.root, source_file(key(), "2023-12-01"))
-    assert since_listing(market, since="2023-12-20") == (WHOLE, ["listing"])
-    assert since_listing(market)[0] == WHOLE + 24
-
-
-def test_a_time_without_files_is_no_hole_that_was_searched(market):
-    since_listing(market)
-    with closing(Manifest(market.home / "manifest.db")) as manifest:
-        assert manifest.searched(key()) == []
-        (until, asked), *more = manifest.empty_periods(key(), 0).items()
-        assert (until, more) == (period_bounds("2024-01")[0], [])
-        assert asked <= time.time() * 1e6
-        assert manifest.empty_periods(key(), 1) == {}
-
-
-@pytest.mark.parametrize("status", [301, 400, 405, 501])
-def test_names_are_probed_whatever_the_refusal(market, status):
-    def hook(handler, name, query):
-        return (status, {}, b"no listing here") if not name else None
-
-    assert btc(market.served(hook)).rows == WHOLE
 
 
 def test_every_pair_is_listed_over_many_pages_without_a_marker(tmp_path, monkeypatch):

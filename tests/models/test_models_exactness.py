@@ -108,13 +108,6 @@ def test_an_exported_row_forecasts_the_same_bits(architecture, tmp_path):
         np.testing.assert_array_equal(ours.probabilities, theirs.probabilities)
 
 
-def test_stacked_forecasts_equal_single_ones():
-    series = [walk(500, seed=seed) for seed in range(3)]
-    members = train_fleet(series, "gru", "smoke", seeds=[1, 2, 3], dtype="float64", epochs=1)
-    for together, member, own in zip(forecast_all(members, series), members, series, strict=True):
-        np.testing.assert_allclose(together.close.array, member.forecast(own).close.array, rtol=1e-13)
-
-
 def test_forecasting_keeps_no_weights():
     """A process that stays, as a trainer, would otherwise hold those of every model that it has forecast with."""
     series = walk(500)

@@ -53,36 +53,10 @@ TABLES = {
     "pandas, index": lambda f: pandas_of(f).set_index("open_time"),
     "pandas, unnamed index": lambda f: pandas_of(f).set_index("open_time").rename_axis(None),
     "pandas, capitals": lambda f: pandas_of(f, time="Date").rename(columns=str.capitalize),
-    "pandas, New York": lambda f: pandas_of(f).assign(
-        open_time=lambda d: d.open_time.dt.tz_convert("America/New_York")
-    ),
     "pandas, objects": lambda f: pandas_of(f).astype({"close": object}),
-    "seconds": lambda f: epoch(f, "s"),
-    "milliseconds": lambda f: epoch(f, "ms").rename({"open_time": "timestamp"}),
-    "microseconds": lambda f: epoch(f, "us"),
     "seconds as floats": lambda f: epoch(f, "s").with_columns(pl.col("open_time").cast(pl.Float64)),
     "prices as texts": lambda f: f.with_columns(pl.col("open", "high", "low", "close").cast(pl.String)),
-    "nanoseconds": lambda f: epoch(f, "ns"),
-    "s, ms, us and ns in one column": lambda f: f.with_columns(
-        pl.concat(
-            [
-                f["open_time"][100 * k : 100 * k + 100].dt.epoch(u)
-                for k, u in enumerate(("s", "ms", "us", "ns"))
-            ]
-        )
-    ),
-    "newest first": lambda f: f.reverse(),
-    "texts with offsets": lambda f: (
-        pl.DataFrame(f)
-        .with_columns(
-            time=pl.col("open_time").dt.convert_time_zone("Asia/Kolkata").dt.strftime("%Y-%m-%dT%H:%M:%S%:z")
-        )
-        .drop("open_time")
-    ),
     "blank last rows": lambda f: pl.concat([f, f.clear(2)]),
-    "pandas, unix": lambda f: (
-        pandas_of(f).assign(unix=f["open_time"].dt.epoch("ms").to_numpy()).drop(columns="open_time")
-    ),
     "pandas, yfinance": lambda f: (
         pandas_of(f)
         .set_index("open_time")
@@ -190,14 +164,6 @@ def test_gaps_split_and_nothing_is_computed_across_them(missing):
         np.testing.assert_allclose(series.features[start:end], alone.features, rtol=1e-9, atol=1e-12)
 
 
-def test_a_relisting_splits_too():
-    frame = candles(500).with_columns(
-        pl.when(pl.int_range(pl.len()) >= 250).then(pl.col(n) * 10).otherwise(pl.col(n)).alias(n)
-        for n in ("open", "high", "low", "close")
-    )
-    assert np.flatnonzero(np.diff(Series.from_frame(frame).segments)).tolist() == [249]
-
-
 def test_without_a_volume_its_column_is_missing_and_named_where_it_is_wanted():
     series = Series.from_frame(candles().drop("volume"))
     assert "log_volume_change" not in series.names
@@ -266,14 +232,6 @@ def test_behind_a_gap_there_is_no_forecast_unless_it_may_go_back():
     assert member.forecast(enough).issued_at == START + timedelta(hours=1200)
 
 
-@pytest.mark.parametrize(
-    "shift", [timedelta(seconds=1), timedelta(minutes=30), timedelta(milliseconds=3_599_999)]
-)
-def test_times_beside_the_grid_are_refused(shift):
-    with pytest.raises(ModelError, match="in row 0 does not lie on the UTC grid"):
-        Series.from_frame(candles().with_columns(pl.col("open_time") + shift))
-
-
 def test_each_prints_as_one_line():
     series = Series.from_frame(without(candles(), [50]), "BTCUSDT")
     member = train_fleet([series], "robust-har", "smoke", seeds=[1], device="cpu")[0]
@@ -284,13 +242,6 @@ def test_each_prints_as_one_line():
     assert "after row" in repr(
         train_fleet([bare], "linear", "smoke", seeds=[1], epochs=1, device="cpu")[0].forecast(bare)
     )
-
-
-def test_arrays_without_times_have_no_rows():
-    bare = walk(300)
-    forecast = train_fleet([bare], "linear", "smoke", seeds=[1], epochs=1, device="cpu")[0].forecast(bare)
-    with pytest.raises(ModelError, match="has no times"):
-        forecast.to_frame()
 
 
 def test_a_classifier_forecasts_no_price():

@@ -12,9 +12,9 @@ import torch
 from candles import series_for, walk
 
 from cpbmodels import train_fleet
-from cpbmodels.fleet import graphs, loop
+from cpbmodels.fleet import loop
 from cpbmodels.fleet.fleet import Fleet
-from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs, StepRunner, ValidationRunner, side_stream
+from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs, StepRunner, ValidationRunner
 from cpbmodels.fleet.loop import Loop
 
 OPTIONS = {
@@ -215,26 +215,3 @@ def test_the_next_epoch_is_planned_before_the_host_waits(gpu, monkeypatch):
         *[("shuffled", 2)] * 2, ("planned", 1), *[("losses known", 1)] * 2, ("planned", 2),
         *[("losses known", 2)] * 2,
     ]  # fmt: skip
-
-
-def test_all_fleets_of_a_process_share_one_side_stream(monkeypatch):
-    made = []
-    monkeypatch.setattr(graphs.torch.cuda, "Stream", lambda device: made.append(device) or object())
-    side_stream.cache_clear()
-    try:
-        first, second = torch.device("cuda", 0), torch.device("cuda", 1)
-        assert side_stream(first) is side_stream(torch.device("cuda", 0))
-        assert side_stream(second) is not side_stream(first)
-    finally:
-        side_stream.cache_clear()
-    assert made == [first, second]
-
-
-def test_unequal_histories_need_a_graph_per_bucket_not_per_length(gpu):
-    """Forty histories of forty lengths: five graphs of a step, where there were thirty and more."""
-    series = [walk(rows, seed=rows) for rows in np.linspace(420, 2200, 40).astype(int)]
-    options = OPTIONS | {"epochs": 2, "patience": 9, "dropout": 0.0, "max_validation_windows": 30}
-    found = train_fleet(series, "linear", seeds=list(range(40)), **options)
-    lengths = {-(-member.report["train_windows"] // 40) for member in found}
-    assert len(lengths) >= 30
-    assert len(gpu[0].captures("step")) <= 10  # buckets of 4 here; 5 in buckets of 8

@@ -5,7 +5,7 @@ from candles import series_for
 from scipy import stats
 
 from cpbmodels import load, predict, train_fleet
-from cpbmodels.arch.heads import HEADS, candle, to_feedback
+from cpbmodels.arch.heads import HEADS
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import preset
 from cpbmodels.data.student_t import QUANTILES, t_quantiles
@@ -48,20 +48,6 @@ def test_student_t_quantiles_are_scipys():
         np.testing.assert_allclose(q[:, step], stats.t.ppf(QUANTILES, df[step], location, scale), rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["student-t", "point", "quantile"])
-def test_quantiles_never_cross_and_candles_are_valid(name):
-    head = make(name)
-    raw = 30 * torch.randn(2, 50, 10, head.size, dtype=F64)
-    table = torch.randn(2, 10, 19, dtype=F64).sort(-1).values
-    q, c = head.forecast(raw, table)
-    assert q.shape == (2, 50, 10, 19)
-    assert (q.diff(dim=-1) >= 0).all()
-    opened, high, low, close = c.unbind(-1)
-    torch.testing.assert_close(close, q[..., 9])
-    assert (low <= torch.minimum(opened, close)).all()
-    assert (high >= torch.maximum(opened, close)).all()
-
-
 def test_quantile_head_learns_by_pinball_loss():
     head = make("quantile", candle_weight=0.0, horizon=1)
     raw, y = torch.randn(1, 6, 1, 22, dtype=F64), torch.randn(1, 6, 1, 4, dtype=F64)
@@ -94,13 +80,6 @@ def test_crps_trains_with_fixed_degrees_of_freedom(tmp_path):
     assert (np.diff(forecast.close.array) > 0).all()
 
 
-def test_feedback_is_the_median_candle():
-    head = make("point")
-    raw = torch.randn(2, 3, 4, dtype=F64)
-    torch.testing.assert_close(head.feedback(raw), to_feedback(head.median(raw)))
-    assert candle(*raw.unbind(-1)).shape == (2, 3, 4)
-
-
 def test_classes_use_cross_entropy():
     head = HEADS["classes"](preset("smoke", "classifier-gru"), CPU, F64)
     y = torch.zeros(1, 3, 10, 4, dtype=F64)
@@ -126,8 +105,3 @@ def test_the_hour_shifts_the_scale_alone_and_starts_at_nothing():
     after = predict([member], [series], [rows])[0].quantiles
     width = (after[..., 18] - after[..., 0]) / (before[..., 18] - before[..., 0])
     np.testing.assert_allclose(width, np.exp(0.5), rtol=1e-4)
-
-
-def test_a_head_without_a_scale_embeds_the_hour():
-    assert preset("default", "har").calendar_dim == 0
-    assert preset("default", "har", head="quantile").calendar_dim == 12

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from datetime import date
 
 import mlflow
 import numpy as np
@@ -42,18 +41,10 @@ def test_numbers_stay_numbers(kind):
     assert utc_times(numbers).tolist() == [1735689600, 1735693200]
 
 
-def test_dates_are_midnights():
-    assert utc_times(pd.Series([date(2025, 1, 2)])).tolist() == [pd.Timestamp("2025-01-02", tz="UTC")]
-
-
 @pytest.mark.parametrize("wrong", ["noon", "1735689600", "01/02/2025", True])
 def test_what_is_no_time_is_named_with_its_row(wrong):
     with pytest.raises(ModelError, match="in row 1 is not a time"):
         utc_times(pd.Series(["2025-01-01", wrong], dtype=object))
-
-
-def test_a_missing_time_is_left_for_the_series_to_name():
-    assert utc_times(pd.Series(["2025-01-01", None])).isna().tolist() == [False, True]
 
 
 def test_any_folder_of_the_library_is_a_model_with_an_mlmodel_beside_it(tmp_path):

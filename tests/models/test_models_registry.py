@@ -1,6 +1,5 @@
 """Architectures are found by name: the built-in ones, and those of other packages through real entry points."""
 
-import ast
 import json
 import os
 import re
@@ -9,12 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from candles import walk
 
 import cpbmodels
-from cpbmodels import ModelError, architecture, architectures, load, preset, train_fleet
-from cpbmodels.arch import ENTRY_POINT_GROUP, find
-from cpbmodels.arch.base import check_definition
+from cpbmodels import ModelError, architecture, architectures, load, preset
+from cpbmodels.arch import ENTRY_POINT_GROUP
 from cpbmodels.arch.options import COMMON_PRESETS
 
 ROOT = Path(__file__).parents[2]
@@ -63,29 +60,6 @@ def test_names_cost_neither_torch_nor_numpy():
         "assert not {'torch', 'numpy'} & sys.modules.keys()"
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("name", "closed_form", "classifier", "presets", "default_preset"),
-    [
-        ("transformer", False, False, ("seed-transformer", "seed-transformer-tuned"), "seed-transformer"),
-        ("gru", False, False, ("seed-gru", "seed-gru-tuned"), "seed-gru"),
-        ("lstm", False, False, ("seed-lstm", "seed-lstm-tuned"), "seed-lstm"),
-        ("lstm-manual", False, False, ("seed-lstm", "seed-lstm-tuned"), "seed-lstm"),
-        ("linear", False, False, (), "default"),
-        ("har", False, False, (), "default"),
-        ("robust-har", True, False, (), "default"),
-        ("line", True, False, (), "default"),
-        ("walk", True, False, (), "default"),
-        ("average", False, False, (), "default"),
-        ("classifier-gru", False, True, ("seed-gru", "seed-gru-tuned"), "seed-gru"),
-    ],
-)
-def test_what_is_known_of_the_built_in_ones(name, closed_form, classifier, presets, default_preset):
-    info = cpbmodels.ArchitectureInfo(name, closed_form, classifier, presets, default_preset)
-    assert architecture(name) == info
-    assert preset(default_preset, name)
-    check_definition(find(name))
 
 
 def test_an_unknown_name_is_refused_with_the_choices():
@@ -179,32 +153,6 @@ def test_broken_packages_are_named_and_break_nothing_else(tmp_path):
     assert "'gru'" in collision
     assert collision in done.stderr  # a warning: cpbmodels keeps its own
     assert len(found["problems"]) == 6
-
-
-def test_a_model_of_an_unknown_architecture_names_what_to_install(tmp_path):
-    folder = train_fleet([walk(500)], "linear", "smoke", device="cpu", epochs=1)[0].save(tmp_path / "m")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architecture": "tcnn"}))
-    with pytest.raises(ModelError, match="'tcnn', which is not installed here"):
-        load(folder)
-
-
-def test_no_other_file_knows_an_architecture_by_name():
-    """Defaults of arguments apart, a name stands in the registry and nowhere else."""
-    package = ROOT / "cpbmodels"
-    found = []
-    for path in sorted(package.rglob("*.py")):
-        if path.parent.name == "arch":
-            continue
-        tree = ast.parse(path.read_text())
-        arguments = [node for node in ast.walk(tree) if isinstance(node, ast.arguments)]
-        defaults = {id(one) for node in arguments for one in [*node.defaults, *node.kw_defaults]}
-        found += [
-            f"{path.relative_to(package)}:{node.lineno} {node.value}"
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and node.value in BUILT_IN and id(node) not in defaults
-        ]
-    assert found == []
 
 
 @pytest.mark.parametrize(

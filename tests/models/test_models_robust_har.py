@@ -7,7 +7,7 @@ import pytest
 import torch
 from candles import series_for
 
-from cpbmodels import ensemble, forecast_all, load, predict, train_fleet
+from cpbmodels import forecast_all, predict, train_fleet
 from cpbmodels.data.ranges import MIN_RANGE, RIDGE_PENALTY, fit_ranges, future_range
 from cpbmodels.errors import ModelError
 
@@ -39,16 +39,6 @@ def test_the_fit_is_the_ridge_regression_it_says():
     np.testing.assert_allclose(np.vstack([fitted.level, fitted.slopes, fitted.hours]), weights, atol=1e-9)
     unit = np.exp(design @ weights) * one.volatility[origins][:, None] * np.sqrt(np.arange(1, H + 1))
     np.testing.assert_allclose(fitted.scale(one, origins), unit, rtol=1e-9)
-
-
-def test_what_is_served_is_what_was_fitted():
-    series = [coin(1), coin(2)]
-    for one, member in zip(series, solved(series), strict=True):
-        options = member.options
-        fitted = fit_ranges([(one, one.origins("train", 1, H))], options.features, options.calendar, H)
-        origins = one.origins("validation", 1, H)
-        found = predict([member], [one], [origins])[0]
-        np.testing.assert_allclose(found.quantiles, fitted.quantiles(one, origins), rtol=1e-12)
 
 
 def test_its_median_candle_is_valid_and_as_wide_as_candles_are():
@@ -91,17 +81,6 @@ def test_its_loss_is_the_mean_pinball_of_its_quantiles():
     levels = np.arange(1, 20) * 0.05
     loss = np.maximum(levels * error, (levels - 1) * error).mean()
     assert member.history[0]["val_loss"] == pytest.approx(loss, rel=1e-9)
-
-
-def test_saved_loaded_and_averaged_it_says_the_same(tmp_path):
-    one = coin(5)
-    member = train_fleet([one], "robust-har", "smoke")[0]
-    member.save(tmp_path / "model")
-    again = load(tmp_path / "model")
-    copies = ensemble([member, train_fleet([one], "robust-har", "smoke", seeds=3)[0]])
-    for other in (again, copies):
-        np.testing.assert_array_equal(other.forecast(one).close.array, member.forecast(one).close.array)
-        np.testing.assert_array_equal(other.forecast(one).candle, member.forecast(one).candle)
 
 
 def test_a_universal_one_serves_a_coin_it_never_saw():

@@ -43,29 +43,6 @@ def test_nothing_sees_the_future():
         np.testing.assert_array_equal(cut.volatility, whole.volatility[:rows])
 
 
-@pytest.mark.parametrize("split", ["train", "validation", "test"])
-def test_origins_follow_their_definition(split):
-    draw = np.random.default_rng(3)
-    segments = np.cumsum(draw.random(800) < 0.01)
-    series = walk(800, test=0.2)
-    names, features, volatility = candle_columns(series.prices, segments)
-    features[draw.integers(0, 800, 5), 2] = np.nan
-    series = Series(series.prices, features, names, volatility, segments, series.spans)
-    a, b = series.spans[split]
-    context, horizon = 7, 4
-    expected = [
-        o
-        for o in range(800)
-        if o - context + 1 >= 0
-        and a <= o
-        and o + horizon < b
-        and len(set(segments[o - context + 1 : o + horizon + 1])) == 1
-        and np.isfinite(features[o - context + 1 : o + 1]).all()
-    ]
-    assert series.origins(split, context, horizon).tolist() == expected
-    assert series.origins(split, context, horizon, stride=3).tolist() == expected[::3]
-
-
 def test_spans_leave_an_embargo_between_them():
     spans = walk(5000, test=0.1).spans
     assert spans["validation"][0] - spans["train"][1] == 178

@@ -1,10 +1,7 @@
-import gc
-import json
 import os
 import signal
 import subprocess
 import sys
-import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +11,12 @@ import torch
 from candles import LEARNT, series_for, walk
 
 from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
-from cpbmodels.arch import deferred
 from cpbmodels.arch.heads import Point
 from cpbmodels.data.prices import RETURNS
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import training
 from cpbmodels.fleet.bank import Bank
 from cpbmodels.fleet.checkpoint import Checkpoints
-from cpbmodels.fleet.config import sealed
 from cpbmodels.fleet.fleet import Fleet
 
 SMALL = {"preset": "smoke", "device": "cpu", "epochs": 3}
@@ -329,26 +324,6 @@ def test_all_fleets_share_one_copy_of_the_candles(monkeypatch):
     assert len(made) == 1
 
 
-@pytest.mark.parametrize("architecture", ["gru", "lstm", "lstm-manual"])
-def test_a_step_leaves_nothing_for_the_garbage_collector(architecture, monkeypatch):
-    """Python finds circles late: until then a step's memory would stay, and a CUDA graph's for good."""
-    made = []
-    for cls in (deferred.DeferredLinear, deferred.DeferredAttention, deferred.DeferredLstm):
-
-        def noted(self, *tensors, start=cls.__init__):
-            start(self, *tensors)
-            made.append(weakref.ref(self))
-
-        monkeypatch.setattr(cls, "__init__", noted)
-    gc.disable()
-    try:
-        train_fleet([walk(500)], architecture, **SMALL)
-        assert made
-        assert not [ref for ref in made if ref() is not None]
-    finally:
-        gc.enable()
-
-
 def test_universal_members_learn_all_series_and_serve_others():
     series = [walk(600, seed=s, timeframe=t) for s, t in ((1, "1h"), (2, "1h"), (3, "15m"))]
     members = train_fleet(series, "linear", seeds=[7, 8], scope="universal", **SMALL)
@@ -433,10 +408,7 @@ def test_the_callback_hears_every_member_of_every_epoch():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"epochs": 0}, "epochs must be a whole number from 1 to 100,000, not 0"),
         ({"batch_size": 2.5}, "batch_size must be a whole number"),
-        ({"dropout": 1.0}, "dropout must be a number from 0 to 0.95"),
-        ({"lr": -1}, "lr must be a number from 1e-08 to 1"),
         ({"schedule": "linear"}, "schedule 'linear' is unknown: choose one of cosine, step, constant"),
         ({"widht": 3}, "option 'widht' is unknown"),
         ({"architecture": "lstn"}, "architecture 'lstn' is unknown: choose one of transformer"),
@@ -447,7 +419,6 @@ def test_the_callback_hears_every_member_of_every_epoch():
         ({"device": "cuda:99"}, "device 'cuda:99' is not available"),
         ({"seeds": [1, 2]}, "seeds needs one number per series"),
         ({"seeds": [1.5]}, "seeds must be whole numbers from 0 to 2^63 - 1, not 1.5"),
-        ({"seeds": 2**63, "scope": "universal"}, "seeds must be whole numbers from 0"),
         ({"seeds": -1, "scope": "both"}, "seeds must be whole numbers from 0"),
         ({"architecture": "har"}, "lacks the column"),
         ({"context": 400}, "no window of 400"),
@@ -486,23 +457,6 @@ def test_a_price_that_never_moves_in_a_span_is_named(architecture, span):
             train_fleet([moving, frozen], architecture, "smoke", device="cpu")
 
 
-def test_damaged_folders_are_named(tmp_path):
-    member = train_fleet([walk(500)], "linear", **SMALL)[0]
-    folder = member.save(tmp_path / "m")
-    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
-    config = json.loads((folder / "config.json").read_text())
-    other = sealed(config | {"context": 31}, config["weights_sha256"])
-    (folder / "config.json").write_text(json.dumps(other))
-    with pytest.raises(ModelError, match="config and weights differ"):
-        load(folder)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "model.safetensors").write_bytes(b"x" * 40)
-    with pytest.raises(ModelError, match="damaged"):
-        load(folder)
-    with pytest.raises(ModelError, match="missing"):
-        load(tmp_path / "nowhere")
-
-
 def test_presets_resolve_in_order():
     seed = preset("seed-lstm", "lstm", profile="cpu", max_epochs=3)
     assert (seed.hidden_dim, seed.epochs, seed.batch_size, seed.schedule, seed.cuda_graph) == (
@@ -513,29 +467,6 @@ def test_presets_resolve_in_order():
         False,
     )
     assert preset("smoke", "har").context == 1
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("architecture", ["transformer", "gru", "lstm"])
-def test_no_host_sync_inside_an_epoch_on_a_gpu(architecture, monkeypatch):
-    from cpbmodels.fleet.graphs import StepRunner
-
-    step = StepRunner.step
-
-    def watched(self, active):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return step(self, active)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    monkeypatch.setattr(StepRunner, "step", watched)
-    series = [walk(700, seed=s) for s in range(3)]
-    options = SMALL | {"device": "cuda", "seeds": [1, 2, 3], "mixed_precision": "off"}
-    graphed = train_fleet(series, architecture, **options)
-    eager = train_fleet(series, architecture, cuda_graph=False, **options)
-    for a, b in zip(graphed, eager, strict=True):
-        assert a.history[-1]["val_loss"] == pytest.approx(b.history[-1]["val_loss"], rel=1e-3)
 
 
 def test_copies_for_checkpoints_wait_until_the_last_one_has_paid_for_itself(tmp_path, monkeypatch):

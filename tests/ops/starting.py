@@ -15,6 +15,13 @@ from ports import free_port
 ROOT = Path(__file__).resolve().parents[2]
 
 
+COMMANDS = {  # the arguments of `python -m` that start a server in the foreground
+    "page": "flows.cli serve --port {port}",
+    "ui": "flows.cli ui --port {port}",
+    "prefect": "flows.deploy.services {port}",
+}
+
+
 def listens(port):
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -55,7 +62,7 @@ def started(listener, folder):
     port = free_port()
     with (folder / f"{listener.name}.log").open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", *shlex.split(listener.command.format(port=port))], cwd=folder,
+            [sys.executable, "-m", *shlex.split(COMMANDS[listener.name].format(port=port))], cwd=folder,
             env=environment(folder), stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     try:

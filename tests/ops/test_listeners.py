@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from ports import free_port
-from starting import ROOT, listens, processes_of, started, wait_until
+from starting import COMMANDS, ROOT, listens, processes_of, started, wait_until
 
-from flows.ops.listeners import LISTENERS, PAGE
-from flows.ops.serving import serve
+from flows.ops.guard import LISTENERS, PAGE
+from flows.ops.serve import serve
 
-ALLOWED = {"flows/ops/serving.py", "tasks/market/mirror.py"}
+ALLOWED = {"flows/ops/serve.py", "tasks/market/mirror.py"}
 """Modules that may open a port; the second: simulated candles for the command that runs, on loopback."""
 SERVERS = (
     "uvicorn",
@@ -84,7 +84,7 @@ def test_a_listener_that_is_not_in_the_table_is_not_served():
 def test_the_page_on_security_names_each_listener():
     text = (ROOT / "docs/security.md").read_text()
     for listener in LISTENERS:
-        command = listener.command.removeprefix("flows.cli ").partition(" ")[0]
+        command = COMMANDS[listener.name].removeprefix("flows.cli ").partition(" ")[0]
         assert f"`cpb {command}`" in text or command.startswith("flows.deploy"), listener.name
     assert "`cpb deploy up`" in text
     assert "`--source sim`" in text

@@ -7,8 +7,8 @@ import pytest
 import uvicorn
 from ports import free_port
 
-from flows.ops.listeners import PAGE
-from flows.ops.serving import _Server, serve
+from flows.ops.guard import PAGE
+from flows.ops.serve import _Server, serve
 from schemas.errors import CpbError
 
 

@@ -1,7 +1,5 @@
-import ast
 import contextlib
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -115,31 +113,3 @@ def test_an_override_is_refused_only_where_no_architecture_reads_it():
     with pytest.raises(UsageError) as refused:
         RunSpec(architectures="robust-har", overrides={"epochs": 3})
     assert refused.value.code == "without-effect"
-
-
-ROOT = Path(__file__).resolve().parents[2]
-LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-LONG_LISTS = {"series", "symbols", "models", "members", "behind", "fleets", "shards"}
-"""Attributes that list as many things as a market has coins: a search in one per series is quadratic."""
-MAPPINGS = {"run.source.tables.series", "score.members"}
-
-
-def searches_in_lists():
-    """Yield each `x in y.series` within a loop, which a set made before the loop would answer at once."""
-    for path in (
-        path for package in ("flows", "schemas", "tasks", "webapp") for path in (ROOT / package).rglob("*.py")
-    ):
-        loops = (node for node in ast.walk(ast.parse(path.read_bytes())) if isinstance(node, LOOPS))
-        for one in (inner for loop in loops for inner in ast.walk(loop)):
-            if isinstance(one, ast.Compare) and isinstance(one.ops[0], ast.In | ast.NotIn):
-                place = one.comparators[0]
-                if (
-                    isinstance(place, ast.Attribute)
-                    and place.attr in LONG_LISTS
-                    and ast.unparse(place) not in MAPPINGS
-                ):
-                    yield f"{path.relative_to(ROOT)}:{one.lineno}: {ast.unparse(one)}"
-
-
-def test_no_loop_searches_a_list_that_is_as_long_as_the_market():
-    assert sorted(set(searches_in_lists())) == []

@@ -1,7 +1,6 @@
 """Spans of time: shared, apart, and enough in each."""
 
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord
 from schemas.identity import INTERVAL_SECONDS, SeriesId
-from tasks.signals.splits import SplitPolicy, check_enough, folds, split_bounds
+from tasks.signals.splits import check_enough, folds, split_bounds
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -38,17 +37,6 @@ def test_a_long_history_is_judged_on_its_last_120_days():
     assert bounds.train[0] == datetime(2025, 6, 6, tzinfo=UTC) - timedelta(hours=20_000)
 
 
-@pytest.mark.parametrize("rows", [900, 1500, 20_000, 70_000])
-def test_spans_are_ordered_with_an_embargo_between(rows):
-    policy = SplitPolicy()
-    bounds = split_bounds([record(rows=rows)], policy)
-    gap = timedelta(hours=policy.embargo)
-    assert bounds.train[1] + gap == bounds.validation[0]
-    assert bounds.validation[1] + gap == bounds.test[0]
-    assert bounds.train[0] < bounds.train[1]
-    assert (bounds.test[1] - bounds.test[0]) / timedelta(hours=1) <= 0.15 * rows + 1
-
-
 def test_a_short_series_is_named_with_what_it_needs():
     bounds = split_bounds([record(rows=20_000)])
     with pytest.raises(
@@ -62,20 +50,6 @@ def test_a_short_series_is_named_with_what_it_needs():
     check_enough(
         SeriesId("spot", "BTCUSDT", "1h"), {"train": 9000, "validation": 1440, "test": 2880}, 20_000, bounds
     )
-
-
-def test_fifty_rows_alone_are_refused_too():
-    bounds = split_bounds([record(rows=50)])
-    with pytest.raises(MemberError, match="only 50 rows; needs at least"):
-        check_enough(SeriesId("spot", "TINYUSDT", "1h"), {"train": 0, "validation": 3, "test": 7}, 50, bounds)
-
-
-def test_folds_roll_the_origin():
-    rolled = folds([record()], 3)
-    assert rolled[-1] == split_bounds([record()])
-    for earlier, later in pairwise(rolled):
-        assert earlier.test[1] == later.test[0]
-        assert earlier.train[0] == later.train[0]
 
 
 def test_too_many_folds_are_refused():

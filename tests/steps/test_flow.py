@@ -23,7 +23,7 @@ from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
 from tasks.training import trainer as worker
 from tasks.training.files import LATEST, read_job, read_result
-from tasks.training.runner import TrainerDied, TrainingTimeout
+from tasks.training.local import TrainerDied, TrainingTimeout
 
 SPEC = RunSpec(
     coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
@@ -211,22 +211,6 @@ def test_a_model_that_diverged_in_its_first_epoch_is_a_failure_and_no_champion(t
     assert statuses()["robust-har", "BTCUSDT"] == "FAILED"
 
 
-def test_a_trained_model_with_a_huge_weight_fails_alone(trainer, monkeypatch):
-    train = worker.train_members
-
-    def damage(job, loaded, home, **how):
-        models = train(job, loaded, home, **how)
-        return [replace(m, rows=m.rows * 1e30) if s.symbol.endswith("BTCUSDT") and job.architecture == "linear" else m
-                for m, (_, s) in zip(models, loaded, strict=True)]  # fmt: skip
-
-    monkeypatch.setattr(worker, "train_members", damage)
-    summary, _ = run()
-    (failure,) = summary.failures
-    assert (failure.step, str(failure.model)) == ("evaluate", "linear/sim-BTCUSDT/1h")
-    assert "a forecast is not finite" in failure.reason
-    assert (summary.exit_code, summary.members, summary.champions) == (3, 3, 2)
-
-
 def test_a_series_that_fails_early_is_a_failed_run_of_every_fleet_and_of_nothing_else(trainer):
     summary, _ = run(coins="BTC,ETH,NOPECOIN")
     (failure,) = summary.failures
@@ -269,7 +253,7 @@ def test_nothing_to_train_ends_in_one_sentence_and_a_fault_never_leaves_a_run_op
 
 @pytest.mark.timeout(60)
 def test_a_training_that_cannot_begin_ends_the_run_and_nobody_waits_for_its_shards(trainer, monkeypatch):
-    monkeypatch.setattr("tasks.training.runner.LocalEngine.executor", lambda engine, shards: 1 / 0)
+    monkeypatch.setattr("tasks.training.local.LocalEngine.plan", lambda engine, shards: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run()
 

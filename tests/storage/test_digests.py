@@ -68,16 +68,6 @@ def test_a_place_that_is_gone_is_an_error(project):
         digests.code_digest("a/gone.py")
 
 
-def test_the_features_digest_covers_what_decides_them():
-    names = {
-        p.relative_to(digests.ROOT).as_posix() for p in digests._with_imports(["cpbmodels/data/columns.py"])
-    }
-    assert {
-        "cpbmodels/data/figures.py",
-        "cpbmodels/data/columns.py",
-    } <= names
-
-
 @pytest.fixture
 def thread_switches_in_the_collector():
     """What a library that watches garbage collection does: Python code runs in the middle of `ast.parse`."""

@@ -1,35 +1,20 @@
-import json
 import os
-import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 from cpbmodels.fleet.checkpoint import write_whole
-from tasks.storage.digests import ROOT
 from tasks.storage.files import (
     DRAFT,
     DiskFull,
-    draft_name,
     new_folder,
     replacing,
     write_bytes,
-    write_json,
     write_secret,
 )
 from tasks.tracking.database import make_sqlite
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_debris(tmp_path):
-    target = tmp_path / "a.json"
-    write_json(target, {"x": 1})
-    with pytest.raises(TypeError):
-        write_bytes(target, "not bytes")  # type: ignore[arg-type]
-    assert json.loads(target.read_text()) == {"x": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
@@ -63,19 +48,6 @@ def test_writers_at_once_leave_one_whole_folder_and_nothing_beside_it(tmp_path):
     assert len({file.read_text() for file in target.iterdir()}) == 1
     assert sorted(f.name for f in target.iterdir()) == ["a", "b", "c"]
     assert [p.name for p in tmp_path.iterdir()] == ["hub"]
-
-
-def test_the_old_folder_goes_whole_so_that_a_kill_never_leaves_half_of_it(tmp_path, monkeypatch):
-    with new_folder(tmp_path / "hub") as draft:
-        (draft / "old").touch()
-
-    def killed(path, **_):
-        assert path.name.startswith(".hub.")  # never the folder under its own name
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tasks.storage.files.shutil.rmtree", killed)
-    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "hub") as draft:
-        (draft / "new").touch()
 
 
 @pytest.mark.parametrize("step", range(3))
@@ -132,22 +104,6 @@ def test_a_link_to_a_folder_stays_and_that_folder_is_replaced(tmp_path):
     assert link.is_symlink()
     assert [p.name for p in elsewhere.iterdir()] == ["new"]
     assert [p.name for folder in (link.parent, elsewhere.parent) for p in folder.iterdir()] == ["hub", "hub"]
-
-
-GLOB = re.compile(r"""\.r?glob\(\s*f?"([^"]+)""")
-
-
-def test_no_glob_of_the_product_finds_a_draft():
-    """A pattern such as `*.json*` takes a draft that a killed writer left for the file that it was to be."""
-    found = {}
-    for package in ("tasks", "flows", "webapp", "cpbmodels", "schemas"):
-        for file in sorted((ROOT / package).rglob("*.py")):
-            for pattern in GLOB.findall(file.read_text()):
-                name = re.sub(r"\{[^}]*\}", "x", pattern).rstrip("/").rpartition("/")[2]
-                whole = name.replace("*", "x").replace("?", "x")
-                if not name.startswith(".") and name != "*" and fnmatch(draft_name(Path(whole)).name, name):
-                    found[file.relative_to(ROOT).as_posix()] = pattern
-    assert found == {}
 
 
 @pytest.mark.parametrize(("mask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])

@@ -1,10 +1,8 @@
-from types import SimpleNamespace
-
 import pytest
 from test_runs import member
 
 from schemas.errors import CpbError
-from tasks.tracking.leaderboard import COLUMNS, leaderboard
+from tasks.tracking.boards import COLUMNS, leaderboard
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 
 
@@ -68,16 +66,17 @@ def test_a_run_of_fewer_coins_is_a_row_of_its_own(store):
     one_coin = flow("one", {"har": [0.6]}, name="train")
     flow("running", {"lstm": [1.0], "gru": [2.0]}, finished=False)
 
-    whole, gru, part = leaderboard()
+    part, whole, gru = leaderboard()
 
     assert (whole, gru) == (board(old)["har"], board(old)["gru"])
-    assert part == board(one_coin)["har"] | {"partial": True}
+    assert part == board(one_coin)["har"]
     assert [(r["coins"], r["flow_run"]) for r in (whole, part)] == [("C0, C1, C2", old), ("C0", one_coin)]
 
-    again = flow("again", {"har": [0.5, 0.5, 0.5, 0.5]})
-    assert [(r["architecture"], r["coins"], r["flow_run"], r["partial"]) for r in leaderboard()] == [
-        ("har", "4 coins", again, False),
-        ("gru", "C0, C1", old, False),
+    again = flow("again", {"har": [0.95, 0.95, 0.95]})
+    assert [(r["architecture"], r["coins"], r["flow_run"]) for r in leaderboard()] == [
+        ("har", "C0", one_coin),
+        ("har", "C0, C1, C2", again),
+        ("gru", "C0, C1", old),
     ]
 
 
@@ -104,9 +103,9 @@ def test_a_run_on_older_candles_does_not_replace_newer_ones(store, asked):
 
     trained("june", "2025-06-06T00:00:00+00:00")
     trained("past", "2024-01-01T00:00:00+00:00")
-    assert {row["as_of"][:4] for row in leaderboard()} == {"2024", "2025"}
+    assert [row["as_of"][:4] for row in leaderboard()] == ["2025"]
     trained("newest", "newest")
-    assert len(leaderboard()) == 1
+    assert [row["as_of"] > "2025-06-07" for row in leaderboard()] == [True]
 
 
 def test_moments_are_told_and_compared_in_utc(store):
@@ -114,10 +113,7 @@ def test_moments_are_told_and_compared_in_utc(store):
         parent = start_parent(key, {}, {"as_of": as_of})
         log_members(start_fleet(parent.run_id, "gru", f"{key}/gru").run_id, [member(key=key)])
         finish(parent.run_id)
-    assert {row["as_of"] for row in leaderboard()} == {
-        "2025-06-01T00:00:00+00:00",
-        "2025-05-31T23:00:00+00:00",
-    }
+    assert [row["as_of"] for row in leaderboard()] == ["2025-06-01T00:00:00+00:00"]
 
 
 def board(run):
@@ -145,14 +141,12 @@ def test_an_interval_is_shown_only_where_its_fleet_is_whole(store):
         ("BTC, ETH", 0.8, "better"), ("BTC", 0.8, "better"),
     ]  # fmt: skip
     (part,) = leaderboard(symbols=["BTCUSDT"])
-    assert (part["coins"], part["partial"], part["crps_ratio_low"]) == ("BTC", False, 0.8)
-    pooled("whole", ["BTCUSDT", "ETHUSDT"])
-    assert [(r["coins"], r["verdict"]) for r in leaderboard()] == [("BTC, ETH", "better")]
+    assert (part["coins"], part["crps_ratio_low"]) == ("BTC", 0.8)
 
 
-def mostly_failed(key, ratios, config=None, counted=None, outcome="partial"):
+def mostly_failed(key, ratios):
     """A run of har whose members have these ratios on 1h; None: it failed."""
-    parent = start_parent(key, config or {"market": "spot"})
+    parent = start_parent(key, {"market": "spot"})
     fleet = start_fleet(parent.run_id, "har", f"{key}/har")
     records = [
         member(key=f"{key}/{i}", symbol=f"C{i}USDT", architecture="har",
@@ -160,35 +154,33 @@ def mostly_failed(key, ratios, config=None, counted=None, outcome="partial"):
         for i, v in enumerate(ratios)
     ]  # fmt: skip
     log_members(fleet.run_id, records)
-    log_metrics(parent.run_id, counted or {})
     finish(fleet.run_id, "partial")
-    finish(parent.run_id, outcome)
+    finish(parent.run_id, "partial")
     return parent.run_id
 
 
-@pytest.mark.parametrize(
-    "asked", [{"market": "spot"}, {"market": "spot", "coins": "all", "preset": "default"}]
-)
-def test_models_that_failed_in_the_newest_run_are_told_and_hide_none_that_were_judged(store, asked):
-    old = flow("old", {"har": [0.9, 0.9, 0.9]}, config=asked)
-    new = mostly_failed("new", [1.3, None, None], asked, {"members": 1, "failed": 2})
+def test_models_that_failed_replace_no_row_of_models_with_a_score(store):
+    old = flow("old", {"har": [0.9, 0.9, 0.9]})
+    new = mostly_failed("new", [1.3, None, None])
+    mostly_failed("again", [None, None, None])
+    rows = [(r["flow_run"], r["coins"], r["members"], r["failed"]) for r in leaderboard()]
+    assert rows == [(old, "C0, C1, C2", 3, 0), (new, "C0", 1, 2)]
 
-    assert [
-        (r["flow_run"], r["coins"], r["members"], r["failed"], r["partial"]) for r in leaderboard()
-    ] == [(old, "C0, C1, C2", 3, 0, False), (new, "C0", 1, 2, True)]  # fmt: skip
-
-    again = mostly_failed("again", [None, None, None], asked, {"members": 0, "failed": 3})
-    assert [(r["flow_run"], r["coins"], r["failed"]) for r in leaderboard()][-1] == (again, "none", 3)
-    assert leaderboard()[0]["flow_run"] == old
-
-    whole = flow("whole", {"har": [1.0, 1.0, 1.0]}, config=asked)
-    assert [r["flow_run"] for r in leaderboard()] == [whole]
+    whole = flow("whole", {"har": [1.0, 1.0, 1.0]})
+    assert [r["flow_run"] for r in leaderboard()] == [whole, new]
 
 
-def test_of_runs_of_the_same_models_only_the_newest_is_read(store):
-    asked = {"market": "spot", "coins": "all", "timeframes": "1h", "architectures": ["har"]}
-    flow("old", {"har": [0.9]}, config=asked)
-    new = flow("new", {"har": [0.8]}, config=asked)
+def test_a_run_without_a_score_has_no_board(store):
+    failed = mostly_failed("new", [None, None])
+    for run in (failed, None):
+        with pytest.raises(CpbError) as caught:
+            leaderboard(run)
+        assert caught.value.code == "no-run"
+
+
+def test_all_runs_are_read_in_one_search(store):
+    flow("old", {"har": [0.9], "gru": [1.0]})
+    new = flow("new", {"har": [0.8], "gru": [0.9]})
     searched, search = [], store.client.search_runs
 
     def count(*args, **kwargs):
@@ -198,7 +190,7 @@ def test_of_runs_of_the_same_models_only_the_newest_is_read(store):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store.client, "search_runs", count)
         assert leaderboard() == leaderboard(new)
-    assert len(searched) == 3 + 2  # flows, fleets, members; then the same run by its id
+    assert len(searched) == 2
 
 
 def test_coins_and_timeframes_filter(store):
@@ -292,11 +284,14 @@ def test_a_run_is_named_by_the_start_of_its_id(store):
     assert leaderboard(fleet) == leaderboard(first)  # a fleet's id, as the table has it, means its flow
 
 
-def test_a_start_that_several_runs_have_names_them(store, monkeypatch):
-    run = SimpleNamespace(info=SimpleNamespace(run_id="abcd1"))
-    other = SimpleNamespace(info=SimpleNamespace(run_id="abcd2"))
-    monkeypatch.setattr("tasks.tracking.run_list.search", lambda *_: [run, other])
+def test_a_prefix_of_several_runs_names_them(store):
+    runs = [
+        flow(f"{i}", {"har": [0.9]}) for i in range(17)
+    ]  # two of them begin with the same hexadecimal digit
+    start, several = next(
+        (d, same) for d in "0123456789abcdef" if len(same := sorted(r for r in runs if r[0] == d)) > 1
+    )
     with pytest.raises(CpbError) as caught:
-        leaderboard("abcd")
+        leaderboard(start)
     assert caught.value.code == "ambiguous-run"
-    assert "abcd1, abcd2" in str(caught.value)
+    assert ", ".join(several) in str(caught.value)

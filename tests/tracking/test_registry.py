@@ -12,7 +12,7 @@ from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
 from tasks.hub.tree import build_tree
 from tasks.tracking.artifacts import model_folder
-from tasks.tracking.logged_models import models_of
+from tasks.tracking.model import models_of
 from tasks.tracking.registry import champions, training_command
 
 
@@ -80,8 +80,8 @@ def test_a_logged_model_names_its_registered_versions(store, trained):
         register_champion(series(name), trained[0])
 
     (model,) = models_of(store, [trained[0]])
-    linked = [{"name": f"cpb-{name}-1h", "version": "1"} for name in ("ETHUSDT", "BTCUSDT")]
-    assert json.loads(model.tags["mlflow.modelVersions"]) == linked
+    eth, btc = [{"name": f"cpb-{name}-1h", "version": "1"} for name in ("ETHUSDT", "BTCUSDT")]
+    assert json.loads(model.tags["mlflow.modelVersions"]) == [eth, btc]
 
 
 def test_champions_can_be_narrowed(trained):

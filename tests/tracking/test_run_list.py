@@ -7,8 +7,8 @@ from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.storage.processes import ProcessId
+from tasks.tracking.boards import newest_flow_runs
 from tasks.tracking.records import run_name
-from tasks.tracking.run_list import newest_flow_runs
 from tasks.tracking.runs import finish, start_parent
 from tasks.tracking.tags import PROCESS
 

@@ -4,10 +4,8 @@ import pytest
 from test_runs import member
 
 from tasks.figures.board import board_figure, coins_figure
-from tasks.tracking.judged import coin_ratios, judged_models
-from tasks.tracking.leaderboard import leaderboard
+from tasks.tracking.boards import coin_ratios, judged_models, leaderboard, read_members
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
-from tasks.tracking.tags import newest_of
 
 SPANS = {year: [f"{year}-01-01T00:00:00Z", f"{year}-06-01T00:00:00Z"] for year in ("2024", "2025")}
 
@@ -28,12 +26,6 @@ def trained(key, ratios, as_of, recipe="default", span="2025"):
     return [record.model.series for record in records]
 
 
-def test_the_newest_candles_count_more_than_the_newest_training():
-    ages = {"a": ("2025", "1"), "b": ("2024", "9"), "c": ("2025", "2")}
-    models = [*(("gru", age, name) for name, age in ages.items()), ("har", ("", ""), "d")]
-    assert newest_of(models) == {"gru": "c", "har": "d"} == newest_of(reversed(models))
-
-
 @pytest.fixture
 def several(store):
     """All coins on old candles; one coin on newer ones; another recipe; then a run on candles of long ago."""
@@ -46,7 +38,7 @@ def several(store):
 
 def test_figures_and_the_list_of_a_series_have_the_same_models(several):
     store, series = several
-    rows = coin_ratios(store, leaderboard())
+    rows = coin_ratios(read_members(store), leaderboard())
     for one in series:
         listed = {(m.preset, m.metrics["test_crps_ratio"], m.test_span) for m in judged_models(store, one)}
         drawn = {(r["preset"], r["crps_ratio"], r["test_span"]) for r in rows if r["symbol"] == one.symbol}
@@ -61,11 +53,10 @@ def test_figures_and_the_list_of_a_series_have_the_same_models(several):
 def test_figures_name_the_preset_where_there_are_several(several):
     store, _ = several
     board = leaderboard()
-    heat = coins_figure(coin_ratios(store, board))["data"][0]
+    heat = coins_figure(coin_ratios(read_members(store), board))["data"][0]
     cells = dict(zip(heat["x"], zip(*heat["z"], strict=True), strict=True))
     assert cells == {"gru/default": (0.8, 0.91), "gru/default+0a1b2c3d": (2.0, 2.1)}
 
-    whole = [row for row in board if not row["partial"]]
-    labels = [label for trace in board_figure(whole)["data"] for label in trace["y"]]
-    runs = {row["flow_run"][:8] for row in whole if row["preset"] == "default"}
+    labels = [label for trace in board_figure(board)["data"] for label in trace["y"]]
+    runs = {row["flow_run"][:8] for row in board if row["preset"] == "default"}
     assert sorted(labels) == sorted(["gru/default+0a1b2c3d", *(f"gru/default, run {run}" for run in runs)])

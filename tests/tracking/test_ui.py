@@ -10,8 +10,7 @@ import pytest
 from interface import interface
 from ports import free_port
 
-from flows.ops.serving import check_port
-from flows.ops.ui import runs_page, serve_ui
+from flows.ops.serve import check_port, runs_page, serve_ui
 from schemas.errors import CpbError
 
 

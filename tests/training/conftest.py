@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from trainer_tools import PRELUDE, trainers_in
 
-from tasks.training import runner
+from tasks.training import local
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -17,7 +17,8 @@ def worker(tmp_path, monkeypatch):
     modules = tmp_path / "modules"
     modules.mkdir()
     monkeypatch.setenv("PYTHONPATH", f"{modules}{os.pathsep}{ROOT}")
-    monkeypatch.setattr(runner, "TRAINER", "fake_worker")
+    monkeypatch.syspath_prepend(modules)
+    monkeypatch.setattr(local, "TRAINER", "fake_worker")
 
     def use(code, prelude=""):
         (modules / "fake_worker.py").write_text(f"{prelude}{PRELUDE}\nWORK = {code!r}\n")
@@ -40,9 +41,9 @@ def start_parent(folder):
 
     def start(extra=""):
         code = (
-            "import sys, pathlib; from tasks.training import runner; from tasks.training.devices import Slots\n"
-            f"runner.TRAINER = 'fake_worker'\n{extra}\n"
-            "runner.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 600)"
+            "import sys, pathlib; from tasks.training import local; from tasks.training.devices import Slots\n"
+            f"local.TRAINER = 'fake_worker'\n{extra}\n"
+            "local.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 600)"
         )
         started.append(subprocess.Popen([sys.executable, "-c", code, str(folder)]))
         return started[-1]

@@ -16,7 +16,7 @@ from schemas.errors import UsageError
 from tasks.storage import locks
 from tasks.training import devices as module
 from tasks.training.devices import Slots, check_device, gpu_held, plan_slots, visible_gpus
-from tasks.training.runner import Trainers, run_trainer
+from tasks.training.local import Trainers, run_trainer
 
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
 
@@ -77,6 +77,11 @@ def locks_in(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(locks, "SHARED_FOLDER", folder)
     return folder
+
+
+def locking_in(folder):
+    """Code that lets a trainer lock GPUs in this folder."""
+    return f"import pathlib; from tasks.storage import locks; locks.SHARED_FOLDER = pathlib.Path({str(folder)!r})\n"
 
 
 def test_without_a_driver_there_is_no_gpu_whatever_the_environment_says(driver, monkeypatch):
@@ -209,13 +214,14 @@ def _hold_shortly(gpus):
 def test_a_trainer_locks_its_gpu_for_a_shard_and_takes_the_free_one(locks_in, worker, tmp_path):
     """Between two shards another command may train; while it holds one of two GPUs, all shards go to the other."""
     worker(
-        "(folder / 'device').write_text(os.environ['CUDA_VISIBLE_DEVICES']); (folder / 'result.json').touch()"
+        "(folder / 'device').write_text(os.environ['CUDA_VISIBLE_DEVICES']); (folder / 'result.json').touch()",
+        locking_in(locks_in),
     )
     folders = [tmp_path / name for name in "abc"]
     for one in folders:
         one.mkdir()
     two = UUIDS[:2]
-    trainers = Trainers(Slots(two, 2, 1), tmp_path)
+    trainers = Trainers(Slots(two, 2, 1))
     try:
         trainers.start()
         assert not any(locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in two)
@@ -247,11 +253,11 @@ def test_processes_that_number_the_gpus_otherwise_meet_at_the_same_lock(gpus, lo
 def test_the_trainer_sees_its_gpu_alone_and_holds_its_lock_past_its_parents_death(
     folder, worker, start_parent, locks_in
 ):
-    worker("(folder / 'device').write_text(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(600)")
-    parent = start_parent(
-        f"from tasks.storage import locks; locks.SHARED_FOLDER = pathlib.Path({str(locks_in)!r})\n"
-        "Slots = lambda *_, _make=Slots: _make(('GPU-aa11',), 1, 1)"
+    worker(
+        "(folder / 'device').write_text(os.environ['CUDA_VISIBLE_DEVICES']); time.sleep(600)",
+        locking_in(locks_in),
     )
+    parent = start_parent("Slots = lambda *_, _make=Slots: _make(('GPU-aa11',), 1, 1)")
     wait_until(lambda: (folder / "device").exists() and (folder / "device").read_text())
     assert (folder / "device").read_text() == "GPU-aa11"
     trainer = int((folder / "pid").read_text())
@@ -285,6 +291,6 @@ def test_users_of_the_machine_share_the_lock(locks_in):
         assert locks.machine_lock("cpb-GPU-aa11.lock") == path
         return locks.is_locked(path)
 
-    with locks.locked(path, everyone=True):
+    with locks.locked(path):
         assert as_nobody(ask) == "True"
     assert as_nobody(ask) == "False"

@@ -1,59 +1,38 @@
-"""What an epoch has cost: kept through a kill, and joined over fleets that train side by side or in turn."""
-
-import json
-
-import pytest
+"""What an epoch has cost, also of a training that was killed in between; how busy the devices were."""
 
 from cpbmodels import EpochRecord
 from schemas.handover import DeviceWork
-from tasks.training import progress
-from tasks.training.progress import EpochReports, busy_share, epoch_costs
+from tasks.training.progress import EpochCosts, busy_share
 
 
-def record(epoch, first=0, losses=(1.0,), **changes):
-    members = [
-        {"index": first + i, "train_loss": x, "val_loss": 2 * x, "stopped": ""} for i, x in enumerate(losses)
-    ]
+def record(epoch, losses=(1.0,)):
+    members = [{"index": i, "train_loss": x, "val_loss": 2 * x, "stopped": ""} for i, x in enumerate(losses)]
     values = {
         "lr": 0.1,
         "windows_per_s": 100.0,
         "seconds": 2.0,
         "memory": {"rss_mb": 300.0, "cpu_util": 50.0},
     }
-    return EpochRecord(epoch=epoch, epochs=9, members=members, **(values | changes))
+    return EpochRecord(epoch=epoch, epochs=9, members=members, **values)
 
 
-def told(path, monkeypatch, *records_and_ends):
-    reports = EpochReports(path)
-    for one, ended in records_and_ends:
-        monkeypatch.setattr(progress.time, "time", lambda ended=ended: ended)
-        reports.add(one)
-    return reports
+def test_each_epoch_has_a_cost_with_the_names_that_mlflow_has(tmp_path):
+    costs = EpochCosts(tmp_path / "epochs.jsonl")
+    costs.add(record(1, losses=(1.0, 3.0, float("nan"))))
+    assert list(costs.read()) == [
+        {"epoch": 1, "members_training": 3, "lr": 0.1, "epoch_seconds": 2.0, "epoch_windows_per_s": 100.0,
+         "rss_mb": 300.0, "cpu_util": 50.0, "train_loss": 2.0, "val_loss": 4.0},
+    ]  # fmt: skip
 
 
-def test_fleets_side_by_side_count_their_common_time_once(tmp_path, monkeypatch):
-    usage = {"memory": {"rss_mb": 400.0, "cpu_util": 90.0}}
-    other = record(1, 1, (3.0, float("nan")), **usage)
-    (cost,) = told(tmp_path / "e", monkeypatch, (record(1), 10.0), (other, 11.0)).costs()
-    assert cost["epoch_seconds"] == pytest.approx(3.0)  # 8 to 10 and 9 to 11
-    assert cost["epoch_windows_per_s"] == pytest.approx(400 / 3)
-    assert (cost["members_training"], cost["rss_mb"], cost["cpu_util"]) == (3, 400.0, 70.0)
-    assert cost["train_loss"] == pytest.approx((1.0 + 2 * 3.0) / 3)
-
-
-def test_fleets_in_turn_add_their_time(tmp_path, monkeypatch):
-    (cost,) = told(tmp_path / "e", monkeypatch, (record(1), 10.0), (record(1, 1), 20.0)).costs()
-    assert (cost["epoch_seconds"], cost["epoch_windows_per_s"]) == (4.0, 100.0)
-
-
-def test_a_killed_training_that_goes_on_has_every_epoch_once(tmp_path, monkeypatch):
+def test_a_killed_training_that_goes_on_keeps_the_epochs_from_before(tmp_path):
     path = tmp_path / "epochs.jsonl"
-    told(path, monkeypatch, (record(1), 10.0), (record(2, seconds=1.0), 12.0))
+    EpochCosts(path).add(record(1))
     with path.open("a") as file:
-        file.write(json.dumps({"epoch": 3})[:-4])  # killed while it wrote
-    costs = told(path, monkeypatch, (record(2), 110.0), (record(3), 112.0)).costs()
-    assert [(c["epoch"], c["epoch_seconds"]) for c in costs] == [(1, 2.0), (2, 2.0), (3, 2.0)]
-    assert epoch_costs(map(json.loads, path.read_text().splitlines())) == costs
+        file.write('{"epoch": 2, "mem\n')  # killed while it wrote
+    costs = EpochCosts(path)
+    costs.add(record(2))
+    assert [cost["epoch"] for cost in costs.read()] == [1, 2]
 
 
 def test_devices_are_busy_while_a_kernel_runs_or_their_processes_compute():

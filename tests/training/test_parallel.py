@@ -175,11 +175,11 @@ import pathlib, sys, time
 from functools import partial
 from flows.cli import end_interrupted
 from tasks.running.parallel import run_each, thread_pool
-from tasks.training import runner
+from tasks.training import local
 from tasks.training.devices import Slots
-runner.TRAINER = "fake_worker"
+local.TRAINER = "fake_worker"
 folder = pathlib.Path(sys.argv[1])
-trainers = {workers: runner.Trainers(Slots((), workers, 1), folder) for workers in (1, 2)}
+trainers = {workers: local.Trainers(Slots((), workers, 1)) for workers in (1, 2)}
 def train(name, workers):
     trainers[workers].train(folder / name, 600)
 def main():
@@ -240,8 +240,8 @@ def test_ctrl_c_ends_trainings_at_once(tmp_path, worker, body, trainers, query, 
         assert terminal.process.returncode == 130, terminal.screen
         assert "Traceback" not in terminal.screen
         if body == FUTURE:  # such a pool knows no stop event: its trainer ends when it sees its parent's end
-            wait_until(lambda: not trainers_in(tmp_path), 30)
-        assert not trainers_in(tmp_path)
+            wait_until(lambda: not trainers_in(fleets[0]), 30)
+        assert not trainers_in(fleets[0])
     finally:
         terminal.close()
 

@@ -1,5 +1,6 @@
 """What is said of a Ray cluster before anything is fetched; no Ray is needed for it."""
 
+import errno
 import re
 import socket
 import stat
@@ -11,7 +12,7 @@ from flows.runner import Runner
 from flows.training import run_training
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec
-from tasks.training.ray_address import check_cluster
+from tasks.training.ray import check_cluster, environment, train_shard
 
 
 @pytest.fixture
@@ -24,9 +25,7 @@ def token(tmp_path, monkeypatch):
     return path
 
 
-@pytest.mark.parametrize(
-    "address", [":6379", "head", "auto", "head:0", "head:65536", "ray://head:10001", "http://head:6379"]
-)
+@pytest.mark.parametrize("address", [":6379", "head", "auto", "ray://head:10001", "http://head:6379"])
 def test_what_is_no_place_is_refused(token, monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UsageError, match="is not HOST:PORT") as caught:
@@ -61,7 +60,7 @@ def test_a_token_is_made_for_its_owner_alone_and_one_that_others_read_is_refused
     check_cluster()
     assert token.read_text() == made
     token.chmod(0o644)
-    with pytest.raises(CpbError, match="chmod 600") as caught:
+    with pytest.raises(CpbError, match="with mode 600") as caught:
         check_cluster()
     assert caught.value.code == "ray-token"
     assert made not in str(caught.value)
@@ -83,3 +82,14 @@ def test_ray_that_is_not_installed_is_told_before_anything_is_fetched(monkeypatc
         CpbError, match=re.escape(f"package ray is not installed; run `{pip_install('ray>=2.52')}`")
     ):
         run_training(spec, Runner(), print)
+
+
+def test_a_full_disk_of_a_node_is_a_value_that_names_the_node(monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("tasks.training.ray.write_files", full)
+    files, error = train_shard({}, "fleets/0123456789abcdef", 1, 0, 60.0, environment())
+    assert files == {}
+    assert isinstance(error, CpbError)
+    assert f"node {socket.gethostname()}: [Errno 28] No space left" in str(error)

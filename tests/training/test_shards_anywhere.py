@@ -1,7 +1,6 @@
 """The same shards one by one, side by side, on several devices or after a loss: the same models to the last bit."""
 
 import threading
-from pathlib import Path
 
 import pytest
 from small_shards import SPEC, copied, models, planned_in
@@ -16,7 +15,7 @@ from tasks.judging.judges import Judges
 from tasks.running.resident import Resident
 from tasks.storage import locks
 from tasks.train import opened_engine
-from tasks.training import runner
+from tasks.training import local
 from tasks.training.devices import Slots
 from tasks.training.files import shard_folder
 
@@ -41,10 +40,10 @@ def train(planned, tmp_path, monkeypatch):
         if not home.exists():
             copied(planned[0], home)
         monkeypatch.setenv("CPB_HOME", str(home))
-        monkeypatch.setattr(runner, "plan_slots", lambda device, shards: slots)
-        monkeypatch.setattr(runner, "gpus_of", lambda device: slots.gpus)
+        monkeypatch.setattr(local, "plan_slots", lambda device, shards: slots)
+        monkeypatch.setattr(local, "gpus_of", lambda device: slots.gpus)
         spec = RunSpec(**SPEC)
-        with opened_engine(spec) as engine, Judges(engine.cores, home) as judges:
+        with opened_engine(spec) as engine, Judges(engine.cores) as judges:
             (found,) = train_fleets(spec, Runner(), engine, [fleet])
             judge_fleet(home / "sim", fleet, zip(fleet.shards, found, strict=True), judges)
         assert [len(one.members) for one in found if isinstance(one, ShardResult)] == [1, 1]
@@ -61,11 +60,11 @@ def test_one_slot_two_slots_two_devices_and_a_killed_trainer_give_the_same_model
     call = Resident.call
 
     def count(resident, order, *how):
-        name = Path(order["folder"]).name
-        if resident.module == runner.TRAINER:
-            ordered.append((name, resident._env["CPB_THREADS"], resident._env["CUDA_VISIBLE_DEVICES"]))
+        name = order[0].name
+        if resident.module == local.TRAINER:
+            ordered.append((name, resident.env["CPB_THREADS"], resident.env["CUDA_VISIBLE_DEVICES"]))
             if len(ordered) == killed:
-                threading.Thread(target=kill_at_work, args=(resident, Path(order["folder"]))).start()
+                threading.Thread(target=kill_at_work, args=(resident, order[0])).start()
         else:
             judged.append(name)
         return call(resident, order, *how)
@@ -84,8 +83,8 @@ def test_one_slot_two_slots_two_devices_and_a_killed_trainer_give_the_same_model
     assert models(train(Slots((), 2, 1), "two"), fleet) == expected
     assert sorted(one[0] for one in ordered) == sorted(keys)
     ordered.clear()
-    assert models(train(Slots(("GPU-a", "GPU-b"), 2, 1), "devices"), fleet) == expected
-    assert sorted(one[2] for one in ordered) == ["GPU-a", "GPU-b"]
+    assert models(train(Slots(("GPU-of-a-test", "GPU-of-another"), 2, 1), "devices"), fleet) == expected
+    assert sorted(one[2] for one in ordered) == ["GPU-of-a-test", "GPU-of-another"]
     ordered.clear()
     killed = 1
     lost = train(Slots((), 1, 1), "lost")

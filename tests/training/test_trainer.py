@@ -14,8 +14,8 @@ from tasks.storage.records import write_record
 from tasks.training import trainer
 from tasks.training.devices import Slots
 from tasks.training.files import GPU_LOST, RESULT, prepare, read_result, shard_folder
+from tasks.training.local import Trainers
 from tasks.training.plan import job_key, plan_job
-from tasks.training.runner import Trainers
 from tasks.training.trainer import train_once
 
 
@@ -68,11 +68,12 @@ def test_a_lost_gpu_is_the_last_word(lost, tmp_path, monkeypatch):
     def train_once(*_):
         raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with ..")
 
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(trainer, "train_once", train_once)
     monkeypatch.setattr(trainer, "_gpu_is_lost", lambda: lost)
     kind, words = (CpbError, f"{GPU_LOST}: CUDA error: an illegal") if lost else (RuntimeError, "^CUDA error")
     with pytest.raises(kind, match=words):
-        trainer.serve([{"folder": str(tmp_path)}])
+        trainer.serve([(tmp_path, "")])
 
 
 def test_kernels_are_compiled_ahead_until_the_first_order(monkeypatch):
@@ -111,7 +112,7 @@ def test_a_shard_has_the_same_bits_and_figures_whatever_was_trained_before_it(tm
     kinds = {"small": ("linear", 500), "large": ("gru", 40_000)}
     found = {}
     for names in (("small", "large"), ("large", "small")):
-        trainers = Trainers(Slots((), 1, 1), tmp_path)
+        trainers = Trainers(Slots((), 1, 1))
         try:
             for name in names:
                 architecture, hours = kinds[name]

@@ -1,29 +1,33 @@
 """Stand-ins for the trainer, and who runs."""
 
 import time
+from contextlib import suppress
 
 import psutil
 
 PRELUDE = """\
 import sys, pathlib, time, os
+from tasks.training.devices import gpu_locked
 
 def serve(orders):
-    global folder, order
-    for order in orders:
-        folder = pathlib.Path(order["folder"])
-        (folder / "pid").write_text(str(os.getpid()))
-        exec(WORK, globals())
-        orders.answer()
+    global folder, kernels_off
+    for folder, kernels_off in orders:
+        with gpu_locked() as is_free:
+            if is_free:
+                (folder / "pid").write_text(str(os.getpid()))
+                exec(WORK, globals())
+        orders.answer(is_free)
 """
 
 
 def trainers_in(folder):
-    """The running processes `python -m ... FOLDER`."""
+    """The running children that find their modules beside this folder, as the fixture `worker` arranges."""
     found = []
     for one in psutil.process_iter(["cmdline", "status"]):
-        command = one.info["cmdline"] or []
-        if "-m" in command and command[-1] == str(folder.resolve()) and one.info["status"] != "zombie":
-            found.append(one)
+        if "--multiprocessing-fork" in (one.info["cmdline"] or []) and one.info["status"] != "zombie":
+            with suppress(psutil.Error):
+                if one.environ().get("PYTHONPATH", "").startswith(str(folder.parent.resolve())):
+                    found.append(one)
     return found
 
 

@@ -70,14 +70,6 @@ def test_wrong_values_name_their_field(values, field):
     assert error.value.field == field
 
 
-def test_the_sentence_is_that_of_an_option():
-    with pytest.raises(UsageError) as searched:
-        TuneSpec(preset="smoke", architectures="gru", search="lr=1e-4..5")
-    with pytest.raises(UsageError) as given:
-        TuneSpec(preset="smoke", architectures="gru", overrides={"lr": 5.0})
-    assert str(searched.value) == str(given.value)
-
-
 def test_the_default_space_leaves_out_what_is_fixed_or_has_no_effect():
     assert "dropout" not in TuneSpec(preset="smoke", architectures="gru").space  # gru with one layer
     assert "dropout" in TuneSpec(preset="smoke", architectures="gru", overrides={"n_layers": 2}).space
@@ -173,11 +165,6 @@ def test_a_trial_is_compared_once_all_its_members_have_come_so_far(file):
     assert asked[before:] == [(0, 4, 1.0)]
 
 
-def test_at_the_deadline_all_members_stop(file):
-    watch = _Watch(1, 2, lambda *_: False, time.monotonic() - 1, file)
-    assert watch(record(1, (0, 1.0, ""), (1, 1.0, ""))) == [0, 1]
-
-
 def test_without_optuna_the_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     for name in ("study", "search"):
@@ -189,14 +176,6 @@ def test_without_optuna_the_sentence_says_what_to_install(monkeypatch):
     assert f"run `{pip_install('optuna<6,>=4')}`" in str(error.value)
 
 
-def test_batches_fit_into_the_time_that_is_left():
-    search = pytest.importorskip("tasks.tuning.search")
-    spec = TuneSpec(preset="smoke", architectures="gru", trials=100)
-    soon = time.monotonic() + 10.5
-    assert search._next_batch(spec, 0, None, None) == 64
-    assert search._next_batch(spec, 90, None, None) == 10
-    assert search._next_batch(spec, 100, None, 1.0) == 0
-    assert search._next_batch(spec, 0, soon, None) == 16
-    assert search._next_batch(spec, 16, soon, 1.0) == 10
-    assert search._next_batch(spec, 16, soon, 20.0) == 0
-    assert search._next_batch(spec, 0, soon - 60, None) == 0
+def test_at_the_deadline_all_members_stop(file):
+    watch = _Watch(1, 2, lambda *_: False, time.monotonic() - 1, file)
+    assert watch(record(1, (0, 1.0, ""), (1, 1.0, ""))) == [0, 1]

@@ -8,8 +8,7 @@ from contextlib import contextmanager
 import uvicorn
 from fastapi.testclient import TestClient
 
-from flows.ops.guard import Guard
-from flows.ops.listeners import PAGE
+from flows.ops.guard import PAGE, Guard
 from webapp.app import create_app
 
 

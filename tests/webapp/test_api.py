@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -39,15 +36,6 @@ def test_simulated_data_is_never_stale(tmp_path):
     assert (body["status"], body["series"], body["stale"]) == ("ok", 1, [])
 
 
-def test_symbols_lists_series_with_their_newest_forecast(client):
-    answer = client.get("/api/symbols").json()
-
-    assert [(s["symbol"], s["timeframe"]) for s in answer] == [
-        ("BTCUSDT", "1h"), ("ETHUSDT", "1h"), ("PEPEUSDT", "15m"),
-    ]  # fmt: skip
-    assert answer[0]["model_version"] == "cpb-BTCUSDT-1h/1"
-
-
 @pytest.mark.parametrize("name", ["BTCUSDT", "btc", "BTC"])
 def test_forecast_holds_ten_steps_of_nineteen_levels(client, name):
     answer = client.get(f"/api/forecast/{name}/1h").json()
@@ -76,18 +64,6 @@ def test_candles_are_newest_last_and_end_where_the_forecast_begins(client):
     assert candles[-1]["close"] == forecast["last_close"]
 
 
-def test_candles_can_end_earlier(client):
-    candles = client.get(
-        "/api/candles/BTCUSDT/1h", params={"limit": 3, "until": "2025-05-30T06:00:00"}
-    ).json()
-
-    assert [c["close_time"][:13] for c in candles["candles"]] == [
-        "2025-05-30T04",
-        "2025-05-30T05",
-        "2025-05-30T06",
-    ]
-
-
 def test_candles_go_back_over_many_months(tmp_path):
     close = write_candles(tmp_path / "data", SeriesId("spot", "OLDUSDT", "1d"), rows=900)
 
@@ -95,13 +71,6 @@ def test_candles_go_back_over_many_months(tmp_path):
         candles = client.get("/api/candles/OLDUSDT/1d?limit=880").json()["candles"]
 
     assert [c["close"] for c in candles] == pytest.approx(list(close[-880:]))
-
-
-def test_prices_keep_all_their_digits(client):
-    answer = client.get("/api/forecast/PEPEUSDT/15m").json()
-
-    assert 1e-6 < answer["last_close"] < 1e-4
-    assert answer["steps"][0]["q50"] == pytest.approx(answer["last_close"], rel=1e-12)
 
 
 def test_leaderboard_and_champions_come_from_mlflow(client):
@@ -151,10 +120,6 @@ def test_all_markets_are_listed_with_their_names_real_ones_first(mixed_client):
     ]  # fmt: skip
 
 
-def test_real_health_leaves_simulated_series_out(mixed_client):
-    assert mixed_client.get("/healthz").json()["series"] == 4
-
-
 def test_champions_of_a_market_are_its_own(mixed_client):
     board = mixed_client.get("/api/leaderboard?market=sim").json()
 
@@ -175,14 +140,6 @@ def test_where_all_is_simulated_that_is_what_is_shown_and_called_so(tmp_path, mo
             assert (answer["market"], answer["simulated"]) == ("sim", True)
         assert client.get("/api/leaderboard").json()["market"] == "sim"
         assert client.get("/api/forecast/BTC/1h?market=spot").status_code == 404
-
-
-@pytest.mark.parametrize("path", SERIES_PATHS)
-def test_a_market_that_does_not_exist_is_422(client, path):
-    answer = client.get(f"/api/{path}/BTC/1h?market=mars")
-
-    assert answer.status_code == 422
-    assert answer.json()["detail"].startswith("market 'mars' cannot be used")
 
 
 @pytest.mark.parametrize("kind", ["forecasts", "ledger"])
@@ -266,30 +223,25 @@ def test_before_the_first_scoring_there_is_no_record(tmp_path, monkeypatch):
     assert answer["rows"]
 
 
-@pytest.mark.parametrize("limit", ["-1", "abc", "5001", "1.5"])
-@pytest.mark.parametrize("path", ["ledger", "candles"])
-def test_a_bad_limit_is_422(client, path, limit):
-    answer = client.get(f"/api/{path}/BTCUSDT/1h?limit={limit}")
+@pytest.mark.parametrize("path", ["forecasts/BTC/1h", "candles/BTC/1h"])
+@pytest.mark.parametrize(
+    ("asked", "begins"),
+    [
+        ({"market": "mars"}, "market 'mars' cannot be used"),
+        ({"limit": "-1"}, "limit '-1' cannot be used: "),
+        ({"limit": "5001"}, "limit '5001' cannot be used: "),
+        ({"until": "0999-12-31"}, "until "),
+        ({"until": "9999-12-31T23:59:59-12:00"}, "until "),
+        ({"until": "20250609"}, "until "),
+        ({"until": ""}, "until "),
+        ({"format": "xml"}, "format 'xml' cannot be used"),
+    ],
+)
+def test_a_parameter_that_cannot_be_used_is_422_with_a_sentence(client, path, asked, begins):
+    answer = client.get(f"/api/{path}", params=asked)
 
     assert answer.status_code == 422
-    assert answer.json()["detail"].startswith(f"limit '{limit}' cannot be used: ")
-
-
-IMPOSSIBLE = ["0999-12-31", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00", "1969-12-31", "2262-01-01",
-              "soon", "2025-13-01", "", "-1e300", "nan"]  # fmt: skip
-
-
-@pytest.mark.parametrize("until", IMPOSSIBLE)
-def test_an_impossible_until_is_422_with_a_sentence(client, until):
-    answer = client.get("/api/candles/BTCUSDT/1h", params={"until": until})
-
-    assert answer.status_code == 422
-    assert answer.json()["detail"].startswith("until ")
-
-
-@pytest.mark.parametrize("until", ["1970-01-01", "2261-12-31T23:59:59", "2025-06-01T02:00:00+05:30"])
-def test_a_possible_until_is_answered(client, until):
-    assert client.get("/api/candles/BTCUSDT/1h", params={"until": until, "limit": 5000}).status_code == 200
+    assert answer.json()["detail"].startswith(begins)
 
 
 def test_an_empty_store_answers_politely(empty_client):
@@ -329,38 +281,3 @@ def test_reading_writes_nothing(client, filled):
     for path in ("/api/symbols", "/api/forecast/BTC/1h", "/api/candles/BTC/1h", "/api/ledger/BTC/1h"):
         assert client.get(path).status_code == 200
     assert files() == before
-
-
-READ = """
-import ctypes, os
-from pathlib import Path
-if os.getuid() == 0:  # root may write everywhere until it gives up its capabilities
-    head = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    assert ctypes.CDLL(None).capset(head, (ctypes.c_uint32 * 6)()) == 0
-try:
-    Path("data/probe").touch()
-    raise SystemExit("the store can be written")
-except PermissionError:
-    pass
-from fastapi.testclient import TestClient
-from webapp.app import create_app
-with TestClient(create_app(Path("data")), base_url="http://127.0.0.1") as client:
-    paths = ("/healthz", "/api/symbols", "/api/forecast/BTC/1h", "/api/candles/BTC/1h", "/api/ledger/BTC/1h")
-    print(*[client.get(path).status_code for path in paths])
-"""
-
-
-def test_a_store_that_may_not_be_written_can_be_read(tmp_path):
-    small_home(tmp_path, BTC)
-    everything = sorted(tmp_path.rglob("*"), key=lambda path: len(path.parts), reverse=True)
-    for path in everything:
-        path.chmod(0o555 if path.is_dir() else 0o444)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", READ], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
-    finally:
-        for path in reversed(everything):
-            path.chmod(0o755)
-    assert done.stdout.split() == ["200"] * 5, done.stderr

@@ -142,19 +142,6 @@ def test_figures_without_a_store_of_runs_say_so(tmp_path, monkeypatch):
         assert figure(client, "/api/figures/record/BTC/1h")["layout"]["meta"]["live"] is False
 
 
-def test_the_record_by_day_ends_where_the_live_record_stands(recorded):
-    home = recorded / "data"
-    known = read_summary(home, "spot")
-    for live in (True, False):
-        days = record_by_day(read_sums(home, BTC), BTC, known.made_at, live=live)
-        entry = next(e for e in known.entries if e.kind == "series" and e.live == live)
-        last = days.row(-1, named=True)
-        assert last["ratio"] == pytest.approx(entry.crps_ratio)
-        assert (last["low"], last["high"]) == pytest.approx((entry.crps_ratio_low, entry.crps_ratio_high))
-        assert len(days) == entry.days
-    assert days["low"].null_count() == len(days)  # a few days of replays: too few to tell
-
-
 def test_the_rolling_figures_are_of_the_last_thirty_days_alone(recorded):
     home = recorded / "data"
     sums = read_sums(home, BTC)

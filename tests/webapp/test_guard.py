@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from serving import client_of, serve
 
-from flows.ops.guard import Guard, host_name
-from flows.ops.listeners import PAGE
+from flows.ops.guard import PAGE, Guard
 from schemas.errors import UsageError
 from webapp import app as webapp_app
 from webapp import reading
@@ -142,10 +141,6 @@ def test_an_allowed_host_that_is_none_is_refused_at_the_start(tmp_path, host):
     with pytest.raises(UsageError) as caught:
         Guard(create_app(tmp_path), PAGE, [host])
     assert (caught.value.code, caught.value.field) == ("host", "allowed_hosts")
-
-
-def test_host_names_lose_port_brackets_and_final_dot():
-    assert [host_name(h) for h in ("A.b:80", "[::1]:80", "c.", "::1")] == ["a.b", "::1", "c", None]
 
 
 def test_pages_hold_no_inline_script_or_style_and_nothing_foreign():

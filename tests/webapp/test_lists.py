@@ -157,20 +157,6 @@ def test_a_forecast_of_an_instant_without_one_is_404_with_a_sentence(client):
     assert "/api/forecasts/BTCUSDT/1h" in answer.json()["detail"]
 
 
-@pytest.mark.parametrize("given", ["20250609", "0.0", "1749470400", "-5"])
-def test_a_number_is_no_date(client, given):
-    answer = client.get("/api/forecasts/BTC/1h", params={"until": given})
-    assert answer.status_code == 422
-    assert "write a date, as 2025-06-09" in answer.json()["detail"]
-
-
-def test_live_forecasts_are_told_from_replays(recorded, monkeypatch):
-    monkeypatch.chdir(recorded)
-    with client_of(recorded) as client:
-        listed = client.get("/api/forecasts/BTC/1h?limit=5000").json()["forecasts"]
-    assert {(f["model_version"].rpartition("/")[2], f["live"]) for f in listed} == {("1", False), ("2", True)}
-
-
 def test_models_are_the_newest_of_each_architecture_the_best_first(mixed_client):
     body = mixed_client.get("/api/models/BTC/1h").json()
 
@@ -402,14 +388,6 @@ def test_kept_replies_are_bounded_and_made_once_for_each_state():
     assert kept.bytes == 2 * (4 + 1024)
 
 
-def test_many_small_answers_are_bounded_too():
-    kept = Replies(max_bytes=1 << 20)
-    for until in range(3000):
-        kept.get(until, ("a long state",) * 1000, lambda: b"{}")
-    assert len(kept._kept) <= 1024
-    assert all(len(state) == 16 for _, state in kept._kept)
-
-
 def test_a_table_of_a_symbol_that_is_not_latin_has_a_name_for_every_client():
     request = Request({"type": "http", "headers": []})
     named = respond(request, Reply.of(b"a,b"), "csv", "币安人生USDT-1h")
@@ -418,19 +396,6 @@ def test_a_table_of_a_symbol_that_is_not_latin_has_a_name_for_every_client():
     )
     plain = respond(request, Reply.of(b"a,b"), "csv", "BTCUSDT-1h").headers["content-disposition"]
     assert plain == 'attachment; filename="BTCUSDT-1h.csv"'
-
-
-@pytest.mark.parametrize("path", ["/api/models/BTC/1h", "/api/candles/BTC/1h"])
-@pytest.mark.parametrize("given", ["xml", "", "CSV"])
-def test_an_unknown_format_is_422(client, path, given):
-    answer = client.get(path, params={"format": given})
-    assert answer.status_code == 422
-    assert answer.json()["detail"].startswith(f"format '{given}' cannot be used")
-
-
-@pytest.mark.parametrize("run", ["../../etc", "zz", "a" * 33, "%"])
-def test_a_run_that_is_no_run_id_is_422(client, run):
-    assert client.get("/api/leaderboard", params={"run": run}).status_code == 422
 
 
 def test_the_bundle_is_the_installed_one_compressed_and_kept_while_it_is_the_same(client):

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from browser import needs_browser
 from browsing import WAIT_S
-from webapp_store import BTC, SIM_BTC, forecast_at, small_home, write_candles
+from webapp_store import BTC, forecast_at, small_home, write_candles
 
 from tasks.forecasting.chain import append
-from tasks.tracking.runs import start_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -327,24 +326,6 @@ def test_runs_are_listed_and_simulated_ones_named(open_page, mixed):
     assert page.locator("#newest-runs .note code").inner_text() == "cpb ui"
 
 
-def test_runs_at_work_without_a_training_are_named_on_runs_and_models(open_page, tmp_path, monkeypatch):
-    monkeypatch.chdir(small_home(tmp_path, SIM_BTC))
-    asked = {"coins": "BTC", "timeframes": "1h", "architectures": ["har", "gru"]}
-    start_parent(
-        "first", asked, {"market": "sim", "as_of": "newest", "candles_until": "2025-05-31"}, "the first"
-    )
-    phone = {"width": 390, "height": 800}
-    page = open_page(tmp_path, "/#/runs", viewport=phone)
-    expect(page.locator("#active-trainings")).to_contain_text("1 run is active")
-    expect(page.locator("#active-trainings")).to_contain_text("the first")
-    row = page.locator("#newest-runs tbody tr")
-    expect(row).to_contain_text("har, gru · BTC · 1h")
-    expect(row).to_contain_text("31 May 2025")
-    assert row.locator(".chip").bounding_box()["height"] < 24  # one line
-    page.goto(page.url.replace("#/runs", "#/models"))
-    expect(page.locator("#leaderboard .finding")).to_contain_text("A run has been active since")
-
-
 def test_a_real_training_is_seen_at_work_and_its_progress_grows_by_itself(open_page, tmp_path):
     options = (
         "--arch gru --preset smoke --max-epochs 100000 --set patience=100000 --source sim --since 2025-01"
@@ -536,23 +517,6 @@ def test_before_the_first_forecast_it_says_what_to_do(open_page, tmp_path):
         assert page.locator("code").first.inner_text().startswith("cpb ")
 
 
-def test_real_candles_with_simulated_forecasts_alone_are_told_apart(open_page, tmp_path):
-    small_home(tmp_path, SIM_BTC)
-    write_candles(tmp_path / "data", BTC)
-
-    page = open_page(tmp_path)
-
-    expect(page.locator(".tile")).to_have_count(1)
-    assert "no forecast" in page.locator(".tile").inner_text()
-    assert page.locator(".chip.sim").count() == 0
-    page.get_by_role("link", name="show the simulated market").click()
-    expect(page.locator(".tile .chip.sim")).to_have_count(1)
-    page.evaluate("location.hash = '#/series/BTCUSDT/1h/spot'")
-    page.wait_for_selector("#chart path.box", state="attached")
-    assert page.locator(".past").is_hidden()
-    expect(page.locator(".finding")).to_contain_text("cpb ")
-
-
 def test_the_description_of_the_api_is_shown_and_can_be_tried(open_page, filled):
     page = open_page(filled, "/docs")
 
@@ -576,18 +540,3 @@ def test_the_description_of_the_api_is_shown_and_can_be_tried(open_page, filled)
     candles.locator("button").click()
     expect(candles.locator("pre")).to_contain_text("close_time")
     assert "200" in candles.locator("pre").inner_text()
-
-
-def test_the_policy_lets_no_inline_script_run(open_page, filled):
-    page = open_page(filled)
-    page.wait_for_selector(".tile")
-
-    ran = page.evaluate(
-        """() => { const s = document.createElement('script'); s.textContent = 'window.ran = true';
-                   document.body.append(s); return window.ran === true; }"""
-    )
-
-    assert ran is False
-    (blocked,) = open_page.faults
-    assert "Content Security Policy" in blocked
-    open_page.faults.clear()

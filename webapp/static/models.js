@@ -1,7 +1,7 @@
 // The leaderboard, sorted by any column, and two models side by side.
 
 import { ask, get } from "/static/api.js";
-import { card, chip, downloads, h, marked, select, sentence } from "/static/dom.js";
+import { card, downloads, h, marked, select, sentence } from "/static/dom.js";
 import { asOf, dayAndTime, interval, known, number, percent, seconds } from "/static/format.js";
 import { figure, free, theme } from "/static/plot.js";
 import { sideBySide } from "/static/compare.js";
@@ -116,7 +116,7 @@ const COLUMNS = [
   { key: "direction", label: "direction", title: "share of moves whose sign the median had; 50 % is a coin", value: (r) => r.directional_accuracy, cell: (r) => percent(r.directional_accuracy, 1) },
   { key: "inside", label: "in 80 %", title: "share of closes inside the 80 % range", value: (r) => r.coverage_80, cell: (r) => percent(r.coverage_80, 1) },
   { key: "preset", label: "preset", text: true, value: (r) => r.preset, cell: (r) => r.preset || "–" },
-  { key: "on", label: "coins", text: true, title: "by name; from four on, their number", value: (r) => String(r.coins ?? ""), cell: (r) => [String(r.coins ?? "–"), r.failed ? ` (${r.failed} failed)` : "", " ", r.partial && chip("some coins", "", "a later run on some of the coins of an earlier run, which has another row")] },
+  { key: "on", label: "coins", text: true, title: "by name; from four on, their number", value: (r) => String(r.coins ?? ""), cell: (r) => [String(r.coins ?? "–"), r.failed ? ` (${r.failed} failed)` : ""] },
   { key: "asof", label: "up to", title: "no candle after this was seen", text: true, value: (r) => r.as_of, cell: (r) => asOf(r.as_of) },
   { key: "run", label: "run", text: true, title: "cpb leaderboard --run takes it", value: (r) => r.flow_run, cell: (r) => (r.flow_run ? h("code", {}, r.flow_run.slice(0, 8)) : "–") },
 ];

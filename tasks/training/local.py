@@ -1,9 +1,9 @@
-"""The executors of shards: this machine's resident trainers (here), or a cluster (`ray_executor.py`).
+"""The engines that train shards: this machine's resident trainers (here), or a cluster (`ray.py`).
 
 A trainer is a separate process (`trainer.py`), because a long device call cannot be interrupted from within, because
 one CPU fleet per core is faster than one fleet on all cores, and so that only the training process opens a device. It
-is resident: importing torch and opening a GPU takes up to 10 s. Its GPU is locked per shard, from just before the order
-until the predictions are done, so that another command can train in between.
+is resident: importing torch and opening a GPU takes up to 10 s. It locks its GPU per shard, until the predictions are
+done, so that another command can train in between.
 """
 
 import json
@@ -12,20 +12,19 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
-from schemas.errors import BusyError, CpbError
+from schemas.errors import CpbError
 from schemas.handover import ShardJob, ShardResult
 from schemas.run import RunSpec, base_of, is_universal
 from schemas.scope import home
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.storage.files import read_json_or_none
-from tasks.storage.locks import acquire, machine_lock, open_lock, release
+from tasks.storage.locks import pause
 from tasks.training.devices import Slots, gpus_of, plan_slots
 from tasks.training.files import GPU_LOST, KERNELS, LOG, PROGRESS, RESULT, kernel_cache, prepare, read_result
 from tasks.training.progress import FleetProgress
@@ -43,14 +42,10 @@ OUT_OF_MEMORY, DISK_FULL = "out-of-memory", "disk-full"
 """Codes of `TrainerDied` for two causes that the user can fix."""
 
 _FULL_BYTES = 1 << 20
+_BUSY_S = 0.5
+"""Seconds between two tries of a GPU on which another command trains."""
 
 Report = Callable[[dict[str, Any]], None]
-
-
-class EngineLost(CpbError):
-    """The engine is lost for all shards: the run ends, and finished shards are kept."""
-
-    default_code = "engine-lost"
 
 
 class TrainerDied(CpbError):
@@ -69,121 +64,84 @@ class Trainers:
     """Resident trainers, one per GPU or per CPU slot of the plan; each trains one shard at a time.
 
     Args:
-        label: shown by `ps`: the folder they train in.
         cores: on a CPU, the cores shared with judges.
         env_on_gpu: added to the environment of trainers that have a GPU.
     """
 
     def __init__(
-        self,
-        slots: Slots,
-        label: Path,
-        cores: Cores | None = None,
-        env_on_gpu: Mapping[str, str] | None = None,
+        self, slots: Slots, cores: Cores | None = None, env_on_gpu: Mapping[str, str] | None = None
     ) -> None:
-        self._cores, self._threads = None if slots.gpus else cores, slots.threads
-        self._locks: dict[Resident, IO[bytes]] = {}
+        self._on_gpu, self._threads = bool(slots.gpus), slots.threads
+        self._cores = cores or Cores(slots.workers * slots.threads)
         self._kernels_off = ""
         env = MALLOC | {"CPB_THREADS": str(slots.threads), "OMP_NUM_THREADS": str(slots.threads)}
-        if slots.gpus:
+        if self._on_gpu:
             env |= env_on_gpu or {}
-            files = {gpu: open_lock(machine_lock(f"cpb-{gpu}.lock"), everyone=True) for gpu in slots.gpus}
-            # The trainer inherits the descriptor: the GPU is released only after the trainer has ended too.
-            trainers = [
-                Resident(TRAINER, str(label), env | {"CUDA_VISIBLE_DEVICES": gpu}, [file.fileno()])
-                for gpu, file in files.items()
-            ]
-            self._locks = dict(zip(trainers, files.values(), strict=True))
-        else:  # hide all GPUs: a trainer would use them without their locks
-            trainers = [
-                Resident(TRAINER, str(label), env | {"CUDA_VISIBLE_DEVICES": ""})
-                for _ in range(slots.workers)
-            ]
-        self._pool = Pool(trainers)
+        # On a CPU all GPUs are hidden: a trainer would use them without their locks.
+        devices = slots.gpus or ("",) * slots.workers
+        self._pool = Pool([Resident(TRAINER, env | {"CUDA_VISIBLE_DEVICES": device}) for device in devices])
 
     def start(self) -> None:
         """Start them, so that they import libraries and open devices in the background."""
-        self._pool.start()
+        for trainer in self._pool.residents:
+            trainer.start()
 
     def train(
         self,
         folder: Path,
         timeout_s: float,
         on_progress: Report | None = None,
-        on_start: Callable[[], None] | None = None,
+        on_wait: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Train the job in `folder` to its `result.json`; return immediately if it exists already.
 
-        Waits for a free trainer first; `timeout_s` counts from then. An interrupt ends the trainer.
+        Waits for a free trainer first, and on a GPU until no other command trains there; `timeout_s` counts from then.
+        An interrupt ends the trainer.
 
         Args:
             on_progress: called with the contents of `progress.json` whenever it has changed.
-            on_start: called when a trainer is free.
+            on_wait: called with what the shard waits for.
 
         Raises:
             TrainerDied: the process failed or was killed; the next shard gets a new process.
             TrainingTimeout: it took longer than `timeout_s` seconds.
         """
-        if (folder / RESULT).exists():
-            return
-        with self._lent() as trainer:
-            if on_start:
-                on_start()
-            kills, watch = _oom_kills(), _watch(folder, timeout_s, on_progress)
-            try:
-                self._call(trainer, folder, watch)
-            except Died as end:
-                if not (folder / RESULT).exists():
-                    raise _death(folder, end, kills) from end
+        trained = (folder / RESULT).exists()
+        while not trained:
+            on_wait(f"waiting for a free {'GPU' if self._on_gpu else 'core'}")
+            with self._pool.lent() as trainer, self._cores.held(0 if self._on_gpu else self._threads):
+                on_wait("starting its trainer")
+                kills = _oom_kills()
+                try:
+                    trained = self._call(trainer, folder, _watch(folder, timeout_s, on_progress))
+                except Died as end:
+                    if not (folder / RESULT).exists():
+                        raise _death(folder, end, kills) from end
+                    return
+            if not trained:  # another command trains on that GPU
+                pause(_BUSY_S)
 
-    def _call(self, trainer: Resident, folder: Path, watch: Callable[[], None]) -> None:
+    def _call(self, trainer: Resident, folder: Path, watch: Callable[[], None]) -> bool:
         """Order a shard; if its trainer dies in a launch, it and all later shards do without `cpbmodels.kernels`."""
-        order = {"folder": str(folder.absolute()), "kernels_off": self._kernels_off}
+        folder = folder.absolute()
         try:
-            trainer.call(order, folder / LOG, watch)
+            return bool(trainer.call((folder, self._kernels_off), folder / LOG, watch))
         except Died as end:
             crashed = end.returncode in (-signal.SIGABRT, -signal.SIGSEGV)
-            if self._kernels_off or trainer not in self._locks or not (crashed or GPU_LOST in end.last):
+            if self._kernels_off or not self._on_gpu or not (crashed or GPU_LOST in end.last):
                 raise
             self._kernels_off = f"a trainer died with them: {end.last}"
             log.warning("%s: its trainer died (%s); started again without Triton kernels", folder, end.last)
-            trainer.call(order | {"kernels_off": self._kernels_off}, folder / LOG, watch)
-
-    @contextmanager
-    def _lent(self) -> Iterator[Resident]:
-        with ExitStack() as stack:
-            trainer = stack.enter_context(self._pool.lent(self._locked))
-            if trainer in self._locks:
-                stack.callback(release, self._locks[trainer])
-            elif self._cores:
-                stack.enter_context(self._cores.held(self._threads))
-            yield trainer
-
-    def _locked(self, trainer: Resident) -> bool:
-        """Whether the trainer's GPU, if any, could be locked."""
-        try:
-            if trainer in self._locks:
-                acquire(self._locks[trainer], wait=False)
-        except BusyError:  # another command's training
-            return False
-        return True
+            return bool(trainer.call((folder, self._kernels_off), folder / LOG, watch))
 
     def stop(self) -> None:
         """End the trainers and release their devices' memory."""
         self._pool.stop()
-        for file in self._locks.values():
-            file.close()
 
 
-def run_trainer(
-    folder: Path,
-    slots: Slots,
-    timeout_s: float,
-    on_progress: Report | None = None,
-    env_on_gpu: Mapping[str, str] | None = None,
-) -> None:
+def run_trainer(folder: Path, slots: Slots, timeout_s: float, on_progress: Report | None = None) -> None:
     """Train one job with a new trainer; see `Trainers`."""
-    trainers = Trainers(slots, folder, env_on_gpu=env_on_gpu)
+    trainers = Trainers(slots)
     try:
         trainers.train(folder, timeout_s, on_progress)
     finally:
@@ -255,31 +213,8 @@ def _oom_kills() -> int:
     return int(found[1]) if found else 0
 
 
-class Executor(Protocol):
-    """Runs shards."""
-
-    @property
-    def calls(self) -> int:
-        """Number of shards passed to `run` concurrently, each in a thread."""
-        ...
-
-    @property
-    def retries(self) -> int:
-        """Number of retries of a shard whose trainer died; 0 if the executor retries itself."""
-        ...
-
-    def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
-        """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
-
-        Raises:
-            CpbError: the shard failed as a whole; `TrainerDied` if another try may succeed.
-            EngineLost: no more shards can be trained.
-        """
-        ...
-
-
 class Engine(Protocol):
-    """The resources that a run plans for, and the source of its executor."""
+    """The resources that a run plans for, and that train its shards."""
 
     @property
     def gpus(self) -> bool:
@@ -291,8 +226,16 @@ class Engine(Protocol):
         """The cores of this machine shared by trainers and judges."""
         ...
 
-    def executor(self, shards: int) -> Executor:
-        """Return the executor for a plan of `shards` shards."""
+    def plan(self, shards: int) -> int:
+        """Prepare for a plan of `shards` shards; return how many to pass to `run` concurrently, each in a thread."""
+        ...
+
+    def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
+        """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
+
+        Raises:
+            CpbError: the shard failed as a whole; `TrainerDied` if another try may succeed.
+        """
         ...
 
     def leave(self) -> None:
@@ -309,16 +252,14 @@ def kernel_environment(spec: RunSpec) -> dict[str, str]:
 
 
 class LocalEngine:
-    """This machine, also the executor of its shards. Further shards wait in the order of submission.
+    """This machine. Further shards wait in the order of submission.
 
     With GPUs, the trainers start immediately, concurrently with ingestion. On a CPU they would only occupy its cores,
     and their thread count depends on the plan: they start with the first shard that is not trained yet.
     """
 
-    retries = 1
-
     def __init__(self, spec: RunSpec) -> None:
-        self._device, self._root = spec.device, spec.scope.root
+        self._device = spec.device
         self._gpus = gpus_of(spec.device)
         self.cores = Cores(max(1, usable_cores() - len(self._gpus)))
         self._slots = plan_slots(spec.device, len(self._gpus))
@@ -328,30 +269,24 @@ class LocalEngine:
             self._trainers.start()
 
     def _made(self) -> Trainers:
-        return Trainers(self._slots, self._root.absolute(), self.cores, self._env)
+        return Trainers(self._slots, self.cores, self._env)
 
     @property
     def gpus(self) -> bool:
         """Whether this machine has GPUs selected by the device."""
         return bool(self._gpus)
 
-    @property
-    def calls(self) -> int:
-        """One per trainer: the caller queues the shards, largest first."""
-        return self._slots.workers
-
-    def executor(self, shards: int) -> "LocalEngine":
-        """Return this engine with a trainer per GPU, or per core."""
+    def plan(self, shards: int) -> int:
+        """Prepare a trainer per GPU, or per core; the caller queues the shards, largest first."""
         if not self._gpus:
             self._slots = plan_slots(self._device, shards)
             self._trainers = self._made()
-        return self
+        return self._slots.workers
 
     def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
-        """Train a shard on the next free trainer; see `Executor`."""
+        """Train a shard on the next free trainer; see `Engine`."""
         folder = prepare(root, job)
-        progress.waiting(f"waiting for a free {'GPU' if self.gpus else 'core'}")
-        self._trainers.train(folder, timeout_s, partial(progress.take, job), progress.starting)
+        self._trainers.train(folder, timeout_s, partial(progress.take, job), progress.waiting)
         return read_result(folder)
 
     def leave(self) -> None:

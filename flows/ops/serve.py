@@ -1,0 +1,189 @@
+"""`serve`: run an application in this process, behind the guard, until a signal ends it; `serve_ui`: MLflow's.
+
+The foreground command is the server itself, so kill -9 ends both. uvicorn's messages go to stderr, like a command's
+warnings; a service's stderr is its log file.
+"""
+
+import errno
+import logging
+import os
+import secrets
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from flows.ops.guard import LISTENERS, UI, USER, Guard, Listener
+from schemas.errors import CpbError
+from tasks.storage.urls import public_url
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from tasks.tracking.connection import Store
+
+log = logging.getLogger("cpb")
+
+_GRACE_S = 10  # for requests in progress at the end
+_LOG = {
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {"cpb": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
+    "handlers": {"cpb": {"class": "flows.console.ConsoleHandler", "formatter": "cpb"}},
+    "loggers": {"uvicorn": {"handlers": ["cpb"], "level": "WARNING", "propagate": False}},
+}
+
+
+class _Server(uvicorn.Server):
+    """A server that calls `ready` once it listens."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+
+def serve(
+    listener: Listener, make_app: "Callable[[], ASGIApp]", host: str, port: int, ready: Callable[[str], None], *,
+    hosts: Sequence[str] = (), origins: Sequence[str] = (), auth: str = "", **options: Any,
+) -> None:  # fmt: skip
+    """Serve an application until Ctrl-C, SIGTERM or SIGHUP.
+
+    Args:
+        make_app: makes the application, which may take seconds of imports.
+        ready: called with the server's URL once it accepts requests.
+        hosts, origins, auth: as `Guard` takes them; the host that the server listens on is allowed too.
+        options: further settings of uvicorn.
+
+    Raises:
+        ValueError: the listener is not in the table, and therefore not tested.
+        UsageError: a host name is invalid.
+        CpbError: the port cannot be used, or the server does not start.
+    """
+    if listener not in LISTENERS:
+        raise ValueError(f"{listener.name} is not in LISTENERS, so that no test would start it")
+    check_port(host, port)
+    names = [*hosts, f"[{host}]" if ":" in host else host]
+
+    async def starting(*request: Any) -> None:
+        await app(*request)
+
+    guard = Guard(
+        starting, listener, names, origins, auth
+    )  # host names are checked before the application is made
+    _end_as_by_ctrl_c()
+    with suppress(KeyboardInterrupt):
+        app = make_app()
+        config = uvicorn.Config(
+            guard, host=host, port=port, log_config=_LOG, access_log=False, proxy_headers=False,
+            server_header=False, timeout_graceful_shutdown=_GRACE_S, **options,
+        )  # fmt: skip
+        server = _Server(config, partial(ready, url_of(host, port)))
+        with suppress(SystemExit):  # by uvicorn, which has printed the reason
+            server.run()
+        if not server.started:
+            raise CpbError(
+                f"the server on {host}:{port} did not start; the lines above say why", code="server"
+            )
+
+
+def _end_as_by_ctrl_c() -> None:
+    """Let SIGTERM and SIGHUP end this process as Ctrl-C does, and SIGINT too, which shells ignore for `command &`."""
+
+    def interrupt(*_signal: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+        signal.signal(signal.SIGHUP, interrupt)
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise `CpbError` naming the remedy if the server cannot listen on the port."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            # an address of another machine is invalid with any port
+            wrong = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
+            raise CpbError(
+                f"{host}:{port} cannot be used ({error.strerror}); choose another {wrong} with --{wrong}",
+                code=wrong, field=wrong,
+            ) from error  # fmt: skip
+
+
+def url_of(host: str, port: int) -> str:
+    """Return the URL at which this machine reaches a server that listens on this host and port."""
+    name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://{f'[{name}]' if ':' in name else name}:{port}"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where MLflow's interface is, and how to get in.
+
+    Args:
+        url: of the server, for programs.
+        runs: page of the experiment's runs.
+        password: of the user `USER` in this run; empty if the store is a server, which has its own users.
+    """
+
+    url: str
+    runs: str
+    password: str = ""
+
+
+def serve_ui(
+    host: str = "127.0.0.1", port: int = 5000, ready: Callable[[Address], None] = lambda where: None
+) -> None:
+    """Run MLflow's own interface over cpb's store, for this user alone, until interrupted.
+
+    MLflow itself requires no password, and anyone with write access can read and write files as its user. So each run
+    has a random password (HTTP Basic) in this process alone. A single process without job runner takes 280 MB: MLflow's
+    own command starts 15 processes (2.1 GB). A store that is itself a server has its own interface: then only its URL
+    is reported.
+
+    Args:
+        ready: called once the interface accepts requests.
+
+    Raises:
+        CpbError: there is no store yet, the port is in use, or MLflow does not start.
+    """
+    from tasks.tracking.database import is_server, store_errors
+    from tasks.tracking.mlflow_private import server_app
+    from tasks.tracking.mlflow_store import open_store, reconcile
+
+    store = open_store(create=False)
+    if is_server(store.uri):
+        url = public_url(store.uri)
+        ready(Address(url, runs_page(url, store)))
+        return
+    check_port(host, port)
+    try:
+        with store_errors():
+            reconcile(store)  # else runs whose process has died are shown as running
+    except CpbError as error:  # such as a locked database
+        log.warning("%s", error)
+    password = secrets.token_urlsafe(32)
+    # For another --host the guard's check of Host counts alone.
+    hosts = "localhost,localhost:*,127.0.0.1,127.0.0.1:*" if host == "127.0.0.1" else "*"
+    serve(
+        UI, partial(server_app, store.uri, store.artifacts, hosts), host, port,
+        lambda url: ready(Address(url, runs_page(url, store), password)), auth=f"{USER}:{password}",
+    )  # fmt: skip
+
+
+def runs_page(url: str, store: "Store") -> str:
+    """Return the page of the experiment's runs; without the query MLflow 3.17 opens the page of traces."""
+    return f"{url}/#/experiments/{store.experiment_id}/runs?workflowType=machine_learning"

@@ -1,0 +1,422 @@
+"""What MLflow knows about trained models: the leaderboard, a series' models, their losses, and the newest runs.
+
+A row of the leaderboard is the newest run of a recipe that has scores on the same coins. All runs are read in one
+search, about 2 ms a run: 2 s for 14 nights of 80 models.
+"""
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Literal
+
+import polars as pl
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.errors import CpbError, MemberError
+from schemas.identity import (
+    INTERVAL_SECONDS,
+    MARKETS,
+    SIM,
+    SPOT,
+    Market,
+    SeriesId,
+    coins_label,
+    market_option,
+)
+from tasks.judging.inference import relation
+from tasks.tracking.connection import Store, find_run, find_runs, search, search_lazily
+from tasks.tracking.mlflow_store import dead_runs, open_store
+from tasks.tracking.tags import (
+    FLEET,
+    FLOW,
+    KEY,
+    KIND,
+    MEMBER,
+    OUTCOME,
+    PARENT,
+    PRUNED,
+    REASON,
+    STUDY,
+    SYMBOL,
+    TIMEFRAME,
+    TRIAL,
+    age_of,
+    as_of,
+    market_of,
+    recipe_of_run,
+    series_tags,
+)
+from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, full_name, versions_of
+
+COLUMNS = {
+    "market": "spot, um, cm, own for a user's tables, or sim for simulated candles",
+    "timeframe": "candle length",
+    "architecture": "name of the architecture",
+    "preset": "preset of the models; after a +, a digest of the changed options",
+    "coins": "judged coins: names, or their number if more than three; none if all failed",
+    "members": "members that were judged",
+    "failed": "members that failed",
+    "crps_ratio": "CRPS / random walk's: each coin weighs the same; below 1 is better",
+    "crps_ratio_low": "lower end of its 95 % interval",
+    "crps_ratio_high": "upper end of its 95 % interval",
+    "p_value": "two-sided p of the ratio being 1, pooled over coins",
+    "verdict": "better, no different or worse than the random walk with EWMA volatility",
+    "better_share": "share of coins with a ratio below 1",
+    "mae_ratio": "absolute error of the median / random walk's",
+    "directional_accuracy": "share of correct directions; 0.5 is chance",
+    "coverage_80": "share of closes inside the 80 % interval",
+    "coverage_90": "share of closes inside the 90 % interval",
+    "windows_per_s": "training throughput, windows per second",
+    "train_seconds": "training time of the fleet",
+    "rss_peak_mb": "peak host memory",
+    "gpu_mem_allocated_peak_mb": "peak GPU memory of tensors; empty without a GPU",
+    "as_of": "no candle that closes after this was seen (UTC): as requested, else when the run began",
+    "started_at": "when the run began (UTC)",
+    "flow_run": "the flow's run, which `cpb leaderboard --run` takes",
+    "run_id": "the fleet's run: its config and its members' data digests reproduce the row",
+}
+"""The columns of a row and their meaning."""
+
+_RATIO = "test_crps_ratio"
+_MEANS = {
+    "crps_ratio": _RATIO,
+    "mae_ratio": "test_mae_ratio",
+    "directional_accuracy": "test_directional_accuracy",
+    "coverage_80": "test_coverage_80",
+    "coverage_90": "test_coverage_90",
+    "windows_per_s": "windows_per_s",
+    "train_seconds": "train_seconds",
+}
+_PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
+_POOLED = {
+    "pooled_ratio": "pooled_crps_ratio_{}",
+    "crps_ratio_low": "pooled_crps_ratio_{}_low",
+    "crps_ratio_high": "pooled_crps_ratio_{}_high",
+    "p_value": "pooled_p_{}",
+}
+"""Metrics of a fleet's run over all its coins, by timeframe."""
+_RUN = ("market", "timeframe", "architecture", "preset", "as_of", "started_at", "flow_run", "run_id")
+_AGE = ("as_of", "started_at", "fleet_started")
+_SCHEMA = {
+    **dict.fromkeys((*_RUN, "symbol", "member_run", "key", "test_span"), pl.String),
+    **dict.fromkeys((*_MEANS.values(), *_PEAKS, *_POOLED), pl.Float64),
+    "fleet_started": pl.Int64,
+    "flow_finished": pl.Boolean,
+}
+"""Columns of `read_members`."""
+
+MAX_RUNS_SEARCHED = 300
+"""Newest runs of a series that are searched: a month of nights with ten architectures."""
+
+MAX_HISTORIES = 7
+"""Models of a fleet whose losses are shown: the number of colours in a figure."""
+
+_NEWEST = "attributes.start_time DESC"
+_SHOWN = ("test_", "epochs_run", "windows_per_s", "train_seconds")
+
+
+def leaderboard(
+    parent: str | None = None,
+    members: pl.DataFrame | None = None,
+    *,
+    market: str | None = None,
+    symbols: Collection[str] | None = None,
+    timeframes: Collection[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Return the rows by market and timeframe, the best CRPS ratio first.
+
+    Keys are those of `COLUMNS`; a value that was not measured is None. A row has an interval if it has all coins of its
+    fleet. A fleet without a score has no row, so that failed models replace no earlier ones.
+
+    Args:
+        parent: run id of a flow, or its first characters, for the rows of that run alone, finished or not; filters are
+            then ignored.
+        members: of `read_members`, if they were read before.
+        market: default: all real markets, or the simulated market if nothing real was trained.
+        symbols, timeframes: filters; default all.
+
+    Raises:
+        CpbError: there is no such run, the id is ambiguous, or nothing was judged.
+    """
+    members = read_members(open_store(create=False)) if members is None else members
+    if parent is not None:
+        return _rows(_of_run(members, parent))
+    members = members.filter("flow_finished")
+    trained = set(members["market"])
+    markets = {market} if market else trained - {SIM} or trained
+    rows = _rows(members, market=markets, symbol=symbols, timeframe=timeframes)
+    if not rows:
+        raise CpbError(
+            "no finished run has a judged model of this market, these coins and timeframes: use fewer filters, or "
+            f"train some with `cpb train-all{market_option(market or SPOT)}`",
+            code="no-run",
+        )
+    return rows
+
+
+def read_members(store: Store) -> pl.DataFrame:
+    """Return the members of all fleets with a score, a row each, with values of their fleets and flows.
+
+    Metrics of failed members are null. Pruned fleets are left out: the members that remain, such as champions, are not
+    a complete fleet.
+    """
+    runs = {run.info.run_id: run for run in search(store, f"tags.`{KIND}` != '{TRIAL}'")}
+    rows = []
+    for run in runs.values():
+        fleet = runs.get(run.data.tags.get(PARENT, ""))
+        flow = runs.get(fleet.data.tags.get(PARENT, "")) if fleet else None
+        judged = run.info.status == "FINISHED" and _RATIO in run.data.metrics
+        if not (fleet and flow) or PRUNED in fleet.data.tags or not (judged or run.info.status == "FAILED"):
+            continue
+        metrics, timeframe = run.data.metrics if judged else {}, run.data.tags.get(TIMEFRAME, "")
+        until, started = age_of(flow)
+        rows.append(
+            {name: metrics.get(name) for name in (*_MEANS.values(), *_PEAKS)}
+            | {name: fleet.data.metrics.get(metric.format(timeframe)) for name, metric in _POOLED.items()}
+            | {
+                "market": market_of(flow),
+                "as_of": until,
+                "started_at": started,
+                "flow_run": flow.info.run_id,
+                "flow_finished": flow.info.status == "FINISHED",
+                "run_id": fleet.info.run_id,
+                "fleet_started": fleet.info.start_time,
+                "train_seconds": fleet.data.metrics.get("train_seconds", metrics.get("train_seconds")),
+                "architecture": fleet.data.tags.get("architecture") or fleet.info.run_name or "",
+                "preset": recipe_of_run(fleet.data.params, fleet.data.tags, flow.data.tags),
+                "member_run": run.info.run_id,
+                "symbol": run.data.tags.get(SYMBOL, ""),
+                "timeframe": timeframe,
+                "key": run.data.tags.get(KEY, ""),
+                "test_span": _span(fleet.data.params | run.data.params),
+            }
+        )
+    return pl.DataFrame(rows, _SCHEMA).filter(pl.col(_RATIO).count().over("run_id", "timeframe") > 0)
+
+
+def _of_run(members: pl.DataFrame, text: str) -> pl.DataFrame:
+    """Return the members of the flow's run with this id or unique prefix; a fleet's or member's id means its flow."""
+    begun = text.strip().lower()
+    named = pl.any_horizontal(pl.col("run_id", "member_run") == begun)
+    members = members.filter(pl.col("flow_run").str.starts_with(begun) | named)
+    ids = members["flow_run"].unique().sort()
+    if len(ids) == 0:
+        raise CpbError(
+            f"there is no run {text!r} with a judged model, or its models were pruned; `cpb ui` shows the runs",
+            code="no-run", field="run",
+        )  # fmt: skip
+    if len(ids) > 1:
+        raise CpbError(
+            f"several runs begin with {text!r}: {', '.join(ids)}; give more characters of the id",
+            code="ambiguous-run", field="run",
+        )  # fmt: skip
+    return members
+
+
+def _rows(members: pl.DataFrame, **wanted: Collection[str] | None) -> list[dict[str, Any]]:
+    """Return the rows of these members: the newest run of each recipe on the same judged coins.
+
+    Args:
+        wanted: by column, the values of the members to show. Pooled figures are only shown for complete fleets.
+    """
+    judged = pl.col(_RATIO).is_not_null()
+    # A flow continued with other shards, as on a GPU, has a second fleet of an architecture.
+    newest = pl.col("run_id").last().over("flow_run", "architecture", "timeframe")
+    members = members.sort("fleet_started", maintain_order=True).filter(pl.col("run_id") == newest)
+    members = members.with_columns(fleet_size=pl.len().over("run_id", "timeframe"))
+    for name, values in wanted.items():
+        if values is not None:
+            members = members.filter(pl.col(name).is_in(list(values)))
+    whole = pl.len() == pl.col("fleet_size").first()
+    rows = (
+        members.group_by(*_RUN, "fleet_started")
+        .agg(
+            **{name: pl.col(metric).mean() for name, metric in _MEANS.items()},
+            **{name: pl.col(name).max() for name in _PEAKS},
+            **{name: pl.when(whole).then(pl.col(name).first()) for name in _POOLED},
+            better_share=(pl.col(_RATIO) < 1).mean(),
+            coins=pl.col("symbol").filter(judged).unique().sort().str.join(","),
+            members=judged.sum(),
+            failed=(~judged).sum(),
+        )
+        .filter(pl.col("members") > 0)
+        .with_columns(crps_ratio=pl.coalesce("pooled_ratio", "crps_ratio"))
+        .sort(_AGE)
+        .unique(["market", "timeframe", "architecture", "preset", "coins"], keep="last", maintain_order=True)
+    )
+    table = [{name: row.get(name) for name in COLUMNS} | _texts(row) for row in rows.to_dicts()]
+    return sorted(
+        table,
+        key=lambda row: (MARKETS.index(row["market"]), INTERVAL_SECONDS[row["timeframe"]], row["crps_ratio"]),
+    )
+
+
+def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
+    interval = row["crps_ratio_low"], row["crps_ratio_high"], row["p_value"]
+    sentence = None if None in interval else relation(*interval)
+    return {
+        "coins": coins_label(row["coins"].split(",")),
+        "verdict": sentence and sentence.removesuffix(" than").removesuffix(" from"),
+    }
+
+
+def coin_ratios(members: pl.DataFrame, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return each coin's ratio per model in some leaderboard rows: of the newest model of each recipe.
+
+    Args:
+        members: of `read_members`.
+
+    Returns:
+        `symbol timeframe architecture preset crps_ratio test_span key`, with `test_span` as in `JudgedModel`.
+    """
+    of_rows = pl.DataFrame(
+        [(row["run_id"], row["timeframe"]) for row in rows], ["run_id", "timeframe"], orient="row"
+    )
+    model = ("symbol", "timeframe", "architecture", "preset")
+    newest = (
+        members.join(of_rows, on=["run_id", "timeframe"], how="semi")
+        .drop_nulls(_RATIO)
+        .sort(_AGE)
+        .unique(model, keep="last", maintain_order=True)
+    )
+    return newest.select(*model, pl.col(_RATIO).alias("crps_ratio"), "test_span", "key").to_dicts()
+
+
+class JudgedModel(BaseModel):
+    """The newest judged model of one architecture and preset, with its figures on the test span.
+
+    `preset`: with a digest of its changed options. `data`: digest of its candles. `test_span`: the test span,
+    `from/to`; null if the model's run does not record it. Figures of different spans must not be compared.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    architecture: str
+    preset: str | None
+    run_id: str
+    trained_at: datetime
+    as_of: str | None
+    data: str | None
+    test_span: str | None
+    serves: Literal["champion", "previous"] | None = Field(
+        None, description="its current alias in the registry"
+    )
+    model_version: str | None
+    metrics: dict[str, float]
+
+
+def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
+    """Return the newest judged model of each architecture and recipe on a series, best CRPS ratio first."""
+    tags = {KIND: MEMBER, **series_tags(series)}
+    condition = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
+    runs = search_lazily(store, f"{condition} and attributes.status = 'FINISHED'", [_NEWEST], page_size=100)
+    judged = [run for run in islice(runs, MAX_RUNS_SEARCHED) if _RATIO in run.data.metrics]
+    # Params common to all members are stored on their fleet's run.
+    fleets = find_runs(store, {run.data.tags[PARENT] for run in judged if PARENT in run.data.tags})
+    aliases = aliases_of(store, series) or {}
+    alias_of = {aliases[name]: name for name in (PREVIOUS, ALIAS) if name in aliases}
+    versions = {str(version.run_id): version for version in versions_of(store, series)}
+    newest = {}
+    for run in sorted(judged, key=age_of):
+        tags, version = run.data.tags, versions.get(run.info.run_id)
+        fleet = fleets.get(tags.get(PARENT, ""))
+        params = {**(fleet.data.params if fleet else {}), **run.data.params}
+        architecture, recipe = tags.get("architecture", ""), recipe_of_run(params, tags)
+        newest[architecture, recipe] = JudgedModel(
+            architecture=architecture,
+            preset=recipe or None,
+            run_id=run.info.run_id,
+            trained_at=datetime.fromtimestamp(run.info.start_time / 1000, UTC),
+            as_of=tags.get("as_of"),
+            data=tags.get("data_digest"),
+            test_span=_span(params),
+            serves=alias_of.get(str(version.version)) if version else None,
+            model_version=full_name(version) if version else None,
+            metrics={name: value for name, value in run.data.metrics.items() if name.startswith(_SHOWN)},
+        )
+    return sorted(newest.values(), key=lambda model: model.metrics[_RATIO])
+
+
+def _span(params: Mapping[str, str]) -> str | None:
+    """Return the test span `from/to` in a model's params; None if not recorded."""
+    return "/".join(json.loads(params["bounds.test"])) if "bounds.test" in params else None
+
+
+def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]]]:
+    """Return the losses per epoch of a member's run, or of the first members of a fleet's run, by run name.
+
+    Raises:
+        MemberError: there is no such run, or it is a flow's.
+    """
+    run = find_run(store, run_id)
+    kind = run.data.tags.get(KIND) if run else None
+    if run is None or kind not in (MEMBER, FLEET):
+        raise MemberError(
+            f"run {run_id} is neither a model's nor a fleet's; /api/models/SYMBOL/TIMEFRAME lists the models' runs",
+            code="no-run",
+        )
+    runs = [run] if kind == MEMBER else search(store, f"tags.`{PARENT}` = '{run.info.run_id}'", [_NEWEST])
+    histories = {}
+    for member in runs[:MAX_HISTORIES]:
+        epochs: dict[int, dict[str, float]] = {}
+        for name in ("train_loss", "val_loss"):
+            for point in store.client.get_metric_history(member.info.run_id, name):
+                epochs.setdefault(point.step, {"epoch": point.step})[name] = point.value
+        histories[member.info.run_name or member.info.run_id] = [epochs[step] for step in sorted(epochs)]
+    return histories
+
+
+class FlowRunInfo(BaseModel):
+    """A run of the flow, or a search of `cpb tune`; the page's `FlowRun` documents the fields."""
+
+    market: Market
+    run_id: str
+    kind: Literal["flow", "study"]
+    name: str
+    status: str
+    outcome: str | None
+    started_at: datetime
+    ended_at: datetime | None
+    preset: str | None
+    coins: list[str]
+    timeframes: list[str]
+    architectures: list[str]
+    as_of: str | None
+    reason: str | None
+
+
+def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
+    """Return the newest flow runs and `cpb tune` searches, finished or running, newest first.
+
+    A run whose process is dead is listed as killed, even if it is not marked yet.
+    """
+    top = search_lazily(store, f"tags.`{PARENT}` IS NULL", [_NEWEST], page_size=limit)
+    runs = list(islice((run for run in top if run.data.tags.get(KIND) in (FLOW, STUDY)), limit))
+    dead = dead_runs(store) if any(run.info.status == "RUNNING" for run in runs) else {}
+    return [
+        FlowRunInfo(
+            market=market_of(run),
+            run_id=run.info.run_id,
+            kind=run.data.tags[KIND],
+            name=run.info.run_name or "",
+            status="KILLED" if run.info.run_id in dead else run.info.status,
+            outcome=run.data.tags.get(OUTCOME),
+            started_at=datetime.fromtimestamp(run.info.start_time / 1000, UTC),
+            ended_at=datetime.fromtimestamp(run.info.end_time / 1000, UTC) if run.info.end_time else None,
+            preset=run.data.params.get("preset"),
+            coins=_names(run.data.params.get("coins")),
+            timeframes=_names(run.data.params.get("timeframes")),
+            architectures=_names(run.data.params.get("architectures")),
+            as_of=as_of(run.data.tags),
+            reason=dead.get(run.info.run_id) or run.data.tags.get(REASON),
+        )
+        for run in runs
+    ]
+
+
+def _names(text: str | None) -> list[str]:
+    """Return the names in a param: MLflow stores text, a list as JSON."""
+    if not text:
+        return []
+    return json.loads(text) if text.startswith("[") else [part.strip() for part in text.split(",")]
