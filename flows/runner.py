@@ -31,7 +31,7 @@ from tasks.running.parallel import run_each
 from tasks.running.progress import tell, telling
 from tasks.running.step import Step
 from tasks.storage.urls import without_credentials
-from tasks.tracking.database import store_errors
+from tasks.tracking.store import store_errors
 
 P = ParamSpec("P")
 R = TypeVar("R")

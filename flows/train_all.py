@@ -32,10 +32,9 @@ from tasks.notices import Outcome, tell_outcome
 from tasks.promote import promote
 from tasks.publish import publish
 from tasks.tracking.boards import leaderboard
-from tasks.tracking.database import store_errors
 from tasks.tracking.prune import prune
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish
-from tasks.tracking.tags import WARNINGS
+from tasks.tracking.store import WARNINGS, store_errors
 
 
 def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Summary:

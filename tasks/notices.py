@@ -25,7 +25,7 @@ from tasks.storage.files import read_private
 from tasks.storage.locks import locked
 from tasks.storage.records import find_record, write_record
 from tasks.storage.urls import without_credentials
-from tasks.tracking.database import store_errors
+from tasks.tracking.store import store_errors
 
 VARIABLE, FILE_NAME = "CPB_NOTIFY", "notify"
 HEARTBEAT_VARIABLE = "CPB_HEARTBEAT_URL"

@@ -36,11 +36,8 @@ from tasks.storage.digests import digest_fault
 from tasks.storage.files import read_json_or_none
 from tasks.storage.model_folder import CONFIG, METRICS, NEEDED, PICTURES, REFERENCE
 from tasks.storage.records import member_subject, parse_record, read_npz
-from tasks.tracking.artifacts import COPIES
-from tasks.tracking.connection import Store
-from tasks.tracking.database import store_errors
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import champions, training_command
+from tasks.tracking.registry import COPIES, champions, training_command
+from tasks.tracking.store import Store, open_store, store_errors
 from tasks.training.files import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
 
 R = TypeVar("R", bound=Record)

@@ -22,11 +22,8 @@ from tasks.tracking.boards import (
     read_members,
 )
 from tasks.tracking.boards import leaderboard as read_board
-from tasks.tracking.connection import Store
-from tasks.tracking.database import store_errors, tracking_uri
-from tasks.tracking.decisions import decisions_on, newest_decisions
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import champions
+from tasks.tracking.registry import champions, decisions_on, newest_decisions
+from tasks.tracking.store import Store, open_store, store_errors, tracking_uri
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity
 from webapp.replies import Answer, State, database_state, kept_while

@@ -25,7 +25,7 @@ from tasks.storage.urls import public_url
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from tasks.tracking.connection import Store
+    from tasks.tracking.store import Store
 
 log = logging.getLogger("cpb")
 
@@ -160,9 +160,7 @@ def serve_ui(
     Raises:
         CpbError: there is no store yet, the port is in use, or MLflow does not start.
     """
-    from tasks.tracking.database import is_server, store_errors
-    from tasks.tracking.mlflow_private import server_app
-    from tasks.tracking.mlflow_store import open_store, reconcile
+    from tasks.tracking.store import is_server, open_store, reconcile, server_app, store_errors
 
     store = open_store(create=False)
     if is_server(store.uri):

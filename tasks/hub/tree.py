@@ -31,10 +31,8 @@ from tasks.storage.model_folder import (
     write_published_config,
 )
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.database import store_errors
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import Champion, champions
-from tasks.tracking.versions import ALIAS, full_name, versions_with_alias
+from tasks.tracking.registry import ALIAS, Champion, champions, full_name, versions_with_alias
+from tasks.tracking.store import open_store, store_errors
 
 CARD = "README.md"
 WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")

@@ -25,8 +25,8 @@ from tasks.promotion.losses import registered_model
 from tasks.promotion.moves import promotion_lock
 from tasks.storage.digests import value_digest
 from tasks.storage.records import find_record, write_record
-from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
 from tasks.training.plan import planned_recipe
 
 CHAMPION = "champion"

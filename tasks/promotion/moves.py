@@ -16,12 +16,24 @@ from schemas.identity import SIM, SeriesId, market_home
 from tasks.judging.gate import GateDecision, GateModel
 from tasks.promotion.losses import TrainedCandidate, registered_model
 from tasks.storage.locks import locked
-from tasks.tracking.connection import Store
-from tasks.tracking.decisions import DECISION, decision_in, decision_text, keep_decision, newest_decisions
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import Champion, champions, register, registered
-from tasks.tracking.tags import REASON, RECIPE, SELECTED
-from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, find_version, succeed, versions_of
+from tasks.tracking.registry import (
+    ALIAS,
+    DECISION,
+    PREVIOUS,
+    Champion,
+    aliases_of,
+    champions,
+    decision_in,
+    decision_text,
+    find_version,
+    keep_decision,
+    newest_decisions,
+    register,
+    registered,
+    succeed,
+    versions_of,
+)
+from tasks.tracking.store import REASON, RECIPE, SELECTED, Store, open_store
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

@@ -23,15 +23,13 @@ from typing import TYPE_CHECKING
 from tasks.storage.model_folder import file_digests
 from tasks.storage.urls import local_path
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.artifacts import damaged
-from tasks.tracking.connection import Store, pages
-from tasks.tracking.tags import MLFLOW_FILES, digests_of
+from tasks.tracking.store import MLFLOW_FILES, Store, damaged, digests_of, pages
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel, Run
     from mlflow.entities.model_registry import ModelVersion
 
-    from tasks.tracking.records import MemberRecord
+    from tasks.tracking.runs import MemberRecord
 
 log = logging.getLogger("cpb")
 

@@ -8,8 +8,8 @@ from prefect.exceptions import TerminationSignal
 
 from flows.training import run_of
 from schemas.errors import CpbError
-from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.runs import finish, start_fleet, start_parent
+from tasks.tracking.store import open_store
 
 
 @pytest.fixture

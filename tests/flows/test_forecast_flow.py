@@ -10,7 +10,7 @@ from flows.runner import NOT_YET, Runner
 from schemas.errors import CpbError, UsageError
 from schemas.identity import SeriesId
 from schemas.scope import ForecastSpec
-from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.store import open_store
 
 SCOPE = {"coins": "BTC", "timeframes": "1h", "tail": True}
 

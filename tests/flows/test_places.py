@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from flows import cli
-from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.store import open_store
 
 TRAIN = ("train-all", "--coins", "BTC", "--timeframes", "1h", "--preset", "smoke")
 

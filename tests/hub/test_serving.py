@@ -11,11 +11,9 @@ import cpbmodels
 from schemas.errors import CpbError
 from schemas.identity import ModelId, SeriesId
 from tasks.hub.tree import packaged_models, serving
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.records import MemberRecord
-from tasks.tracking.registry import register
-from tasks.tracking.runs import log_members, start_fleet, start_parent
-from tasks.tracking.versions import ALIAS, succeed
+from tasks.tracking.registry import ALIAS, register, succeed
+from tasks.tracking.runs import MemberRecord, log_members, start_fleet, start_parent
+from tasks.tracking.store import open_store
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 

@@ -16,9 +16,9 @@ from test_registry import folder, series  # noqa: F401
 from test_runs import fleet_of, log_member, member
 
 from schemas.errors import CpbError
-from tasks.tracking import mlflow_store
-from tasks.tracking.mlflow_store import open_store
+from tasks.tracking import store as store_module
 from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "backup.md"
 
@@ -71,7 +71,7 @@ def test_a_moved_store_is_refused_until_the_line_of_the_page_records_its_new_pla
     places = f"OLD='{(old / 'artifacts').as_uri()}' NEW='{(new / 'artifacts').as_uri()}'\n"
     subprocess.run(["bash", "-e", "-c", places + rest], cwd=new.parent, check=True, timeout=60)
 
-    mlflow_store._opened.clear()
+    store_module._opened.clear()
     (champion,) = champions(store=open_store(uri))
     champion.check()
     assert champion.folder.is_relative_to(new)

@@ -14,22 +14,20 @@ from ports import free_port
 from postgres_tools import needs_driver, place_artifacts, postgres, uri  # noqa: F401
 
 from schemas.errors import CpbError
-from tasks.tracking import database as database_module
-from tasks.tracking import mlflow_store
-from tasks.tracking.database import store_errors
-from tasks.tracking.mlflow_store import open_store
+from tasks.tracking import store as store_module
 from tasks.tracking.runs import log_metrics, start_parent
+from tasks.tracking.store import open_store, store_errors
 
 
 @pytest.fixture
 def impatient(monkeypatch):
     """The same with a shorter limit, so that a test need not wait for the real one; libpq knows none below 2 s."""
-    monkeypatch.setattr(database_module, "TIMEOUT_S", 2)
+    monkeypatch.setattr(store_module, "TIMEOUT_S", 2)
 
 
 def refused(store_uri, reason):
     """Open a store that cannot be used; checks the sentence."""
-    mlflow_store._opened.clear()
+    store_module._opened.clear()
     with pytest.raises(CpbError) as caught:
         open_store(store_uri)
     text = str(caught.value)
@@ -107,9 +105,9 @@ def test_no_later_message_of_mlflow_has_the_password(server, monkeypatch):
     """MLflow's client repeats its URI in messages; it gets user and password from the environment."""
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "other")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "other")
-    client_uri = mlflow_store._with_user_in_environment(server["uri"])
+    client_uri = store_module._with_user_in_environment(server["uri"])
     assert "hunter2" not in client_uri
-    database_module.ask_server(client_uri, "/x", 5)
+    store_module.ask_server(client_uri, "/x", 5)
     assert server["seen"] == ["Basic bWU6aHVudGVyMg=="]
 
 

@@ -22,15 +22,12 @@ from ports import free_port
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
 from tasks.storage.urls import local_path
-from tasks.tracking import mlflow_store
+from tasks.tracking import store as store_module
 from tasks.tracking.boards import leaderboard, read_members
-from tasks.tracking.connection import find_run
-from tasks.tracking.database import make_sqlite, sqlite_path
-from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import start_parent
-from tasks.tracking.tags import KEEP, PRUNED
+from tasks.tracking.store import KEEP, PRUNED, find_run, make_sqlite, open_store, sqlite_path
 from webapp import registry
 
 pruning = import_module("tasks.tracking.prune")
@@ -337,7 +334,7 @@ def rename_experiment(nights):
 )
 def test_what_a_person_deleted_or_renamed_does_not_prevent_it(nights, change, runs, versions):
     change(nights)
-    mlflow_store._opened.clear()
+    store_module._opened.clear()
     nights.prune(store=open_store())
     assert (counts(nights.store)["runs"], nights.versions()) == (runs, versions)
     assert str(nights.prune(store=open_store())) == "nothing to prune"

@@ -8,17 +8,16 @@ import pytest
 from test_runs import fleet_of, log_member, member
 
 from tasks.storage.processes import ProcessId
-from tasks.tracking import mlflow_store
-from tasks.tracking.mlflow_store import open_store, reconcile
+from tasks.tracking import store as store_module
 from tasks.tracking.runs import finish, start_fleet, start_parent
-from tasks.tracking.tags import PARENT, PROCESS, REASON
+from tasks.tracking.store import PARENT, PROCESS, REASON, open_store, reconcile
 
 TRAINING = """
 import os
 import threading
 import time
 from tasks.tracking.runs import start_fleet, start_parent
-from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.store import open_store
 store = open_store()
 flow = start_parent("killed", {})
 fleet = start_fleet(flow.run_id, "gru", "killed/gru")
@@ -55,8 +54,8 @@ def test_the_runs_of_a_killed_process_are_marked_by_the_next_writer(store, train
     assert {status(store, run) for run in runs} == {"RUNNING"}
     kill()
 
-    mlflow_store._opened.clear()
-    mlflow_store._reconciled.clear()
+    store_module._opened.clear()
+    store_module._reconciled.clear()
     open_store(create=False)
     assert {status(store, run) for run in runs} == {"RUNNING"}  # a reader marks nothing
     open_store()

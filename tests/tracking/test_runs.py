@@ -8,16 +8,16 @@ import pytest
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.model_folder import file_digests
-from tasks.tracking.connection import search
-from tasks.tracking.records import MemberRecord
 from tasks.tracking.runs import (
     PARTIAL,
+    MemberRecord,
     finish,
     log_members,
     log_metrics,
     start_fleet,
     start_parent,
 )
+from tasks.tracking.store import search
 
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
 TAGS = {

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from tasks.storage.processes import ProcessId
 from tasks.tracking.runs import PARTIAL, finish, start_parent
-from tasks.tracking.tags import PROCESS
+from tasks.tracking.store import PROCESS
 
 
 def test_the_run_of_a_command_that_another_machine_is_at_is_left_to_it(store):

@@ -5,10 +5,8 @@ import pytest
 from postgres_tools import place_artifacts
 
 from schemas.errors import CpbError
-from tasks.tracking import mlflow_store
-from tasks.tracking.artifacts import check_place
-from tasks.tracking.database import EXPERIMENT, tracking_uri
-from tasks.tracking.mlflow_store import open_store
+from tasks.tracking import store as store_module
+from tasks.tracking.store import EXPERIMENT, check_place, open_store, tracking_uri
 
 
 def test_the_default_store_lies_under_mlruns_with_its_artifacts(store, tmp_path):
@@ -58,7 +56,7 @@ def test_a_kill_before_the_store_is_whole_leaves_none(tmp_path, monkeypatch):
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr("tasks.tracking.database.write_schema", killed)
+    monkeypatch.setattr("tasks.tracking.store.write_schema", killed)
     with pytest.raises(KeyboardInterrupt):
         open_store()
 
@@ -67,7 +65,7 @@ def test_a_kill_before_the_store_is_whole_leaves_none(tmp_path, monkeypatch):
 
 def test_an_experiment_of_another_version_is_refused(store):
     store.client.set_experiment_tag(store.experiment_id, "cpb.layout", "2")
-    mlflow_store._opened.clear()
+    store_module._opened.clear()
 
     with pytest.raises(CpbError, match="another version of cpb") as caught:
         open_store(create=False)

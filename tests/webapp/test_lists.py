@@ -16,10 +16,9 @@ from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, VERDICT, fill, small_h
 from schemas.handover import Decision, JobMember, ModelRef, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId
 from tasks.storage.locks import locked
-from tasks.tracking.decisions import keep_decision
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.runs import start_parent
-from tasks.tracking.studies import start_study
+from tasks.tracking.registry import keep_decision
+from tasks.tracking.runs import start_parent, start_study
+from tasks.tracking.store import open_store
 from tasks.training.files import prepare
 from webapp.answers import Runs
 from webapp.replies import Answer, Replies, Reply, respond, rows_json
