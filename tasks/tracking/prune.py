@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
     from mlflow.entities import Run, RunInfo
     from mlflow.entities.model_registry import ModelVersion
+LOADED = "registered_model_meta"
+"""Written by MLflow into a local registered model's folder when it loads the model."""
+_COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
 
 
 @dataclass
@@ -237,11 +240,6 @@ def _is_here(store: Store) -> bool:
 def _day(ms: int) -> date:
     """Return the UTC day of a time in milliseconds."""
     return datetime.fromtimestamp(ms / 1000, UTC).date()
-
-
-LOADED = "registered_model_meta"
-"""Written by MLflow into a local registered model's folder when it loads the model."""
-_COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
 
 
 def logged_names(tags: "Mapping[str, str]") -> frozenset[str]:

@@ -56,6 +56,18 @@ if TYPE_CHECKING:
 ALIAS = "champion"
 PREVIOUS = "previous"
 """Alias of the previous champion."""
+log = logging.getLogger("cpb")
+_METRICS = "metrics"
+"""Tag with a version's scores as JSON: separate tags would take 5 kB of the database per version."""
+MAX_GROWTH = 1.1
+"""A model is continued while its series has grown by less than a tenth; then it is trained from scratch."""
+COPIES = "champions"
+"""Folder below the home for champions fetched from a tracking server."""
+DECISION = "decision"
+"""Tag of a registered model and of a version: a `Decision` as JSON."""
+_EARLIER = f"{DECISION}."
+MAX_EARLIER = 14
+"""Earlier decisions kept per series: the nights that pruning keeps in full. Listing champions reads them all."""
 
 
 def registered_models(store: Store) -> "list[RegisteredModel]":
@@ -139,13 +151,6 @@ def series_of(name: str) -> SeriesId | None:
         return SeriesId.parse(name)
     except UsageError:
         return None
-
-
-log = logging.getLogger("cpb")
-_METRICS = "metrics"
-"""Tag with a version's scores as JSON: separate tags would take 5 kB of the database per version."""
-MAX_GROWTH = 1.1
-"""A model is continued while its series has grown by less than a tenth; then it is trained from scratch."""
 
 
 @dataclass(frozen=True)
@@ -363,10 +368,6 @@ def _origin(champion: Champion, record: SeriesRecord) -> str | None:
     return str(champion.folder) if record.rows < config.rows * MAX_GROWTH else None
 
 
-COPIES = "champions"
-"""Folder below the home for champions fetched from a tracking server."""
-
-
 def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, str]") -> tuple[Path, str]:
     """Return the folder of a registered model on this machine, and its damage ("" for none).
 
@@ -395,13 +396,6 @@ def copy_name(version: "ModelVersion") -> str:
     """Return the name of a fetched version's folder below `COPIES`."""
     # With the run's id: another server may have a different model of the same name and number.
     return f"{version.name}-{version.version}-{(version.run_id or '')[:12]}"
-
-
-DECISION = "decision"
-"""Tag of a registered model and of a version: a `Decision` as JSON."""
-_EARLIER = f"{DECISION}."
-MAX_EARLIER = 14
-"""Earlier decisions kept per series: the nights that pruning keeps in full. Listing champions reads them all."""
 
 
 def decision_text(decision: Decision) -> str:

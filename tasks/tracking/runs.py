@@ -84,6 +84,9 @@ _CLASSIFIER = "test_accuracy"
 """A metric that only classifiers have; there are few classifiers, so all their metrics are logged."""
 _TEXT_LIMIT = 6000  # MLflow's limit for a param; a tag may have 8000
 SEPARATOR = " · "
+COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
+"""Outcomes of a flow or fleet; `partial` keeps good results, and the same command continues it."""
+_BATCH_METRICS, _BATCH_PARAMS = 1000, 100  # MLflow's limits for one log_batch
 
 
 @dataclass(frozen=True)
@@ -235,11 +238,6 @@ def source_tags(spec: RunSpec) -> dict[str, str]:
 def _timeframes(records: Iterable[SeriesRecord]) -> str:
     found = {record.series.timeframe: record.series.seconds for record in records}
     return " ".join(sorted(found, key=found.__getitem__))
-
-
-COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
-"""Outcomes of a flow or fleet; `partial` keeps good results, and the same command continues it."""
-_BATCH_METRICS, _BATCH_PARAMS = 1000, 100  # MLflow's limits for one log_batch
 
 
 def start_parent(

@@ -72,6 +72,29 @@ PROCESS = "cpb.process"
 """The process that opened a run."""
 Age = tuple[str, str]
 """End of a model's candles, then start of its run: ISO 8601 in UTC, so that texts sort like times."""
+TIMEOUT_S = 7
+EXPERIMENT = "cpb"
+"""Name of the experiment that holds all runs."""
+UNUSABLE = "store"
+"""Code of the error for a store that cannot be used."""
+_MAX_REASON_CHARS = 300
+_LIBRARIES = ("mlflow", "sqlalchemy", "alembic")
+_ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMENT}"
+CHECKED_MLFLOW = "3.17.2"
+"""Version in which the undocumented parts of MLflow that this file uses, and no other, were read and tested."""
+LAYOUT_TAG, LAYOUT = "cpb.layout", "3"
+"""Version of the names and tags of runs and models in the experiment; other versions are refused."""
+TAGS = {
+    "mlflow.experimentKind": "custom_model_development",
+    LAYOUT_TAG: LAYOUT,
+}
+"""Tags of a new experiment; the first tells MLflow's page the kind of experiment."""
+_PAGE = 1000
+_IDS = 200  # of runs in one filter
+T = TypeVar("T")
+log = logging.getLogger("cpb")
+_reconciled: set[str] = set()
+"""The opened stores by their URI, and those of them that were opened for writing."""
 
 
 def series_tags(series: SeriesId) -> dict[str, str]:
@@ -118,16 +141,6 @@ def _until(as_of: str, started: datetime) -> datetime:
     except ValueError:  # "newest", or missing
         return started
     return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
-
-
-TIMEOUT_S = 7
-EXPERIMENT = "cpb"
-"""Name of the experiment that holds all runs."""
-UNUSABLE = "store"
-"""Code of the error for a store that cannot be used."""
-_MAX_REASON_CHARS = 300
-_LIBRARIES = ("mlflow", "sqlalchemy", "alembic")
-_ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMENT}"
 
 
 def quiet() -> None:
@@ -272,10 +285,6 @@ def _write_whole_schema(database: Path) -> None:
         part.unlink(missing_ok=True)
 
 
-CHECKED_MLFLOW = "3.17.2"
-"""Version in which the undocumented parts of MLflow that this file uses, and no other, were read and tested."""
-
-
 def write_schema(path: Path) -> None:
     """Write MLflow's current SQLite schema to an empty file, built in memory: half the time of a migration on disk.
 
@@ -343,18 +352,6 @@ def server_app(uri: str, artifacts: str, hosts: str) -> "ASGIApp":
 
     initialize_backend_stores(uri, uri, artifacts)
     return app
-
-
-LAYOUT_TAG, LAYOUT = "cpb.layout", "3"
-"""Version of the names and tags of runs and models in the experiment; other versions are refused."""
-TAGS = {
-    "mlflow.experimentKind": "custom_model_development",
-    LAYOUT_TAG: LAYOUT,
-}
-"""Tags of a new experiment; the first tells MLflow's page the kind of experiment."""
-_PAGE = 1000
-_IDS = 200  # of runs in one filter
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -510,10 +507,7 @@ def alone(store: Store) -> Iterator[None]:
         yield
 
 
-log = logging.getLogger("cpb")
 _opened: dict[str, Store] = {}
-_reconciled: set[str] = set()
-"""The opened stores by their URI, and those of them that were opened for writing."""
 
 
 def open_store(uri: str | None = None, *, create: bool = True) -> Store:
