@@ -26,14 +26,11 @@ from tasks.forecast import forecast
 from tasks.forecasting.staleness import find_stale
 from tasks.forecasting.stored_forecasts import latest, series_with_forecasts
 from tasks.forecasting.summary import champion_records, read_summary
+from tasks.hub.tree import serving
 from tasks.ingest import ingest
 from tasks.market.sources import check_source
 from tasks.notices import Outcome, tell_outcome
 from tasks.score import score
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import Champion
-from tasks.tracking.served import serving
-from tasks.tracking.versions import series_with_champion
 from tasks.watch import watch
 
 _NONE = "there is no champion for them yet; train first, as in `cpb train-all`"
@@ -54,9 +51,10 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
 def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> dict[str, Any]:
     check_source(spec.scope)
     requested = read_pairs(spec, say).scope
-    found = _serving(spec, requested)
-    if not found:  # checked before anything is downloaded
-        known = {one.series.symbol for one in serving(market=requested.market)}
+    packaged, left_out = serving(requested.home, requested.market)
+    series = _requested(requested, [model.series for model in packaged])
+    if not series:  # checked before anything is downloaded
+        known = {model.series.symbol for model in packaged}
         symbols = {one.symbol for one in requested.series}
         check_known(symbols, known, "the registry of champions")
         of = f" of {coins_label(symbols)}" if symbols else ""
@@ -65,14 +63,14 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
             f"no forecast could be made: there is no champion{of}{at} in market {spec.market} yet; train first, as in "
             "`cpb train-all`", code="no-champion",
         )  # fmt: skip
-    scope = requested.narrowed([one.series for one in found])
+    scope = requested.narrowed([model.series for model in packaged if model.series in series])
     fetched = steps.one(ingest, scope, spec.tail)
     issued = steps.one(forecast, scope)
     scored = steps.one(score, scope)
     watched = steps.one(watch, scope)
     stale = find_stale(scope.home, issued.series, scope.as_of)
     steps_taken = (fetched, issued, scored, watched)
-    problems = [failure for result in steps_taken for failure in result.failures]
+    problems = [*left_out, *(failure for result in steps_taken for failure in result.failures)]
     problems += [Failure(step="forecast", reason=str(s), code=STALE, series=s.series) for s in stale]
     outcome.failures, outcome.alarms = problems, watched.alarms
     texts = list(map(failure_line, problems))
@@ -83,14 +81,14 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     drifted = [alarm for alarm in watched.alarms if alarm.state == "drifted"]
     for alarm in drifted:
         say(f"DRIFTED {alarm}")
-    series = count(len(issued.series), "series")
+    number = count(len(issued.series), "series")
     new = (
-        f"{count(issued.rows, 'new forecast row')} for {series}"
+        f"{count(issued.rows, 'new forecast row')} for {number}"
         if issued.rows
-        else f"{series} as stored before"
+        else f"{number} as stored before"
     )
     say(f"{new}; {count(scored.rows, 'older row')} scored")
-    verdicts = {one.series: one.verdict for one in found}
+    verdicts = {model.series: model.verdict for model in packaged}
     return {
         **_shown(scope, issued.series, verdicts),
         "new_rows": issued.rows,
@@ -115,32 +113,23 @@ def _shown(
     return {"rows": rows, "models": models}
 
 
-def _serving(spec: ForecastSpec, scope: Scope) -> list[Champion]:
-    """Return the requested champions."""
-    if not spec.every_champion:
-        return serving(scope.series)
-    found = serving(market=scope.market)
-    return [one for one in found if one.series.timeframe in scope.timeframes]
+def _requested(scope: Scope, series: Iterable[SeriesId]) -> set[SeriesId]:
+    """Return those of a market's series that are asked for; without symbols, as for `champions`, all coins are."""
+    wanted = set(scope.series)
+    return {s for s in series if (s in wanted if scope.symbols else s.timeframe in scope.timeframes)}
 
 
-def _is_untrained(spec: ForecastSpec) -> bool:
+def _is_untrained(scope: Scope) -> bool:
     """Whether no series of the scope has a champion or ever had a forecast; a lost champion is an error."""
-    scope, series = spec.scope, set(spec.scope.series)
-
-    def is_requested(one: SeriesId) -> bool:
-        if spec.looks_up_symbols:  # the pairs are unknown until the listing is read
-            return one.market == scope.market and one.timeframe in scope.timeframes
-        return one in series
-
-    if any(map(is_requested, series_with_forecasts(scope.home, scope.market))):
+    if _requested(scope, series_with_forecasts(scope.home, scope.market)):
         return False
     try:
-        known = series_with_champion(open_store(create=False))
+        packaged, _ = serving(scope.home, scope.market)
     except CpbError as error:
         if error.code != "no-store":
             raise
         return True
-    return not any(map(is_requested, known))
+    return not _requested(scope, [model.series for model in packaged])
 
 
 @flow(name="forecast", validate_parameters=False, flow_run_name="forecast {timeframes}")
@@ -148,7 +137,7 @@ def _is_untrained(spec: ForecastSpec) -> bool:
 @flow_parameters(ForecastSpec)
 def forecast_flow(spec: ForecastSpec) -> State:
     """Forecast with every champion of the scope from the newest candles; does nothing before the first training."""
-    if _is_untrained(spec):
+    if _is_untrained(spec.scope):
         return Completed(
             name=NOT_YET,
             message="no champions yet: the first run of train-all creates them",

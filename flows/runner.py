@@ -31,6 +31,7 @@ from tasks.running.parallel import run_each
 from tasks.running.progress import tell, telling
 from tasks.running.step import Step
 from tasks.storage.urls import without_credentials
+from tasks.tracking.store import store_errors
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -170,7 +171,7 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
         continue_without_reader()
         log.addHandler(RUN_LOG)
         try:
-            with shown_progress("flow"):
+            with shown_progress("flow"), store_errors():
                 return flow(*args, **kwargs)
         except CpbError as error:
             return Failed(message=without_credentials(str(error)), data=error)

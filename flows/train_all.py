@@ -34,7 +34,7 @@ from tasks.publish import publish
 from tasks.tracking.boards import leaderboard
 from tasks.tracking.prune import prune
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish
-from tasks.tracking.tags import WARNINGS
+from tasks.tracking.store import WARNINGS, store_errors
 
 
 def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Summary:
@@ -62,7 +62,8 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     training.in_use.release()
     if summary.champions:  # without champions: only classifiers were trained, which do not forecast prices
         try:
-            publication = steps.one(publish, scope.home, scope.market, spec.repo)
+            with store_errors():
+                publication = steps.one(publish, scope.home, scope.market, spec.repo)
             summary.published = publication.place
             summary.add(publication.failures, say)
         except CpbError as error:  # the Hub is unreachable: models, runs and forecasts are still valid
@@ -84,7 +85,8 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
 def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
     """Delete old data; a failure does not affect the results of this run."""
     try:
-        report = prune(spec.scope.home, dry_run=False)
+        with store_errors():
+            report = prune(spec.scope.home, dry_run=False)
     except BusyError as error:  # the next nightly run prunes
         say(f"nothing was pruned: {error}")
     except (CpbError, OSError) as error:

@@ -30,12 +30,18 @@ from tasks.running.parallel import run_each
 from tasks.storage.digests import value_digest
 from tasks.storage.locks import check_interrupted
 from tasks.storage.urls import public_url
-from tasks.tracking.artifacts import check_place
-from tasks.tracking.database import DOWN
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.records import OpenRun, run_name, scope_tags
-from tasks.tracking.runs import FAILED, finish, kill, log_metrics, start_parent
-from tasks.tracking.tags import AS_OF, COMMAND, LEFT_OUT, NEWEST, REASON
+from tasks.tracking.runs import FAILED, OpenRun, finish, kill, log_metrics, run_name, scope_tags, start_parent
+from tasks.tracking.store import (
+    AS_OF,
+    COMMAND,
+    LEFT_OUT,
+    NEWEST,
+    REASON,
+    UNUSABLE,
+    check_place,
+    open_store,
+    store_errors,
+)
 from tasks.tracking.wandb import check_installed, is_wanted, mirror
 from tasks.train import check_engine, opened_engine, train
 from tasks.training.files import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
@@ -71,10 +77,11 @@ def run_of(run_id: str) -> Iterator[None]:
     killed. Interrupts (Ctrl-C, the signal with which Prefect cancels a run) are not subclasses of `Exception`.
     """
     try:
-        yield
+        with store_errors():
+            yield
     except Exception as error:
         # otherwise this would wait for the unavailable store again
-        if getattr(error, "code", "") != DOWN:
+        if getattr(error, "code", "") != UNUSABLE:
             finish(run_id, FAILED, {REASON: str(error) or type(error).__name__})
         raise
     except BaseException as interrupt:

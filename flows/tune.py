@@ -14,10 +14,8 @@ from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.storage.digests import value_digest
 from tasks.storage.locks import locked
 from tasks.storage.records import write_record
-from tasks.tracking.artifacts import check_place
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.studies import finish_study, log_trials, start_study
-from tasks.tracking.tags import AS_OF, NEWEST
+from tasks.tracking.runs import finish_study, log_trials, start_study
+from tasks.tracking.store import AS_OF, NEWEST, check_place, open_store
 from tasks.training.devices import check_device, gpu_held, gpus_of
 from tasks.training.local import PROGRESS
 from tasks.training.plan import training_code

@@ -25,9 +25,19 @@ from tasks.judging.pool import PoolScore
 from tasks.running.step import step
 from tasks.storage.model_folder import WEIGHTS, read_config
 from tasks.storage.urls import public_url
-from tasks.tracking.records import MemberRecord, run_name, scope_tags, source_tags
-from tasks.tracking.runs import COMPLETE, PARTIAL, finish, log_members, log_metrics, start_fleet
-from tasks.tracking.tags import FILES, NEWEST
+from tasks.tracking.runs import (
+    COMPLETE,
+    PARTIAL,
+    MemberRecord,
+    finish,
+    log_members,
+    log_metrics,
+    run_name,
+    scope_tags,
+    source_tags,
+    start_fleet,
+)
+from tasks.tracking.store import FILES, NEWEST
 from tasks.training.files import member_folder, shard_folder
 from tasks.training.plan import job_key, member_seed, preset_label
 

@@ -3,11 +3,11 @@
 from schemas.handover import ForecastBatch
 from schemas.scope import Scope
 from tasks.forecasting.issue import issue_forecasts
+from tasks.hub.tree import packaged_models
 from tasks.running.step import step
-from tasks.tracking.served import serving
 
 
 @step("forecast")
 def forecast(scope: Scope) -> ForecastBatch:
-    """Issue the forecasts of every champion in the scope."""
-    return issue_forecasts(scope, serving(scope.series))
+    """Issue the forecasts of every packaged champion in the scope."""
+    return issue_forecasts(scope, packaged_models(scope.home, scope.market, scope.series))

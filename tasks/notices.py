@@ -25,6 +25,7 @@ from tasks.storage.files import read_private
 from tasks.storage.locks import locked
 from tasks.storage.records import find_record, write_record
 from tasks.storage.urls import without_credentials
+from tasks.tracking.store import store_errors
 
 VARIABLE, FILE_NAME = "CPB_NOTIFY", "notify"
 HEARTBEAT_VARIABLE = "CPB_HEARTBEAT_URL"
@@ -74,7 +75,8 @@ def tell_outcome(flow: str, home: Path) -> Iterator[Outcome]:
     """
     outcome = Outcome()
     try:
-        yield outcome
+        with store_errors():
+            yield outcome
     except Exception as error:
         code = getattr(error, "code", type(error).__name__)
         _tell(flow, home, {f"failed {flow} {code}": str(error) or code} | outcome.events(), False)

@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-from schemas.errors import DamagedError
-from schemas.handover import Failure, Publication
-from schemas.identity import Market, tree_of
+from schemas.handover import Publication
+from schemas.identity import Market
 from tasks.hub.publish import publish as publish_tree
-from tasks.hub.tree import build_tree
+from tasks.hub.tree import package
 from tasks.running.step import step
-from tasks.tracking.registry import champions
 
 
 @step("publish")
@@ -24,14 +22,6 @@ def publish(home: Path, market: Market, repo: str | None = None) -> Publication:
         CpbError: no champion can be published, or the Hub refuses; (code `other-record`) the published record belongs
             to another chain than the stored record.
     """
-    intact, failures = [], []
-    for champion in (found := champions(market=market)):
-        try:
-            champion.check()
-            intact.append(champion)
-        except DamagedError as error:
-            failures.append(Failure.of(champion.series, "publish", error))
-    # If none is intact, the tree's own error names the first champion.
-    tree = build_tree(intact or found, tree_of(home, "hub", market), repo, home, failures.append)
+    tree, failures = package(home, market, repo)
     place = publish_tree(tree, repo) if repo else tree
     return Publication(place=str(place), failures=tuple(failures))

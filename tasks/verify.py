@@ -36,11 +36,8 @@ from tasks.storage.digests import digest_fault
 from tasks.storage.files import read_json_or_none
 from tasks.storage.model_folder import CONFIG, METRICS, NEEDED, PICTURES, REFERENCE
 from tasks.storage.records import member_subject, parse_record, read_npz
-from tasks.storage.urls import local_path
-from tasks.tracking.artifacts import files_at
-from tasks.tracking.connection import Store
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import champions, training_command
+from tasks.tracking.registry import COPIES, champions, training_command
+from tasks.tracking.store import Store, open_store, store_errors
 from tasks.training.files import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
 
 R = TypeVar("R", bound=Record)
@@ -255,20 +252,23 @@ def _train_command(job: ShardJob) -> str:
 
 
 def champion_files(home: Path, market: str, store: Store | None = None) -> Iterator[Check]:
-    """Yield the files of a market's champions; from a tracking server they are fetched for the check.
+    """Yield the files of a market's champions; of a tracking server's, this machine's copies.
 
     Raises:
         CpbError: the MLflow store cannot be read, or (code `no-store`) there is none.
     """
     store = store or open_store(create=False)
-    for champion in champions(market=market, store=store):
-        place, command = local_path(champion.source) or Path(champion.source), training_command(champion)
-        with files_at(store, champion.source) as folder:
-            digests = dict.fromkeys(NEEDED) | champion.digests | champion.mlflow_files
-            for name, digest in digests.items():
-                yield place / name, partial(digest_fault, folder / name, digest), command
-            if not champion.digests:  # registered by a person
-                yield place / CONFIG, partial(model_folder.damage_of, folder, {}), command
+    with store_errors():
+        registered = champions(market=market, store=store)
+    for champion in registered:
+        folder, command = champion.folder, training_command(champion)
+        digests = dict.fromkeys(NEEDED) | champion.digests
+        if not folder.is_relative_to((home / COPIES).absolute()):  # the store's own folder
+            digests |= champion.mlflow_files
+        for name, digest in digests.items():
+            yield folder / name, partial(digest_fault, folder / name, digest), command
+        if not champion.digests:  # registered by a person
+            yield folder / CONFIG, partial(model_folder.damage_of, folder, {}), command
 
 
 def forecasts(home: Path, market: str) -> Iterator[Check]:

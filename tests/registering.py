@@ -1,9 +1,7 @@
 """A run made champion without a gate's decision."""
 
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import register
-from tasks.tracking.tags import REASON
-from tasks.tracking.versions import succeed
+from tasks.tracking.registry import register, succeed
+from tasks.tracking.store import REASON, open_store
 
 
 def register_champion(series, run_id, *, reason="", tags=None, store=None, **known):

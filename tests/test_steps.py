@@ -40,7 +40,7 @@ from tasks.publish import publish
 from tasks.running.step import Step
 from tasks.score import score
 from tasks.signals.feature_files import write_features
-from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.store import open_store
 from tasks.train import opened_engine, train
 from tasks.training import trainer
 from tasks.training.local import Engine

@@ -22,10 +22,8 @@ from tasks.tracking.boards import (
     read_members,
 )
 from tasks.tracking.boards import leaderboard as read_board
-from tasks.tracking.connection import Store
-from tasks.tracking.decisions import decisions_on, newest_decisions
-from tasks.tracking.mlflow_store import open_store, tracking_uri
-from tasks.tracking.registry import champions
+from tasks.tracking.registry import champions, decisions_on, newest_decisions
+from tasks.tracking.store import Store, open_store, store_errors, tracking_uri
 from webapp.answers import ChampionInfo, Decisions, FlowRun, Leaderboard, Models
 from webapp.reading import identity
 from webapp.replies import Answer, State, database_state, kept_while
@@ -54,7 +52,7 @@ def state() -> tuple[str, State]:
 @contextmanager
 def _store() -> Iterator[Store]:
     """Yield the store, locked for this thread; raises `CpbError` if it cannot be read."""
-    with _reading:
+    with _reading, store_errors():
         yield open_store(create=False)
 
 

@@ -21,7 +21,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 
 from schemas.identity import MARKETS, SeriesId, tree_of
-from tasks.tracking.database import sqlite_path
+from tasks.tracking.store import sqlite_path
 from webapp.answers import OfSeries
 
 Format = Literal["json", "csv"]

@@ -146,6 +146,9 @@ FIELDS: Mapping[str, Field] = {
     "training_span": Field("two times, or none", lambda value: _list(_time, 2)(value) and len(value) != 1),
     "bounds": Field("two times by split", _bounds),
     "metrics": Field("numbers by name", _map(_number)),
+    # what a published model says of its registered version
+    "model_version": Field("a text", _text),
+    "verdict": Field("a text", _text),
     # what the files are checked by
     WEIGHTS_DIGEST: Field("a sha256", _sha256, required=True),
     DIGEST: Field("a sha256", _sha256, required=True),

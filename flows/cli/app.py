@@ -16,6 +16,7 @@ from flows.console import emit, log_to_console, say, show
 from schemas import __version__
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_INTERRUPTED, EXIT_USAGE, CpbError
 from tasks.storage.urls import without_credentials
+from tasks.tracking.store import store_errors
 
 COMMANDS = {
     "Train and judge": {
@@ -136,7 +137,8 @@ def run() -> None:
     log_to_console()
     try:
         # Not standalone, so that errors of the command line are raised here and all are printed in the same place.
-        code = _app()(prog_name="cpb", standalone_mode=False)
+        with store_errors():
+            code = _app()(prog_name="cpb", standalone_mode=False)
     except typer.TyperException as error:
         _end_usage(error)
     except CpbError as error:

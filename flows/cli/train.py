@@ -182,7 +182,7 @@ def _show_board(run_id: str) -> None:
 
 
 def _next_steps() -> None:
-    from tasks.tracking.mlflow_store import tracking_uri
+    from tasks.tracking.store import tracking_uri
 
     called = sys.argv[0] if Path(sys.argv[0]).name == "cpb" else f"{sys.executable} -m flows.cli"
     cpb = "cpb" if shutil.which("cpb") == called else called

@@ -25,7 +25,7 @@ from tasks.storage.urls import public_url
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from tasks.tracking.connection import Store
+    from tasks.tracking.store import Store
 
 log = logging.getLogger("cpb")
 
@@ -160,9 +160,7 @@ def serve_ui(
     Raises:
         CpbError: there is no store yet, the port is in use, or MLflow does not start.
     """
-    from tasks.tracking.database import is_server
-    from tasks.tracking.mlflow_private import server_app
-    from tasks.tracking.mlflow_store import open_store, reconcile
+    from tasks.tracking.store import is_server, open_store, reconcile, server_app, store_errors
 
     store = open_store(create=False)
     if is_server(store.uri):
@@ -171,14 +169,15 @@ def serve_ui(
         return
     check_port(host, port)
     try:
-        reconcile(store)  # else runs whose process has died are shown as running
+        with store_errors():
+            reconcile(store)  # else runs whose process has died are shown as running
     except CpbError as error:  # such as a locked database
         log.warning("%s", error)
     password = secrets.token_urlsafe(32)
     # For another --host the guard's check of Host counts alone.
     hosts = "localhost,localhost:*,127.0.0.1,127.0.0.1:*" if host == "127.0.0.1" else "*"
     serve(
-        UI, partial(server_app, store.served, store.artifacts, hosts), host, port,
+        UI, partial(server_app, store.uri, store.artifacts, hosts), host, port,
         lambda url: ready(Address(url, runs_page(url, store), password)), auth=f"{USER}:{password}",
     )  # fmt: skip
 

@@ -36,7 +36,7 @@ LEARNT = "learnt"
 
 
 class Champion(Protocol):
-    """The interface of a registered model that forecasting needs (`tasks.tracking.registry.Champion`)."""
+    """What forecasting needs of a model (`tasks.hub.tree.PackagedModel`)."""
 
     @property
     def series(self) -> SeriesId:
@@ -48,10 +48,7 @@ class Champion(Protocol):
 
     @property
     def folder(self) -> Path:
-        """The model folder that `cpbmodels.load` reads."""
-
-    def check(self) -> None:
-        """Raise `DamagedError` if the folder's files differ from the registered files."""
+        """The model folder that `cpbmodels.load` reads and checks."""
 
 
 def issue_forecasts(scope: Scope, champions: Sequence[Champion]) -> ForecastBatch:
@@ -81,7 +78,6 @@ def _forecasts(
     def of(model: Champion) -> tuple[pl.DataFrame | None, list[Failure]]:
         made, reference, problems = None, None, list[Failure]()
         try:
-            model.check()
             try:
                 reference = reference_of(model.series, model.folder)
             except MemberError as error:  # a forecast without reference is better than none

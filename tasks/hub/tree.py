@@ -1,4 +1,4 @@
-"""The published folder: model folders `SYMBOL/IV/`, the card, the light library, the record, checksums.
+"""The packaged folder `HOME/hub`: model folders `SYMBOL/IV/`, the card, the light library, the record, checksums.
 
 SYMBOL includes the market unless it is spot, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is included so
 that users can install the version with which the models were made, by a URL with its hash. The record of forecasts and
@@ -8,27 +8,31 @@ scores is that of `tasks.hub.record`.
 import logging
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Failure
-from schemas.identity import is_series_name
+from schemas.identity import SeriesId, is_series_name, tree_of
 from tasks.hub.card import model_card
 from tasks.hub.record import CHAIN, is_record_file, write_record
 from tasks.storage.digests import digest_fault, file_digest
 from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import (
+    CONFIG,
     FILES,
     METRICS,
     PICTURES,
     REFERENCE,
     WEIGHTS,
+    read_config,
     write_published_config,
 )
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.registry import Champion
+from tasks.tracking.registry import ALIAS, Champion, champions, full_name, versions_with_alias
+from tasks.tracking.store import open_store, store_errors
 
 CARD = "README.md"
 WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")
@@ -42,8 +46,109 @@ _SUM = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>.+)")
 log = logging.getLogger("cpb")
 
 
+@dataclass(frozen=True)
+class PackagedModel:
+    """A champion in the packaged folder, from which it forecasts; `cpbmodels.load` checks its files.
+
+    `model_version`: registered model and version, `cpb-BTCUSDT-1h/3`; "" if `config.json` is damaged.
+    """
+
+    series: SeriesId
+    model_version: str
+    verdict: str
+    folder: Path
+
+
+def packaged_models(
+    home: Path, market: str, series: Collection[SeriesId] | None = None
+) -> list[PackagedModel]:
+    """Return the models in a market's packaged folder, in order of their paths; `series`: default all.
+
+    A model is of the series that its `config.json` names: exchanged folders forecast nothing else.
+    """
+    models = []
+    for path in sorted(tree_of(home, "hub", market).glob(f"*/*/{CONFIG}")):
+        name = "-".join(path.parts[-3:-1])
+        if not is_series_name(name):  # of a person
+            continue
+        of, version, verdict = SeriesId.parse(name), "", ""
+        with suppress(DamagedError):  # reported when it is loaded
+            config = read_config(path.parent)
+            version, verdict = config.model_version, config.verdict
+            of = SeriesId.parse(version.partition("/")[0]) if version else of
+        if series is None or of in series:
+            models.append(PackagedModel(of, version, verdict, path.parent))
+    return models
+
+
+def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]]:
+    """Bring the packaged folder up to date with the registry, and return its models and the failures.
+
+    Where the registry cannot be read, or the folder cannot be written, the models in the folder serve, with a warning.
+
+    Raises:
+        CpbError: that is so, and the folder has no models.
+    """
+    failures = list[Failure]()
+    try:
+        with store_errors():
+            versions = versions_with_alias(open_store(create=False), ALIAS)
+            wanted = {s: full_name(version) for s, version in versions.items() if s.market == market}
+            if not wanted:
+                return [], []
+            if not _is_current(home, market, wanted):
+                _, failures = package(home, market)
+    except (CpbError, OSError) as error:
+        models = packaged_models(home, market)
+        if not models:
+            raise
+        folder = tree_of(home, "hub", market)
+        log.warning(
+            "forecasting with the models in %s, which could not be brought up to date: %s", folder, error
+        )
+        return models, []
+    return packaged_models(home, market), failures
+
+
+def _is_current(home: Path, market: str, wanted: Mapping[SeriesId, str]) -> bool:
+    """Whether the packaged folder has exactly these versions, and each file of theirs is intact."""
+    tree = tree_of(home, "hub", market)
+    try:
+        sums = read_sums(tree)
+    except (OSError, DamagedError):
+        return False
+    models = packaged_models(home, market)
+    folders = {model.folder for model in models}
+    files = {tree / name: digest for name, digest in sums.items() if (tree / name).parent in folders}
+    return {model.series: model.model_version for model in models} == wanted and not any(
+        digest_fault(path, digest) for path, digest in files.items()
+    )
+
+
+def package(home: Path, market: str, repo: str | None = None) -> tuple[Path, list[Failure]]:
+    """Write the packaged folder of a market's champions; a damaged champion is left out and becomes a failure.
+
+    Args:
+        repo: USER/NAME in the card's example.
+
+    Raises:
+        CpbError: no champion can be packaged, or the folder contains files not written by cpb.
+    """
+    intact, failures = [], list[Failure]()
+    for champion in (registered := champions(market=market)):
+        try:
+            champion.check()
+            intact.append(champion)
+        except DamagedError as error:
+            failures.append(Failure.of(champion.series, "publish", error))
+    # If none is intact, the tree's own error names the first champion.
+    return build_tree(
+        intact or registered, tree_of(home, "hub", market), repo, home, failures.append
+    ), failures
+
+
 def build_tree(
-    champions: Sequence[Champion],
+    models: Sequence[Champion],
     folder: Path,
     repo: str | None = None,
     home: Path | None = None,
@@ -51,7 +156,7 @@ def build_tree(
 ) -> Path:
     """Write the tree to publish into `folder`, atomically, and return the folder.
 
-    The same champions, record and source of the library give the same bytes, so publishing twice finds nothing to
+    The same models, record and source of the library give the same bytes, so publishing twice finds nothing to
     send.
 
     Args:
@@ -60,17 +165,17 @@ def build_tree(
         report: called with what is damaged in the record.
 
     Raises:
-        CpbError: there are no champions, the library cannot be built, or `folder` contains files not written by cpb.
+        CpbError: there are no models, the library cannot be built, or `folder` contains files not written by cpb.
         DamagedError: a champion's files differ from the registered files.
     """
-    if not champions:
+    if not models:
         raise CpbError(
             "there is no champion to publish yet; train first, as in `cpb train-all`", code="no-champion"
         )
-    for champion in champions:
+    for champion in models:
         champion.check()
     check_replaceable(folder)
-    ordered = sorted(champions, key=lambda c: (c.series.timeframe, c.series.symbol, c.series.market))
+    ordered = sorted(models, key=lambda c: (c.series.timeframe, c.series.symbol, c.series.market))
     with new_folder(folder) as draft:
         for champion in ordered:
             _copy_model(champion, draft / champion.series.label / champion.series.timeframe)
@@ -80,7 +185,7 @@ def build_tree(
         with suppress(OSError, DamagedError):
             sums = read_sums(folder)
         if home:
-            write_record(home, champions[0].series.market, draft, folder, sums, report)
+            write_record(home, models[0].series.market, draft, folder, sums, report)
         card = model_card(ordered, repo or "USER/NAME", wheel, record=(draft / CHAIN).is_file())
         (draft / CARD).write_text(card, encoding="utf-8")
         # The sha256 of every file, so that the folder can be checked with `sha256sum -c`.
@@ -113,7 +218,7 @@ def read_sums(tree: Path) -> dict[str, str]:
 def _copy_model(champion: Champion, target: Path) -> None:
     target.mkdir(parents=True)
     shutil.copyfile(champion.folder / WEIGHTS, target / WEIGHTS)
-    write_published_config(champion.folder, target)
+    write_published_config(champion.folder, target, champion.model_version, champion.verdict)
     for name in (METRICS, REFERENCE, *PICTURES):
         source = champion.folder / name
         if not source.is_file():

@@ -25,8 +25,8 @@ from tasks.promotion.losses import registered_model
 from tasks.promotion.moves import promotion_lock
 from tasks.storage.digests import value_digest
 from tasks.storage.records import find_record, write_record
-from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
 from tasks.training.plan import planned_recipe
 
 CHAMPION = "champion"
@@ -153,7 +153,7 @@ def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) ->
         first=min(one.test[0] for one in spans), last=max(one.test[1] for one in spans),
         series=tuple(sorted({f"{one.id.name}:{one.record.digest}" for one in folds})), named_at=datetime.now(UTC),
     )  # fmt: skip
-    with promotion_lock(open_store(), home, market):
+    with promotion_lock(home, market):
         known = {one.digest: one for one in submissions(home, market, timeframe)}
         if made.digest in known:
             return known[made.digest]
@@ -211,7 +211,7 @@ def decide(
             market=market, timeframe=timeframe, backtest=winner, switched_at=datetime.now(UTC),
             behind=tuple(sorted(series.symbol for series in contest.served)),
         )  # fmt: skip
-        with promotion_lock(open_store(), home, market):
+        with promotion_lock(home, market):
             save(home, switch)
     for one, why in judged:
         if one == winner:

@@ -30,7 +30,7 @@ from tasks.judging.scores import Array, pinball
 from tasks.signals.feature_files import market_key, markets
 from tasks.storage.model_folder import read_config
 from tasks.tracking.registry import Champion
-from tasks.tracking.tags import RECIPE
+from tasks.tracking.store import RECIPE
 
 _DECIDES = "validation_crps_ratio"
 

@@ -16,12 +16,24 @@ from schemas.identity import SIM, SeriesId, market_home
 from tasks.judging.gate import GateDecision, GateModel
 from tasks.promotion.losses import TrainedCandidate, registered_model
 from tasks.storage.locks import locked
-from tasks.tracking.connection import Store, alone_everywhere
-from tasks.tracking.decisions import DECISION, decision_in, decision_text, keep_decision, newest_decisions
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import Champion, champions, register, registered
-from tasks.tracking.tags import REASON, RECIPE, SELECTED
-from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, find_version, succeed, versions_of
+from tasks.tracking.registry import (
+    ALIAS,
+    DECISION,
+    PREVIOUS,
+    Champion,
+    aliases_of,
+    champions,
+    decision_in,
+    decision_text,
+    find_version,
+    keep_decision,
+    newest_decisions,
+    register,
+    registered,
+    succeed,
+    versions_of,
+)
+from tasks.tracking.store import REASON, RECIPE, SELECTED, Store, open_store
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -107,12 +119,9 @@ def _registered(store: Store, candidate: TrainedCandidate, tags: Mapping[str, st
 
 
 @contextmanager
-def promotion_lock(store: Store, home: Path, market: str) -> Iterator[None]:
-    """Hold the promotion lock of all markets that share a home's root, and on a server of all homes that use it.
-
-    Waits for other processes, and for other machines as far as `alone_everywhere` can.
-    """
-    with locked(market_home(home, market) / "promotion.lock"), alone_everywhere(store, "registry"):
+def promotion_lock(home: Path, market: str) -> Iterator[None]:
+    """Hold the promotion lock of all markets that share a home's root; waits for other processes."""
+    with locked(market_home(home, market) / "promotion.lock"):
         yield
 
 
@@ -156,7 +165,7 @@ def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> 
             code="reason", field="force",
         )  # fmt: skip
     store = open_store(create=False)
-    with promotion_lock(store, home, series.market):
+    with promotion_lock(home, series.market):
         aliases = aliases_of(store, series)
         if aliases is None:
             raise UsageError(

@@ -21,11 +21,15 @@ from tasks.promotion.by_backtest import Switch, replaced_recipes, save
 from tasks.promotion.losses import LossTable, TrainedCandidate, registered_model, trained_candidate
 from tasks.promotion.moves import decided, promote_candidate, promotion_lock, retire
 from tasks.signals.feature_files import read_features
-from tasks.tracking.connection import Store
-from tasks.tracking.decisions import keep_decision, newest_decisions
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import Champion, champions
-from tasks.tracking.versions import ALIAS, versions_with_alias
+from tasks.tracking.registry import (
+    ALIAS,
+    Champion,
+    champions,
+    keep_decision,
+    newest_decisions,
+    versions_with_alias,
+)
+from tasks.tracking.store import Store, open_store
 from tasks.training.plan import preset_label
 
 
@@ -83,7 +87,7 @@ def decide_night(
     (market,) = markets
     store = open_store()
     decisions: list[Decision] = []
-    with promotion_lock(store, home, market):
+    with promotion_lock(home, market):
         served = champions(market=market, store=store) if by_timeframe else []
         for timeframe, candidates in by_timeframe.items():
             serving = {

@@ -40,7 +40,7 @@ class ModelConfig(BaseModel):
     `cpbmodels.fleet.config.FIELDS` defines the valid values of each field, and is checked first.
     `rows`: candles of the training series. `warm_start`: the folder of the model that it continued.
     `training_span`: open times of the first and last candle that the weights were fitted to; `bounds`: start and end
-    of each split (ISO, UTC).
+    of each split (ISO, UTC). `model_version` and `verdict`: of a published model, its registered version's.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", ser_json_inf_nan="constants")
@@ -59,6 +59,8 @@ class ModelConfig(BaseModel):
     rows: int = 0
     warm_start: str | None = None
     flat_band: float | None = None
+    model_version: str = ""
+    verdict: str = ""
 
     def span(self, split: str) -> tuple[datetime, datetime] | tuple[None, None]:
         """Return start and end (UTC) of a split, or Nones if not recorded."""
@@ -155,12 +157,16 @@ def _picture_digest(path: Path, png: bytes) -> bytes:
     return hashlib.sha256(member_subject(path).encode() + png).digest()
 
 
-def write_published_config(source: Path, target: Path) -> None:
+def write_published_config(source: Path, target: Path, model_version: str, verdict: str) -> None:
     """Write `config.json` for publication, with the digests by which `cpbmodels.load` checks it and the weights.
 
     It may state that the model continued another model, but not that model's path.
+
+    Args:
+        model_version: registered model and version, `cpb-BTCUSDT-1h/3`.
+        verdict: the version's comparison with the random walk.
     """
-    values = _config_values(source)
+    values = _config_values(source) | {"model_version": model_version, "verdict": verdict}
     if values.get("warm_start"):
         values["warm_start"] = "champion"
     write_json(target / CONFIG, sealed(values, file_digest(source / WEIGHTS)))

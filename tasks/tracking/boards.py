@@ -25,9 +25,8 @@ from schemas.identity import (
     market_option,
 )
 from tasks.judging.inference import relation
-from tasks.tracking.connection import Store, find_run, find_runs, search, search_lazily
-from tasks.tracking.mlflow_store import dead_runs, open_store
-from tasks.tracking.tags import (
+from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, full_name, versions_of
+from tasks.tracking.store import (
     FLEET,
     FLOW,
     KEY,
@@ -41,13 +40,19 @@ from tasks.tracking.tags import (
     SYMBOL,
     TIMEFRAME,
     TRIAL,
+    Store,
     age_of,
     as_of,
+    dead_runs,
+    find_run,
+    find_runs,
     market_of,
+    open_store,
     recipe_of_run,
+    search,
+    search_lazily,
     series_tags,
 )
-from tasks.tracking.versions import ALIAS, PREVIOUS, aliases_of, full_name, versions_of
 
 COLUMNS = {
     "market": "spot, um, cm, own for a user's tables, or sim for simulated candles",

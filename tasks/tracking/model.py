@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING
 from tasks.storage.model_folder import file_digests
 from tasks.storage.urls import local_path
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.artifacts import damaged, keep_files
-from tasks.tracking.connection import Store, pages
-from tasks.tracking.records import MemberRecord
-from tasks.tracking.tags import MLFLOW_FILES, digests_of
+from tasks.tracking.store import MLFLOW_FILES, Store, damaged, digests_of, pages
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel, Run
     from mlflow.entities.model_registry import ModelVersion
+
+    from tasks.tracking.runs import MemberRecord
 
 log = logging.getLogger("cpb")
 
@@ -65,7 +64,7 @@ def make_mlflow_model(store: Store, run: "Run") -> None:
         _save(made, run.info.run_id)
         found = file_digests(made)
         store.client.set_tag(run.info.run_id, MLFLOW_FILES, json.dumps(found))
-        keep_files(store, run, made)
+        store.client.log_artifacts(run.info.run_id, str(made))
     for name in digests.keys() - found.keys():  # the wheel of another release
         if folder and Path(name).name == name:
             (folder / name).unlink(missing_ok=True)
@@ -92,7 +91,7 @@ def _save(folder: Path, run_id: str) -> None:
     (folder / wheel.name).write_bytes(wheel.data)
 
 
-def open_model(store: Store, run_id: str, record: MemberRecord) -> str:
+def open_model(store: Store, run_id: str, record: "MemberRecord") -> str:
     """Create the logged model of a member's run, and return its id; `finalize_logged_model` ends it."""
     name = _REFUSED.sub("-", str(record.model))
     made = store.client.create_logged_model(store.experiment_id, name, run_id, model_type=OWN)

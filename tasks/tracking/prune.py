@@ -8,6 +8,7 @@ Nights are the UTC days on which a flow run of the market finished: a machine th
 nights, and nights on spot do not age the simulator's.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,21 +17,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import BusyError, count
-from tasks.storage.files import delete_files, remove_empty
+from tasks.storage.files import delete_files, final_path, remove_empty
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.urls import local_path
-from tasks.tracking.artifacts import logged_names, old_copies, unlogged_file
-from tasks.tracking.connection import Store, alone, alone_everywhere, search_lazily
-from tasks.tracking.database import is_server
-from tasks.tracking.mlflow_private import delete_runs_for_good
-from tasks.tracking.mlflow_store import open_store, reconcile
 from tasks.tracking.model import delete_models, models_of
-from tasks.tracking.tags import FLEET, FLOW, KEEP, KEY, KIND, MEMBER, PARENT, PRUNED, market_of
-from tasks.tracking.versions import all_versions, full_name, registered_models, series_of
+from tasks.tracking.registry import COPIES, all_versions, copy_name, full_name, registered_models, series_of
+from tasks.tracking.store import (
+    FLEET,
+    FLOW,
+    KEEP,
+    KEY,
+    KIND,
+    MEMBER,
+    MLFLOW_FILES,
+    PARENT,
+    PRUNED,
+    Store,
+    alone,
+    delete_runs_for_good,
+    digests_of,
+    is_server,
+    market_of,
+    open_store,
+    reconcile,
+    search_lazily,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from mlflow.entities import Run, RunInfo
     from mlflow.entities.model_registry import ModelVersion
+LOADED = "registered_model_meta"
+"""Written by MLflow into a local registered model's folder when it loads the model."""
+_COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
 
 
 @dataclass
@@ -98,7 +118,7 @@ def prune(home: Path, *, dry_run: bool = True, nights: int = 14, store: Store | 
     if dry_run:
         return _prune(store, nights, dry_run)
     reconcile(store)
-    with alone_everywhere(store, "registry"), alone(store):
+    with alone(store):
         report = _prune(store, nights, dry_run)
         for copy in old_copies(home, all_versions(store)):
             delete_files(copy, MODEL_FILES.__contains__)
@@ -220,3 +240,39 @@ def _is_here(store: Store) -> bool:
 def _day(ms: int) -> date:
     """Return the UTC day of a time in milliseconds."""
     return datetime.fromtimestamp(ms / 1000, UTC).date()
+
+
+def logged_names(tags: "Mapping[str, str]") -> frozenset[str]:
+    """Return the names of the artifacts that cpb logged to a run, or MLflow wrote beside them, from the run's tags."""
+    return frozenset({*digests_of(tags), *digests_of(tags, MLFLOW_FILES), LOADED})
+
+
+def unlogged_file(store: Store, run_id: str, uri: str, names: "Collection[str]") -> str:
+    """Return why a run's artifacts may not be deleted: a file that is not one of `names`, or "" for none."""
+    folder = local_path(uri)  # ROOT/RUN/artifacts
+    if folder and not folder.parent.parent.is_dir():
+        return "its artifacts are on another machine"
+    files = _files_below(folder) if folder else _listed(store, run_id)
+    name = next((name for name in files if final_path(name) not in names), "")
+    return f"it holds {name}, which cpb did not log" if name else ""
+
+
+def _files_below(folder: Path) -> "Iterator[str]":
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink() or not path.is_dir():
+            yield path.relative_to(folder).as_posix()
+
+
+def _listed(store: Store, run_id: str, path: str | None = None) -> "Iterator[str]":
+    for file in store.client.list_artifacts(run_id, path):
+        if file.is_dir:
+            yield from _listed(store, run_id, file.path)
+        else:
+            yield file.path
+
+
+def old_copies(home: Path, versions: "Iterable[ModelVersion]") -> list[Path]:
+    """Return the folders of fetched models other than these versions."""
+    current = {copy_name(version) for version in versions}
+    folders = sorted((home / COPIES).absolute().glob("*/"))
+    return [folder for folder in folders if _COPY.fullmatch(folder.name) and folder.name not in current]

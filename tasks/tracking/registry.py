@@ -1,55 +1,163 @@
-"""The registry: one registered model per series with the aliases `champion` and `previous`.
+"""The registry: one registered model per series with the aliases `champion` and `previous`, and the gate's decisions.
 
 The registered model's name contains the market (`cpb-BTCUSDT-1h`, `cpb-um-BTCUSDT-1h`, `cpb-sim-BTCUSDT-1h`), so
 models of different markets never replace each other.
 
 A champion whose files are not those registered with it is damaged: it is never used, until it is trained again.
+
+The registered model's tag `decision` is the newest decision on its series, whatever the outcome; the names of earlier
+decisions' tags end with their time. A version's tag is the decision that made it champion, written before the alias
+moves: so an alias at a version without such a decision was moved by a person in MLflow.
 """
 
 import json
 import logging
 import shlex
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import CpbError, DamagedError
-from schemas.handover import SeriesRecord
+from pydantic import ValidationError
+
+from schemas.errors import CpbError, DamagedError, UsageError
+from schemas.handover import Decision, SeriesRecord
 from schemas.identity import SeriesId
-from tasks.storage.model_folder import read_config
-from tasks.tracking.artifacts import model_folder
-from tasks.tracking.connection import Store, find_run, find_runs
-from tasks.tracking.mlflow_store import open_store
+from schemas.scope import home as home_folder
+from tasks.storage.files import new_folder
+from tasks.storage.model_folder import FILES as MODEL_FILES
+from tasks.storage.model_folder import damage_of, read_config
+from tasks.storage.urls import local_path
 from tasks.tracking.model import link_version, make_mlflow_model
-from tasks.tracking.records import tag_texts
-from tasks.tracking.tags import FILES, MARKET, MLFLOW_FILES, SELECTED, digests_of, series_tags
-from tasks.tracking.versions import (
-    ALIAS,
-    find_version,
-    make_model,
-    versions_with_alias,
+from tasks.tracking.runs import tag_texts, text
+from tasks.tracking.store import (
+    FILES,
+    MARKET,
+    MLFLOW_FILES,
+    SELECTED,
+    Store,
+    digests_of,
+    existing,
+    find_run,
+    find_runs,
+    open_store,
+    pages,
+    series_tags,
+    store_errors,
 )
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
+ALIAS = "champion"
+PREVIOUS = "previous"
+"""Alias of the previous champion."""
 log = logging.getLogger("cpb")
-
 _METRICS = "metrics"
 """Tag with a version's scores as JSON: separate tags would take 5 kB of the database per version."""
-
 MAX_GROWTH = 1.1
 """A model is continued while its series has grown by less than a tenth; then it is trained from scratch."""
+COPIES = "champions"
+"""Folder below the home for champions fetched from a tracking server."""
+DECISION = "decision"
+"""Tag of a registered model and of a version: a `Decision` as JSON."""
+_EARLIER = f"{DECISION}."
+MAX_EARLIER = 14
+"""Earlier decisions kept per series: the nights that pruning keeps in full. Listing champions reads them all."""
+
+
+def registered_models(store: Store) -> "list[RegisteredModel]":
+    """Return every registered model whose name starts with `cpb-`, with its aliases and tags."""
+    return list(pages(store.client.search_registered_models, "name LIKE 'cpb-%'", max_results=1000))
+
+
+def versions_with_alias(store: Store, alias: str) -> "dict[SeriesId, ModelVersion]":
+    """Return the version that an alias points at for every series that has it, by timeframe, symbol and market.
+
+    The registry is read in pages of a thousand models, each with its newest version; only an alias that points at an
+    older version needs a separate call.
+    """
+    versions = {}
+    for model in registered_models(store):
+        series, number = series_of(model.name), model.aliases.get(alias)
+        if series is None or number is None:
+            continue
+        newest = (v for v in model.latest_versions or () if str(v.version) == str(number))
+        versions[series] = next(newest, None) or store.client.get_model_version_by_alias(model.name, alias)
+    return dict(
+        sorted(versions.items(), key=lambda item: (item[0].timeframe, item[0].symbol, item[0].market))
+    )
+
+
+def succeed(store: Store, version: "ModelVersion") -> None:
+    """Make a version the champion; the old champion becomes `previous`.
+
+    The alias `champion` moves in one step, after `previous`: a kill in between leaves the old champion in place.
+    """
+    name, number = version.name, str(version.version)
+    aliases = {k: str(v) for k, v in store.client.get_registered_model(name).aliases.items()}
+    before = aliases.get(ALIAS)
+    if before != number:
+        if before:
+            store.client.set_registered_model_alias(name, PREVIOUS, before)
+        store.client.set_registered_model_alias(name, ALIAS, number)
+
+
+def aliases_of(store: Store, series: SeriesId) -> dict[str, str] | None:
+    """Return alias -> version number of a series' registered model; None without such a model."""
+    model = existing(store.client.get_registered_model, series.registered)
+    return {alias: str(number) for alias, number in model.aliases.items()} if model else None
+
+
+def find_version(store: Store, series: SeriesId, number: str) -> "ModelVersion | None":
+    """Return a version of a series' registered model by its number, or None."""
+    return existing(store.client.get_model_version, series.registered, number)
+
+
+def versions_of(store: Store, series: SeriesId) -> "list[ModelVersion]":
+    """Return all versions of a series' registered model, newest first; empty without such a model."""
+    versions = store.client.search_model_versions(f"name = '{series.registered}'")
+    return sorted(versions, key=lambda v: int(v.version), reverse=True)
+
+
+def make_model(store: Store, series: SeriesId) -> None:
+    """Create a series' registered model if it is missing."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        store.client.create_registered_model(series.registered, series_tags(series))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+
+
+def all_versions(store: Store) -> list["ModelVersion"]:
+    """Return every version of every registered model, including models not made by cpb."""
+    return list(pages(store.client.search_model_versions, max_results=1000))
+
+
+def full_name(version: "ModelVersion") -> str:
+    """Return a version as stored with forecasts: `cpb-BTCUSDT-1h/3`."""
+    return f"{version.name}/{version.version}"
+
+
+def series_of(name: str) -> SeriesId | None:
+    """Return the series of a registered model; None for a name `cpb-…` not made by cpb."""
+    try:
+        return SeriesId.parse(name)
+    except UsageError:
+        return None
 
 
 @dataclass(frozen=True)
 class Champion:
     """A registered model of one series: its version, its run and the folder `cpbmodels.load` reads.
 
-    `damage` describes damaged files in that folder; a damaged champion must not be used (`check`). `source`: where
-    MLflow has the files: that folder, or a tracking server's location, of which the folder is a copy.
+    `damage` describes damaged files in that folder; a damaged champion must not be used (`check`).
     """
 
     series: SeriesId
@@ -59,7 +167,6 @@ class Champion:
     metrics: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     damage: str = ""
-    source: str = ""
 
     @property
     def name(self) -> str:
@@ -98,7 +205,7 @@ class Champion:
 
     @property
     def mlflow_files(self) -> dict[str, str]:
-        """The sha256 of each file at `source` that makes it an MLflow model."""
+        """The sha256 of each file of the folder that makes it an MLflow model."""
         return digests_of(self.tags, MLFLOW_FILES)
 
     def check(self) -> None:
@@ -198,7 +305,6 @@ def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | 
         metrics={**(run.data.metrics if run else {}), **json.loads(version.tags.get(_METRICS, "{}"))},
         tags=tags,
         damage=damage,
-        source=version.source or "",
     )
 
 
@@ -260,3 +366,103 @@ def _origin(champion: Champion, record: SeriesRecord) -> str | None:
         before = config.warm_start
         return before if before and Path(before).exists() else None
     return str(champion.folder) if record.rows < config.rows * MAX_GROWTH else None
+
+
+def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, str]") -> tuple[Path, str]:
+    """Return the folder of a registered model on this machine, and its damage ("" for none).
+
+    From a tracking server it is fetched once per version, and again if the local copy is damaged.
+    """
+    source = version.source or ""
+    if local := local_path(source):
+        return local, damage_of(local, digests)
+    target = (home_folder() / COPIES / copy_name(version)).absolute()
+    if target.is_dir() and not damage_of(target, digests):
+        return target, ""
+    import mlflow
+
+    try:
+        with store_errors(store.uri), TemporaryDirectory() as part, new_folder(target) as draft:
+            fetched = mlflow.artifacts.download_artifacts(source, dst_path=part, tracking_uri=store.uri)
+            for file in Path(fetched).iterdir():
+                if file.name in MODEL_FILES:
+                    shutil.copyfile(file, draft / file.name)
+    except CpbError as error:  # the other models are still read
+        return target, str(error)
+    return target, damage_of(target, digests)
+
+
+def copy_name(version: "ModelVersion") -> str:
+    """Return the name of a fetched version's folder below `COPIES`."""
+    # With the run's id: another server may have a different model of the same name and number.
+    return f"{version.name}-{version.version}-{(version.run_id or '')[:12]}"
+
+
+def decision_text(decision: Decision) -> str:
+    """Return the tag value of a decision."""
+    return text(decision.model_dump_json(exclude_none=True))
+
+
+def keep_decision(store: Store, decision: Decision) -> None:
+    """Write a decision as the newest on its series; a kill in between loses no earlier decision."""
+    name = decision.series.registered
+    tags = store.client.get_registered_model(name).tags
+    if before := decision_in(tags):
+        at = f"{_EARLIER}{before.decided_at.astimezone(UTC):%Y%m%dT%H%M%S.%f}"
+        store.client.set_registered_model_tag(name, at, tags[DECISION])
+    store.client.set_registered_model_tag(name, DECISION, decision_text(decision))
+    for old in sorted(tag for tag in tags if tag.startswith(_EARLIER))[: -MAX_EARLIER + 1]:
+        store.client.delete_registered_model_tag(name, old)
+
+
+def newest_decisions(store: Store) -> dict[SeriesId, Decision]:
+    """Return the newest decision on each series; an alias moved in MLflow counts as a decision by hand."""
+    found = {}
+    for model in registered_models(store):
+        series = series_of(model.name)
+        if series and (decision := _newest(store, series, model)):
+            found[series] = decision
+    return found
+
+
+def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
+    """Return the newest `limit` decisions on a series, newest first: those of the last nights and of every champion."""
+    model = existing(store.client.get_registered_model, series.registered)
+    if model is None:
+        return []
+    decisions = [_newest(store, series, model), decision_in(model.tags)]
+    decisions += [decision_in(model.tags, tag) for tag in model.tags if tag.startswith(_EARLIER)]
+    decisions += [decision_in(version.tags) for version in versions_of(store, series)]
+    found = {(decision.decided_at, decision.rule): decision for decision in decisions if decision}
+    return sorted(found.values(), key=lambda decision: decision.decided_at, reverse=True)[:limit]
+
+
+def decision_in(tags: Mapping[str, str], name: str = DECISION) -> Decision | None:
+    """Return the decision in the tags of a registered model or a version; None if missing or invalid."""
+    try:
+        return Decision.model_validate_json(tags[name])
+    except (KeyError, ValidationError):  # missing, or written by a person
+        return None
+
+
+def _newest(store: Store, series: SeriesId, model: "RegisteredModel") -> Decision | None:
+    recorded, number = decision_in(model.tags), model.aliases.get(ALIAS)
+    serves = recorded and recorded.outcome != "retired" and recorded.version_number == str(number)
+    version = None if number is None or serves else find_version(store, series, str(number))
+    if version is None:
+        return recorded
+    own = decision_in(version.tags)
+    if own and own.outcome != "retired" and (recorded is None or own.decided_at > recorded.decided_at):
+        return own  # a process was killed between the alias and the registered model's tag
+    since = f" after {recorded.decided_at:%Y-%m-%d %H:%M} UTC" if recorded else ""
+    made = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC)
+    return Decision(
+        series=series,
+        outcome="forced",
+        rule="by-hand",
+        version_number=str(number),
+        reason=f"it was made champion in MLflow{since}, where the alias was moved by hand",
+        decided_at=max(made, recorded.decided_at)
+        if recorded
+        else made,  # earliest possible time: MLflow stores no time of an alias change
+    )

@@ -1,37 +1,36 @@
 """Runs: a flow is a parent, each fleet a child, each member a grandchild `ARCH/SYMBOL/IV`.
 
-Every run has its idempotency key in the tag `cpb.key`. A finished run with the same key is reused; unfinished runs of
-killed processes are deleted and created again: no key has two live runs under one parent.
+A flow is called `train-all · 20 coins · 15m 1h · default · 2025-06-06`, a fleet `har · 20 coins · 1h · default ·
+2025-06-06`. Every run has its idempotency key in the tag `cpb.key`. A finished run with the same key is reused;
+unfinished runs of killed processes are deleted and created again: no key has two live runs under one parent.
+
+Every text stored in MLflow passes `text`, which removes user names, passwords and tokens from URLs.
 """
 
+import hashlib
+import json
+import math
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import CpbError
-from schemas.identity import SPOT
+from schemas.errors import CpbError, DamagedError
+from schemas.handover import SeriesRecord
+from schemas.identity import SIM, SPOT, ModelId, coins_label
+from schemas.run import RunSpec
+from schemas.tuning import TrialRecord
+from tasks.storage.model_folder import file_digests
 from tasks.storage.processes import ProcessId
-from tasks.tracking.artifacts import digests_to_log, keep_files, mend_files
-from tasks.tracking.connection import Store, alone, alone_everywhere, search
-from tasks.tracking.database import sqlite_path
-from tasks.tracking.mlflow_store import open_store, reconcile
+from tasks.storage.urls import local_path, without_credentials
 from tasks.tracking.model import FIGURES, delete_models, open_model
-from tasks.tracking.records import (
-    MemberRecord,
-    OpenRun,
-    logged,
-    metric_entries,
-    param_entries,
-    param_texts,
-    tag_entries,
-    tag_texts,
-    text,
-)
-from tasks.tracking.tags import (
+from tasks.tracking.store import (
+    CANDLES_UNTIL,
+    COINS,
     FILES,
     FLEET,
     FLOW,
@@ -39,26 +38,206 @@ from tasks.tracking.tags import (
     KIND,
     MARKET,
     MEMBER,
-    OPENED,
     OUTCOME,
     PARENT,
     PROCESS,
     PRUNED,
+    REAL,
     REASON,
+    SEED,
+    SIMULATED,
+    SOURCE_KIND,
+    STUDY,
+    TIMEFRAMES,
+    TRIAL,
     WARNINGS,
+    Store,
+    alone,
+    damaged,
     digests_of,
     market_of,
+    open_store,
+    reconcile,
+    search,
     series_tags,
 )
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric, Param, Run
+    from mlflow.entities import Metric, Param, Run, RunTag
 
+_CONTRACT = (
+    "test_crps", "test_crps_ratio", "test_mae_ratio", "test_directional_accuracy", "test_coverage_80", "windows_per_s",
+    "epochs_run", "gpu_mem_allocated_peak_mb", "gpu_mem_reserved_peak_mb", "gpu_util_mean", "rss_peak_mb",
+)  # fmt: skip
+_READ = (
+    "test_crps_ratio_low", "test_crps_ratio_high", "test_p", "test_p_holm", "test_n", "test_coverage_90",
+    "validation_crps_ratio",
+)  # fmt: skip
+"""Metrics of members other than champions that leaderboard, the page's lists, model card and gate read."""
+LOGGED = frozenset((*_CONTRACT, *_READ, *(name.replace("crps", "rps") for name in (*_CONTRACT, *_READ))))
+"""Metrics of a member's run in MLflow: those of the contract, and those read by lists and gates.
 
+A metric of a run costs SQLite 380 bytes of rows and indexes (six of them), and a night over the whole exchange has
+thousands of members. All other metrics are beside the model, in `metrics.json` and `config.json`.
+"""
+_CLASSIFIER = "test_accuracy"
+"""A metric that only classifiers have; there are few classifiers, so all their metrics are logged."""
+_TEXT_LIMIT = 6000  # MLflow's limit for a param; a tag may have 8000
+SEPARATOR = " · "
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
 """Outcomes of a flow or fleet; `partial` keeps good results, and the same command continues it."""
-
 _BATCH_METRICS, _BATCH_PARAMS = 1000, 100  # MLflow's limits for one log_batch
+
+
+@dataclass(frozen=True)
+class OpenRun:
+    """A parent or fleet run ready for writing; `finished`: it was already complete."""
+
+    run_id: str
+    finished: bool
+
+
+@dataclass(frozen=True)
+class MemberRecord:
+    """A trained and judged member, or a failed member with its `reason`.
+
+    `history` is one dict per epoch (`train_loss val_loss lr`); `metrics` are logged once; `config` is the
+    whole resolved configuration; `folder` holds the artifacts; `tags` adds to the contract's tags.
+    """
+
+    key: str
+    model: ModelId
+    device: str
+    preset: str
+    data_digest: str
+    as_of: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    history: Sequence[Mapping[str, Any]] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    folder: Path | None = None
+    tags: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+
+def logged(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics of a member that are logged in MLflow."""
+    if _CLASSIFIER in metrics:
+        return dict(metrics)
+    return {name: value for name, value in metrics.items() if name in LOGGED}
+
+
+def text(value: Any) -> str:
+    """Return a value as MLflow text, JSON unless it is a text, without credentials in URLs.
+
+    A truncated text ends with its length and digest.
+    """
+    out = without_credentials(value if isinstance(value, str) else json.dumps(value, default=str))
+    if len(out) <= _TEXT_LIMIT:
+        return out
+    note = f"… [{len(out)} chars, sha256 {hashlib.sha256(out.encode()).hexdigest()[:12]}]"
+    return out[: _TEXT_LIMIT - len(note)] + note
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested dicts as one level, `{"optimizer": {"lr": 1}}` -> `{"optimizer.lr": 1}`; lists are kept."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict) and value:
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def param_texts(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the flattened configuration as MLflow param texts."""
+    return {name: text(value) for name, value in flatten(config).items()}
+
+
+def param_entries(texts: Mapping[str, str]) -> list["Param"]:
+    """Return texts as MLflow params."""
+    from mlflow.entities import Param
+
+    return [Param(name, value) for name, value in texts.items()]
+
+
+def tag_texts(tags: Mapping[str, Any]) -> dict[str, str]:
+    """Return tags as MLflow texts; None values are left out."""
+    return {name: text(value) for name, value in tags.items() if value is not None}
+
+
+def tag_entries(tags: Mapping[str, Any]) -> list["RunTag"]:
+    """Return tags as MLflow run tags."""
+    from mlflow.entities import RunTag
+
+    return [RunTag(name, value) for name, value in tag_texts(tags).items()]
+
+
+def metric_entries(
+    values: Mapping[str, Any], step: int = 0, timestamp: int | None = None, model: str = ""
+) -> list["Metric"]:
+    """Return the numbers as MLflow metrics; None, NaN, infinite and non-numeric values are left out.
+
+    Args:
+        model: id of a logged model that gets them too.
+    """
+    from mlflow.entities import Metric
+
+    stamp = timestamp or int(time.time() * 1000)
+    numbers = {name: float(value) for name, value in values.items() if _is_number(value)}
+    return [Metric(name, value, stamp, step, model_id=model or None) for name, value in numbers.items()]
+
+
+def _is_number(value: Any) -> bool:
+    if value is None or isinstance(value, (str, bytes, list, dict, tuple)):
+        return False
+    return math.isfinite(float(value))
+
+
+def run_name(what: str, spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
+    """Return the name of a flow's run (`what`: its command) or a fleet's (its architecture) on these series."""
+    coins = coins_label(record.series.symbol for record in records)
+    return SEPARATOR.join((what, coins, _timeframes(records), spec.preset, _data_end(spec, records)))
+
+
+def _data_end(spec: RunSpec, records: Iterable[SeriesRecord]) -> str:
+    """Return the day (UTC) before which the data ends: `--as-of`, with its time unless midnight, else the day of the
+    newest candle.
+    """
+    as_of = spec.scope.as_of
+    if as_of is None:
+        return f"{datetime.fromtimestamp(max(r.last_us for r in records) / 1e6, UTC):%Y-%m-%d}"
+    return instant_label(as_of)
+
+
+def instant_label(instant: datetime) -> str:
+    """Return the day of an instant, with its time unless that is midnight."""
+    return f"{instant:%Y-%m-%d}" if instant.time() == instant.time().min else f"{instant:%Y-%m-%dT%H:%M}"
+
+
+def source_kind(market: str) -> str:
+    """Return whether a market's candles are `real` or `simulated`."""
+    return SIMULATED if market == SIM else REAL
+
+
+def scope_tags(spec: RunSpec, records: Sequence[SeriesRecord]) -> dict[str, str]:
+    """Return the tags of a flow's or a fleet's run on these series."""
+    return {
+        COINS: coins_label(record.series.symbol for record in records),
+        TIMEFRAMES: _timeframes(records),
+        CANDLES_UNTIL: _data_end(spec, records),
+        **source_tags(spec),
+    }
+
+
+def source_tags(spec: RunSpec) -> dict[str, str]:
+    """Return the tags that members also have, in addition to their series' tags."""
+    return {SOURCE_KIND: source_kind(spec.market), SEED: str(spec.seed)}
+
+
+def _timeframes(records: Iterable[SeriesRecord]) -> str:
+    found = {record.series.timeframe: record.series.seconds for record in records}
+    return " ".join(sorted(found, key=found.__getitem__))
 
 
 def start_parent(
@@ -74,9 +253,8 @@ def start_parent(
     """
     store = store or open_store()
     reconcile(store)
-    own = {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {}), OPENED: _now()}
-    with alone_everywhere(store, "runs"):
-        return _open_run(store, key, name, own, config)
+    own = {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {})}
+    return _open_run(store, key, name, own, config)
 
 
 def start_fleet(
@@ -158,23 +336,20 @@ def _open_run(
     condition = f"tags.`{KEY}` = '{_quoted(key)}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
     tags = {KEY: key, "git_commit": git_commit(), PROCESS: str(ProcessId.current()), **tags}
     with alone(store):
-        found = search(store, condition, ["attributes.start_time DESC"])
-        if usable := [run for run in found if not _is_anothers(store, run)]:
+        before = search(store, condition, ["attributes.start_time DESC"])
+        if usable := [run for run in before if not _is_of_another_machine(run)]:
             return _continue(store, usable[0], tags)
         run = store.client.create_run(store.experiment_id, run_name=text(name), tags=tag_texts(tags))
         _log(store, run.info.run_id, params=param_entries(param_texts(config)))
         return OpenRun(run.info.run_id, finished=False)
 
 
-def _is_anothers(store: Store, run: "Run") -> bool:
-    """Whether another live process, possibly on another machine, writes a run: the store's lock is only local.
-
-    `reconcile` has marked the runs of dead processes.
-    """
-    if sqlite_path(store.uri) or run.info.status != "RUNNING":
-        return False
-    owner = run.data.tags.get(PROCESS)
-    return owner is not None and owner != str(ProcessId.current())
+def _is_of_another_machine(run: "Run") -> bool:
+    """Whether another machine may be writing a run: the store's lock is only local."""
+    process = run.data.tags.get(PROCESS)
+    return (
+        run.info.status == "RUNNING" and process is not None and ProcessId.parse(process).is_alive() is None
+    )
 
 
 def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
@@ -182,7 +357,7 @@ def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
     run_id = run.info.run_id
     if run.info.status == "FINISHED" and run.data.tags.get(OUTCOME) == COMPLETE:
         return OpenRun(run_id, finished=True)
-    store.client.log_batch(run_id, tags=tag_entries({PROCESS: tags[PROCESS], OPENED: _now()}))
+    store.client.log_batch(run_id, tags=tag_entries({PROCESS: tags[PROCESS]}))
     store.client.update_run(run_id, status="RUNNING")
     for name in (
         REASON,
@@ -191,10 +366,6 @@ def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
         if name in run.data.tags:
             store.client.delete_tag(run_id, name)
     return OpenRun(run_id, finished=False)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _log(store: Store, run_id: str, metrics: "Sequence[Metric]" = (), params: "Sequence[Param]" = ()) -> None:
@@ -234,7 +405,7 @@ def _log_one(
     )
     run_id = run.info.run_id
     if record.folder:
-        keep_files(store, run, record.folder)
+        store.client.log_artifacts(run_id, str(record.folder))
     model = "" if record.reason else open_model(store, run_id, record)
     _log_values(store, run_id, record, shared, model)
     if model:
@@ -318,3 +489,83 @@ def git_commit() -> str:
         ).strip()
     except (OSError, subprocess.SubprocessError):  # no git, or no checkout: an installed package
         return "unknown"
+
+
+def digests_to_log(folder: Path, expected: "Mapping[str, str]") -> dict[str, str]:
+    """Return the sha256 of each file of a model folder before it is logged.
+
+    Args:
+        expected: digests recorded when the files were written, which the files must match.
+
+    Raises:
+        CpbError: the folder is missing.
+        DamagedError: a file does not match its recorded digest.
+    """
+    if not folder.is_dir():
+        raise CpbError(
+            f"the model folder {folder} does not exist; run the same command again to train it",
+            code="no-model",
+        )
+    found = file_digests(folder)
+    changed = [name for name, digest in expected.items() if found.get(name) != digest]
+    if changed:
+        raise DamagedError(
+            f"{folder / changed[0]} is not the file that was trained (its sha256 differs); "
+            f"remove {folder.parent} and run the same command again",
+            field=str(folder / changed[0]),
+        )
+    return found
+
+
+def mend_files(store: Store, run: "Run", folder: Path) -> bool:
+    """Copy the files of a finished run again if any of them is not the file that its tag `files` records.
+
+    Intact files stay, also if the same training was repeated: its `config.json` then differs, by seconds and memory,
+    and versions are registered with the digest of the first.
+
+    Args:
+        folder: the model's folder.
+
+    Returns:
+        Whether the files were copied.
+    """
+    target = local_path(run.info.artifact_uri)
+    if target is None or not damaged(target, digests_of(run.data.tags)):
+        return False
+    store.client.log_artifacts(run.info.run_id, str(folder))
+    return True
+
+
+def start_study(
+    key: str, config: Mapping[str, Any], tags: Mapping[str, Any], store: Store | None = None
+) -> OpenRun:
+    """Open the parent run of a study; the same command reopens it."""
+    return start_parent(key, config, {KIND: STUDY, **tags}, "tune", store)
+
+
+def log_trials(parent: str, trials: Sequence[TrialRecord], store: Store | None = None) -> None:
+    """Write a run for each trial without a run."""
+    store = store or open_store()
+    condition = f"tags.`{PARENT}` = '{parent}' and tags.`{KIND}` = '{TRIAL}'"
+    known = {run.info.run_name for run in search(store, condition)} if trials else set()
+    for trial in trials:
+        name = f"trial-{trial.number:05d}"
+        if name in known:
+            continue
+        tags = {KIND: TRIAL, PARENT: parent, OUTCOME: trial.state}
+        run = store.client.create_run(store.experiment_id, run_name=name, tags=tag_texts(tags))
+        metrics = metric_entries(trial.metrics)
+        for epoch, loss in trial.losses:
+            metrics += metric_entries({"val_loss": loss}, step=epoch)
+        store.client.log_batch(
+            run.info.run_id, metrics=metrics, params=param_entries(param_texts(trial.params))
+        )
+        store.client.set_terminated(run.info.run_id, "FAILED" if trial.state == "failed" else "FINISHED")
+
+
+def finish_study(parent: str, metrics: Mapping[str, Any], folder: Path, store: Store | None = None) -> None:
+    """End the study's run with its figures, report and preset as artifacts."""
+    store = store or open_store()
+    store.client.log_artifacts(parent, str(folder))
+    store.client.log_batch(parent, metrics=metric_entries(metrics))
+    finish(parent, COMPLETE, store=store)

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.errors import UsageError, install_extra
 from tasks.storage.urls import without_credentials
-from tasks.tracking.connection import search
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.tags import PARENT
+from tasks.tracking.store import PARENT, open_store, search
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

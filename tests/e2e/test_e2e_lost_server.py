@@ -1,4 +1,4 @@
-"""MLflow's server is killed: a run that needs it ends in words."""
+"""MLflow's server is killed: a training ends in words, and hourly forecasts go on."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def start(tmp_path):
     return begin
 
 
-def test_a_training_whose_server_dies_says_that_it_waits_and_then_why_it_ends(start, tmp_path):
+def test_a_training_whose_server_dies_says_why_it_ends(start, tmp_path):
     epochs = 60
     with documented_server(tmp_path / "head", f"sqlite:///{tmp_path}/mlflow.db") as (_, url, password, kill):
         place = {
@@ -49,10 +49,38 @@ def test_a_training_whose_server_dies_says_that_it_waits_and_then_why_it_ends(st
         kill()
     out, said = training.communicate(timeout=300)
     told = json.loads(out)
-    assert (training.returncode, told["exit"], told["code"]) == (1, 1, "database-down")
-    assert "cannot be reached" in told["error"]
-    assert (
-        said.count(f"waiting for the MLflow server {url} for more than 10 s") == 1
-    )  # nothing is told to it after
+    assert (training.returncode, told["exit"], told["code"]) == (1, 1, "store")
+    assert told["error"].startswith(f"the MLflow store {url} cannot be used: ")
     assert "Traceback" not in said
     assert password not in out + said
+
+
+def test_forecasts_go_on_between_two_runs_while_the_server_is_away(start, tmp_path):
+    scope = ("--source", "sim", "--coins", "BTC", "--timeframes", "1h", "--json")
+
+    def forecast(day, **place):
+        done = start("forecast", *scope, "--as-of", f"2025-04-{day}", **place)
+        out, said = done.communicate(timeout=300)
+        assert done.returncode == 0, out + said
+        return json.loads(out), said
+
+    with documented_server(tmp_path / "head", f"sqlite:///{tmp_path}/mlflow.db") as (_, url, password, kill):
+        place = {
+            "MLFLOW_TRACKING_URI": url, "MLFLOW_TRACKING_USERNAME": "cpb", "MLFLOW_TRACKING_PASSWORD": password,
+            "CPB_HOME": str(tmp_path / "data"),
+        }  # fmt: skip
+        training = start(
+            "train-all", *scope, "--preset", "smoke", "--since", "2025-01", "--as-of", "2025-04-01",
+            "--architectures", "har", "--device", "cpu", **place,
+        )  # fmt: skip
+        out, said = training.communicate(timeout=300)
+        assert training.returncode == 0, out + said
+        first, said = forecast("02", **place)
+        assert "brought up to date" not in said
+        kill()
+    second, said = forecast("03", **place)
+    assert f"could not be brought up to date: the MLflow store {url} cannot be used" in said
+    assert password not in said
+    versions = [{row["model_version"] for row in found["rows"]} for found in (first, second)]
+    assert versions == [{"cpb-sim-BTCUSDT-1h/1"}] * 2
+    assert (first["new_rows"], second["new_rows"]) == (10, 10)

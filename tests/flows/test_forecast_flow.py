@@ -10,7 +10,7 @@ from flows.runner import NOT_YET, Runner
 from schemas.errors import CpbError, UsageError
 from schemas.identity import SeriesId
 from schemas.scope import ForecastSpec
-from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.store import open_store
 
 SCOPE = {"coins": "BTC", "timeframes": "1h", "tail": True}
 
@@ -64,16 +64,13 @@ def ingested(monkeypatch, champions, **asked):
     """Return the series that a forecast of these champions brings up to date first."""
     seen = []
 
-    def serving(series=None, *, market=None):
-        wanted = champions if series is None else set(series)
-        return [SimpleNamespace(series=series) for series in champions if series in wanted]
-
     class Steps:
         def one(self, step, scope, *_):
             seen.append(scope)
             raise Stopped
 
-    monkeypatch.setattr("flows.forecast.serving", serving)
+    packaged = [SimpleNamespace(series=one) for one in champions]
+    monkeypatch.setattr("flows.forecast.serving", lambda home, market: (packaged, []))
     with pytest.raises(Stopped):
         run_forecast(ForecastSpec(source="sim", **asked), Steps(), say=lambda text: None)
     assert {one.timeframe for one in seen[0].series} == set(seen[0].timeframes)

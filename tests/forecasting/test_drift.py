@@ -62,9 +62,6 @@ class Served:
     def model_version(self):
         return f"{self.series.registered}/{self.number}"
 
-    def check(self):
-        pass
-
 
 def champion(home, number=1, series=PEPE, options=None, **promised):
     folder = home / f"model-{series.name}-{number}"

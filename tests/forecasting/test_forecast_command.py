@@ -41,10 +41,7 @@ def stored(tmp_path, monkeypatch):
         append(tmp_path, series, rows_at(0, last, series))
     champions = [SimpleNamespace(series=one, verdict=VERDICT) for one in (BTC, PEPE)]
 
-    def serving(series=None, *, market=None):
-        return [champion for champion in champions if series is None or champion.series in series]
-
-    monkeypatch.setattr("flows.forecast.serving", serving)
+    monkeypatch.setattr("flows.forecast.serving", lambda home, market: (champions, []))
     return tmp_path
 
 

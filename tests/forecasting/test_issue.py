@@ -13,7 +13,7 @@ from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, files_of, f
 import cpbmodels
 from cpbmodels.data.prices import LAMBDA
 from cpbmodels.data.wide import NO_MARKET
-from schemas.errors import DamagedError, MemberError
+from schemas.errors import MemberError
 from schemas.forecasts import REFERENCE_COLUMNS
 from schemas.reference import Reference
 from schemas.scope import ScopeSpec
@@ -41,7 +41,6 @@ class Model:
     series: object
     error: BaseException | None = None
     scale: float = 1.0
-    damage: str = ""
     bounds: dict = field(default_factory=dict)
     has_reference: bool = True
     features: tuple = ("log_sigma",)
@@ -63,10 +62,6 @@ class Model:
     @property
     def model_version(self):
         return f"{self.series.registered}/1"
-
-    def check(self):
-        if self.damage:
-            raise DamagedError(self.damage)
 
     def forecast(self, series, **_):
         if self.error:
@@ -138,7 +133,6 @@ FAULTS = {
     "a panic of polars": (Model(LINK, pl.exceptions.PanicException("index out of bounds")), "unexpected"),
     "prices that are not finite": (Model(LINK, scale=float("nan")), "rows"),
     "prices below zero": (Model(LINK, scale=-1.0), "rows"),
-    "damaged weights": (Model(LINK, damage="weights cut in half"), "damaged"),
 }
 
 

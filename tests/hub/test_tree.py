@@ -92,7 +92,8 @@ def test_no_path_of_this_machine_is_published(tmp_path):
     published = json.loads((tree / "BTCUSDT/1h/config.json").read_text())
     del published["weights_sha256"]
     assert published.pop("config_sha256")
-    assert published == {"architecture": "har", "warm_start": "champion"}
+    version = {"model_version": "cpb-BTCUSDT-1h/3", "verdict": "better (x)"}
+    assert published == {"architecture": "har", "warm_start": "champion", **version}
 
 
 def test_without_scores_the_verdict_says_so(tmp_path):

@@ -24,7 +24,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory):
     """A running `cpb ui`: what it printed, its folder, its process, and a private file beside the store."""
-    from tasks.tracking.mlflow_store import open_store
+    from tasks.tracking.store import open_store
 
     folder = tmp_path_factory.mktemp("victim")
     (folder / "mlruns").mkdir()

@@ -54,7 +54,7 @@ def test_prefects_page(tmp_path):
 
 
 def test_mlflows_page(tmp_path):
-    from tasks.tracking.mlflow_store import open_store
+    from tasks.tracking.store import open_store
 
     (tmp_path / "mlruns").mkdir()
     store = open_store(f"sqlite:///{tmp_path}/mlruns/mlflow.db")

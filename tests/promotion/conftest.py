@@ -1,6 +1,7 @@
 import shutil
 
 import pytest
+from copied_store import record_place
 from in_process import train_by
 from promotion_tools import SECOND, SPEC, Trainer, night
 
@@ -35,6 +36,7 @@ def trainer(after_one_night, tmp_path, monkeypatch):
 
 def _copied(template, place, patch):
     shutil.copytree(template, place)
+    record_place(place / "mlruns/mlflow.db")
     _use(patch, place)
     fake = Trainer()
     train_by(patch, fake)

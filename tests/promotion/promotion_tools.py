@@ -6,9 +6,8 @@ from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
-from tasks.tracking.decisions import newest_decisions
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.versions import aliases_of
+from tasks.tracking.registry import aliases_of, newest_decisions
+from tasks.tracking.store import open_store
 from tasks.training import trainer as worker
 from tasks.training.files import read_job
 

@@ -14,9 +14,8 @@ from tasks.hub.card import model_card
 from tasks.promotion import moves
 from tasks.storage.urls import local_path
 from tasks.storage.wheel import Wheel
-from tasks.tracking.decisions import decisions_on
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import champions, register
+from tasks.tracking.registry import champions, decisions_on, register
+from tasks.tracking.store import open_store
 from webapp import registry
 from webapp.overview import overview
 

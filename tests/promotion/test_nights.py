@@ -25,9 +25,8 @@ from tasks.promotion.losses import registered_model
 from tasks.promotion.night import idle_architectures
 from tasks.storage.files import DiskFull
 from tasks.storage.model_folder import read_config, recipe_of
-from tasks.tracking.decisions import decision_in, decisions_on
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.registry import champions
+from tasks.tracking.registry import champions, decision_in, decisions_on
+from tasks.tracking.store import open_store
 from tasks.training.files import read_job
 
 

@@ -18,9 +18,8 @@ from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.promotion import night
 from tasks.promotion.losses import registered_model
-from tasks.tracking.connection import search
-from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store, search
 from tasks.training import trainer as worker
 from tasks.training.files import LATEST, read_job, read_result
 from tasks.training.local import TrainerDied, TrainingTimeout

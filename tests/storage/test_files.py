@@ -14,7 +14,7 @@ from tasks.storage.files import (
     write_bytes,
     write_secret,
 )
-from tasks.tracking.database import make_sqlite
+from tasks.tracking.store import make_sqlite
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):

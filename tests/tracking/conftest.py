@@ -2,8 +2,7 @@ import shutil
 
 import pytest
 
-from tasks.tracking.database import make_sqlite
-from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.store import make_sqlite, open_store
 
 
 @pytest.fixture(scope="session")

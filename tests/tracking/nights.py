@@ -18,8 +18,7 @@ from schemas.forecasts import LEDGER_SCHEMA
 from schemas.identity import ModelId, SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.issue import contract_rows
-from tasks.tracking.records import MemberRecord
-from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
+from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
 
 FIRST = datetime(2025, 3, 6, 6, 30, tzinfo=UTC)  # a Thursday: night 4 ends its week
 NAMES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")

@@ -8,6 +8,18 @@ import tarfile
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+from engines import close_connections
+from nights import rows_of
+from registering import register_champion
+from test_registry import folder, series  # noqa: F401
+from test_runs import fleet_of, log_member, member
+
+from schemas.errors import CpbError
+from tasks.tracking import store as store_module
+from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "backup.md"
 
 
@@ -31,10 +43,37 @@ def test_the_backup_of_the_page_holds_database_artifacts_and_ledger(tmp_path):
         commands = block.replace("~/backup/cpb", str(kept))
         subprocess.run(["bash", "-e", "-c", commands], cwd=tmp_path, env=environment, check=True, timeout=60)
 
-    (folder,) = kept.iterdir()
-    with closing(sqlite3.connect(folder / "mlflow.db")) as copy:
+    (copied,) = kept.iterdir()
+    with closing(sqlite3.connect(copied / "mlflow.db")) as copy:
         assert copy.execute("SELECT id FROM runs").fetchall() == [("new",)]
-    assert (folder / "artifacts" / "run" / "model.safetensors").read_text() == "weights"
-    with tarfile.open(folder / "ledger.tar.gz") as archive:
+    assert (copied / "artifacts" / "run" / "model.safetensors").read_text() == "weights"
+    with tarfile.open(copied / "ledger.tar.gz") as archive:
         files = {member.name.partition("/interval")[0] for member in archive if member.isfile()}
     assert files == {"forecasts", "forecasts-um", "issued", "ledger", "sim/ledger"}
+
+
+def test_a_moved_store_is_refused_until_the_line_of_the_page_records_its_new_place(store, folder, tmp_path):  # noqa: F811
+    register_champion(series(), log_member(fleet_of().run_id, member(folder)))
+    old, new = tmp_path / "mlruns", tmp_path / "new place" / "mlruns"
+    close_connections(store.uri)
+    new.parent.mkdir()
+    old.rename(new)
+    uri = f"sqlite:///{new}/mlflow.db"
+    for create in (True, False):
+        with pytest.raises(CpbError, match=r"docs/backup\.md") as caught:
+            open_store(uri, create=create)
+        assert (caught.value.code, caught.value.field) == ("moved-store", f"{new}/mlflow.db")
+        assert f" {old}/artifacts," in str(caught.value)
+
+    (block,) = re.findall(r"```sh\n(OLD=.+?)```", PAGE.read_text(), flags=re.S)
+    line, rest = block.split("\n", 1)
+    assert line.startswith("OLD=file:///")
+    places = f"OLD='{(old / 'artifacts').as_uri()}' NEW='{(new / 'artifacts').as_uri()}'\n"
+    subprocess.run(["bash", "-e", "-c", places + rest], cwd=new.parent, check=True, timeout=60)
+
+    store_module._opened.clear()
+    (champion,) = champions(store=open_store(uri))
+    champion.check()
+    assert champion.folder.is_relative_to(new)
+    assert str(old / "artifacts") not in "\n".join(rows_of(new / "mlflow.db"))
+    assert not old.exists()

@@ -7,11 +7,9 @@ from registering import register_champion
 from test_runs import fleet_of, member
 
 from schemas.identity import SeriesId
-from tasks.tracking.connection import find_run, find_runs
-from tasks.tracking.records import LOGGED
-from tasks.tracking.registry import champions, registered
-from tasks.tracking.runs import log_members
-from tasks.tracking.versions import ALIAS, series_with_champion
+from tasks.tracking.registry import ALIAS, champions, registered
+from tasks.tracking.runs import LOGGED, log_members
+from tasks.tracking.store import find_run, find_runs
 
 SYMBOLS = ("AAAUSDT", "BBBUSDT", "CCCUSDT")
 
@@ -35,17 +33,17 @@ def _registry(store, tmp_path):
 def test_pages_give_what_single_calls_give(store, tmp_path):
     _registry(store, tmp_path)
     found = champions()
-    assert [one.series for one in found] == series_with_champion(store)
+    assert [one.series.symbol for one in found] == list(SYMBOLS)
     single = [
         registered(store, s, str(store.client.get_model_version_by_alias(s.registered, ALIAS).version))
-        for s in series_with_champion(store)
+        for s in (one.series for one in found)
     ]
     assert [repr(one) for one in found] == [repr(one) for one in single]  # nan is not nan
     assert [one.version for one in found] == ["1", "1", "1"]
 
 
 def test_runs_are_found_by_hundreds_as_one_by_one(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.tracking.connection._IDS", 2)
+    monkeypatch.setattr("tasks.tracking.store._IDS", 2)
     ids = _registry(store, tmp_path)
     store.client.delete_run(ids[5])
     found = find_runs(store, [*ids, "0" * 32])

@@ -8,8 +8,14 @@ import pytest
 
 from schemas.handover import Decision
 from schemas.identity import SeriesId
-from tasks.tracking.decisions import DECISION, MAX_EARLIER, decisions_on, keep_decision, newest_decisions
-from tasks.tracking.versions import make_model
+from tasks.tracking.registry import (
+    DECISION,
+    MAX_EARLIER,
+    decisions_on,
+    keep_decision,
+    make_model,
+    newest_decisions,
+)
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
 

@@ -181,14 +181,14 @@ def test_a_run_without_a_score_has_no_board(store):
 def test_all_runs_are_read_in_one_search(store):
     flow("old", {"har": [0.9], "gru": [1.0]})
     new = flow("new", {"har": [0.8], "gru": [0.9]})
-    searched, search = [], store.client._client.search_runs
+    searched, search = [], store.client.search_runs
 
     def count(*args, **kwargs):
         searched.append(args[1])
         return search(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store.client._client, "search_runs", count)
+        patch.setattr(store.client, "search_runs", count)
         assert leaderboard() == leaderboard(new)
     assert len(searched) == 2
 

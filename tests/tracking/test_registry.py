@@ -11,9 +11,8 @@ from test_runs import fleet_of, log_member, member
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
 from tasks.hub.tree import build_tree
-from tasks.tracking.artifacts import model_folder
 from tasks.tracking.model import models_of
-from tasks.tracking.registry import champions, training_command
+from tasks.tracking.registry import champions, model_folder, training_command
 
 
 def series(symbol="BTCUSDT", timeframe="1h", market="spot"):

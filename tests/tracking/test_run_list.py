@@ -8,9 +8,8 @@ from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.storage.processes import ProcessId
 from tasks.tracking.boards import newest_flow_runs
-from tasks.tracking.records import run_name
-from tasks.tracking.runs import finish, start_parent
-from tasks.tracking.tags import PROCESS
+from tasks.tracking.runs import finish, run_name, start_parent
+from tasks.tracking.store import PROCESS
 
 LAST_US = int(datetime(2025, 6, 5, 23, tzinfo=UTC).timestamp() * 1e6)
 

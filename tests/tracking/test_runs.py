@@ -8,16 +8,16 @@ import pytest
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.model_folder import file_digests
-from tasks.tracking.connection import search
-from tasks.tracking.records import MemberRecord
 from tasks.tracking.runs import (
     PARTIAL,
+    MemberRecord,
     finish,
     log_members,
     log_metrics,
     start_fleet,
     start_parent,
 )
+from tasks.tracking.store import search
 
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
 TAGS = {
@@ -317,8 +317,8 @@ def test_a_key_cannot_break_the_filter(store):
 
 def test_epochs_of_a_fleet_are_logged_in_batches_beside_its_results(store, monkeypatch):
     fleet = start_fleet(start_parent("f", {}).run_id, "gru", "gru")
-    batches, send = [], store.client._client.log_batch
-    monkeypatch.setattr(store.client._client, "log_batch", lambda *a, **k: batches.append(k) or send(*a, **k))
+    batches, send = [], store.client.log_batch
+    monkeypatch.setattr(store.client, "log_batch", lambda *a, **k: batches.append(k) or send(*a, **k))
     history = [{"epoch": e, **{f"m{i}_mb": float(e) for i in range(9)}} for e in range(1, 201)]
     log_metrics(fleet.run_id, {"pooled": 1.0}, history=history)
     assert [len(one["metrics"]) for one in batches] == [1000, 801]

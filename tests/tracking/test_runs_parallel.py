@@ -6,9 +6,8 @@ from multiprocessing import get_context
 from engines import close_connections
 from test_runs import fleet_of, member
 
-from tasks.tracking.connection import search
 from tasks.tracking.runs import finish, log_members, start_fleet, start_parent
-from tasks.tracking.tags import KEY
+from tasks.tracking.store import KEY, search
 
 FORK = get_context("fork")
 

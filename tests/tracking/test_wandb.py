@@ -10,8 +10,15 @@ import pytest
 
 from schemas.identity import ModelId, SeriesId
 from tasks.tracking import wandb as module
-from tasks.tracking.records import MemberRecord
-from tasks.tracking.runs import COMPLETE, finish, log_members, log_metrics, start_fleet, start_parent
+from tasks.tracking.runs import (
+    COMPLETE,
+    MemberRecord,
+    finish,
+    log_members,
+    log_metrics,
+    start_fleet,
+    start_parent,
+)
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 

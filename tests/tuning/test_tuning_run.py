@@ -17,8 +17,7 @@ from schemas.errors import CpbError  # noqa: E402
 from schemas.run import RunSpec  # noqa: E402
 from schemas.tuning import TuneSpec  # noqa: E402
 from tasks.tracking.boards import leaderboard  # noqa: E402
-from tasks.tracking.connection import search  # noqa: E402
-from tasks.tracking.mlflow_store import open_store  # noqa: E402
+from tasks.tracking.store import open_store, search  # noqa: E402
 from tasks.tuning import search as loop  # noqa: E402
 from tasks.tuning import trials as batches  # noqa: E402
 from tasks.tuning.at_work import searches_at_work  # noqa: E402

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
+from copied_store import record_place
 from serving import client_of
 from starlette.requests import Request
 from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
@@ -15,10 +16,9 @@ from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, VERDICT, fill, small_h
 from schemas.handover import Decision, JobMember, ModelRef, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId
 from tasks.storage.locks import locked
-from tasks.tracking.decisions import keep_decision
-from tasks.tracking.mlflow_store import open_store
-from tasks.tracking.runs import start_parent
-from tasks.tracking.studies import start_study
+from tasks.tracking.registry import keep_decision
+from tasks.tracking.runs import start_parent, start_study
+from tasks.tracking.store import open_store
 from tasks.training.files import prepare
 from webapp.answers import Runs
 from webapp.replies import Answer, Replies, Reply, respond, rows_json
@@ -173,6 +173,7 @@ def own(filled, tmp_path, monkeypatch):
     """A copy of the store that may be written."""
     folder = tmp_path / "own"
     shutil.copytree(filled, folder)
+    record_place(folder / "mlruns/mlflow.db")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.chdir(folder)
     monkeypatch.setattr("webapp.registry.PACE_S", 0)

@@ -12,9 +12,8 @@ from schemas.identity import ModelId, SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.issue import contract_rows
 from tasks.forecasting.ledger import score_due
-from tasks.tracking.records import MemberRecord
 from tasks.tracking.registry import Champion
-from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
+from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
 
 BTC, ETH = SeriesId("spot", "BTCUSDT", "1h"), SeriesId("spot", "ETHUSDT", "1h")
 PEPE = SeriesId("spot", "PEPEUSDT", "15m")

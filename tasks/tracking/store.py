@@ -1,0 +1,599 @@
+"""Opens MLflow's store: one check, one lock, the experiment, and the runs of dead processes marked as killed.
+
+A flow's or fleet's run records the process that opened it; a member belongs to its fleet's process. A process of this
+host and boot is looked up; a process of an earlier boot is dead. Runs of other hosts stay open: only these can look
+their processes up.
+
+Also the tags that cpb writes on runs, registered models and versions, and the search for runs.
+"""
+
+import json
+import logging
+import os
+import re
+import sqlite3
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from schemas.errors import CpbError
+from schemas.identity import MARKETS, SPOT, SeriesId
+from schemas.scope import default_folder
+from tasks.storage.digests import file_digest
+from tasks.storage.files import draft_name
+from tasks.storage.locks import locked, temporary_lock
+from tasks.storage.processes import ProcessId
+from tasks.storage.urls import local_path, public_url, without_credentials
+
+if TYPE_CHECKING:
+    import requests
+    from mlflow.entities import Experiment, Run
+    from mlflow.tracking import MlflowClient
+    from starlette.types import ASGIApp
+
+KEY, KIND, OUTCOME, PARENT = "cpb.key", "cpb.kind", "outcome", "mlflow.parentRunId"
+FLOW, FLEET, MEMBER = "flow", "fleet", "member"
+"""Values of `KIND`."""
+STUDY, TRIAL = "study", "trial"
+"""Values of `KIND` for runs of `cpb tune`, so that no board includes a trial among the trained models."""
+REASON = "reason"
+WARNINGS = "warnings"
+"""Of a flow's run: warnings about its trainings, in one line."""
+LEFT_OUT = "left_out"
+"""Of a flow's run: the models that it did not train, in a sentence (`idle_sentence` in `tasks/plan.py`)."""
+MARKET, SYMBOL, TIMEFRAME = "market", "symbol", "timeframe"
+COMMAND, COINS, TIMEFRAMES, SEED = "command", "coins", "timeframes", "seed"
+"""Of flows and fleets (the command: of flows; the seed: of members too): requested values, for filters and lists."""
+AS_OF, NEWEST = "as_of", "newest"
+"""The requested end of the candles, and its value for no limit."""
+CANDLES_UNTIL = "candles_until"
+"""Of flows and fleets: the day (UTC) before which the data ends, as in the run's name."""
+SOURCE_KIND, REAL, SIMULATED = "source_kind", "real", "simulated"
+"""Of flows, fleets and members: whether the candles are real; and the tag's two values."""
+FILES = "files"
+"""JSON: the sha256 of each file of a model's folder."""
+MLFLOW_FILES = "mlflow_files"
+"""JSON, on a member's run: the sha256 of each file that makes its folder an MLflow model (`model.py`)."""
+RECIPE = "cpb.recipe"
+"""Of a version: architecture, preset and the digest of its options, `har/default/3f9a12c0d4e5`."""
+SELECTED = "cpb.selected_on"
+"""Of a version: the test rows on which its recipe was selected, `2025-02-06/2025-06-05`; not an independent result."""
+KEEP = "keep"
+"""Tag of a run or a version that pruning must keep; set by people, with any value."""
+PRUNED = "cpb.pruned"
+"""Time at which members of a fleet were pruned: the remaining members, such as champions, are not a complete fleet."""
+PROCESS = "cpb.process"
+"""The process that opened a run."""
+Age = tuple[str, str]
+"""End of a model's candles, then start of its run: ISO 8601 in UTC, so that texts sort like times."""
+TIMEOUT_S = 7
+EXPERIMENT = "cpb"
+"""Name of the experiment that holds all runs."""
+UNUSABLE = "store"
+"""Code of the error for a store that cannot be used."""
+_MAX_REASON_CHARS = 300
+_LIBRARIES = ("mlflow", "sqlalchemy", "alembic")
+_ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMENT}"
+CHECKED_MLFLOW = "3.17.2"
+"""Version in which the undocumented parts of MLflow that this file uses, and no other, were read and tested."""
+LAYOUT_TAG, LAYOUT = "cpb.layout", "3"
+"""Version of the names and tags of runs and models in the experiment; other versions are refused."""
+TAGS = {
+    "mlflow.experimentKind": "custom_model_development",
+    LAYOUT_TAG: LAYOUT,
+}
+"""Tags of a new experiment; the first tells MLflow's page the kind of experiment."""
+_PAGE = 1000
+_IDS = 200  # of runs in one filter
+T = TypeVar("T")
+log = logging.getLogger("cpb")
+_reconciled: set[str] = set()
+"""The opened stores by their URI, and those of them that were opened for writing."""
+
+
+def series_tags(series: SeriesId) -> dict[str, str]:
+    """Return the tags by which MLflow's interface finds the runs and versions of a series."""
+    return {MARKET: series.market, SYMBOL: series.symbol, TIMEFRAME: series.timeframe}
+
+
+def market_of(run: "Run") -> str:
+    """Return the market of a flow's run; spot if not recorded, as on a run created by a person."""
+    market = run.data.tags.get(MARKET)
+    return market if market in MARKETS else SPOT
+
+
+def as_of(tags: Mapping[str, str]) -> str | None:
+    """Return the end of a run's candles: as requested, else the day of its newest candle."""
+    asked = tags.get(AS_OF)
+    return tags.get(CANDLES_UNTIL, asked) if asked == NEWEST else asked
+
+
+def digests_of(tags: Mapping[str, str], key: str = FILES) -> dict[str, str]:
+    """Return the recorded sha256 of each file from the tags of a run or a version; empty if missing or invalid."""
+    try:
+        found = json.loads(tags.get(key, "{}"))
+    except ValueError:
+        return {}
+    return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
+
+
+def age_of(run: "Run") -> Age:
+    """Return the age of a run's models: the candles end at its `as_of`, else at its start."""
+    started = datetime.fromtimestamp(run.info.start_time / 1000, UTC)
+    until = _until(run.data.tags.get("as_of", ""), started)
+    return until.isoformat(timespec="seconds"), started.isoformat(timespec="seconds")
+
+
+def recipe_of_run(params: Mapping[str, str], *tags: Mapping[str, str]) -> str:
+    """Return the preset of a run's models, with the digest of its changed options if the run's params include it."""
+    return params.get("recipe") or next((found["preset"] for found in tags if found.get("preset")), "")
+
+
+def _until(as_of: str, started: datetime) -> datetime:
+    try:
+        found = datetime.fromisoformat(as_of)
+    except ValueError:  # "newest", or missing
+        return started
+    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def quiet() -> None:
+    """Let MLflow send no telemetry, and print no migrations, addresses or tracebacks of failed statements."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")  # waits a minute; 7 would wait over four
+    for name in ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def tracking_uri() -> str:
+    """Return `MLFLOW_TRACKING_URI`, or the SQLite store `mlruns/mlflow.db` in `default_folder`.
+
+    SQLite paths are made absolute: MLflow caches one engine per URI, and a relative path would still refer to the old
+    file after a change of directory.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{default_folder() / 'mlruns/mlflow.db'}"
+    database = sqlite_path(uri)
+    return f"sqlite:///{database}" if database else uri
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """Return the absolute database file of a `sqlite:///` URI, None for any other kind of store."""
+    if not uri.startswith("sqlite:///"):
+        return None
+    return Path(uri.removeprefix("sqlite:///")).absolute()
+
+
+def is_server(uri: str) -> bool:
+    """Whether the store is a tracking server, reached over HTTP."""
+    return urlsplit(uri).scheme in ("http", "https")
+
+
+def check(uri: str) -> None:
+    """Connect to the store once, for at most `TIMEOUT_S`.
+
+    Raises:
+        CpbError: it cannot be used now.
+    """
+    import sqlalchemy
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.pool import NullPool
+
+    try:
+        if is_server(uri):
+            response = ask_server(uri, _ENDPOINT, TIMEOUT_S)
+            if response.status_code != 404:  # it has no experiment `cpb` yet
+                response.raise_for_status()
+            return
+        limit = "connect_timeout" if uri.startswith(("postgres", "mysql")) else "timeout"
+        engine = sqlalchemy.create_engine(uri, poolclass=NullPool, connect_args={limit: TIMEOUT_S})
+        sqlalchemy.inspect(engine).get_table_names()
+    except (MlflowException, sqlalchemy.exc.SQLAlchemyError, OSError, ValueError, ImportError) as error:
+        raise store_error(uri, error) from None  # the exception may hold the URI
+
+
+@contextmanager
+def store_errors(uri: str = "") -> Iterator[None]:
+    """Raise any error of MLflow or its database in the block as a `CpbError` of one sentence.
+
+    Args:
+        uri: of the store; default `tracking_uri()`.
+    """
+    try:
+        yield
+    except Exception as error:
+        if any(base.__module__.partition(".")[0] in _LIBRARIES for base in type(error).__mro__):
+            raise store_error(uri or tracking_uri(), error) from None
+        raise
+
+
+def store_error(uri: str, error: BaseException) -> CpbError:
+    """Return an error of a database, a server or MLflow as one sentence without credentials.
+
+    The reason is the first line of the innermost message: the driver's, not the wrapper's.
+    """
+    causes = [error]
+    while cause := causes[-1].__cause__ or causes[-1].__context__:
+        causes.append(cause)
+    of_driver = [origin for cause in causes if (origin := getattr(cause, "orig", None))]
+    of_network = [cause for cause in reversed(causes) if isinstance(cause, OSError)]
+    innermost = next(iter((*of_driver, *of_network)), error)
+    lines = [line.strip() for line in str(innermost).splitlines() if line.strip()] or [
+        type(innermost).__name__
+    ]
+    store, reason = f"the MLflow store {public_url(uri)}", without_credentials(lines[0])[:_MAX_REASON_CHARS]
+    password = uri.partition("://")[2].rpartition("@")[0].partition(":")[2]
+    if isinstance(error, ValueError) or re.search("[@/?#]", password):  # URL and reason may show a part of it
+        store = "the MLflow store of MLFLOW_TRACKING_URI"
+        reason = "its URL cannot be parsed; in a user name or password write @, : and / as %40, %3A and %2F"
+    return CpbError(
+        f"{store} cannot be used: {reason.rstrip('.')}", code=UNUSABLE, field="MLFLOW_TRACKING_URI"
+    )
+
+
+def make_sqlite(database: Path) -> None:
+    """Create MLflow's SQLite schema at `database` atomically: it is either absent or complete.
+
+    MLflow's own first use corrupts the migration if two processes start together, and a kill during it leaves a
+    partial schema that no later start repairs.
+
+    Raises:
+        CpbError: its folder cannot be created or written.
+    """
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        with locked(_lock_file(f"sqlite:///{database}")):
+            if not database.exists():  # another process may have been first
+                _write_whole_schema(database)
+    except (OSError, CpbError) as error:
+        raise CpbError(
+            f"the MLflow store {database} cannot be created ({getattr(error, 'strerror', None) or error}); "
+            "set MLFLOW_TRACKING_URI to a writable place",
+            code=UNUSABLE,
+        ) from error
+
+
+@contextmanager
+def exclusive(uri: str) -> Iterator[None]:
+    """Lock the store against other processes and threads of this machine; the kernel releases the lock on exit."""
+    with locked(_lock_file(uri)):
+        yield
+
+
+def _lock_file(uri: str) -> Path:
+    database = sqlite_path(uri)
+    if database:
+        return database.parent / f".{database.name}.lock"
+    return temporary_lock(f"store-{sha256(uri.encode()).hexdigest()[:16]}.lock")
+
+
+def _write_whole_schema(database: Path) -> None:
+    part = draft_name(database)
+    part.touch()  # SQLite would create it writable by its owner only, whatever the umask
+    quiet()
+    try:
+        write_schema(part)
+        part.rename(database)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_schema(path: Path) -> None:
+    """Write MLflow's current SQLite schema to an empty file, built in memory: half the time of a migration on disk.
+
+    `mlflow.store.db.utils._initialize_tables` (as MLflow does for a new store).
+    """
+    import sqlalchemy
+    from mlflow.store.db import utils
+
+    engine = sqlalchemy.create_engine("sqlite:///:memory:")
+    utils._initialize_tables(engine)
+    with engine.connect() as connection, closing(sqlite3.connect(path)) as target:
+        source: Any = connection.connection.driver_connection
+        source.backup(target)
+        # Readers (the UI) and writers do not block each other, and a commit needs one fsync instead of three.
+        target.execute("PRAGMA journal_mode=WAL")
+    engine.dispose()
+
+
+def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response":
+    """Send one GET request to a tracking server, with the credentials of MLflow's client; no retry.
+
+    `mlflow.utils.credentials.get_default_host_creds`, `mlflow.utils.rest_utils.http_request`.
+    """
+    from mlflow.utils.credentials import get_default_host_creds
+    from mlflow.utils.rest_utils import http_request
+
+    options: dict[str, Any] = {"max_retries": 0, "timeout": timeout_s, "raise_on_status": False}
+    return http_request(get_default_host_creds(uri), endpoint, "GET", **options)
+
+
+def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]", models: "Sequence[str]") -> None:
+    """Delete all rows of runs from a SQL store; MLflow's public `delete_run` only marks them.
+
+    Not by `mlflow gc --run-ids`: it also deletes for good every other experiment and logged model that somebody has
+    deleted in the store, and each folder of artifacts as a whole.
+
+    Args:
+        models: ids of the runs' logged models.
+
+    `SqlAlchemyStore._hard_delete_run` and `_hard_delete_logged_model`, which `mlflow gc` calls for each.
+    """
+    store: Any = client._tracking_client.store
+    for model_id in models:
+        store._hard_delete_logged_model(model_id)
+    for run_id in run_ids:
+        store._hard_delete_run(run_id)
+
+
+def server_app(uri: str, artifacts: str, hosts: str) -> "ASGIApp":
+    """Return the app that `mlflow server` runs, over this store, without job runner.
+
+    Args:
+        uri: of the store.
+        artifacts: root URI of the artifacts of new experiments.
+        hosts: the names that MLflow answers to, as its `--allowed-hosts`.
+
+    `mlflow.server.handlers.initialize_backend_stores` and `mlflow.server.fastapi_app.app`, which reads the
+    variables when it is imported.
+    """
+    os.environ |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_ALLOWED_HOSTS": hosts}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # Starlette's WSGI adapter is deprecated
+        from mlflow.server.fastapi_app import app
+        from mlflow.server.handlers import initialize_backend_stores
+
+    initialize_backend_stores(uri, uri, artifacts)
+    return app
+
+
+@dataclass(frozen=True)
+class Store:
+    """An opened tracking store."""
+
+    uri: str
+    client: "MlflowClient"
+    experiment_id: str
+
+    @property
+    def artifacts(self) -> str:
+        """The root URI of the artifacts of new runs, as recorded."""
+        return str(self.client.get_experiment(self.experiment_id).artifact_location)
+
+
+def connect(uri: str) -> Store:
+    """Connect to a reachable store, and create the experiment `cpb` if missing.
+
+    Raises:
+        CpbError: the store is of another version, or was moved away from its artifacts.
+    """
+    quiet()
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=uri, registry_uri=uri)
+    experiment = _experiment(client, uri)
+    # A person may have made the experiment, for its artifact location: then without the tag.
+    if LAYOUT_TAG in experiment.tags:
+        _check_layout(uri, experiment)
+    return Store(uri, client, experiment.experiment_id)
+
+
+def _check_layout(uri: str, experiment: "Experiment") -> None:
+    if (layout := experiment.tags[LAYOUT_TAG]) != LAYOUT:
+        raise CpbError(
+            f"the experiment {EXPERIMENT} of the MLflow store {public_url(uri)} was made by another version of cpb "
+            f"(layout {layout}, this version writes {LAYOUT}): set MLFLOW_TRACKING_URI to another store, or "
+            "rename that experiment in MLflow",
+            code="store-version", field="MLFLOW_TRACKING_URI",
+        )  # fmt: skip
+    database, folder = sqlite_path(uri), local_path(experiment.artifact_location)
+    if database and folder and folder.resolve() != _artifacts(uri).resolve():
+        raise CpbError(
+            f"the MLflow store {database} was moved or copied: its artifacts are recorded in {folder}, which may be "
+            "those of another store; docs/backup.md has the SQL line that records their new place",
+            code="moved-store", field=str(database),
+        )  # fmt: skip
+
+
+def _experiment(client: "MlflowClient", uri: str) -> "Experiment":
+    from mlflow.entities import LifecycleStage
+
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    if experiment is None:
+        with exclusive(uri):
+            experiment = client.get_experiment_by_name(EXPERIMENT) or _make_experiment(client, uri)
+    if experiment.lifecycle_stage == LifecycleStage.DELETED:
+        client.restore_experiment(experiment.experiment_id)
+    return experiment
+
+
+def _make_experiment(client: "MlflowClient", uri: str) -> "Experiment":
+    """Create the experiment and return it; a server chooses the place of the artifacts itself."""
+    location = None
+    if not is_server(uri):
+        _artifacts(uri).mkdir(parents=True, exist_ok=True)
+        location = _artifacts(uri).as_uri()
+    return client.get_experiment(client.create_experiment(EXPERIMENT, location, TAGS))
+
+
+def _artifacts(uri: str) -> Path:
+    """Return the artifact folder of a new store: beside its SQLite file, else in `default_folder`."""
+    database = sqlite_path(uri)
+    return (database.parent if database else default_folder().absolute() / "mlruns") / "artifacts"
+
+
+def existing(call: Callable[..., T], *arguments: Any) -> T | None:
+    """Return the result of an MLflow client call, or None if the requested object does not exist."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return call(*arguments)
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise
+        return None
+
+
+def pages(call: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
+    """Yield all results of an MLflow client search, page by page."""
+    token = None
+    while True:
+        page = call(*arguments, **options, page_token=token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+
+
+def find_run(store: Store, run_id: str | None) -> "Run | None":
+    """Return a run by its id, or None."""
+    return existing(store.client.get_run, run_id) if run_id else None
+
+
+def find_runs(store: Store, run_ids: Collection[str]) -> "dict[str, Run]":
+    """Return runs by their ids, including deleted runs, hundreds per call; unknown ids are left out."""
+    from mlflow.entities import ViewType
+
+    runs, wanted = dict[str, "Run"](), sorted(set(run_ids))
+    for start in range(0, len(wanted), _IDS):
+        quoted = ", ".join(f"'{run_id}'" for run_id in wanted[start : start + _IDS])
+        page = store.client.search_runs(
+            [store.experiment_id], f"attributes.run_id IN ({quoted})", ViewType.ALL, _PAGE
+        )
+        runs |= {run.info.run_id: run for run in page}
+    for run_id in wanted:  # runs of another experiment, such as of a model registered by hand
+        if run_id not in runs and (run := find_run(store, run_id)):
+            runs[run_id] = run
+    return runs
+
+
+def search(store: Store, condition: str = "", order_by: Sequence[str] = ()) -> list["Run"]:
+    """Return all live runs of the experiment that satisfy an MLflow filter."""
+    return list(search_lazily(store, condition, order_by))
+
+
+def search_lazily(
+    store: Store,
+    condition: str = "",
+    order_by: Sequence[str] = (),
+    page_size: int = _PAGE,
+    *,
+    deleted: bool = False,
+) -> Iterator["Run"]:
+    """Yield the runs that satisfy an MLflow filter, page by page, for callers that need only the first few.
+
+    Args:
+        deleted: include runs marked as deleted, whose rows and files still exist.
+    """
+    from mlflow.entities import ViewType
+
+    view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
+    yield from pages(
+        store.client.search_runs, [store.experiment_id], condition, view, page_size, order_by=list(order_by)
+    )
+
+
+@contextmanager
+def alone(store: Store) -> Iterator[None]:
+    """Lock the store on this machine, so that reading and then writing is one atomic step."""
+    with exclusive(store.uri):
+        yield
+
+
+_opened: dict[str, Store] = {}
+
+
+def open_store(uri: str | None = None, *, create: bool = True) -> Store:
+    """Open the store and the experiment `cpb`, creating both if missing; cached per process.
+
+    Args:
+        uri: the store's URI; default `tracking_uri()`.
+        create: False does not create a missing store, and reconciles no runs.
+
+    Raises:
+        CpbError: the store is missing (with `create=False`), cannot be used, is of another version of cpb, or was moved
+            away from its artifacts.
+    """
+    uri = uri or tracking_uri()
+    database = sqlite_path(uri)
+    if database and not database.exists():
+        if not create:
+            raise CpbError(
+                f"no runs yet: {database} does not exist; train first, as in `cpb demo`", code="no-store"
+            )
+        make_sqlite(database)
+    if uri not in _opened:
+        check(uri)
+        with store_errors(uri):
+            _opened[uri] = connect(_with_user_in_environment(uri))
+    if create and uri not in _reconciled:
+        with store_errors(uri):
+            reconcile(_opened[uri])
+        _reconciled.add(uri)
+    return _opened[uri]
+
+
+def _with_user_in_environment(uri: str) -> str:
+    """Return a server's URI without user and password, which MLflow's messages would repeat; MLflow reads both from
+    the environment.
+    """
+    parts = urlsplit(uri)
+    if not is_server(uri) or not parts.username:
+        return uri
+    os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username)
+    os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password or "")
+    return public_url(uri)
+
+
+def reconcile(store: Store) -> list[str]:
+    """Mark the runs of dead processes as KILLED and return their ids. Costs one search if no run is open."""
+    dead = dead_runs(store)
+    for run_id, why in dead.items():
+        # Read again: the process may have ended its run and exited since the search.
+        run = store.client.get_run(run_id)
+        if run.info.status != "RUNNING":
+            continue
+        store.client.set_tag(run_id, REASON, why)
+        store.client.set_terminated(run_id, "KILLED")
+        log.info("run %s was marked as killed: %s", run.info.run_name, why)
+    return list(dead)
+
+
+def dead_runs(store: Store) -> dict[str, str]:
+    """Return the ids of runs marked as running whose process is dead, with the reason; writes nothing."""
+    running = {run.info.run_id: run for run in search(store, "attributes.status = 'RUNNING'")}
+    return {run_id: why for run_id, run in running.items() if (why := _death(run, running))}
+
+
+def _death(run: "Run", running: dict[str, "Run"]) -> str:
+    """Return why a run marked as running cannot be running, or "" if it may be, as a run opened by a person."""
+    tags = run.data.tags
+    if PROCESS not in tags:  # a member is written by the process of its fleet
+        parent = running.get(tags.get(PARENT, ""))
+        gone = "its fleet's run has ended" if PARENT in tags else ""
+        return _death(parent, running) if parent else gone
+    process = ProcessId.parse(tags[PROCESS])
+    return f"its process {process.pid} on {process.host} died" if process.is_alive() is False else ""
+
+
+def check_place(store: Store) -> None:
+    """Raise `CpbError` if artifacts of new runs could not be written: before the training, not after it."""
+    folder = local_path(store.artifacts)
+    if folder and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise CpbError(
+            f"artifacts of runs cannot be written to {folder}, which is not a folder of this machine that you can "
+            "write to; make it one, or set MLFLOW_TRACKING_URI to another store",
+            code="artifacts", field=str(folder),
+        )  # fmt: skip
+
+
+def damaged(folder: Path, digests: "Mapping[str, str]") -> list[str]:
+    """Return the names of recorded files that are missing or damaged in a folder."""
+    return [n for n, d in digests.items() if not (folder / n).is_file() or file_digest(folder / n) != d]

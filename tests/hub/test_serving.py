@@ -1,0 +1,133 @@
+"""Forecasts are made from the packaged folder, which follows the registry where that answers."""
+
+import shutil
+
+import numpy as np
+import pytest
+from hub_models import series as walk
+from hub_models import trained
+
+import cpbmodels
+from schemas.errors import CpbError
+from schemas.identity import ModelId, SeriesId
+from tasks.hub.tree import packaged_models, serving
+from tasks.tracking.registry import ALIAS, register, succeed
+from tasks.tracking.runs import MemberRecord, log_members, start_fleet, start_parent
+from tasks.tracking.store import open_store
+
+BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home without a packaged folder, and a store with two champions."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("CPB_HOME", str(tmp_path / "data"))
+    for series in (BTC, ETH):
+        succeed(open_store(), add_version(tmp_path, series))
+    return tmp_path / "data"
+
+
+def add_version(place, series, number=1):
+    folder = place / f"model-{series.name}-{number}"
+    folder.mkdir()
+    trained(folder, series.symbol, seed=number)
+    fleet = start_fleet(start_parent(f"night-{number}", {}).run_id, "har", f"night-{number}/har").run_id
+    (run_id,) = log_members(
+        fleet,
+        [
+            MemberRecord(
+                key=f"{series.name}", model=ModelId("har", "smoke", series, number), device="cpu", preset="smoke",
+                data_digest="abc", as_of="2025-06-06", folder=folder,
+            )
+        ],
+    )  # fmt: skip
+    return register(series, run_id, tags={"verdict": f"verdict {number}"})
+
+
+def versions(models):
+    return {model.series: (model.model_version, model.verdict) for model in models}
+
+
+def unreachable(monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:hunter2@127.0.0.1:1")
+
+
+def test_the_folder_follows_the_registry_and_forecasts_as_the_registered_model(home, monkeypatch):
+    models, failures = serving(home, "spot")
+    assert failures == []
+    assert versions(models) == {s: (f"{s.registered}/1", "verdict 1") for s in (BTC, ETH)}
+    assert versions(packaged_models(home, "spot", [ETH])) == {ETH: ("cpb-ETHUSDT-1h/1", "verdict 1")}
+    assert serving(home, "um") == ([], [])
+    (btc, _) = models
+    registered = cpbmodels.load(home.parent / f"model-{BTC.name}-1").forecast(walk())
+    assert np.array_equal(cpbmodels.load(btc.folder).forecast(walk()).candle, registered.candle)
+
+    marker = home / "hub/README.md"
+    before = marker.stat().st_ino
+    serving(home, "spot")
+    assert marker.stat().st_ino == before  # nothing has changed: nothing is written
+
+    version = add_version(home.parent, BTC, 2)
+    open_store().client.set_registered_model_alias(version.name, ALIAS, version.version)  # by hand
+    assert versions(serving(home, "spot")[0])[BTC] == ("cpb-BTCUSDT-1h/2", "verdict 2")
+
+
+def test_without_the_registry_the_folder_serves_with_a_warning(home, monkeypatch, caplog):
+    before, _ = serving(home, "spot")
+    unreachable(monkeypatch)
+    assert serving(home, "spot") == (before, [])
+    assert (
+        "could not be brought up to date: the MLflow store http://127.0.0.1:1 cannot be used" in caplog.text
+    )
+    assert "hunter2" not in caplog.text
+    shutil.rmtree(home / "hub")
+    with pytest.raises(CpbError, match="cannot be used"):
+        serving(home, "spot")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_damaged_model_is_packaged_again_or_forecasts_nothing(home, monkeypatch, name):
+    folder = serving(home, "spot")[0][0].folder
+    intact = (folder / name).read_bytes()
+    (folder / name).write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
+    with monkeypatch.context() as patch:
+        unreachable(patch)
+        (btc, eth) = serving(home, "spot")[0]
+        with pytest.raises(cpbmodels.ModelError):
+            cpbmodels.load(btc.folder)
+        cpbmodels.load(eth.folder)
+    serving(home, "spot")
+    assert (folder / name).read_bytes() == intact
+
+
+def test_exchanged_models_forecast_their_own_series(home, monkeypatch):
+    before = versions(serving(home, "spot")[0])
+    places = [home / "hub" / s.label / s.timeframe for s in (BTC, ETH)]
+    for source, target in zip(places, ("a", "b"), strict=True):
+        source.rename(home / target)
+    (home / "a").rename(places[1])
+    (home / "b").rename(places[0])
+    unreachable(monkeypatch)
+    assert versions(serving(home, "spot")[0]) == before
+
+
+def test_a_damaged_registered_model_is_left_out_and_named_and_a_registry_without_champions_serves_none(home):
+    version = add_version(home.parent, BTC, 2)
+    succeed(open_store(), version)
+    (weights,) = (home.parent / "artifacts").glob(f"{version.run_id}/artifacts/model.safetensors")
+    weights.write_bytes(weights.read_bytes()[:-1])
+    models, failures = serving(home, "spot")
+    assert list(versions(models)) == [ETH]
+    assert [(failure.series, failure.step) for failure in failures] == [(BTC, "publish")]
+    for series in (BTC, ETH):
+        open_store().client.delete_registered_model_alias(series.registered, ALIAS)
+    assert serving(home, "spot") == ([], [])
+
+
+def test_a_folder_with_a_file_of_a_person_is_not_replaced(home, monkeypatch, caplog):
+    before = versions(serving(home, "spot")[0])
+    (home / "hub/notes.txt").write_text("mine")
+    succeed(open_store(), add_version(home.parent, BTC, 2))
+    assert versions(serving(home, "spot")[0]) == before
+    assert "notes.txt" in caplog.text
