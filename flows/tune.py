@@ -14,8 +14,8 @@ from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.storage.digests import value_digest
 from tasks.storage.locks import locked
 from tasks.storage.records import write_record
-from tasks.tracking.runs import finish_study, log_trials, start_study
-from tasks.tracking.store import AS_OF, NEWEST, check_place, open_store
+from tasks.tracking.runs import finish, log_metrics, log_trials, start_parent
+from tasks.tracking.store import AS_OF, KIND, NEWEST, STUDY, check_place, open_store
 from tasks.training.devices import check_device, gpu_held, gpus_of
 from tasks.training.local import PROGRESS
 from tasks.training.plan import training_code
@@ -51,15 +51,17 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
         write_record(folder / SEARCH, search)  # for the web page
         storage = spec.scope.root / "tuning" / "optuna.db"
         study = tuning.Study(storage, key, spec)
-        run = start_study(
+        run = start_parent(
             f"tune-{key}",
             spec.model_dump(mode="json") | {"space": space_as_json(spec.space)},
             {
+                KIND: STUDY,
                 "architecture": spec.names[0],
                 "preset": spec.preset,
                 "market": spec.market,
                 AS_OF: spec.as_of or NEWEST,
             },
+            "tune",
         )
         log = partial(log_trials, run.run_id)
         with run_of(run.run_id):
@@ -77,7 +79,9 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
                 "exit": EXIT_PARTIAL if summary.failures else EXIT_COMPLETE,
             }
             write_report(folder, spec, answer)
-            finish_study(run.run_id, metrics(answer), folder)
+            open_store().client.log_artifacts(run.run_id, str(folder))
+            log_metrics(run.run_id, metrics(answer))
+            finish(run.run_id)
     say(sentence(answer))
     return answer
 

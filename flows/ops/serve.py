@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import socket
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -160,7 +161,7 @@ def serve_ui(
     Raises:
         CpbError: there is no store yet, the port is in use, or MLflow does not start.
     """
-    from tasks.tracking.store import is_server, open_store, reconcile, server_app, store_errors
+    from tasks.tracking.store import is_server, open_store, reconcile, store_errors
 
     store = open_store(create=False)
     if is_server(store.uri):
@@ -177,9 +178,30 @@ def serve_ui(
     # For another --host the guard's check of Host counts alone.
     hosts = "localhost,localhost:*,127.0.0.1,127.0.0.1:*" if host == "127.0.0.1" else "*"
     serve(
-        UI, partial(server_app, store.uri, store.artifacts, hosts), host, port,
+        UI, partial(_mlflow_app, store.uri, store.artifacts, hosts), host, port,
         lambda url: ready(Address(url, runs_page(url, store), password)), auth=f"{USER}:{password}",
     )  # fmt: skip
+
+
+def _mlflow_app(uri: str, artifacts: str, hosts: str) -> "ASGIApp":
+    """Return the app that `mlflow server` runs, over this store, without job runner.
+
+    Args:
+        uri: of the store.
+        artifacts: root URI of the artifacts of new experiments.
+        hosts: the names that MLflow answers to, as its `--allowed-hosts`.
+
+    `mlflow.server.handlers.initialize_backend_stores` and `mlflow.server.fastapi_app.app`, which reads the
+    variables when it is imported.
+    """
+    os.environ |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_ALLOWED_HOSTS": hosts}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # Starlette's WSGI adapter is deprecated
+        from mlflow.server.fastapi_app import app
+        from mlflow.server.handlers import initialize_backend_stores
+
+    initialize_backend_stores(uri, uri, artifacts)
+    return app
 
 
 def runs_page(url: str, store: "Store") -> str:

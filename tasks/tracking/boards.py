@@ -50,7 +50,6 @@ from tasks.tracking.store import (
     open_store,
     recipe_of_run,
     search,
-    search_lazily,
     series_tags,
 )
 
@@ -315,7 +314,7 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
     """Return the newest judged model of each architecture and recipe on a series, best CRPS ratio first."""
     tags = {KIND: MEMBER, **series_tags(series)}
     condition = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-    runs = search_lazily(store, f"{condition} and attributes.status = 'FINISHED'", [_NEWEST], page_size=100)
+    runs = search(store, f"{condition} and attributes.status = 'FINISHED'", [_NEWEST], page_size=100)
     judged = [run for run in islice(runs, MAX_RUNS_SEARCHED) if _RATIO in run.data.metrics]
     # Params common to all members are stored on their fleet's run.
     fleets = find_runs(store, {run.data.tags[PARENT] for run in judged if PARENT in run.data.tags})
@@ -361,7 +360,7 @@ def loss_histories(store: Store, run_id: str) -> dict[str, list[dict[str, float]
             f"run {run_id} is neither a model's nor a fleet's; /api/models/SYMBOL/TIMEFRAME lists the models' runs",
             code="no-run",
         )
-    runs = [run] if kind == MEMBER else search(store, f"tags.`{PARENT}` = '{run.info.run_id}'", [_NEWEST])
+    runs = [run] if kind == MEMBER else [*search(store, f"tags.`{PARENT}` = '{run.info.run_id}'", [_NEWEST])]
     histories = {}
     for member in runs[:MAX_HISTORIES]:
         epochs: dict[int, dict[str, float]] = {}
@@ -396,7 +395,7 @@ def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
 
     A run whose process is dead is listed as killed, even if it is not marked yet.
     """
-    top = search_lazily(store, f"tags.`{PARENT}` IS NULL", [_NEWEST], page_size=limit)
+    top = search(store, f"tags.`{PARENT}` IS NULL", [_NEWEST], page_size=limit)
     runs = list(islice((run for run in top if run.data.tags.get(KIND) in (FLOW, STUDY)), limit))
     dead = dead_runs(store) if any(run.info.status == "RUNNING" for run in runs) else {}
     return [

@@ -33,14 +33,14 @@ from tasks.tracking.store import (
     PARENT,
     PRUNED,
     Store,
-    alone,
     delete_runs_for_good,
     digests_of,
+    exclusive,
     is_server,
     market_of,
     open_store,
     reconcile,
-    search_lazily,
+    search,
 )
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from mlflow.entities import Run, RunInfo
     from mlflow.entities.model_registry import ModelVersion
+
 LOADED = "registered_model_meta"
 """Written by MLflow into a local registered model's folder when it loads the model."""
 _COPY = re.compile(r"cpb-.+-\d+-[0-9a-f]{12}")
@@ -118,16 +119,18 @@ def prune(home: Path, *, dry_run: bool = True, nights: int = 14, store: Store | 
     if dry_run:
         return _prune(store, nights, dry_run)
     reconcile(store)
-    with alone(store):
+    with exclusive(store.uri):
         report = _prune(store, nights, dry_run)
-        for copy in old_copies(home, all_versions(store)):
-            delete_files(copy, MODEL_FILES.__contains__)
+        current = {copy_name(version) for version in all_versions(store)}
+        for folder in (home / COPIES).absolute().glob("*/"):  # models that were fetched from a server
+            if _COPY.fullmatch(folder.name) and folder.name not in current:
+                delete_files(folder, MODEL_FILES.__contains__)
     return report
 
 
 def _prune(store: Store, nights: int, dry_run: bool) -> PruneReport:
     report = PruneReport(dry_run)
-    runs = [_Run.of(run) for run in search_lazily(store, deleted=True)]
+    runs = [_Run.of(run) for run in search(store, deleted=True)]
     for run in runs:
         if run.kind and run.info.status == "RUNNING" and not run.deleted:
             raise BusyError(f"run {run.id} is being written; prune again when it has ended")
@@ -269,10 +272,3 @@ def _listed(store: Store, run_id: str, path: str | None = None) -> "Iterator[str
             yield from _listed(store, run_id, file.path)
         else:
             yield file.path
-
-
-def old_copies(home: Path, versions: "Iterable[ModelVersion]") -> list[Path]:
-    """Return the folders of fetched models other than these versions."""
-    current = {copy_name(version) for version in versions}
-    folders = sorted((home / COPIES).absolute().glob("*/"))
-    return [folder for folder in folders if _COPY.fullmatch(folder.name) and folder.name not in current]

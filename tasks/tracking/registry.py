@@ -14,7 +14,7 @@ import json
 import logging
 import shlex
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,18 +24,17 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from schemas.errors import CpbError, DamagedError, UsageError
-from schemas.handover import Decision, SeriesRecord
+from schemas.handover import Decision
 from schemas.identity import SeriesId
 from schemas.scope import home as home_folder
 from tasks.storage.files import new_folder
 from tasks.storage.model_folder import FILES as MODEL_FILES
-from tasks.storage.model_folder import damage_of, read_config
+from tasks.storage.model_folder import damage_of
 from tasks.storage.urls import local_path
 from tasks.tracking.model import link_version, make_mlflow_model
 from tasks.tracking.runs import tag_texts, text
 from tasks.tracking.store import (
     FILES,
-    MARKET,
     MLFLOW_FILES,
     SELECTED,
     Store,
@@ -59,8 +58,6 @@ PREVIOUS = "previous"
 log = logging.getLogger("cpb")
 _METRICS = "metrics"
 """Tag with a version's scores as JSON: separate tags would take 5 kB of the database per version."""
-MAX_GROWTH = 1.1
-"""A model is continued while its series has grown by less than a tenth; then it is trained from scratch."""
 COPIES = "champions"
 """Folder below the home for champions fetched from a tracking server."""
 DECISION = "decision"
@@ -229,13 +226,9 @@ def register(
 
     The version is an MLflow model (`make_mlflow_model`). A run that already has a version keeps it, with updated tags.
     `metrics` are this series' own, stored with the version: a universal member serves many series.
-
-    Raises:
-        CpbError: the run is not finished, or was trained on another market than the series'.
     """
     store = store or open_store()
     run: Run = store.client.get_run(run_id)
-    _check_run(run, series)
     digests = digests_of(run.data.tags)
     scores = {k: float(v) for k, v in (metrics or {}).items() if v is not None}
     known = tag_texts(
@@ -245,7 +238,9 @@ def register(
     found = store.client.search_model_versions(f"name = '{series.registered}' and run_id = '{run_id}'")
     mine = max(found, key=lambda version: int(version.version), default=None)
     if mine:
-        _renew_tags(store, mine, known)
+        for key, value in known.items():
+            if mine.tags.get(key) != value:
+                store.client.set_model_version_tag(mine.name, str(mine.version), key, value)
     else:
         source = run.info.artifact_uri.rstrip("/")
         mine = store.client.create_model_version(
@@ -267,27 +262,21 @@ def champions(
         series: filter; default all.
         market: filter; default all.
     """
-    return _aliased(ALIAS, series, market, store)
+    store = store or open_store(create=False)
+    wanted = None if series is None else set(series)
+    versions = {
+        s: version
+        for s, version in versions_with_alias(store, ALIAS).items()
+        if (wanted is None or s in wanted) and (market is None or s.market == market)
+    }
+    runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
+    return [_model(store, s, version, runs.get(version.run_id or "")) for s, version in versions.items()]
 
 
 def registered(store: Store, series: SeriesId, number: str) -> Champion | None:
     """Return a registered version of a series by number, champion or not; None if there is none."""
     version = find_version(store, series, number)
     return _model(store, series, version, find_run(store, version.run_id)) if version else None
-
-
-def _aliased(
-    alias: str, series: Collection[SeriesId] | None, market: str | None, store: Store | None
-) -> list[Champion]:
-    store = store or open_store(create=False)
-    wanted = None if series is None else set(series)
-    versions = {
-        s: version
-        for s, version in versions_with_alias(store, alias).items()
-        if (wanted is None or s in wanted) and (market is None or s.market == market)
-    }
-    runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
-    return [_model(store, s, version, runs.get(version.run_id or "")) for s, version in versions.items()]
 
 
 def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | None") -> Champion:
@@ -308,64 +297,11 @@ def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | 
     )
 
 
-def _check_run(run: "Run", series: SeriesId) -> None:
-    if run.info.status != "FINISHED":
-        raise CpbError(
-            f"run {run.info.run_id} is {run.info.status}, not FINISHED; "
-            f"only a finished member can be {series.registered}",
-            code="unfinished-run",
-        )
-    market = run.data.tags.get(MARKET)
-    if market != series.market:
-        raise CpbError(
-            f"run {run.info.run_id} was trained on market {market}; it cannot be {series.registered}",
-            code="market", field=MARKET,
-        )  # fmt: skip
-
-
-def _renew_tags(store: Store, version: "ModelVersion", tags: dict[str, str]) -> None:
-    for key, value in tags.items():
-        if version.tags.get(key) != value:
-            store.client.set_model_version_tag(version.name, str(version.version), key, value)
-
-
 def training_command(champion: Champion) -> str:
     """Return the command that trains a champion's series again, with only its architecture and preset."""
     chosen = {"--architectures": champion.architecture, "--preset": champion.preset}
     options = [f"{option} {shlex.quote(value)}" for option, value in chosen.items() if value]
     return " ".join(["cpb train-all", champion.series.options, *options])
-
-
-def continued_from(architecture: str, records: Sequence[SeriesRecord]) -> dict[SeriesId, str]:
-    """Return the model folder that each series continues from, for `warm_start`; damaged champions are left out.
-
-    A champion trained on exactly this data was made by this same run before a kill: then the folder that it was
-    itself continued from is returned, so that the repeated run finds its finished fleets.
-    """
-    known = {r.series: r for r in records}
-    found = {}
-    for champion in champions(list(known), store=open_store()):
-        if (
-            champion.architecture == architecture
-            and not champion.damage
-            and (folder := _origin(champion, known[champion.series]))
-        ):
-            found[champion.series] = folder
-    if not found:
-        log.warning(
-            "warm start: no champion of %s fits (none yet, damaged, or its series has grown by a tenth); "
-            "training starts from scratch",
-            architecture,
-        )
-    return found
-
-
-def _origin(champion: Champion, record: SeriesRecord) -> str | None:
-    config = read_config(champion.folder)
-    if config.data_digest == record.digest:
-        before = config.warm_start
-        return before if before and Path(before).exists() else None
-    return str(champion.folder) if record.rows < config.rows * MAX_GROWTH else None
 
 
 def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, str]") -> tuple[Path, str]:

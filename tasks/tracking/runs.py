@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,14 +48,13 @@ from tasks.tracking.store import (
     SEED,
     SIMULATED,
     SOURCE_KIND,
-    STUDY,
     TIMEFRAMES,
     TRIAL,
     WARNINGS,
     Store,
-    alone,
     damaged,
     digests_of,
+    exclusive,
     market_of,
     open_store,
     reconcile,
@@ -184,14 +184,8 @@ def metric_entries(
     from mlflow.entities import Metric
 
     stamp = timestamp or int(time.time() * 1000)
-    numbers = {name: float(value) for name, value in values.items() if _is_number(value)}
+    numbers = {n: float(v) for n, v in values.items() if isinstance(v, Real) and math.isfinite(v)}
     return [Metric(name, value, stamp, step, model_id=model or None) for name, value in numbers.items()]
-
-
-def _is_number(value: Any) -> bool:
-    if value is None or isinstance(value, (str, bytes, list, dict, tuple)):
-        return False
-    return math.isfinite(float(value))
 
 
 def run_name(what: str, spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
@@ -207,12 +201,7 @@ def _data_end(spec: RunSpec, records: Iterable[SeriesRecord]) -> str:
     as_of = spec.scope.as_of
     if as_of is None:
         return f"{datetime.fromtimestamp(max(r.last_us for r in records) / 1e6, UTC):%Y-%m-%d}"
-    return instant_label(as_of)
-
-
-def instant_label(instant: datetime) -> str:
-    """Return the day of an instant, with its time unless that is midnight."""
-    return f"{instant:%Y-%m-%d}" if instant.time() == instant.time().min else f"{instant:%Y-%m-%dT%H:%M}"
+    return f"{as_of:%Y-%m-%d}" if as_of.time() == as_of.time().min else f"{as_of:%Y-%m-%dT%H:%M}"
 
 
 def source_kind(market: str) -> str:
@@ -286,7 +275,7 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | 
     """
     store = store or open_store()
     records = list(records)
-    with alone(store):  # a concurrent run of the same command finds these members
+    with exclusive(store.uri):  # a concurrent run of the same command finds these members
         before = _children(store, fleet_run)
         shared = _share_params(store, fleet_run, records)
         ids = [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
@@ -335,7 +324,7 @@ def _open_run(
 ) -> OpenRun:
     condition = f"tags.`{KEY}` = '{_quoted(key)}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
     tags = {KEY: key, "git_commit": git_commit(), PROCESS: str(ProcessId.current()), **tags}
-    with alone(store):
+    with exclusive(store.uri):
         before = search(store, condition, ["attributes.start_time DESC"])
         if usable := [run for run in before if not _is_of_another_machine(run)]:
             return _continue(store, usable[0], tags)
@@ -536,13 +525,6 @@ def mend_files(store: Store, run: "Run", folder: Path) -> bool:
     return True
 
 
-def start_study(
-    key: str, config: Mapping[str, Any], tags: Mapping[str, Any], store: Store | None = None
-) -> OpenRun:
-    """Open the parent run of a study; the same command reopens it."""
-    return start_parent(key, config, {KIND: STUDY, **tags}, "tune", store)
-
-
 def log_trials(parent: str, trials: Sequence[TrialRecord], store: Store | None = None) -> None:
     """Write a run for each trial without a run."""
     store = store or open_store()
@@ -561,11 +543,3 @@ def log_trials(parent: str, trials: Sequence[TrialRecord], store: Store | None =
             run.info.run_id, metrics=metrics, params=param_entries(param_texts(trial.params))
         )
         store.client.set_terminated(run.info.run_id, "FAILED" if trial.state == "failed" else "FINISHED")
-
-
-def finish_study(parent: str, metrics: Mapping[str, Any], folder: Path, store: Store | None = None) -> None:
-    """End the study's run with its figures, report and preset as artifacts."""
-    store = store or open_store()
-    store.client.log_artifacts(parent, str(folder))
-    store.client.log_batch(parent, metrics=metric_entries(metrics))
-    finish(parent, COMPLETE, store=store)

@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import sqlite3
-import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     import requests
     from mlflow.entities import Experiment, Run
     from mlflow.tracking import MlflowClient
-    from starlette.types import ASGIApp
 
 KEY, KIND, OUTCOME, PARENT = "cpb.key", "cpb.kind", "outcome", "mlflow.parentRunId"
 FLOW, FLEET, MEMBER = "flow", "fleet", "member"
@@ -126,21 +124,17 @@ def digests_of(tags: Mapping[str, str], key: str = FILES) -> dict[str, str]:
 def age_of(run: "Run") -> Age:
     """Return the age of a run's models: the candles end at its `as_of`, else at its start."""
     started = datetime.fromtimestamp(run.info.start_time / 1000, UTC)
-    until = _until(run.data.tags.get("as_of", ""), started)
+    try:
+        until = datetime.fromisoformat(run.data.tags.get(AS_OF, ""))
+    except ValueError:  # `NEWEST`, or missing
+        until = started
+    until = until.astimezone(UTC) if until.tzinfo else until.replace(tzinfo=UTC)
     return until.isoformat(timespec="seconds"), started.isoformat(timespec="seconds")
 
 
 def recipe_of_run(params: Mapping[str, str], *tags: Mapping[str, str]) -> str:
     """Return the preset of a run's models, with the digest of its changed options if the run's params include it."""
     return params.get("recipe") or next((found["preset"] for found in tags if found.get("preset")), "")
-
-
-def _until(as_of: str, started: datetime) -> datetime:
-    try:
-        found = datetime.fromisoformat(as_of)
-    except ValueError:  # "newest", or missing
-        return started
-    return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def quiet() -> None:
@@ -251,7 +245,13 @@ def make_sqlite(database: Path) -> None:
         database.parent.mkdir(parents=True, exist_ok=True)
         with locked(_lock_file(f"sqlite:///{database}")):
             if not database.exists():  # another process may have been first
-                _write_whole_schema(database)
+                part = draft_name(database)
+                part.touch()  # SQLite would create it writable by its owner only, whatever the umask
+                try:
+                    write_schema(part)
+                    part.rename(database)
+                finally:
+                    part.unlink(missing_ok=True)
     except (OSError, CpbError) as error:
         raise CpbError(
             f"the MLflow store {database} cannot be created ({getattr(error, 'strerror', None) or error}); "
@@ -274,22 +274,12 @@ def _lock_file(uri: str) -> Path:
     return temporary_lock(f"store-{sha256(uri.encode()).hexdigest()[:16]}.lock")
 
 
-def _write_whole_schema(database: Path) -> None:
-    part = draft_name(database)
-    part.touch()  # SQLite would create it writable by its owner only, whatever the umask
-    quiet()
-    try:
-        write_schema(part)
-        part.rename(database)
-    finally:
-        part.unlink(missing_ok=True)
-
-
 def write_schema(path: Path) -> None:
     """Write MLflow's current SQLite schema to an empty file, built in memory: half the time of a migration on disk.
 
     `mlflow.store.db.utils._initialize_tables` (as MLflow does for a new store).
     """
+    quiet()
     import sqlalchemy
     from mlflow.store.db import utils
 
@@ -331,27 +321,6 @@ def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]", model
         store._hard_delete_logged_model(model_id)
     for run_id in run_ids:
         store._hard_delete_run(run_id)
-
-
-def server_app(uri: str, artifacts: str, hosts: str) -> "ASGIApp":
-    """Return the app that `mlflow server` runs, over this store, without job runner.
-
-    Args:
-        uri: of the store.
-        artifacts: root URI of the artifacts of new experiments.
-        hosts: the names that MLflow answers to, as its `--allowed-hosts`.
-
-    `mlflow.server.handlers.initialize_backend_stores` and `mlflow.server.fastapi_app.app`, which reads the
-    variables when it is imported.
-    """
-    os.environ |= {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_SERVER_ALLOWED_HOSTS": hosts}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # Starlette's WSGI adapter is deprecated
-        from mlflow.server.fastapi_app import app
-        from mlflow.server.handlers import initialize_backend_stores
-
-    initialize_backend_stores(uri, uri, artifacts)
-    return app
 
 
 @dataclass(frozen=True)
@@ -474,12 +443,7 @@ def find_runs(store: Store, run_ids: Collection[str]) -> "dict[str, Run]":
     return runs
 
 
-def search(store: Store, condition: str = "", order_by: Sequence[str] = ()) -> list["Run"]:
-    """Return all live runs of the experiment that satisfy an MLflow filter."""
-    return list(search_lazily(store, condition, order_by))
-
-
-def search_lazily(
+def search(
     store: Store,
     condition: str = "",
     order_by: Sequence[str] = (),
@@ -498,13 +462,6 @@ def search_lazily(
     yield from pages(
         store.client.search_runs, [store.experiment_id], condition, view, page_size, order_by=list(order_by)
     )
-
-
-@contextmanager
-def alone(store: Store) -> Iterator[None]:
-    """Lock the store on this machine, so that reading and then writing is one atomic step."""
-    with exclusive(store.uri):
-        yield
 
 
 _opened: dict[str, Store] = {}

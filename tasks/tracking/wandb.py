@@ -68,7 +68,7 @@ def _copy(run_id: str, folder: Path) -> None:
     )  # fmt: skip
     wandb.setup(settings)  # silent: it asks nobody at the terminal for a key
     for fleet in search(store, f"tags.`{PARENT}` = '{run_id}'"):
-        members = search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'")
+        members = list(search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'"))
         own = {m.info.run_name: dict(m.data.params) for m in members if m.data.params}
         config = {**flow.data.params, **fleet.data.params, **({"members": own} if own else {})}
         with wandb.init(

@@ -80,7 +80,7 @@ def run(**options):
 
 def statuses():
     """(architecture, symbol) -> status of every member's run."""
-    runs = search(open_store(), "tags.`cpb.kind` = 'member'")
+    runs = list(search(open_store(), "tags.`cpb.kind` = 'member'"))
     return {(r.data.tags["architecture"], r.data.tags["symbol"]): r.info.status for r in runs}
 
 

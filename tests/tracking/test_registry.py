@@ -220,14 +220,6 @@ def test_training_again_mends_a_damaged_champion(trained, folder, store):
     assert champions()[0].damage == ""
 
 
-def test_a_failed_run_cannot_be_champion(store):
-    run_id = log_member(fleet_of().run_id, member(reason="broken"))
-
-    with pytest.raises(CpbError, match="FAILED") as caught:
-        register_champion(series(), run_id)
-    assert caught.value.code == "unfinished-run"
-
-
 @pytest.fixture
 def server(folder, tmp_path, monkeypatch):
     """Stands in for a tracking server's artifact store; counts what is fetched."""

@@ -152,7 +152,7 @@ def test_a_finished_member_is_reused(store):
     first = log_members(fleet.run_id, records)
 
     assert log_members(fleet.run_id, records) == first
-    assert len(search(store, f"tags.`mlflow.parentRunId` = '{fleet.run_id}'")) == 2
+    assert len(list(search(store, f"tags.`mlflow.parentRunId` = '{fleet.run_id}'"))) == 2
 
 
 @pytest.mark.parametrize("left_behind", ["RUNNING", "FAILED"])

@@ -17,7 +17,7 @@ def records(prefix, count):
 
 
 def children_of(store, fleet_run):
-    return search(store, f"tags.`mlflow.parentRunId` = '{fleet_run}'")
+    return list(search(store, f"tags.`mlflow.parentRunId` = '{fleet_run}'"))
 
 
 def test_processes_that_log_at_once_lose_nothing(store):
@@ -54,7 +54,7 @@ def test_processes_that_log_the_same_fleet_at_once_make_each_run_once(store):
         writer.join(120)
 
     assert [w.exitcode for w in writers] == [0, 0, 0]
-    runs = search(store)
+    runs = list(search(store))
     assert Counter(r.data.tags[KEY] for r in runs) == dict.fromkeys(
         ["same flow", "same fleet", *(f"s{i}" for i in range(8))], 1
     )

@@ -90,7 +90,7 @@ def test_a_study_is_searched_scored_once_and_gone_on_with(place, monkeypatch):
     options = cpbmodels.preset(spec.preset, "gru", **spec.overrides)
     assert all(getattr(options, name) == value for name, value in more["winner"]["options"].items())
     store = open_store()
-    below = search(store, f"tags.`mlflow.parentRunId` = '{first['run_id']}'")
+    below = list(search(store, f"tags.`mlflow.parentRunId` = '{first['run_id']}'"))
     assert len(below) == 9
     assert {run.data.tags["cpb.kind"] for run in below} == {"trial"}
     with pytest.raises(CpbError) as error:  # trials are no models

@@ -17,8 +17,8 @@ from schemas.handover import Decision, JobMember, ModelRef, SeriesRecord, ShardJ
 from schemas.identity import ModelId
 from tasks.storage.locks import locked
 from tasks.tracking.registry import keep_decision
-from tasks.tracking.runs import start_parent, start_study
-from tasks.tracking.store import open_store
+from tasks.tracking.runs import start_parent
+from tasks.tracking.store import KIND, STUDY, open_store
 from tasks.training.files import prepare
 from webapp.answers import Runs
 from webapp.replies import Answer, Replies, Reply, respond, rows_json
@@ -243,7 +243,12 @@ def test_a_training_at_work_is_shown_with_its_progress(own):
 
 
 def test_a_search_is_among_the_runs(own):
-    start_study("tune-1", {"coins": "BTC", "timeframes": "1h", "architectures": "gru"}, {"market": "spot"})
+    start_parent(
+        "tune-1",
+        {"coins": "BTC", "timeframes": "1h", "architectures": "gru"},
+        {KIND: STUDY, "market": "spot"},
+        "tune",
+    )
     with client_of(own) as client:
         first, second = client.get("/api/runs").json()["runs"]
     assert (first["name"], first["kind"], first["status"], first["coins"]) == (
