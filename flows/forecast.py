@@ -65,8 +65,8 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
         )  # fmt: skip
     scope = requested.narrowed([model.series for model in packaged if model.series in series])
     fetched = steps.one(ingest, scope, spec.tail)
-    issued = steps.one(forecast, scope, spec.tail)
-    scored = steps.one(score, scope, spec.tail)
+    issued = steps.one(forecast, scope)
+    scored = steps.one(score, scope)
     watched = steps.one(watch, scope)
     stale = find_stale(scope.home, issued.series, scope.as_of)
     steps_taken = (fetched, issued, scored, watched)

@@ -68,7 +68,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
             summary.add(publication.failures, say)
         except CpbError as error:  # the Hub is unreachable: models, runs and forecasts are still valid
             summary.add([Failure.of(None, "publish", error)], say)
-    issued = steps.one(forecast, scope, spec.tail)
+    issued = steps.one(forecast, scope)
     # Not only new rows: repeating a run that was killed after its forecasts gives the same count as an undisturbed run.
     summary.forecast_rows = issued.standing
     summary.add(issued.failures, say)

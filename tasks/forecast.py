@@ -8,6 +8,6 @@ from tasks.running.step import step
 
 
 @step("forecast")
-def forecast(scope: Scope, tail: bool = False) -> ForecastBatch:
-    """Issue the forecasts of every packaged champion in the scope; `tail`: also use the provisional candles."""
-    return issue_forecasts(scope, packaged_models(scope.home, scope.market, scope.series), provisional=tail)
+def forecast(scope: Scope) -> ForecastBatch:
+    """Issue the forecasts of every packaged champion in the scope."""
+    return issue_forecasts(scope, packaged_models(scope.home, scope.market, scope.series))

@@ -7,6 +7,6 @@ from tasks.running.step import step
 
 
 @step("score")
-def score(scope: Scope, tail: bool = False) -> Score:
-    """Score the due forecasts of the scope; `tail`: also against provisional candles."""
-    return score_due(scope.home, scope.series, scope.as_of, provisional=tail)
+def score(scope: Scope) -> Score:
+    """Score the due forecasts of the scope."""
+    return score_due(scope.home, scope.series, scope.as_of)

@@ -154,9 +154,9 @@ def candle_rows(home: Path, series: SeriesId, limit: int, until: datetime | None
     if since:
         # Gaps leave fewer than `limit` candles in the window; twice its length plus a month is nearly always enough.
         since -= 2 * limit * step + timedelta(days=31)
-    frame = read_klines(home, series, since=since, as_of=until, columns=columns, provisional=True)
+    frame = read_klines(home, series, since=since, as_of=until, columns=columns, confirmed=False)
     if since and len(frame) < limit:
-        frame = read_klines(home, series, as_of=until, columns=columns, provisional=True)
+        frame = read_klines(home, series, as_of=until, columns=columns, confirmed=False)
     close_time = (pl.col("open_time") + step).alias("close_time")
     return frame.tail(limit).select("open_time", close_time, *CANDLE)
 

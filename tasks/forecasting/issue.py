@@ -51,13 +51,12 @@ class Champion(Protocol):
         """The model folder that `cpbmodels.load` reads and checks."""
 
 
-def issue_forecasts(scope: Scope, champions: Sequence[Champion], provisional: bool = False) -> ForecastBatch:
+def issue_forecasts(scope: Scope, champions: Sequence[Champion]) -> ForecastBatch:
     """Forecast with the champions; an error in one series becomes its `Failure`, the others are still forecast.
 
     A series without a usable reference (code `reference`) is still forecast; its rows have null reference columns.
-    `provisional` also reads the newest candles that `ingest --tail` fetched.
     """
-    rows, failures = _forecasts(scope, champions, provisional)
+    rows, failures = _forecasts(scope, champions)
     stored, more = store_batch(scope.home, "forecasts", rows)
     return ForecastBatch(
         rows=sum(stored.values()),
@@ -68,15 +67,13 @@ def issue_forecasts(scope: Scope, champions: Sequence[Champion], provisional: bo
 
 
 def _forecasts(
-    scope: Scope, models: Sequence[Champion], provisional: bool
+    scope: Scope, models: Sequence[Champion]
 ) -> tuple[dict[SeriesId, pl.DataFrame], list[Failure]]:
     """Return the rows of each model's forecast, and the failures."""
     rows: dict[SeriesId, pl.DataFrame] = {}
     failures: list[Failure] = []
     reading = [market_key(model.series) for model in models if _reads_market(model)]
-    of_market = newest_markets(
-        scope.home, reading, since=scope.since, as_of=scope.as_of, provisional=provisional
-    )
+    of_market = newest_markets(scope.home, reading, since=scope.since, as_of=scope.as_of)
 
     def of(model: Champion) -> tuple[pl.DataFrame | None, list[Failure]]:
         made, reference, problems = None, None, list[Failure]()
@@ -86,7 +83,7 @@ def _forecasts(
             except MemberError as error:  # a forecast without reference is better than none
                 problems.append(failure(model.series, "forecast", error))
             forecast = forecast_with(
-                cpbmodels.load(model.folder), model.series, model.model_version, scope, provisional,
+                cpbmodels.load(model.folder), model.series, model.model_version, scope,
                 reference=reference, market=of_market.get(market_key(model.series)),
             )  # fmt: skip
             config = read_config(model.folder)
@@ -156,7 +153,6 @@ def forecast_with(
     wanted: SeriesId,
     model_version: str,
     scope: Scope,
-    provisional: bool = False,
     *,
     reference: Reference | None = None,
     market: Market | None = None,
@@ -171,7 +167,7 @@ def forecast_with(
         MemberError: there are no candles in the scope.
         ModelError: too few candles for the model, or its forecast is not finite.
     """
-    series = newest_series(scope.home, wanted, since=scope.since, as_of=scope.as_of, provisional=provisional)
+    series = newest_series(scope.home, wanted, since=scope.since, as_of=scope.as_of)
     if market is not None:
         series = replace(series, market=market)
     forecast = model.forecast(series, go_back=True)  # after a gap: the forecast before it is already stored

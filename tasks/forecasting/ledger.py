@@ -32,23 +32,20 @@ from tasks.forecasting.summary import write_summary
 from tasks.market.klines import read_klines
 
 
-def score_due(
-    home: Path, series: Sequence[SeriesId], now: datetime | None = None, provisional: bool = False
-) -> Score:
+def score_due(home: Path, series: Sequence[SeriesId], now: datetime | None = None) -> Score:
     """Write the realised closes of the series' due forecasts, and update the live records of their markets.
 
     An error in one series becomes its `Failure`; the others are still scored.
 
     Args:
         now: UTC; default the current time. Candles that close later are not used.
-        provisional: also use the newest candles, which no archive has confirmed yet.
     """
     now = now or datetime.now(UTC)
     due: dict[SeriesId, pl.DataFrame] = {}
     failures: list[Failure] = []
     for s in series:
         try:
-            rows = _scores_due(home, s, now, provisional)
+            rows = _scores_due(home, s, now)
             if not rows.is_empty():
                 due[s] = rows
         except ANY_ERROR as error:
@@ -84,7 +81,7 @@ def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
     return found
 
 
-def _scores_due(home: Path, series: SeriesId, now: datetime, provisional: bool) -> pl.DataFrame:
+def _scores_due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
     """Return the scores of a series' due forecasts; empty if none are due."""
     due = _due(home, series, now)
     if due.is_empty():
@@ -92,7 +89,7 @@ def _scores_due(home: Path, series: SeriesId, now: datetime, provisional: bool) 
     step = timedelta(seconds=series.seconds)
     first: datetime = due["issued_at"].min() - step  # type: ignore[operator, assignment]
     columns = ["open", "close"]
-    klines = read_klines(home, series, since=first, as_of=now, columns=columns, provisional=provisional)
+    klines = read_klines(home, series, since=first, as_of=now, columns=columns, confirmed=False)
     leaps = level_leaps(*(klines[name].to_numpy() for name in columns))
     closes = klines.select(
         target_time=pl.col("open_time").cast(pl.Datetime("us", "UTC")) + step,

@@ -121,17 +121,15 @@ def _newest_close(home: Path, series: SeriesId, now: datetime) -> tuple[datetime
         return None
     since = month - timedelta(days=32)  # the newest month may have no candle closed by `now` yet
     try:
-        confirmed, newest = (
-            _last_close(home, series, since, now, provisional) for provisional in (False, True)
-        )
+        confirmed, newest = (_last_close(home, series, since, now, confirmed) for confirmed in (True, False))
     except CpbError:  # unreadable candles: reported when read for a forecast, and by `cpb verify`
         return None
     return (newest, newest != confirmed) if newest else None
 
 
 def _last_close(
-    home: Path, series: SeriesId, since: datetime, now: datetime, provisional: bool
+    home: Path, series: SeriesId, since: datetime, now: datetime, confirmed: bool
 ) -> datetime | None:
-    frame = read_klines(home, series, since=since, as_of=now, columns=["open_time"], provisional=provisional)
+    frame = read_klines(home, series, since=since, as_of=now, columns=["open_time"], confirmed=confirmed)
     last = frame.select(pl.col("open_time").max()).item()
     return last + timedelta(seconds=series.seconds) if last else None

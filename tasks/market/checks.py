@@ -3,9 +3,9 @@
 Binance has published each of the faults checked here, and a checksum detects none of them. The checks run on all files
 of a batch together, in a single frame with a column `file`: file by file they would take twenty times as long.
 
-Order of the checks: each candle by itself (`_values`), then each file by itself (`_intervals`, `_grid`,
-`_futures_data`, `_wicks`), then files against their neighbours (`_levels`). A faulty file is excluded from later
-checks, so that its data cannot make a good neighbour look faulty.
+Order of the checks: each candle by itself (`_values`), then each file by itself (`_intervals`, `_grid`), then files
+against their neighbours (`_levels`). A faulty file is excluded from later checks, so that its data cannot make a good
+neighbour look faulty.
 """
 
 import itertools
@@ -13,15 +13,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, log
-from operator import itemgetter
 
 import numpy as np
 import polars as pl
 
 from schemas.frames import CANDLE_FAULTS, KLINES, NOT_INCREASING, Contract
 from schemas.identity import OWN, SeriesId
-from tasks.market.faults import BadFile
-from tasks.market.layout import DAY, MICROSECONDS_SINCE, Grid, grid_of, period_bounds, text, to_datetime
+from tasks.market.client import BadFile
+from tasks.market.layout import DAY, Grid, grid_of, period_bounds, text, to_datetime
 from tasks.market.parser import Block
 
 OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
@@ -34,11 +33,6 @@ About ln 3; a separate constant from `cpbmodels.data.figures.SEGMENT_JUMP`: it d
 features are cut.
 """
 
-_WICK_RATIO = 1.5  # a high (or low) this many times beyond open and close is a wild wick
-_WICK_SHARE = 0.01  # share of candles with a wild wick above which a file may be a test network's
-_MIN_WICKS = 2  # a test network's file has more wild wicks than this: one or two can be a real crash
-_CALM_MOVE = 0.01  # median |ln(close / open)| below which a file's market counts as calm
-_VOLUME_RATIO = 3  # a file's median volume this many times its neighbours' (or a third) stands out
 _MAX_PAUSE = 2 * DAY  # after a longer pause, or two candles, a different price level is not evidence
 
 
@@ -75,7 +69,7 @@ def check(
     opens = frame["open_time"].to_numpy()
     # computed once, for the two checks that need it, before other checks drop files
     frame = frame.with_columns(on_grid=pl.Series(grid_of(series.timeframe).floor(opens, anchor) == opens))
-    for find_faults in (_intervals, _grid, _futures_data, _wicks):
+    for find_faults in (_intervals, _grid):
         faults = find_faults(series, blocks, _without(frame, faults)) | faults  # the first reason is kept
     if series.market != OWN:  # the months of a table are one file
         faults = _levels(series, blocks, _without(frame, faults), stored) | faults
@@ -89,6 +83,8 @@ def check(
         _deduplicate(checked)  # strictly increasing times have no duplicates
         for index, count in checked.duplicates.items():
             blocks[index].notes.append(f"identical duplicates dropped: {count}")
+        for index, conflicts in Counter(index for index, _ in checked.conflicts).items():
+            blocks[index].notes.append(f"conflicting candles dropped: {conflicts}")
     return checked, faults
 
 
@@ -196,71 +192,13 @@ def _grid(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[in
     }
 
 
-def _futures_data(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """Find futures files under a spot name. Signs: a header, milliseconds after 2024, different decimals or volume.
-
-    Two signs are required: each sign alone also occurs in genuine spot files, or in files rewritten by a user.
-    """
-    if series.market != "spot":
-        return {}
-    late_ms = frame.filter(pl.col("open_time") >= MICROSECONDS_SINCE).group_by("file").agg(pl.col("ms").all())
-    in_ms = set(late_ms.filter(pl.col("ms"))["file"])
-    # decimals are -1 if they vary within a file, which is not evidence
-    usual, votes = max(Counter(b.decimals for b in blocks).items(), key=itemgetter(1), default=(0, 0))
-    other_decimals = [i for i, b in enumerate(blocks) if votes > 1 and usual >= 0 <= b.decimals != usual]
-    busy_files = _volume_stands_out(frame) if other_decimals else set()
-    faults = {}
-    for index, block in enumerate(blocks):
-        signs = ["a header line"] if block.header else []
-        signs += ["milliseconds after 2024"] if index in in_ms else []
-        differs, busy = index in other_decimals, index in other_decimals and index in busy_files
-        # a file rewritten by pandas' to_csv may have lost trailing zeros, down to one digit or none
-        signs += [f"{block.decimals} decimals"] if differs and (block.decimals > 1 or busy) else []
-        signs += ["a different volume than its neighbours"] if busy else []
-        if len(signs) > 1:
-            faults[index] = BadFile(f"looks like a futures file under a spot name ({', '.join(signs)})")
-    return faults
-
-
-def _volume_stands_out(frame: pl.DataFrame) -> set[int]:
-    """Return the files whose median volume is over three times that of every neighbour, or below a third of it."""
-    files = frame.group_by("file", maintain_order=True).agg(pl.col("volume").median()).rows()
-    found = set()
-    for at, (index, volume) in enumerate(files):
-        beside = [
-            volume / max(other, 1e-9) for _, other in (*files[max(0, at - 1) : at], *files[at + 1 : at + 2])
-        ]
-        if beside and (min(beside) > _VOLUME_RATIO or max(beside) < 1 / _VOLUME_RATIO):
-            found.add(index)
-    return found
-
-
-def _wicks(series: SeriesId, blocks: list[Block], frame: pl.DataFrame) -> dict[int, BadFile]:
-    """Find files of a test network: wild wicks around calm candles, which a live market never has together."""
-    top = pl.col("high") / pl.max_horizontal("open", "close")
-    bottom = pl.min_horizontal("open", "close") / pl.col("low")
-    wild = (top > _WICK_RATIO) | (bottom > _WICK_RATIO)
-    move = (pl.col("close") / pl.col("open")).log().abs().median()
-    files = frame.group_by("file").agg(share=wild.mean(), count_wild=wild.sum(), move=move)
-    suspects = files.filter(
-        (pl.col("share") > _WICK_SHARE) & (pl.col("move") < _CALM_MOVE) & (pl.col("count_wild") > _MIN_WICKS)
-    )
-    return {
-        row["file"]: BadFile(
-            f"{row['share']:.0%} of the candles have wicks that end half again beyond the body: a test network's prices"
-        )
-        for row in suspects.iter_rows(named=True)
-    }
-
-
 def _levels(
     series: SeriesId, blocks: list[Block], frame: pl.DataFrame, stored: Sequence[Edge]
 ) -> dict[int, BadFile]:
-    """Find files of another symbol: the price level jumps at their joints with their neighbours.
+    """Find files of another symbol: the price level jumps at every joint with their neighbours.
 
-    Files and stored runs are ordered by time, each joint with or without a jump. A file is faulty if it jumps on both
-    sides. The first or last of the row has a single joint: it is faulty if this joint jumps and the neighbour is
-    trusted, being stored already or joined without a jump to the file on its other side.
+    With a single joint, as at the ends of a series, either side of it may be wrong: the file is faulty if the neighbour
+    is stored already, or joined without a jump to the file on its other side.
     """
     edges = (
         frame.group_by("file", maintain_order=True)
@@ -273,25 +211,23 @@ def _levels(
         .iter_rows()
     )
     row = sorted([(a, b, o, c, i) for i, a, b, o, c in edges] + [(*edge, -1) for edge in stored])
-    # joints[k] joins row[k] and row[k + 1]: the jump, 0.0 for none, None if the two are not adjacent
-    joints = [_jump(left, right, grid_of(series.timeframe)) for left, right in itertools.pairwise(row)]
+    # joints[k] is between row[k - 1] and row[k]: the jump, 0.0 for none, None if the two are not adjacent
+    grid = grid_of(series.timeframe)
+    joints = [None, *(_jump(left, right, grid) for left, right in itertools.pairwise(row)), None]
     faults = {}
     for at, (*_, index) in enumerate(row):
-        if index < 0:  # already stored, and hence checked
+        before, after = joints[at], joints[at + 1]
+        jumps = [jump for jump in (before, after) if jump is not None]
+        if index < 0 or not jumps or not all(jumps):  # stored candles were checked before
             continue
-        before = joints[at - 1] if at else None
-        after = joints[at] if at < len(joints) else None
-        sound_before = at > 0 and (row[at - 1][4] < 0 or (at > 1 and joints[at - 2] == 0))
-        sound_after = at + 1 < len(row) and (
-            row[at + 1][4] < 0 or (at + 1 < len(joints) and joints[at + 1] == 0)
-        )
-        jumps_in = before and (after or (after is None and sound_before))
-        jumps_out = after and before is None and sound_after
-        if jumps_in or jumps_out:
-            where = [f"{_times(before)} at its start"] * bool(before) + [
-                f"{_times(after)} at its end"
-            ] * bool(after)
-            faults[index] = BadFile(f"prices jump {' and '.join(where)}: another symbol")
+        if len(jumps) == 1:
+            neighbour, beyond = (
+                (row[at - 1], joints[at - 1]) if after is None else (row[at + 1], joints[at + 2])
+            )
+            if neighbour[4] >= 0 and beyond != 0:
+                continue
+        shown = " and ".join(f"× {exp(jump):.3g}" for jump in jumps)
+        faults[index] = BadFile(f"prices jump {shown} beside their neighbours: another symbol")
     return faults
 
 
@@ -304,17 +240,13 @@ def _jump(left: tuple, right: tuple, grid: Grid) -> float | None:
     return jump if abs(jump) > FILE_JUMP else 0.0
 
 
-def _times(log_ratio: float | None) -> str:
-    return f"× {exp(log_ratio or 0):.3g}"
-
-
 def _deduplicate(checked: Checked) -> None:
     """Drop identical duplicates; drop all conflicting candles, until a daily file decides."""
     rows = checked.rows
     repeated = rows.filter(rows["open_time"].is_duplicated()) if rows.height else rows
     if not repeated.height:
         return
-    values = [name for name in rows.columns if name not in ("file", "line", "ms")]
+    values = [name for name in rows.columns if name not in ("file", "line")]
     distinct = repeated.unique(values, keep="first", maintain_order=True)
     disputed = distinct.filter(distinct["open_time"].is_duplicated())
     checked.conflicts = list(dict.fromkeys(disputed.select("file", "open_time").iter_rows()))

@@ -13,24 +13,21 @@ import numpy as np
 
 from cpbmodels.data.figures import SEGMENT_JUMP
 from schemas.identity import SeriesId
-from tasks.market.layout import DAY, Grid, SourceFile, grid_of, whole_candles
+from tasks.market.layout import DAY, SourceFile, grid_of, whole_candles
 from tasks.market.manifest import Anomaly, FileRecord, Part
 
 Runs = list[tuple[int, int]]
 
-OUTAGE, OFF_GRID, RELISTING = "exchange outage", "off-grid", "relisting"
-UNPUBLISHED, ABSENT, CONFIRMED = "not published", "absent at source", "confirmed absent"
-QUARANTINED, FAILED, CONFLICT, ENDED = (
+OUTAGE, UNPUBLISHED, ABSENT, QUARANTINED, FAILED = CAUSES = (
+    "exchange outage",
+    "not published",
+    "absent at source",
     "quarantined",
     "download failed",
-    "conflicting candles",
-    "trading ended",
 )
-LACKING = (ABSENT, CONFIRMED, QUARANTINED, FAILED, CONFLICT)
+LACKING = (ABSENT, QUARANTINED, FAILED)
 """Causes that make a series partial: the source should have had these candles."""
 
-_CAUSES = (ABSENT, OUTAGE, UNPUBLISHED, OFF_GRID, CONFLICT, QUARANTINED, FAILED, RELISTING, CONFIRMED, ENDED)
-_CODE = {cause: code for code, cause in enumerate(_CAUSES)}
 RELISTING_JUMP = log(5)
 """|ln(open / previous close)| across a pause above which it is another coin under the old name, or another unit.
 
@@ -73,16 +70,20 @@ class Holdings:
         return clip(join_runs(run for part in self.parts for run in part.runs), self.first, self.last)
 
     @property
-    def leaps(self) -> list[tuple[int, float]]:
-        """Open times in the range at which the price level leaps, with the factor; after a day's pause: `_relisted`."""
+    def joints(self) -> list[tuple[int, int, float]]:
+        """The start of each run but the first, the pause before it, and open / previous close."""
         runs = [(*run, *edge) for part in self.parts for run, edge in zip(part.runs, part.edges, strict=True)]
-        joints = [
+        return [
             (start, start - end, opened / closed)
             for (_, end, _, closed), (start, _, opened, _) in itertools.pairwise(runs)
         ]
+
+    @property
+    def leaps(self) -> list[tuple[int, float]]:
+        """Open times in the range at which the price level leaps, with the factor; after a day's pause: a relisting."""
         return [
             (start, factor)
-            for start, pause, factor in joints
+            for start, pause, factor in self.joints
             if self.first < start < self.last
             and pause < _MIN_RELISTING_PAUSE
             and abs(log(factor)) > (RELISTING_JUMP if pause else SEGMENT_JUMP)
@@ -188,12 +189,17 @@ def _overlap(one: Runs, other: Runs) -> Runs:
 
 def find_holes(holdings: Holdings, calendar: OutageCalendar) -> list[Hole]:
     """Return every hole of a series with its cause, oldest first."""
-    found: list[Hole] = []
+    holes: list[Hole] = []
     grid = grid_of(holdings.series.timeframe)
-    for start, end in _cut_at_off_grid(missing(holdings), off_grid_bars(holdings), grid):
+    for start, end in missing(holdings):
         times = grid.opens(start, end)
-        found += _split(_absorb_edges(_label(holdings, calendar, times, start, end)), times, grid)
-    return found
+        causes = _causes(holdings, calendar, times, start, end)
+        bounds = [0, *(np.flatnonzero(causes[1:] != causes[:-1]) + 1), len(causes)]
+        holes += [
+            Hole(int(times[a]), grid.end(int(times[b - 1])), int(b - a), str(causes[a]))
+            for a, b in itertools.pairwise(bounds)
+        ]
+    return holes
 
 
 def off_grid_bars(holdings: Holdings) -> list[int]:
@@ -202,76 +208,35 @@ def off_grid_bars(holdings: Holdings) -> list[int]:
     return [grid.floor(o.open_time) for o in holdings.anomalies if o.kind == "off-grid"]
 
 
-def _cut_at_off_grid(gaps: Runs, bars: list[int], grid: Grid) -> Runs:
-    """Cut gaps at the start and end of off-grid candles, so that an adjacent halt gets its own cause."""
-    strays = join_runs((t, grid.end(t)) for t in bars)
-    cuts = [t for run in strays for t in run]
-    pieces = []
-    for start, end in gaps:
-        edges = [start, *(t for t in cuts if start < t < end), end]
-        pieces += list(itertools.pairwise(edges))
-    return pieces
-
-
-def _label(
+def _causes(
     holdings: Holdings, calendar: OutageCalendar, times: np.ndarray, start: int, end: int
 ) -> np.ndarray:
-    """Assign each missing candle the code of its cause. Later assignments override earlier assignments."""
-    codes = np.full(len(times), _CODE[ABSENT], dtype=np.int8)
+    """Return the cause of each missing candle of a gap. Later assignments override earlier assignments."""
+    causes = np.full(len(times), ABSENT, dtype="U20")
     several, only_one = calendar.outages(times)
-    within = _strictly_within(holdings, start, end) and end - start <= _MAX_OUTAGE
-    codes[several | (only_one & within)] = _CODE[OUTAGE]
-    codes[inside(times, [(a, b) for a, b, _ in sorted(holdings.searched)]) & (codes == _CODE[ABSENT])] = (
-        _CODE[CONFIRMED]
-    )
-    codes[~inside(times, holdings.covered)] = _CODE[UNPUBLISHED]
-    for status, cause in (("quarantined", QUARANTINED), ("failed", FAILED)):
-        uncovered = ~inside(times, holdings.spans("ok", "repaired"))
-        codes[inside(times, holdings.spans(status)) & uncovered] = _CODE[cause]
-    disputed = [o.open_time for o in holdings.anomalies if o.kind == "conflict"]
-    codes[np.isin(times, disputed)] = _CODE[CONFLICT]
-    codes[np.isin(times, off_grid_bars(holdings))] = _CODE[OFF_GRID]
-    unexplained = np.isin(codes, (_CODE[ABSENT], _CODE[CONFIRMED]))
-    if _relisted(holdings, start, end) and (codes != _CODE[UNPUBLISHED]).all():
-        codes[unexplained] = _CODE[RELISTING]
-    published = max((f.covered[1] for f in holdings.wanted), default=end)
-    if end >= published and end + LATE_AFTER < holdings.last < 1 << 61:
-        codes[unexplained] = _CODE[ENDED]
-    return codes
-
-
-def _absorb_edges(codes: np.ndarray) -> np.ndarray:
-    """Count missing candles adjacent to an unpublished range as part of that range."""
-    unpublished, absent = _CODE[UNPUBLISHED], (_CODE[ABSENT], _CODE[CONFIRMED])
-    bounds = np.flatnonzero(np.diff(codes)) + 1
-    pieces = np.split(np.arange(len(codes)), bounds)
-    labels = [int(codes[p[0]]) for p in pieces]
-    for i, piece in enumerate(pieces):
-        beside = labels[max(0, i - 1) : i] + labels[i + 1 : i + 2]
-        if labels[i] in absent and unpublished in beside:
-            codes[piece] = unpublished
-    return codes
-
-
-def _split(codes: np.ndarray, times: np.ndarray, grid: Grid) -> list[Hole]:
-    bounds = [0, *(np.flatnonzero(np.diff(codes)) + 1), len(codes)]
-    return [
-        Hole(int(times[a]), grid.end(int(times[b - 1])), int(b - a), _CAUSES[codes[a]])
-        for a, b in itertools.pairwise(bounds)
-    ]
-
-
-def _strictly_within(holdings: Holdings, start: int, end: int) -> bool:
-    """Whether a gap has candles of the same file on both sides; at an edge, the file may have been truncated."""
-    return any(
+    off_grid = np.isin(times, off_grid_bars(holdings))
+    silence = end - start - int(off_grid.sum()) * (grid_of(holdings.series.timeframe).end(start) - start)
+    # at the edge of a file, the file may have been truncated
+    inside_a_file = any(
         a < start and end < b for f in holdings.wanted for a, b in [f.bounds] if f.period in holdings.files
     )
-
-
-def _relisted(holdings: Holdings, start: int, end: int) -> bool:
-    """Whether the price after a long pause is so far from the price before it that it must be another coin."""
-    if end - start < _MIN_RELISTING_PAUSE:
-        return False
-    before = [e[1] for p in holdings.parts for r, e in zip(p.runs, p.edges, strict=True) if r[1] <= start]
-    after = [e[0] for p in holdings.parts for r, e in zip(p.runs, p.edges, strict=True) if r[0] >= end]
-    return bool(before and after) and abs(log(after[0] / before[-1])) > RELISTING_JUMP
+    causes[several | (only_one & (inside_a_file and silence <= _MAX_OUTAGE)) | off_grid] = OUTAGE
+    causes[~inside(times, holdings.covered)] = UNPUBLISHED
+    uncovered = ~inside(times, holdings.spans("ok", "repaired"))
+    for status, cause in (("quarantined", QUARANTINED), ("failed", FAILED)):
+        causes[inside(times, holdings.spans(status)) & uncovered] = cause
+    disputed = [o.open_time for o in holdings.anomalies if o.kind == "conflict"]
+    causes[np.isin(times, disputed)] = QUARANTINED
+    absent = causes == ABSENT
+    published = max((f.covered[1] for f in holdings.wanted), default=end)
+    relisted = any(
+        resumed == end and pause >= _MIN_RELISTING_PAUSE and abs(log(factor)) > RELISTING_JUMP
+        for resumed, pause, factor in holdings.joints
+    )
+    if relisted or (causes == UNPUBLISHED).any():
+        causes[absent] = UNPUBLISHED
+    elif (
+        end >= published and end + LATE_AFTER < holdings.last < 1 << 61
+    ):  # delisted, unless daily files go on
+        causes[absent & inside(times, sorted((a, b) for a, b, _ in holdings.searched))] = UNPUBLISHED
+    return causes

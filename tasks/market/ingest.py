@@ -4,9 +4,7 @@ report = ingest(IngestSpec(coins="BTC", timeframes="1h", source="FOLDER").scope)
 """
 
 import time
-from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,15 +15,12 @@ from typing import TypeVar
 from schemas.errors import CpbError, MemberError, UsageError, age, count
 from schemas.identity import EXCHANGE, SeriesId, check_known, coins_label, is_coin_pair
 from schemas.scope import Scope, ScopeSpec
-from tasks.market.client import CONNECTIONS, Limits
-from tasks.market.faults import SourceFault, Unreachable
-from tasks.market.holes import OutageCalendar
+from tasks.market.client import CONNECTIONS, Limits, SourceFault, Unreachable
 from tasks.market.klines import sweep, writer_lock
 from tasks.market.layout import source_file, text, to_us
 from tasks.market.repair import refresh_tail, repair
 from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
 from tasks.market.run import (
-    SEARCH_AGAIN,
     Plan,
     Run,
     batches,
@@ -37,15 +32,13 @@ from tasks.market.run import (
     to_fetch,
     wanted_files,
 )
-from tasks.market.sources import Catalogue, Source, open_source
+from tasks.market.sources import Catalogue, open_source
 from tasks.market.tables import TableSource, refuse_other_tables
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
 from tasks.storage.home import check_home, mark_home
 
 S = TypeVar("S", bound=ScopeSpec)
-
-_LISTINGS_AHEAD = 24  # series whose listings are requested while earlier series are stored
 
 
 def ingest(
@@ -130,16 +123,8 @@ def with_listed_pairs(spec: S) -> tuple[S, str]:
     return spec.with_pairs(coins), said
 
 
-def _unreachable(source: Source, fault: SourceFault) -> CpbError:
-    return CpbError(
-        f"{source.name} cannot be reached ({fault}); check the network, or use a mirror with "
-        "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`",
-        code="unreachable", field="source",
-    )  # fmt: skip
-
-
 def _plan_only(run: Run) -> IngestReport:
-    for plan in _plans_ahead(run):
+    for plan in _plans(run):
         size = sum(max(0, f.size) for f in plan.fetch)
         run.notes.append(
             f"{plan.series}: {len(plan.fetch):,} of {count(len(plan.wanted), 'file')} to fetch, {size / 1e6:.1f} MB"
@@ -154,8 +139,7 @@ def _plan_only(run: Run) -> IngestReport:
 
 
 def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
-    store_all(run, (batches(plan.series, plan.fetch) for plan in _plans_ahead(run)))
-    run.manifest.save_empty_periods(run.catalogue.new_empty_periods, run.now)
+    store_all(run, (batches(plan.series, plan.fetch) for plan in _plans(run)))
     total, due = (sum(len(getattr(p, kind)) for p in run.plans.values()) for kind in ("wanted", "fetch"))
     if 0 < due < total:
         run.notes.append(f"{total - due:,} of {count(total, 'file')} were already stored")
@@ -199,73 +183,57 @@ def _as_stored(run: Run) -> IngestReport:
     return report
 
 
-def _plans_ahead(run: Run) -> Iterator[Plan]:
-    """Yield plans in order; the listings of the next series are requested ahead."""
-    waiting: deque[Future[Plan]] = deque()
-    series_left = iter(run.scope.series)
-    while True:
-        while len(waiting) < _LISTINGS_AHEAD and (series := next(series_left, None)):
-            known = run.manifest.empty_periods(series, run.start).items()
-            run.catalogue.empty_periods |= {
-                (series, run.start, until) for until, requested in known if run.now - requested < SEARCH_AGAIN
-            }
-            waiting.append(run.pool.submit(_list_files, run, series))
-        if not waiting:
-            return
-        yield _compare(run, waiting.popleft().result())
+def _plans(run: Run) -> Iterator[Plan]:
+    """Yield plans in order; listings are requested ahead."""
+    stored = [set(run.manifest.files(series)) for series in run.scope.series]
 
+    def list_files(series: SeriesId, known: set[str]) -> Plan:
+        try:
+            return Plan(series, wanted_files(run.catalogue, series, run.start, run.end, known))
+        except SourceFault as fault:
+            return Plan(series, fault=fault)
 
-def _list_files(run: Run, series: SeriesId) -> Plan:
-    try:
-        return Plan(series, wanted_files(run.catalogue, series, run.start, run.end))
-    except SourceFault as fault:
-        return Plan(series, fault=fault)
-
-
-def _compare(run: Run, plan: Plan) -> Plan:
-    """Compare the source's listing with the manifest (in the thread that owns the manifest)."""
-    if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in run.plans.values()):
-        raise _unreachable(run.source, plan.fault)
-    if run.checks_stored:
-        check_stored(run, plan.series)
-    known, parts = run.manifest.files(plan.series), run.manifest.parts(plan.series)
-    plan.fetch = to_fetch(run.home, plan.wanted, known, parts)
-    run.plans[plan.series] = plan
-    return plan
+    for plan in run.pool.map(list_files, run.scope.series, stored):
+        if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in run.plans.values()):
+            raise CpbError(
+                f"{run.source.name} cannot be reached ({plan.fault}); check the network, or use a mirror with "
+                "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`",
+                code="unreachable", field="source",
+            )  # fmt: skip
+        if run.checks_stored:
+            check_stored(run, plan.series)
+        plan.fetch = to_fetch(run, plan.series, plan.wanted)
+        run.plans[plan.series] = plan
+        yield plan
 
 
 def _describe_all(run: Run) -> list[SeriesReport]:
+    """Describe every series; months found damaged are fetched by the next run, and described as missing."""
     _, calendar = calendars(run)
-    found: list[SeriesReport] = []
-    for series in run.plans:
-        tell("ingest", len(found), len(run.plans), "series", f"looking for holes in {series}")
-        found.append(_describe(run, series, calendar[series.timeframe]))
-    return found
-
-
-def _describe(run: Run, series: SeriesId, calendar: OutageCalendar) -> SeriesReport:
-    """Describe a series; months found damaged are fetched by the next run, and the description is repeated without."""
-    while True:
+    reports: list[SeriesReport] = []
+    waiting = list(run.plans)
+    while waiting:
+        series = waiting[0]
+        tell("ingest", len(reports), len(run.plans), "series", f"looking for holes in {series}")
+        outages, reason = calendar[series.timeframe], _failure_reason(run, series)
         try:
-            return describe(run.home, holdings_of(run, series), calendar, _failure_reason(run, series))
+            reports.append(describe(run.home, holdings_of(run, series), outages, reason))
+            waiting.pop(0)
         except MemberError as error:
             if error.code != "damaged":
                 raise
             run.manifest.forget(series, Path(error.field).stem, "found damaged while reading it")
             run.notes.append(f"{error}")
+    return reports
 
 
 def _failure_reason(run: Run, series: SeriesId) -> str:
     """Return why the source has no files of a series; empty if it has files."""
     plan = run.plans[series]
-    if run.scope.offline:
-        return (
-            ""
-            if plan.wanted
-            else "no candle of it is stored in this time range, and offline no source is read"
-        )
     if plan.fault:
         return f"{run.source.name} could not be queried: {plan.fault}"
-    if not plan.wanted:
-        return f"not listed at {run.source.name} in this time range; check the name and --since"
-    return ""
+    if plan.wanted:
+        return ""
+    if run.scope.offline:
+        return "no candle of it is stored in this time range, and offline no source is read"
+    return f"not listed at {run.source.name} in this time range; check the name and --since"

@@ -5,8 +5,8 @@ off-grid candles (`offgrid/`) and unconfirmed candles from REST (`provisional/`)
 each file contains the digest of its candles.
 
 CPB_HOME may contain other files of the user, also in `reports/` or `features/`. A file is cpb's own if its folder has
-cpb's structure (`TREE/interval=…/symbol=…`) and its name is a valid name of cpb in that tree; no other file there is
-ever moved or deleted.
+cpb's structure (`TREE/interval=…/symbol=…`) and its name is a valid name of cpb; no other file there is ever moved or
+deleted.
 """
 
 import hashlib
@@ -71,13 +71,13 @@ def read_klines(
     since: datetime | None = None,
     as_of: datetime | None = None,
     columns: list[str] | None = None,
-    provisional: bool = False,
+    confirmed: bool = True,
 ) -> pl.DataFrame:
     """Return stored candles: sorted, unique, on the grid, `since <= open_time`, closed by `as_of` (UTC).
 
-    `home` is CPB_HOME: the series determines the tree below it. `provisional` adds the unconfirmed candles fetched by
-    `ingest --tail`, only those after the last confirmed candle: before it only the files count, even if they lack a
-    candle that the tail has.
+    `home` is CPB_HOME: the series determines the tree below it. `confirmed=False` adds the candles that `ingest --tail`
+    fetched, only those after the last candle of the files: before it only the files count, even if they lack a candle
+    that the tail has.
 
     Raises:
         MemberError: the store has no candles of this series, or a part of it is damaged.
@@ -91,13 +91,12 @@ def read_klines(
             f"{series}: no candles in {home}; fetch them first with `{ingest_command(series)}`",
             code="no-candles",
         )
-    tail = _tail(home, series) if provisional else None
+    tail = None if confirmed else _tail(home, series)
     stored = _load(series, parts, first, last if tail is None else 1 << 62, columns)
     frame = _between(stored, first, last)
     if tail is not None:
-        confirmed = int(times_of(stored)[-1]) if len(stored) else -1  # else `first` is after all candles
-        unconfirmed = _between(tail, max(first, confirmed + 1), last)
-        frame = pl.concat([frame, unconfirmed.select(_names(columns))])
+        newest = int(times_of(stored)[-1]) if len(stored) else -1  # else `first` is after all candles
+        frame = pl.concat([frame, _between(tail, max(first, newest + 1), last).select(_names(columns))])
     return frame
 
 

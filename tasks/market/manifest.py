@@ -151,12 +151,7 @@ class Manifest:
 
     def searched(self, series: SeriesId) -> list[tuple[int, int, int]]:
         """Return the holes `[start, until)` that neither other files nor REST filled, and the time of the search."""
-        return [row for row in self._select("start, until, asked", "searched", series) if row[0] >= 0]
-
-    def empty_periods(self, series: SeriesId, start: int) -> dict[int, int]:
-        """Return the ends of known periods without files after `start`, and the time of the request."""
-        rows = self._select("start, until, asked", "searched", series)
-        return {until: asked for begin, until, asked in rows if begin == ~start}
+        return self._select("start, until, asked", "searched", series)
 
     def series(self) -> list[SeriesId]:
         """Return every series with a part."""
@@ -211,17 +206,6 @@ class Manifest:
         """Record holes `(start, until, asked)` that were searched without result."""
         with self._transaction():
             self._insert("searched", [(*_name(series), *h) for h in holes])
-
-    def save_empty_periods(self, found: list[tuple[SeriesId, int, int]], asked: int) -> None:
-        """Record the time ranges `[start, until)` without files.
-
-        They share a table with the holes: `~start` is negative, unlike the start of a hole. A new part in such a range
-        removes it, like a hole.
-        """
-        rows = [(*_name(series), ~start, until, asked) for series, start, until in found]
-        if rows:
-            with self._transaction():
-                self._insert("searched", rows)
 
     def _select(self, columns: str, table: str, series: SeriesId) -> list[tuple]:
         query = f"SELECT {columns} FROM {table} WHERE {_SERIES}"

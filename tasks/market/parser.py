@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import polars as pl
 
-from tasks.market.client import HttpSource
-from tasks.market.faults import BadFile, NotFound, SourceFault
+from tasks.market.client import BadFile, HttpSource, NotFound, SourceFault
 from tasks.market.layout import SourceFile
 from tasks.market.sources import FolderSource, Source
 from tasks.market.tables import TableSource
@@ -29,6 +28,7 @@ _MAX_ROW = 400  # bytes of a candle's line: a cap for intervals whose months exc
 _SHA = re.compile(r"(?<!\w)[0-9a-fA-F]{64}(?!\w)")
 _SMALL = 1 << 20  # bytes that are accepted regardless of the announced size
 _PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_TRIES = 3  # of a bad file
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
 COLUMNS = (
@@ -52,13 +52,7 @@ _BOM = b"\xef\xbb\xbf"
 _MICRO = 10**14  # the year 5138 in milliseconds, 1973 in microseconds: decided per row
 _LAST_MS = 9_000_000_000_000  # the year 2255; larger numbers below _MICRO are not valid times
 _LAST_US = _LAST_MS * 1000
-_HEAD, _LINES = 4096, 16  # bytes and lines from which a file's number of decimals is read
 _FIRST_LINE = re.compile(rb"-?\d")
-
-
-_CELL = re.compile(
-    r"could not parse `(?P<value>.*?)` as dtype `(?P<kind>\w+)` at column '(?P<column>\w+)'", re.DOTALL
-)
 
 
 def to_microseconds(time: int) -> int:
@@ -78,37 +72,28 @@ class Fetched:
     fault: BadFile | SourceFault | None = None
 
 
-def fetch_one(source: Source, file: SourceFile) -> Fetched:
-    """Fetch a file; an error is returned in `fault`."""
-    try:
-        return fetch(source, file)
-    except NotFound:
-        return Fetched(file, fault=SourceFault("listed, but not found (404)"))
-    except (BadFile, SourceFault) as fault:
-        return Fetched(file, fault=fault)
+def fetch(source: Source, file: SourceFile) -> Fetched:
+    """Return a file as downloaded, with its CSV, or with its fault.
 
-
-def fetch(source: Source, file: SourceFile, tries: int = 3) -> Fetched:
-    """Return a file as downloaded, with its CSV.
-
-    A month of a user's table has neither zip nor CHECKSUM. A file that fails is fetched again together with its
-    CHECKSUM: either may just have been replaced.
-
-    Raises:
-        BadFile: the file failed every time; SourceFault: it could not be fetched.
+    A month of a user's table has neither zip nor CHECKSUM. A bad file is fetched again together with its CHECKSUM:
+    either may just have been replaced.
     """
     if isinstance(source, TableSource):
         csv = source.csv(file)
         return Fetched(file, csv, hashlib.sha256(csv).hexdigest())
-    for attempt in range(tries):
+    fault: BadFile | SourceFault
+    for _ in range(_TRIES):
         try:
             expected = _published_sha(source, file)
             payload = source.get(file.key, max(_SMALL, 2 * file.size if file.size >= 0 else _cap(file)))
             return Fetched(file, *open_zip(payload, file, expected), payload)
-        except BadFile:
-            if attempt == tries - 1:
-                raise
-    raise AssertionError("unreachable: tries is at least 1")
+        except BadFile as error:
+            fault = error
+        except NotFound:
+            return Fetched(file, fault=SourceFault("listed, but not found (404)"))
+        except SourceFault as error:
+            return Fetched(file, fault=error)
+    return Fetched(file, fault=fault)
 
 
 def open_zip(payload: bytes, file: SourceFile, expected: str | None) -> tuple[bytes, str, bool]:
@@ -180,15 +165,7 @@ class Block:
     file: SourceFile
     body: bytes
     notes: list[str] = field(default_factory=list)
-    header: bool = False
     lines: int = 0  # candle lines
-
-    @property
-    def decimals(self) -> int:
-        """Digits after the point if equal in the first prices, as in all exchange files, else -1."""
-        lines = self.body[:_HEAD].split(b"\n")[:_LINES]
-        counts = {len(c.partition(b".")[2]) for line in lines for c in line.split(b",", 5)[1:5]}
-        return counts.pop() if len(counts) == 1 else -1
 
 
 def trim(file: SourceFile, csv: bytes) -> Block:
@@ -205,7 +182,7 @@ def trim(file: SourceFile, csv: bytes) -> Block:
         if first.strip().lower() not in _HEADERS:
             shown = first[:60].decode("ascii", "replace")
             raise BadFile(f"header {shown!r} is not Binance's kline header")
-        csv, block.header = csv[len(first) + 1 :], True
+        csv = csv[len(first) + 1 :]
         block.notes.append("header line dropped")
     if not csv.endswith(b"\n") or csv.endswith(b"\n\n") or csv == b"\n":  # most files need no copy
         csv = csv.rstrip(b"\n") + b"\n"
@@ -219,8 +196,8 @@ def read(blocks: list[Block]) -> tuple[pl.DataFrame, dict[int, BadFile]]:
     """Return the candles of all readable blocks and the faults of the others, by index.
 
     The frame has `COLUMNS` without `ignore`, times in microseconds since 1970 (`close_time` is the exclusive
-    end of the candle), `file` (the block's index), `line` (1 is a file's first candle) and `ms` (whether the
-    row was in milliseconds). Rows are in file order; values are not checked yet.
+    end of the candle), `file` (the block's index) and `line` (1 is a file's first candle).
+    Rows are in file order; values are not checked yet.
     """
     try:
         lines = sum(block.lines for block in blocks)
@@ -243,7 +220,8 @@ def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
             bodies, has_header=False, schema=_SCHEMA, quote_char=None, extra_columns="raise"
         ).rechunk()
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
-        raise BadFile(f"not twelve numbers per line: {_locate(bodies, str(error))}") from error
+        reason, *_ = str(error).split(". ")  # what follows is advice on polars' own options
+        raise BadFile(f"not twelve numbers per line: {reason[:120]}") from error
     if frame.height != lines:
         raise BadFile(f"{lines} lines hold {frame.height} candles")
     for name, nulls in frame.null_count().row(0, named=True).items():
@@ -251,17 +229,6 @@ def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
             line = int(frame[name].is_null().arg_max() or 0) + 1
             raise BadFile(f"line {line}: {name} is missing")
     return frame
-
-
-def _locate(bodies: list[bytes], message: str) -> str:
-    """Return the location of a read error: polars' message names its own options instead of the line."""
-    if cell := _CELL.search(message):
-        kind = "whole number" if cell["kind"].startswith("i") else "number"
-        return f"{cell['column']} {cell['value'][:40]!r} is not a {kind}"
-    for number, line in enumerate(bodies[0].removesuffix(b"\n").split(b"\n") if len(bodies) == 1 else (), 1):
-        if (columns := line.count(b",") + 1) != len(COLUMNS):
-            return f"line {number} has {columns} column{'s' * (columns > 1)}"
-    return message.splitlines()[0][:120]
 
 
 def _shape(frame: pl.DataFrame, blocks: list[Block], indices: "range | list[int]") -> pl.DataFrame:
@@ -278,7 +245,6 @@ def _shape(frame: pl.DataFrame, blocks: list[Block], indices: "range | list[int]
     return frame.drop("ignore").with_columns(
         pl.Series("open_time", np.where(ms, opens * 1000, opens)),
         pl.Series("close_time", np.where(closes < _MICRO, (closes + 1) * 1000, closes + 1)),
-        pl.Series("ms", ms),
         pl.Series("file", np.repeat(np.array(indices, dtype=np.uint32), counts)),
         pl.Series("line", np.arange(frame.height) - starts + 1),
     )

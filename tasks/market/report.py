@@ -5,9 +5,10 @@ from pathlib import Path
 
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.identity import SeriesId
-from tasks.market.holes import LACKING, LATE_AFTER, RELISTING, Holdings, Hole, OutageCalendar, find_holes
+from tasks.market.holes import LACKING, LATE_AFTER, Holdings, Hole, OutageCalendar, find_holes
 from tasks.market.klines import digest_and_zeros, provisional_rows
 from tasks.market.layout import DAY, grid_of, text
+from tasks.market.manifest import FileRecord
 
 COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
 PLANNED_SERIES = "planned"  # nothing was fetched
@@ -30,7 +31,6 @@ class SeriesReport:
     off_grid: int = 0
     off_grid_times: list[str] = field(default_factory=list)
     odd_close: list[str] = field(default_factory=list)
-    relistings: list[str] = field(default_factory=list)
     leaps: list[str] = field(default_factory=list)  # of the price level
     provisional: int = 0
     duplicates: int = 0
@@ -71,79 +71,68 @@ class IngestReport:
 
 def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: str = "") -> SeriesReport:
     """Return the report of a series; `reason` is why the source could not be queried."""
-    series = holdings.series
-    report = SeriesReport(series)
-    runs = holdings.runs
-    report.rows = sum(grid_of(series.timeframe).count(a, b) for a, b in runs)
+    series, runs, grid = holdings.series, holdings.runs, grid_of(holdings.series.timeframe)
+    last = grid.latest(holdings.last)
+    records = [holdings.files[f.period] for f in holdings.wanted if f.period in holdings.files]
+    confirmed = max((part.runs[-1][1] for part in holdings.parts if part.runs), default=0)
+    holes = find_holes(holdings, calendar)
+    report = SeriesReport(
+        series,
+        rows=sum(grid.count(a, b) for a, b in runs),
+        holes=[{"from": text(h.start), "to": text(h.end), "bars": h.bars, "cause": h.cause} for h in holes],
+        files={
+            "ok": sum(r.status == "ok" for r in records),
+            "repaired": sum(r.status == "repaired" for r in records),
+            "quarantined": sum(r.status == "quarantined" for r in records),
+            "unverified": sum(bool(r.facts.get("unverified")) for r in records),
+            "missing": sum(r.status == "failed" for r in records) + len(holdings.wanted) - len(records),
+        },
+        off_grid_times=_times(holdings, "off-grid"),
+        odd_close=_times(holdings, "odd close"),
+        leaps=[f"× {factor:,.4g} at {_minute(text(at))}" for at, factor in holdings.leaps],
+        provisional=provisional_rows(home, series, max(holdings.first, confirmed), last),
+        duplicates=sum(r.facts.get("duplicates", 0) for r in records),
+        notes=[f"{series} {r.period}: {note}" for r in records for note in _file_notes(r)],
+    )
+    report.off_grid = len(report.off_grid_times)
     if runs:
-        report.first, report.last = text(runs[0][0]), text(grid_of(series.timeframe).latest(runs[-1][1]))
-        last = grid_of(series.timeframe).latest(holdings.last)
+        report.first, report.last = text(runs[0][0]), text(grid.latest(runs[-1][1]))
         report.digest, report.zero_volume = digest_and_zeros(
             home, series, holdings.parts, holdings.first, last
         )
-    holes = find_holes(holdings, calendar)
-    report.holes = [
-        {"from": text(h.start), "to": text(h.end), "bars": h.bars, "cause": h.cause} for h in holes
-    ]
-    _count_files(report, holdings)
-    _add_anomalies(report, home, holdings, holes)
     _set_status(report, holdings, holes, reason)
     return report
 
 
-def _count_files(report: SeriesReport, holdings: Holdings) -> None:
-    records = [holdings.files[f.period] for f in holdings.wanted if f.period in holdings.files]
-    report.files = {
-        "ok": sum(r.status == "ok" for r in records),
-        "repaired": sum(r.status == "repaired" for r in records),
-        "quarantined": sum(r.status == "quarantined" for r in records),
-        "unverified": sum(bool(r.facts.get("unverified")) for r in records),
-        "missing": sum(r.status == "failed" for r in records) + len(holdings.wanted) - len(records),
-    }
-    report.duplicates = sum(r.facts.get("duplicates", 0) for r in records)
-    for record in records:
-        if record.reason:
-            report.notes.append(f"{holdings.series} {record.period}: {record.reason}")
-        report.notes += [
-            f"{holdings.series} {record.period}: {note}" for note in record.facts.get("notes", [])
-        ]
-        if record.facts.get("unverified"):
-            report.notes.append(f"{holdings.series} {record.period}: unverified, no CHECKSUM published")
+def _times(holdings: Holdings, kind: str) -> list[str]:
+    return [
+        text(anomaly.open_time)
+        for anomaly in holdings.anomalies
+        if anomaly.kind == kind and holdings.first <= anomaly.open_time < holdings.last
+    ]
 
 
-def _add_anomalies(report: SeriesReport, home: Path, holdings: Holdings, holes: list[Hole]) -> None:
-    last = grid_of(holdings.series.timeframe).latest(holdings.last)
-    seen = [o for o in holdings.anomalies if holdings.first <= o.open_time < holdings.last]
-    report.off_grid_times = [text(o.open_time) for o in seen if o.kind == "off-grid"]
-    report.off_grid = len(report.off_grid_times)
-    report.odd_close = [text(o.open_time) for o in seen if o.kind == "odd close"]
-    confirmed = max((part.runs[-1][1] for part in holdings.parts if part.runs), default=0)
-    report.provisional = provisional_rows(home, holdings.series, max(holdings.first, confirmed), last)
-    report.leaps = [f"× {factor:,.4g} at {_minute(text(at))}" for at, factor in holdings.leaps]
-    report.relistings = [text(h.end) for h in holes if h.cause == RELISTING]
+def _file_notes(record: FileRecord) -> list[str]:
+    unverified = ["unverified, no CHECKSUM published"] if record.facts.get("unverified") else []
+    return [*filter(None, [record.reason]), *record.facts.get("notes", []), *unverified]
 
 
 def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: str) -> None:
-    lacking = [h for h in holes if h.cause in LACKING]
-    report.notes += [
-        f"{holdings.series}: {count(h.bars, 'candle')} from {text(h.start)} on missing ({h.cause})"
-        for h in lacking
-    ]
     runs, last = holdings.runs, holdings.last
-    if (
-        runs
-        and last < 1 << 61
-        and grid_of(holdings.series.timeframe).floor(last - LATE_AFTER, runs[0][0]) > runs[-1][1]
-    ):
+    floor = grid_of(holdings.series.timeframe).floor
+    if runs and last < 1 << 61 and floor(last - LATE_AFTER, runs[0][0]) > runs[-1][1]:
         behind = (last - runs[-1][1]) // DAY
         report.notes.append(
             f"{holdings.series}: data ends {report.last}, {count(behind, 'day')} before the requested end"
         )
+    lacking = [hole for hole in holes if hole.cause in LACKING]
     if not report.rows:
         report.status, report.reason = FAILED_SERIES, reason or "no candle in this time range"
     elif reason or lacking or report.leaps:
-        causes = ", ".join(sorted({h.cause for h in lacking}))
-        summary = f"{count(sum(h.bars for h in lacking), 'candle')} lacking: {causes}" if lacking else ""
+        causes = ", ".join(sorted({hole.cause for hole in lacking}))
+        summary = (
+            f"{count(sum(hole.bars for hole in lacking), 'candle')} lacking: {causes}" if lacking else ""
+        )
         reasons = filter(None, (reason or summary, leap_sentence(report.leaps)))
         report.status, report.reason = PARTIAL_SERIES, "; ".join(reasons)
 
@@ -160,61 +149,31 @@ def leap_sentence(leaps: list[str]) -> str:
 
 
 def table(report: IngestReport) -> str:
-    """Return the text summary: a line per series, explanatory sentences, and the meaning of the rare columns."""
-    rows = [_row(s) for s in report.series]
-    rare = [name for name in _RARE if any(row[name] != "0" for row in rows)]
-    names = [*(name for name in (rows[0] if rows else ()) if name not in _RARE), *rare]
-    widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
-    lines = ["  ".join(_aligned(name, name, widths) for name in names).rstrip()]
-    lines += ["  ".join(_aligned(name, row[name], widths) for name in names).rstrip() for row in rows]
-    lines += [f"  {s.series}: {s.reason}" for s in report.series if s.reason]
-    lines += [f"  {name}: {_RARE[name]}" for name in rare]
-    return "\n".join(lines)
-
-
-_TEXTS = ("series", "status", "first", "last")
-_RARE = {
-    "zero": "candles in which nothing was traded",
-    "offgrid": "candles that do not begin on the timeframe's grid; stored separately",
-    "odd": "candles with an odd close time",
-    "unverified": "files without a published CHECKSUM",
-    "quarantined": "files that failed their checks; `HOME/quarantine` has them and the reasons",
-}
-"""Columns shown only if any value is not 0, with their meaning."""
-
-
-def _aligned(name: str, text: str, widths: dict[str, int]) -> str:
-    return text.ljust(widths[name]) if name in _TEXTS else text.rjust(widths[name])
-
-
-def _row(s: SeriesReport) -> dict[str, str]:
-    missing = sum(hole["bars"] for hole in s.holes)
-    return {
-        "series": str(s.series), "status": s.status, "candles": f"{s.rows:,}", "first": _minute(s.first),
-        "last": _minute(s.last), "holes": f"{len(s.holes):,}", "missing": f"{missing:,}", "zero": f"{s.zero_volume:,}",
-        "offgrid": f"{s.off_grid:,}", "odd": f"{len(s.odd_close):,}",
-        "unverified": f"{s.files.get('unverified', 0):,}", "quarantined": f"{s.files.get('quarantined', 0):,}",
-    }  # fmt: skip
+    """Return the text summary: a line per series, then the reasons."""
+    rows = [("series", "status", "candles", "first", "last", "holes", "missing")]
+    for s in report.series:
+        missing = sum(hole["bars"] for hole in s.holes)
+        period = (_minute(s.first), _minute(s.last))
+        rows.append((str(s.series), s.status, f"{s.rows:,}", *period, f"{len(s.holes):,}", f"{missing:,}"))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join([*lines, *(f"  {s.series}: {s.reason}" for s in report.series if s.reason)])
 
 
 def details(report: IngestReport) -> list[str]:
-    """Return every hole and note of every series."""
+    """Return every hole, unusual candles and every note of every series."""
     lines = []
     for s in report.series:
-        name = str(s.series)
         lines += [
-            f"{name}: {_minute(h['from'])} to {_minute(h['to'])}, {count(h['bars'], 'candle')}, {h['cause']}"
+            f"{s.series}: {_minute(h['from'])} to {_minute(h['to'])}, {count(h['bars'], 'candle')}, {h['cause']}"
             for h in s.holes
         ]
-        lines += [f"{name}: relisted on {_minute(t)}; nothing is computed across it" for t in s.relistings]
-        if s.off_grid:
-            lines.append(
-                f"{name}: {count(s.off_grid, 'off-grid candle')} from {_minute(s.off_grid_times[0])}, stored separately"
-            )
-        if s.odd_close:
-            lines.append(
-                f"{name}: {count(len(s.odd_close), 'candle')} with an odd close time, first {_minute(s.odd_close[0])}"
-            )
+        unusual = {
+            "in which nothing was traded": s.zero_volume,
+            "off the grid, stored separately": s.off_grid,
+            "with an odd close time": len(s.odd_close),
+        }
+        lines += [f"{s.series}: {count(n, 'candle')} {what}" for what, n in unusual.items() if n]
         lines += s.notes
     return lines
 

@@ -10,7 +10,7 @@ import os
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,13 +19,14 @@ from pathlib import Path
 from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from schemas.scope import Scope
-from tasks.market.faults import SourceFault
+from tasks.market.client import SourceFault
 from tasks.market.holes import Holdings, OutageCalendar
 from tasks.market.klines import damage_of, is_own, part_path
 from tasks.market.layout import (
     DAY,
     SourceFile,
     grid_of,
+    month_of,
     months,
     period_bounds,
     source_file,
@@ -41,9 +42,9 @@ from tasks.market.manifest import (
     manifest_damage,
     unusable,
 )
-from tasks.market.parser import Fetched, fetch_one
+from tasks.market.parser import Fetched, fetch
 from tasks.market.sources import Catalogue, Source
-from tasks.market.writer import WRITERS, Writing, forget_damaged, start_batch
+from tasks.market.writer import WRITERS, Writing, forget_damaged
 from tasks.running.parallel import thread_pool
 from tasks.running.progress import tell
 from tasks.storage.files import DiskFull, is_disk_full
@@ -184,8 +185,10 @@ def _witness(run: Run, series: SeriesId) -> Holdings:
     return holdings
 
 
-def wanted_files(catalogue: Catalogue, series: SeriesId, start: int, end: int) -> list[SourceFile]:
-    """Return the published files that best cover `[start, end)`, oldest first.
+def wanted_files(
+    catalogue: Catalogue, series: SeriesId, start: int, end: int, stored: Collection[str] = ()
+) -> list[SourceFile]:
+    """Return the published files that best cover `[start, end)`, oldest first; `stored` are known periods.
 
     Raises:
         SourceFault: the source cannot be queried.
@@ -199,32 +202,26 @@ def wanted_files(catalogue: Catalogue, series: SeriesId, start: int, end: int) -
     begin = monthly[0].bounds[0]
     missing = [month for month in months(begin, end) if month not in covered]
     spans = [(max(start, period_bounds(missing[0])[0]), end)] if missing else []
-    if start < begin and catalogue.begins_before(series, "daily", start, begin):
-        spans.append((start, begin))
+    # A pair's first month may have daily files only: they are listed once, and again if there were any.
+    if start < begin and (monthly[0].period not in stored or min(stored) < monthly[0].period):
+        spans.append((max(start, period_bounds(month_of(begin - 1))[0]), begin))
     daily = [file for span in spans for file in catalogue.files(series, "daily", *span)]
     return sorted({*monthly, *(f for f in daily if f.period[:7] not in covered)}, key=lambda f: f.bounds)
 
 
-def to_fetch(
-    home: Path, wanted: list[SourceFile], known: dict[str, FileRecord], parts: dict[str, Part]
-) -> list[SourceFile]:
-    """Return the files that are new, republished, failed last time, or whose part is missing."""
-    return [f for f in wanted if _is_due(f, known.get(f.period)) or _part_lost(home, f, known, parts)]
+def to_fetch(run: Run, series: SeriesId, wanted: list[SourceFile]) -> list[SourceFile]:
+    """Return the files that are new, republished, failed last time, or whose month is missing."""
+    records, parts = run.manifest.files(series), run.manifest.parts(series)
+    return [f for f in wanted if _is_due(run.home, f, records.get(f.period), parts.get(f.period[:7]))]
 
 
-def _is_due(file: SourceFile, record: FileRecord | None) -> bool:
+def _is_due(home: Path, file: SourceFile, record: FileRecord | None, part: Part | None) -> bool:
     if record is None or record.version != file.version or record.status == "failed":
         return True
-    # a wrong CHECKSUM may be corrected while the zip is unchanged (binance-public-data#241)
-    return record.status == "quarantined" and time.time() - record.facts.get("at", 0) > _RETRY_QUARANTINED
-
-
-def _part_lost(home: Path, file: SourceFile, known: dict[str, FileRecord], parts: dict[str, Part]) -> bool:
-    if known[file.period].rows == 0:
-        return False
-    month = file.period[:7]
-    path = part_path(home, file.series, month)
-    return month not in parts or not path.is_file() or path.stat().st_size != parts[month].bytes
+    if record.status == "quarantined" and time.time() - record.facts.get("at", 0) > _RETRY_QUARANTINED:
+        return True  # a wrong CHECKSUM may be corrected while the zip is unchanged (binance-public-data#241)
+    path = part_path(home, file.series, file.period[:7])
+    return record.rows > 0 and (part is None or not path.is_file() or path.stat().st_size != part.bytes)
 
 
 def check_stored(run: Run, series: SeriesId) -> None:
@@ -268,7 +265,7 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
             while following and (not flying or weight < _MAX_AHEAD):
                 series, files = following
                 size = sum(map(_weight, files))
-                flying.append((series, [run.pool.submit(fetch_one, run.source, f) for f in files], size))
+                flying.append((series, [run.pool.submit(fetch, run.source, f) for f in files], size))
                 weight, following = weight + size, next(flat, None)
             series, futures, size = flying.popleft()
             batch = [future.result() for future in futures]
@@ -277,7 +274,7 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
             if writing and writing.series == series:  # the checks compare with the candles just written
                 bad += _finish(run, writing)
                 writing = None
-            started = start_batch(run.home, run.manifest, series, batch, writers, status)
+            started = Writing(run.home, run.manifest, series, batch, writers, status)
             if writing:
                 bad += _finish(run, writing)
             writing = started
@@ -288,20 +285,9 @@ def store_all(run: Run, groups: Iterable[Iterable[Batch]], status: str = "ok") -
 
 def _finish(run: Run, writing: Writing) -> list[SourceFile]:
     """Record a batch; return its faulty files."""
-    try:
-        bad = writing.finish()
-    except DiskFull as error:
-        raise DiskFull(f"{error}; about {_left(run)} MB more are needed") from error
+    bad = writing.finish()
     run.fetched_files += len(writing.batch)
     run.notes += writing.notes
     due = sum(len(p.fetch) for p in run.plans.values())
     tell("ingest", min(run.fetched_files, due - 0.5), due, "files", str(writing.series))
     return bad
-
-
-def _left(run: Run) -> int:
-    """Return the megabytes needed for planned files not yet stored: a part is as large as its zip."""
-    sizes = [
-        file.size if file.size >= 0 else _USUAL_SIZE for plan in run.plans.values() for file in plan.fetch
-    ]
-    return max(1, sum(sizes[run.fetched_files :]) >> 20)

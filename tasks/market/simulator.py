@@ -29,6 +29,7 @@ from tasks.market.layout import (
     days,
     grid_of,
     listed_file,
+    listing_prefix,
     month_of,
     months,
     period_bounds,
@@ -40,28 +41,15 @@ from tasks.market.layout import (
 pl.DataFrame({"any": np.empty(0)})
 
 STEP = 900 * US
-"""15-minute candles are generated first; longer candles are aggregated from them, minutes drawn within them."""
-
-MINUTE = 60 * US
-_PER_STEP = STEP // MINUTE
+"""15-minute candles are generated; longer candles are aggregated from them."""
 
 _ORIGIN = period_bounds("2017-01")[0]
 _PRICES = {
-    "BTC": 60_000,
-    "ETH": 3_000,
-    "BNB": 500,
-    "SOL": 120,
-    "LTC": 80,
-    "PEPE": 1e-5,
-    "SHIB": 2e-5,
-    "DOGE": 0.12,
-}
-SMALL_PAIRS = tuple(f"S{number:03}USDT" for number in range(21, 421))
-"""Pairs outside the default universe, in order of decreasing turnover."""
-
+    "BTC": 60_000, "ETH": 3_000, "BNB": 500, "SOL": 120, "LTC": 80, "PEPE": 1e-5, "SHIB": 2e-5, "DOGE": 0.12
+}  # fmt: skip
 _SUMS = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
-_SMALL = frozenset(SMALL_PAIRS)
 _SIGMA_15M = 0.0028  # of the calmest coin, at a typical time
+_TURNOVER = 3e6  # typical quote volume of a 15-minute candle, in USDT
 _SHAPE = 4.0  # Student-t degrees of freedom
 
 
@@ -144,7 +132,8 @@ def quarter_hours(symbol: str, month: str) -> pl.DataFrame:
     tick = 10.0 ** max(-8, math.floor(math.log10(open_[0])) - 4)
     open_, high, low, close = (np.maximum(np.round(x / tick), 1) * tick for x in (open_, high, low, close))
     activity = np.exp(0.6 * noise.standard_normal(size)) * (0.5 + np.abs(returns) / sigma) * level**1.5
-    volume = np.round(_turnover(symbol) / _monthly_price(symbol) * activity, 5)
+    typical_price = float(np.exp(_monthly_levels(symbol)[_month_index("2025-01")]))
+    volume = np.round(_TURNOVER / typical_price * activity, 5)
     share = np.clip(0.5 + 0.08 * noise.standard_normal(size), 0.05, 0.95)
     count = np.maximum(1, np.round(activity * 4000)).astype(np.int64)
     quote = volume * (high + low + close) / 3
@@ -153,60 +142,14 @@ def quarter_hours(symbol: str, month: str) -> pl.DataFrame:
     return frame.with_columns(pl.col("open_time").cast(KLINES["open_time"]), pl.col(pl.Float64).round(8))
 
 
-def _turnover(symbol: str) -> float:
-    """Return the typical quote volume of a 15-minute candle, in USDT."""
-    rank = SMALL_PAIRS.index(symbol) + 2 if symbol in _SMALL else 1
-    return 3e6 / rank
-
-
-def _monthly_price(symbol: str) -> float:
-    return float(np.exp(_monthly_levels(symbol)[_month_index("2025-01")]))
-
-
-@lru_cache(maxsize=8)
-def minutes(symbol: str, month: str) -> pl.DataFrame:
-    """Return a month of 1-minute candles that aggregate to its 15-minute candles: bridges from open to close."""
-    whole, noise = quarter_hours(symbol, month), _rng("minutes", symbol, month)
-    size = len(whole)
-    open_, high, low, close = (whole[name].to_numpy()[:, None] for name in ("open", "high", "low", "close"))
-    tick = 10.0 ** max(-8, math.floor(math.log10(open_[0, 0])) - 4)
-    walk = noise.standard_normal((size, _PER_STEP)).cumsum(axis=1)
-    at = np.arange(1, _PER_STEP + 1) / _PER_STEP
-    bridge = (walk - at * walk[:, -1:]) / math.sqrt(_PER_STEP)
-    ends = open_ + at * (close - open_) + 0.6 * (high - low) * bridge
-    ends = np.clip(np.round(ends / tick) * tick, low, high)
-    ends[:, -1:] = close
-    starts = np.concatenate([open_, ends[:, :-1]], axis=1)
-    top, bottom = np.maximum(starts, ends), np.minimum(starts, ends)
-    reach = 0.1 * (high - low) * noise.exponential(1, (2, size, _PER_STEP))
-    highs = np.minimum(np.round((top + reach[0]) / tick) * tick, high)
-    lows = np.maximum(np.round((bottom - reach[1]) / tick) * tick, low)
-    each = np.arange(size)
-    highs[each, top.argmax(axis=1)], lows[each, bottom.argmin(axis=1)] = high[:, 0], low[:, 0]
-    highs, lows = np.maximum(highs, top), np.minimum(lows, bottom)
-    share = noise.uniform(0.5, 1.5, (size, _PER_STEP))
-    edges = np.concatenate(
-        [np.zeros((size, 1)), share.cumsum(axis=1) / share.sum(axis=1, keepdims=True)], axis=1
-    )
-    times = whole["open_time"].to_physical().to_numpy()[:, None] + np.arange(_PER_STEP) * MINUTE
-    columns = {"open_time": times, "open": starts, "high": highs, "low": lows, "close": ends}
-    for name in _SUMS:
-        digits = 0 if name == "count" else 8
-        columns[name] = np.diff(np.round(edges * whole[name].to_numpy()[:, None], digits), axis=1)
-    frame = pl.DataFrame({name: columns[name].ravel() for name in KLINES})
-    kinds = [pl.col(name).cast(KLINES[name]) for name in ("open_time", "count")]
-    return frame.with_columns(kinds).with_columns(pl.col(pl.Float64).round(8))
-
-
 def candles(symbol: str, interval_us: int, start: int, end: int) -> pl.DataFrame:
     """Return the candles that open in `[start, end)`; `start` must be an open time.
 
-    Longer intervals are aggregated from 15-minute candles, or from minutes.
+    `interval_us` must be a multiple of `STEP`.
     """
-    made, step = (quarter_hours, STEP) if interval_us % STEP == 0 else (minutes, MINUTE)
     time = pl.col("open_time").to_physical()
-    frame = made(symbol, month_of(start)).filter(time.is_between(start, end, closed="left"))
-    if interval_us == step:
+    frame = quarter_hours(symbol, month_of(start)).filter(time.is_between(start, end, closed="left"))
+    if interval_us == STEP:
         return frame
     return (
         frame.group_by(
@@ -225,13 +168,18 @@ def candles(symbol: str, interval_us: int, start: int, end: int) -> pl.DataFrame
     )
 
 
+SYMBOLS = (*(symbol_of(coin) for coin in COINS), "BTCUPUSDT", "BTCDOWNUSDT", "USDCUSDT")
+"""The default universe, and pairs that `--coins exchange` leaves out."""
+
+_INTERVALS = (*(name for name, seconds in INTERVAL_SECONDS.items() if STEP <= seconds * US <= DAY), MONTH)
+
+SERIES = [SeriesId("sim", symbol, interval) for symbol in sorted(SYMBOLS) for interval in sorted(_INTERVALS)]
+"""Every series of the simulator, in the order of a listing."""
+
 UNTIL = datetime(2025, 6, 1, tzinfo=UTC)
 """End of the simulated market unless a run requests another time."""
 
 MONTHS = 8
-
-SYMBOLS = (*(symbol_of(coin) for coin in COINS), *SMALL_PAIRS, "BTCUPUSDT", "BTCDOWNUSDT", "USDCUSDT")
-"""The default universe, smaller pairs as on an exchange, and pairs that `--coins exchange` leaves out."""
 
 _VERSION = "sim1"
 
@@ -241,7 +189,7 @@ def serve(until: datetime | None = None, since: datetime | None = None) -> Itera
     """Run the simulator on a free loopback port and yield its base URL.
 
     Complete months before `until` are published as monthly files, complete days of its last month as daily files.
-    Symbols are those of `SYMBOLS`, intervals from a minute to a day, and months.
+    Symbols are those of `SYMBOLS`; intervals are from 15 minutes to a day, and months.
     """
     with mirror.serve(SimulatedMirror(until or UNTIL, since)) as url:
         yield url
@@ -253,33 +201,21 @@ class SimulatedMirror:
     def __init__(self, until: datetime, since: datetime | None = None) -> None:
         self.end = period_bounds(day_of(to_us(until)))[0]
         self.start = to_us(since) if since else period_bounds(months(0, self.end)[-MONTHS])[0]
-        self.symbols = set(SYMBOLS)
-        self.intervals = {iv for iv, s in INTERVAL_SECONDS.items() if MINUTE <= s * US <= DAY} | {MONTH}
 
     def keys(self, prefix: str) -> list[tuple[str, str, int]]:
-        """Return the files of a series, or the folders' first files if no series is named."""
-        parts = prefix.strip("/").split("/")
-        if parts[:2] != ["data", "spot"] or len(parts) < 4 or parts[3] != "klines":
-            return []
-        symbols = [parts[4]] if len(parts) > 4 else sorted(self.symbols)
-        intervals = [parts[5]] if len(parts) > 5 else sorted(self.intervals)
-        named = len(parts) > 5
-        found = [
-            key
-            for s in symbols
-            for i in intervals
-            for key in self._series_keys(s, i, parts[2])[: None if named else 1]
+        """Return the files whose keys begin with a prefix."""
+        return [
+            (key, f"{_VERSION}-{key.rsplit('/', 1)[-1]}", -1)
+            for kind in ("daily", "monthly")
+            for series in SERIES
+            if (folder := listing_prefix(series, kind)).startswith(prefix) or prefix.startswith(folder)
+            for key in self._keys(series, kind)
+            if key.startswith(prefix)
         ]
-        return [(key, f"{_VERSION}-{key.rsplit('/', 1)[-1]}", -1) for key in found if key.startswith(prefix)]
 
-    def _series_keys(self, symbol: str, interval: str, kind: str) -> list[str]:
-        if (
-            symbol not in self.symbols
-            or interval not in self.intervals
-            or (kind, interval) == ("daily", MONTH)
-        ):
+    def _keys(self, series: SeriesId, kind: str) -> list[str]:
+        if (kind, series.timeframe) == ("daily", MONTH):
             return []
-        series = SeriesId("sim", symbol, interval)
         month = period_bounds(month_of(self.end))[0]
         periods = months(self.start, month) if kind == "monthly" else days(max(month, self.start), self.end)
         keys = [source_file(series, period).key for period in periods]
@@ -287,10 +223,9 @@ class SimulatedMirror:
 
     def read(self, key: str) -> bytes | None:
         """Return a zip or its CHECKSUM."""
-        zipped = key.removesuffix(".CHECKSUM")
-        parts = key.split("/")
-        if len(parts) != 7 or zipped not in self._series_keys(parts[4], parts[5], parts[2]):
+        if key not in (listed for listed, *_ in self.keys(key)):
             return None
+        zipped = key.removesuffix(".CHECKSUM")
         payload = _zip(zipped)
         return payload if zipped == key else mirror.to_checksum(zipped.rsplit("/", 1)[-1], payload)
 

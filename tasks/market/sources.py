@@ -22,9 +22,11 @@ from tasks.market.client import (
     BINANCE_REST,
     HttpSource,
     Limits,
+    NotFound,
+    SourceFault,
+    Unreachable,
     whole_number,
 )
-from tasks.market.faults import NotFound, SourceFault, Unreachable
 from tasks.market.layout import (
     Remote,
     SourceFile,
@@ -130,10 +132,10 @@ def open_source(scope: Scope, limits: Limits | None = None) -> Iterator[Source]:
             from tasks.market import simulator
 
             url = stack.enter_context(simulator.serve(until=scope.as_of, since=scope.since))
-            opened = HttpSource(url, limits=limits, label="the market simulator")
+            opened = HttpSource(url, limits=limits, name="the market simulator")
         elif not source:
             opened = HttpSource(
-                BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], limits=limits, label="Binance Vision"
+                BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], limits=limits, name="Binance Vision"
             )
         elif scope.market == OWN:
             opened = TableSource(Path(source), ",".join(scope.symbols) or "all")
@@ -146,28 +148,24 @@ def open_source(scope: Scope, limits: Limits | None = None) -> Iterator[Source]:
         yield opened
 
 
-_FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's; only used for requests by name
-
-
-TimeRange = tuple[SeriesId, int, int]
-"""A series and a time range `[from, until)`."""
+_FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's
+_PAGE = 1000  # keys on a page of a listing, unless fewer are requested
 
 
 @dataclass
 class Catalogue:
-    """Queries a source's files; remembers whether the source has a listing.
-
-    `empty_periods` are the time ranges known to have no file, `new_empty_periods` those found by this run.
-    """
+    """Queries a source's files; remembers whether the source has a listing."""
 
     source: Source
     probe_with: Executor | None = None
-    lists: bool | None = field(default=None)
-    empty_periods: set[TimeRange] = field(default_factory=set)
-    new_empty_periods: list[TimeRange] = field(default_factory=list)
+    lists: bool | None = None
 
     def files(self, series: SeriesId, kind: str, start: int, end: int) -> list[SourceFile]:
-        """Return the published files of a series that overlap `[start, end)`, oldest first."""
+        """Return the published files of a series that overlap `[start, end)`, oldest first.
+
+        Raises:
+            SourceFault: the listing is incomplete, or the source cannot be reached.
+        """
         if (kind, series.timeframe) == ("daily", MONTH):  # 1mo has no daily files
             return []
         if isinstance(self.source, TableSource):
@@ -177,28 +175,6 @@ class Catalogue:
             files = [f for r in found if (f := listed_file(series, r))]
         once = {f.period: f for f in files if f.bounds[0] < end and f.bounds[1] > start}
         return sorted(once.values())
-
-    def begins_before(self, series: SeriesId, kind: str, start: int, end: int) -> bool:
-        """Whether the first file after `start` begins before `end`: a single small request, not a full listing."""
-        if not isinstance(self.source, HttpSource) or series.timeframe == MONTH:
-            return bool(self.files(series, kind, start, end))
-        if (series, start, end) in self.empty_periods:
-            return False
-        begins = self._begins_before(series, kind, start, end)
-        if not begins:
-            self.new_empty_periods.append((series, start, end))
-        return begins
-
-    def _begins_before(self, series: SeriesId, kind: str, start: int, end: int) -> bool:
-        assert isinstance(self.source, HttpSource)
-        prefix = listing_prefix(series, kind)
-        query = {"delimiter": "/", "prefix": prefix, "max-keys": "2"} | _marker(series, kind, start)
-        body = self.source.list_page(query) if self.lists is not False else None
-        page = _read_page(body) if body is not None else None
-        if page is None:
-            return self.source.head(source_file(series, day_of(end - 1)).key) is not None
-        named = (listed_file(series, r) for r in page.files)
-        return any(file.bounds[0] < end for file in named if file)
 
     def symbols(self, market: str) -> list[str]:
         """Return every symbol the source lists in a market; empty if the source has no listing.
@@ -216,8 +192,8 @@ class Catalogue:
             elif isinstance(self.source, FolderSource):
                 names |= set(self.source.folders(prefix))
             else:
-                found = (folder for page in _pages(self.source, prefix, "", "") for folder in page.folders)
-                names |= {folder.removeprefix(prefix).strip("/") for folder in found}
+                pages = _pages(self.source, {"prefix": prefix})
+                names |= {folder.removeprefix(prefix).strip("/") for page in pages for folder in page.folders}
         return sorted(name for name in names if SYMBOL.fullmatch(name))
 
     def _listed(
@@ -226,47 +202,20 @@ class Catalogue:
         prefix = listing_prefix(series, kind)
         if isinstance(source, FolderSource):
             return list(source.files(prefix))
-        marker = _marker(series, kind, start).get("marker", "")
-        last = f"{prefix}{series.symbol}-{series.timeframe}-{day_of(end)}"
-        if self.lists is not False:
-            pages = self._ask(prefix, marker, last)
-            if pages:
-                self.lists = True
-                return [remote for page in pages for remote in page.files]
-            if pages is not None:
-                self.lists = False
-        return self._probe(series, kind, start, end)
-
-    def _ask(self, prefix: str, marker: str, last: str) -> "list[_Page] | None":
-        """Return the listing's pages, an empty list if there is no listing, None if this listing is incomplete.
-
-        If the bucket host is blocked, the files may still be reachable: then they are requested by name.
-        """
-        assert isinstance(self.source, HttpSource)
-        try:
-            return list(_pages(self.source, prefix, marker, last))
-        except Unreachable:
-            if self.source.listing == self.source.base:
-                raise
-            return []
-        except SourceFault:
-            return None
-
-    def _probe(self, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
-        """Request every possible file name."""
-        assert isinstance(self.source, HttpSource)
         periods = (months if kind == "monthly" else days)(max(start, _FIRST_MONTH), end)
-        keys = [source_file(series, period).key for period in periods]
+        if self.lists is not False:
+            query = {"prefix": prefix}
+            name = f"{prefix}{series.symbol}-{series.timeframe}-"
+            if start > _FIRST_MONTH:  # skips the files before
+                query["marker"] = f"{name}{month_of(start) if kind == 'monthly' else day_of(start)}"
+            if (keys := 2 * len(periods) + 1) < _PAGE:  # zips and their CHECKSUMs
+                query["max-keys"] = str(keys)
+            pages = list(_pages(source, query, last=f"{name}{day_of(end)}"))
+            self.lists = bool(pages)
+            if pages:
+                return [remote for page in pages for remote in page.files]
         ask = self.probe_with.map if self.probe_with else map
-        return [remote for remote in ask(self.source.head, keys) if remote]
-
-
-def _marker(series: SeriesId, kind: str, start: int) -> dict[str, str]:
-    """Return the part of a query that skips the files before `start`."""
-    if start <= _FIRST_MONTH:
-        return {}
-    name = month_of(start) if kind == "monthly" else day_of(start)
-    return {"marker": f"{listing_prefix(series, kind)}{series.symbol}-{series.timeframe}-{name}"}
+        return [r for r in ask(source.head, [source_file(series, p).key for p in periods]) if r]
 
 
 @dataclass(frozen=True)
@@ -278,25 +227,30 @@ class _Page:
     following: str  # the marker of the next page; empty if this is the last
 
 
-def _pages(source: HttpSource, prefix: str, marker: str, last: str) -> Iterator[_Page]:
+def _pages(source: HttpSource, query: dict[str, str], last: str = "") -> Iterator[_Page]:
     """Yield the listing's pages up to the key `last`; nothing if the server has no listing.
 
     Raises:
-        SourceFault: the listing is incomplete: the following entries are unknown.
+        SourceFault: the listing breaks off: the following entries are unknown.
     """
-    begun = False
+    query, begun = {"delimiter": "/"} | query, False
     while True:
-        query = {"delimiter": "/", "prefix": prefix} | ({"marker": marker} if marker else {})
-        body = source.list_page(query)
+        try:
+            body = source.list_page(query)
+        except Unreachable:
+            if begun or source.listing == source.base:
+                raise
+            body = None  # only the bucket's host is blocked: files may still be requested by name
         page = _read_page(body) if body is not None else None
         if page is None and not begun:
             return
+        marker = query.get("marker", "")
         if page is None or "" < page.following <= marker:
-            raise SourceFault(f"the listing is truncated after {marker or prefix}")
+            raise SourceFault(f"the listing breaks off after {marker or query['prefix']}")
         yield page
         if not page.following or (last and page.following > last):
             return
-        begun, marker = True, page.following
+        query, begun = query | {"marker": page.following}, True
 
 
 def _read_page(body: bytes) -> _Page | None:

@@ -145,18 +145,17 @@ def newest_series(
     *,
     since: datetime | None = None,
     as_of: datetime | None = None,
-    provisional: bool = False,
     rows: int = NEWEST_ROWS,
 ) -> Series:
     """Return the newest rows of a series for a forecast: no spans, nothing to train on.
 
-    `provisional` includes the newest candles, not yet confirmed by an archive. Their features are not stored: a new
-    file every hour would evict files that a training is still reading.
+    It includes the newest candles, which no archive has confirmed yet. Their features are not stored: a new file every
+    hour would evict files that a training is still reading.
 
     Raises:
         MemberError: the store has no candle of this series in the range.
     """
-    klines = _klines(home, series, since=since, as_of=as_of, provisional=provisional)
+    klines = _klines(home, series, since=since, as_of=as_of, confirmed=False)
     path = _path(home, series, klines_digest(klines))
     if _known(home, path):
         frame = pl.scan_parquet(path).tail(rows).collect()

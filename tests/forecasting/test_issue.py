@@ -108,21 +108,21 @@ def test_champions_are_forecast_and_a_second_time_changes_nothing(scope):
 def test_a_model_that_reads_the_market_gets_what_the_stored_coins_share(scope, monkeypatch):
     asked = []
 
-    def markets(home, keys, *, since, as_of, provisional):
-        asked.append((home, list(keys), as_of, provisional))
+    def markets(home, keys, *, since, as_of):
+        asked.append((home, list(keys), as_of))
         return {("spot", "1h"): "the market of spot at 1h"}
 
     monkeypatch.setattr(issue, "newest_markets", markets)
     average = Model(BTC, features=("log_sigma", NO_MARKET))
 
-    batch = issue.issue_forecasts(scope, [average, Model(PEPE)], provisional=True)
+    batch = issue.issue_forecasts(scope, [average, Model(PEPE)])
     issue.issue_forecasts(scope, [Model(PEPE)])
 
     assert not batch.failures
     assert average.read == ["the market of spot at 1h"]
     wanted = [keys for _, keys, *_ in asked if keys]
     assert wanted == [[("spot", "1h")]]  # nothing is read for models that need no market
-    assert asked[0] == (scope.home, [("spot", "1h")], scope.as_of, True)
+    assert asked[0] == (scope.home, [("spot", "1h")], scope.as_of)
 
 
 FAULTS = {

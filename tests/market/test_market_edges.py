@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import polars as pl
 import pytest
 from folder_mirror import FolderMirror
-from market_tools import FAST, build, csv_of, key, lines, put, rows_of, scope
+from market_tools import FAST, build, csv_of, key, lines, put, scope
 
 from schemas.errors import CpbError
 from schemas.frames import KLINES
@@ -13,7 +13,6 @@ from tasks.market import mirror
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
-from tasks.market.parser import COLUMNS
 
 BTC = key()
 MONTHS = ("2024-01", "2024-02", "2024-03")
@@ -99,7 +98,7 @@ def cut(tmp_path):
     put(tmp_path / "mirror", last, b"".join(lines(csv_of(last))[: 7 * 24]))
 
 
-def test_a_cut_last_month_is_repaired_before_it_is_called_the_end(tmp_path):
+def test_a_truncated_last_month_is_repaired_before_it_counts_as_the_end(tmp_path):
     cut(tmp_path)
     for day in range(1, 32):
         put(tmp_path / "mirror", source_file(BTC, f"2024-03-{day:02}"))
@@ -108,10 +107,10 @@ def test_a_cut_last_month_is_repaired_before_it_is_called_the_end(tmp_path):
     assert run(tmp_path, coins="BTC,ETH", as_of="2024-04-10").requests == 4  # listings
 
 
-def test_where_nobody_has_more_trading_ended_and_is_not_asked_for_again(tmp_path):
+def test_a_pair_that_ended_is_searched_once_and_then_not_published(tmp_path):
     cut(tmp_path)
     report = run(tmp_path, coins="BTC,ETH", as_of="2024-04-10")
-    assert [h["cause"] for h in report.series[0].holes] == ["trading ended"]
+    assert [h["cause"] for h in report.series[0].holes] == ["not published"]
     again = run(tmp_path, coins="BTC,ETH", as_of="2024-04-10")
     assert again.series == report.series
     assert again.requests == 4  # listings
@@ -145,36 +144,6 @@ def test_what_was_put_right_is_told(tmp_path, change, note):
     report = run(tmp_path).series[0]
     assert report.rows == 91 * 24
     assert [n for n in report.notes if str(file) in n] == [f"{file}: {note}"]
-
-
-def printed(csv, cell):
-    """The same candles with every price printed by `cell`."""
-    rows = [line.split(b",") for line in csv.splitlines()]
-    return b"".join(b",".join([r[0], *map(cell, r[1:5]), *r[5:]]) + b"\n" for r in rows)
-
-
-def two_decimals(cell):
-    return b"%.2f" % float(cell)
-
-
-def test_a_futures_file_without_header_is_known_by_its_decimals_and_volume(tmp_path):
-    """As they were until 2022: in milliseconds like spot files then, and at nearly the same prices."""
-    build(tmp_path / "mirror", ["BTCUSDT"])
-    file = source_file(BTC, "2024-02")
-    busy = rows_of(file).with_columns(pl.col("volume") * 8, pl.col("quote_volume") * 8)
-    put(tmp_path / "mirror", file, printed(csv_of(file, busy), two_decimals))
-    (note,) = [n for n in run(tmp_path).series[0].notes if str(file) in n]
-    assert "looks like a futures file under a spot name (2 decimals, a different volume" in note
-
-
-@pytest.mark.parametrize("cell", [two_decimals, lambda cell: repr(round(float(cell), 2)).encode()])
-def test_a_file_printed_by_another_hand_is_no_futures_file(tmp_path, cell):
-    """Somebody's `to_csv` drops zeros and may add a header: one sign, or none, convicts nobody."""
-    build(tmp_path / "mirror", ["BTCUSDT"])
-    file = source_file(BTC, "2024-02")
-    header = b"" if cell is two_decimals else ",".join(COLUMNS).encode() + b"\n"
-    put(tmp_path / "mirror", file, header + printed(csv_of(file), cell))
-    assert run(tmp_path).series[0].rows == 91 * 24
 
 
 def test_a_folder_that_cannot_be_written_in_is_named(tmp_path):

@@ -303,8 +303,9 @@ def test_of_conflicting_duplicates_none_is_believed_until_a_daily_file_decides(m
     conflicting = edit(GOOD, 30, 8, b"7")
     put(market / "mirror", MONTH, GOOD + lines(conflicting)[30])
     report = served(market)
-    assert [(h["bars"], h["cause"]) for h in btc(report).holes] == [(1, "conflicting candles")]
+    assert [(h["bars"], h["cause"]) for h in btc(report).holes] == [(1, "quarantined")]
     assert report.exit == 3
+    assert any("conflicting candles dropped: 1" in note for note in btc(report).notes)
     check_store(market, report)
     put(market / "mirror", source_file(BTC, "2024-02-02"))
     put(market / "mirror", MONTH, GOOD + lines(conflicting)[30] + lines(GOOD)[3])  # published again
@@ -322,7 +323,7 @@ def test_a_short_month_is_partial_and_daily_files_repair_it(market):
             "from": "2024-02-08T00:00:00Z",
             "to": "2024-03-01T00:00:00Z",
             "bars": 528,
-            "cause": "confirmed absent",
+            "cause": "absent at source",
         }
     ]
     put(market / "mirror", MONTH, b"".join(lines(GOOD)[:169]))

@@ -103,13 +103,13 @@ def test_an_outage_is_what_every_symbol_lacks(tmp_path):
     report = ingest(scope(tmp_path / "home", root, coins="BTC,ETH,SOL"))
     causes = {s.series.symbol: [(h["bars"], h["cause"]) for h in s.holes] for s in report.series}
     assert causes == {
-        "BTCUSDT": [(3, "exchange outage"), (2, "confirmed absent")],
+        "BTCUSDT": [(3, "exchange outage"), (2, "absent at source")],
         "ETHUSDT": [(3, "exchange outage")],
-        "SOLUSDT": [(3, "exchange outage"), (1, "confirmed absent")],
+        "SOLUSDT": [(3, "exchange outage"), (1, "absent at source")],
     }
     assert [s.status for s in report.series] == ["partial", "complete", "partial"]
     alone = ingest(scope(tmp_path / "home", root, coins="BTC"))  # the store's other symbols still testify
-    assert [h["cause"] for h in alone.series[0].holes] == ["exchange outage", "confirmed absent"]
+    assert [h["cause"] for h in alone.series[0].holes] == ["exchange outage", "absent at source"]
 
 
 def test_unpublished_months_are_a_hole_of_their_own_kind(tmp_path):
@@ -221,11 +221,11 @@ def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
     assert report.series[0].provisional == 29
     assert report.series[0].last == "2024-03-31T23:00:00Z"
     assert read_klines(home, key("BTCUSDT", "1h")).height == 91 * 24
-    with_tail = read_klines(home, key("BTCUSDT", "1h"), provisional=True)
+    with_tail = read_klines(home, key("BTCUSDT", "1h"), confirmed=False)
     assert with_tail.height == 91 * 24 + 29
     assert with_tail["open_time"].is_sorted()
     assert (
-        read_klines(home, key("BTCUSDT", "1h"), provisional=True, as_of=utc(2024, 4, 1, 2)).height
+        read_klines(home, key("BTCUSDT", "1h"), confirmed=False, as_of=utc(2024, 4, 1, 2)).height
         == 91 * 24 + 2
     )
 
@@ -239,23 +239,23 @@ def test_an_archive_that_lacks_candles_of_the_tail_decides_for_its_own_days(tmp_
     put(root, day, csv_of(day, frame(day).filter(~pl.col("open_time").dt.hour().is_in([10, 11]))))
     report = ingest(scope(home, root, coins="BTC", as_of="2024-04-02T05:30"), limits=FAST)
 
-    found = read_klines(home, key("BTCUSDT", "1h"), since=utc(2024, 4, 1), provisional=True)["open_time"]
+    found = read_klines(home, key("BTCUSDT", "1h"), since=utc(2024, 4, 1), confirmed=False)["open_time"]
     hours = [*range(10), *range(12, 24), *range(24, 29)]
     assert found.to_list() == [utc(2024, 4, 1) + timedelta(hours=h) for h in hours]
     assert report.series[0].provisional == 5
-    assert read_klines(home, key("BTCUSDT", "1h"), provisional=True)["open_time"].is_sorted()
+    assert read_klines(home, key("BTCUSDT", "1h"), confirmed=False)["open_time"].is_sorted()
     for hour in range(1, 29):  # of the archive's day, and of the tail's: no candle that closes later is seen
         as_of = utc(2024, 4, 1) + timedelta(hours=hour)
-        some = read_klines(home, key("BTCUSDT", "1h"), since=utc(2024, 4, 1), as_of=as_of, provisional=True)
+        some = read_klines(home, key("BTCUSDT", "1h"), since=utc(2024, 4, 1), as_of=as_of, confirmed=False)
         assert some["open_time"].to_list() == [t for t in found if t < as_of]
 
 
-@pytest.mark.parametrize("provisional", [False, True])
-def test_a_span_that_ends_before_it_begins_is_empty(tmp_path, provisional):
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_a_span_that_ends_before_it_begins_is_empty(tmp_path, confirmed):
     root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
     ingest(scope(home, root, coins="BTC"))
     span = {"since": utc(2024, 2, 20), "as_of": utc(2024, 2, 10)}
-    assert read_klines(home, key("BTCUSDT", "1h"), **span, provisional=provisional).is_empty()
+    assert read_klines(home, key("BTCUSDT", "1h"), **span, confirmed=confirmed).is_empty()
 
 
 @pytest.mark.parametrize(

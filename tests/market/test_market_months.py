@@ -136,7 +136,7 @@ def test_the_newest_month_comes_from_rest_once_it_has_ended(market, tmp_path):
     assert (early.series[0].rows, early.series[0].provisional) == (16, 0)
     report, asked = market(hook, tail=True)
     assert (report.series[0].rows, report.series[0].provisional, asked["1M"]) == (16, 1, 1)
-    assert opens(tmp_path / "home", provisional=True) == PERIODS
+    assert opens(tmp_path / "home", confirmed=False) == PERIODS
 
 
 HOUR, DAYS = 3_600_000, 24 * 3_600_000  # in milliseconds, as the file of February 2024 is

@@ -80,7 +80,7 @@ def test_what_rest_did_not_say_is_not_confirmed_and_asked_again(asked, answer):
 @pytest.mark.parametrize("answer", [lambda query: (400, {}, b'{"code": -1121}'), told([])])
 def test_what_the_exchange_does_not_have_is_confirmed_once(asked, answer):
     report, _ = asked(answer)
-    assert [h["cause"] for h in report.series[0].holes] == ["confirmed absent"]
+    assert [h["cause"] for h in report.series[0].holes] == ["absent at source"]
     again, count = asked(honest)
     assert again.series == report.series
     assert count["rest"] == 0

@@ -11,7 +11,7 @@ from polars.testing import assert_frame_equal
 from schemas.identity import COINS, symbol_of
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
-from tasks.market.layout import US, period_bounds
+from tasks.market.layout import period_bounds
 from tasks.market.simulator import STEP, candles, quarter_hours
 
 HOUR = 4 * STEP
@@ -52,26 +52,6 @@ def test_hours_are_made_of_quarters(market):
     exact = ["open_time", "open", "high", "low", "close", "count"]
     assert added.select(exact).equals(hours.select(exact))
     assert_frame_equal(added, hours, rel_tol=1e-12)  # sums of 8 decimals beyond 2**53
-
-
-@pytest.mark.parametrize("symbol", ["BTCUSDT", "PEPEUSDT", "S420USDT"])
-@pytest.mark.parametrize("minutes", [1, 3, 5])
-def test_shorter_candles_add_up_to_quarters(symbol, minutes):
-    short = candles(symbol, minutes * 60 * US, *period_bounds("2025-03"))
-    quarters = quarter_hours(symbol, "2025-03")
-    assert len(short) == len(quarters) * 15 // minutes
-    added = added_up(short, "15m")
-    exact = ["open_time", "open", "high", "low", "close", "count"]
-    assert added.select(exact).equals(quarters.select(exact))
-    assert_frame_equal(added, quarters, rel_tol=1e-12, abs_tol=1e-7)
-    spread = (short["close"] / short["open"]).log().std() / (quarters["close"] / quarters["open"]).log().std()
-    assert spread == pytest.approx((minutes / 15) ** 0.5, rel=0.35)
-
-
-def test_five_minutes_are_ingested_without_a_finding(tmp_path):
-    made = scope(tmp_path, "sim", coins="BTC,PEPE", timeframes="5m", since="2025-05", as_of="2025-05-03")
-    report = ingest(made)
-    assert (report.exit, [one.rows for one in report.series]) == (0, [576, 576])
 
 
 def test_a_month_does_not_depend_on_what_else_is_asked():

@@ -38,15 +38,13 @@ def test_only_the_series_own_keys_are_files():
     assert source_file(key("BTCUSD_PERP", market="cm"), "2024-01").key.startswith("data/futures/cm/monthly/")
 
 
-def holdings(runs, edges=None, symbol="LUNAUSDT", anomalies=(), searched=()):
+def holdings(runs, edges=None, symbol="LUNAUSDT", anomalies=()):
     """One month with these runs of hours."""
     series = SeriesId("spot", symbol, "1h")
     runs = [(MAY[0] + a * HOUR, MAY[0] + b * HOUR) for a, b in runs]
     part = Part("2022-05", 0, 0, "", runs, 0, edges or [(1.0, 1.0)] * len(runs))
     record = FileRecord("2022-05", "", "", "x", 1)
-    return Holdings(
-        series, [source_file(series, "2022-05")], {"2022-05": record}, [part], list(anomalies), list(searched)
-    )
+    return Holdings(series, [source_file(series, "2022-05")], {"2022-05": record}, [part], list(anomalies))
 
 
 def causes(mine, *others):
@@ -56,13 +54,13 @@ def causes(mine, *others):
 WITNESS = holdings([(0, 744)], symbol="BTCUSDT")
 
 
-def test_a_coin_that_comes_back_as_another_is_a_relisting():
+def test_a_pause_before_a_coin_comes_back_as_another_is_not_published():
     luna = holdings([(0, 300), (730, 744)], [(80.0, 0.00005), (1.0, 5.0)])
-    assert causes(luna, WITNESS) == [(430, "relisting")]
-    assert causes(luna) == [(430, "relisting")]
+    assert causes(luna, WITNESS) == [(430, "not published")]
+    assert causes(luna) == [(430, "not published")]
 
 
-def test_a_long_silence_at_the_same_price_is_no_relisting():
+def test_a_long_pause_at_the_same_price_is_absent_at_source():
     assert causes(holdings([(0, 300), (730, 744)]), WITNESS) == [(430, "absent at source")]
 
 
@@ -77,13 +75,8 @@ def test_off_grid_candles_are_trade():
     strays = [Anomaly(MAY[0] + t * HOUR + 77, "off-grid", "") for t in range(305, 310)]
     mine = holdings([(0, 300), (310, 744)], anomalies=strays)
     other = holdings([(0, 300), (310, 744)], symbol="ETHUSDT")
-    assert causes(mine, other) == [(5, "exchange outage"), (5, "off-grid")]
+    assert causes(mine, other) == [(10, "exchange outage")]
     assert causes(other, mine) == [(5, "exchange outage"), (5, "absent at source")]
-
-
-def test_what_was_searched_in_vain_is_confirmed_absent():
-    searched = [(MAY[0] + 300 * HOUR, MAY[0] + 310 * HOUR, 0)]
-    assert causes(holdings([(0, 300), (310, 744)], searched=searched), WITNESS) == [(10, "confirmed absent")]
 
 
 def test_merging_keeps_what_a_poorer_file_lacks():

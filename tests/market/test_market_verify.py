@@ -119,7 +119,7 @@ def test_a_damaged_tail_is_passed_over(home, caplog):
     tail = home / "provisional/interval=1h/symbol=BTCUSDT/tail.parquet"
     tail.parent.mkdir(parents=True)
     tail.write_bytes(b"half")
-    assert read_klines(home, BTC, provisional=True).height == 91 * 24
+    assert read_klines(home, BTC, confirmed=False).height == 91 * 24
     assert any("ingest --tail" in r.getMessage() for r in caplog.records)
     (found,) = verify(home)
     assert found.command == "cpb ingest --coins BTCUSDT --timeframes 1h --tail"

@@ -81,13 +81,12 @@ def test_loaded_series_has_the_rows_of_its_spans(tmp_path, market):
 def test_a_live_forecast_reads_provisional_candles_and_stores_nothing(tmp_path, monkeypatch):
     archive = klines(3000)
 
-    def read(home, series, provisional=False, **_):
-        return archive if provisional else archive.head(2997)
+    def read(home, series, confirmed=True, **_):
+        return archive.head(2997) if confirmed else archive
 
     monkeypatch.setattr(feature_files, "read_klines", read)
-    confirmed = feature_files.newest_series(tmp_path, BTC)
-    live = feature_files.newest_series(tmp_path, BTC, provisional=True)
-    assert live.times[-1] - confirmed.times[-1] == 3 * 3600 * 1_000_000
+    live = feature_files.newest_series(tmp_path, BTC)
+    assert live.times[-1] == archive["open_time"].to_physical()[-1]
     assert not list(tmp_path.iterdir())
 
 
