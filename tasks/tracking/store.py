@@ -91,8 +91,6 @@ _PAGE = 1000
 _IDS = 200  # of runs in one filter
 T = TypeVar("T")
 log = logging.getLogger("cpb")
-_reconciled: set[str] = set()
-"""The opened stores by their URI, and those of them that were opened for writing."""
 
 
 def series_tags(series: SeriesId) -> dict[str, str]:
@@ -465,6 +463,8 @@ def search(
 
 
 _opened: dict[str, Store] = {}
+_reconciled: set[str] = set()
+"""The opened stores by their URI, and those of them that were opened for writing."""
 
 
 def open_store(uri: str | None = None, *, create: bool = True) -> Store:

@@ -96,7 +96,7 @@ def test_damage_of_every_kind_at_once(cpb, tmp_path, monkeypatch, damage):
     board = cpb("leaderboard")
     assert board.returncode == 0
     assert "Traceback" not in forecast.stderr + published.stderr + board.stderr
-    assert "FAILED sim BTCUSDT 1h: " in forecast.stderr
+    assert "FAILED sim BTCUSDT 1h in forecast: " in forecast.stderr
     assert "ETHUSDT" not in forecast.stderr
     assert not list((tmp_path / "data/sim/hub").glob("*BTC*"))
 
