@@ -275,7 +275,9 @@ def coin_ratios(members: pl.DataFrame, rows: Iterable[Mapping[str, Any]]) -> lis
         `symbol timeframe architecture preset crps_ratio test_span key`, with `test_span` as in `JudgedModel`.
     """
     of_rows = pl.DataFrame(
-        [(row["run_id"], row["timeframe"]) for row in rows], ["run_id", "timeframe"], orient="row"
+        [(row["run_id"], row["timeframe"]) for row in rows],
+        {"run_id": pl.String, "timeframe": pl.String},
+        orient="row",
     )
     model = ("symbol", "timeframe", "architecture", "preset")
     newest = (

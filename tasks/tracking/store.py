@@ -79,7 +79,7 @@ _MAX_REASON_CHARS = 300
 _LIBRARIES = ("mlflow", "sqlalchemy", "alembic")
 _ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMENT}"
 CHECKED_MLFLOW = "3.17.2"
-"""Version in which the undocumented parts of MLflow that this file uses, and no other, were read and tested."""
+"""Version in which the undocumented parts of MLflow that this file and `flows/ops/serve.py` use were read."""
 LAYOUT_TAG, LAYOUT = "cpb.layout", "3"
 """Version of the names and tags of runs and models in the experiment; other versions are refused."""
 TAGS = {

@@ -127,9 +127,22 @@ class Deployed:
         """Send one request, with the password or without."""
         credentials = tuple(self.password.split(":", 1)) if auth else None
         method = "POST" if body is not None else "GET"
-        return httpx.request(
-            method, f"{self.api}/{path}", json=body, auth=credentials, timeout=30, trust_env=False, **options
-        )
+        for _ in range(10):
+            answer = httpx.request(
+                method,
+                f"{self.api}/{path}",
+                json=body,
+                auth=credentials,
+                timeout=30,
+                trust_env=False,
+                **options,
+            )
+            if (
+                answer.status_code != 503
+            ):  # as Prefect's own client does: its database is locked by another writer
+                break
+            time.sleep(1)
+        return answer
 
     def runs(self, *states, **filters):
         some = {"state": {"type": {"any_": list(states)}}} if states else {}

@@ -66,7 +66,7 @@ def test_a_training_that_is_cancelled_by_prefects_own_command_stops_and_leaves_n
     run = project.json("deploy", "run", "train-all", *words)
 
     def trainers():
-        return [p for p in project.processes() if "tasks.training.trainer" in " ".join(p.cmdline())]
+        return [p for p in project.processes() if "spawn_main" in " ".join(p.cmdline())]
 
     wait_for(trainers)
     assert project.prefect("flow-run", "cancel", run["flow_run_id"]).returncode == 0

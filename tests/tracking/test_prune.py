@@ -442,7 +442,7 @@ def ended_like(nights):
         95,
         200,
         310,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 9, 79, 80, 107, 108, 109, 300, 310, 340)),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 9, 79, 80, 107, 108, 109, 300, 325)),
     ],
 )
 def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, moment):

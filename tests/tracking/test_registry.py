@@ -8,7 +8,7 @@ from registering import register_champion
 from safetensors.numpy import save_file
 from test_runs import fleet_of, log_member, member
 
-from schemas.errors import CpbError, DamagedError
+from schemas.errors import DamagedError
 from schemas.identity import SeriesId
 from tasks.hub.tree import build_tree
 from tasks.tracking.model import models_of
@@ -117,15 +117,6 @@ def test_a_um_run_never_touches_spots_champion(store, folder, trained):
     assert (found["um"].run_id, found["um"].model_version) == (future, "cpb-um-BTCUSDT-1h/1")
     assert [c.series.market for c in champions(market="um")] == ["um"]
     assert store.client.get_model_version("cpb-um-BTCUSDT-1h", "1").tags["market"] == "um"
-
-
-def test_a_run_of_another_market_cannot_be_registered(folder, trained):
-    future = log_member(fleet_of("um", market="um").run_id, member(folder, market="um"))
-
-    with pytest.raises(CpbError) as caught:
-        register_champion(series(), future)
-
-    assert caught.value.code == "market"
 
 
 def test_a_simulated_model_has_a_name_of_its_own(folder, store):

@@ -52,7 +52,6 @@ EXECUTED_BESIDE = {
     "tasks/market/layout.py": "reads candles",
     "tasks/market/klines.py": "reads candles",
     "tasks/running/parallel.py": "counts cores for what is told",
-    "tasks/running/progress.py": "how long the training still takes",
     "tasks/storage/digests.py": "digests",
     "tasks/storage/files.py": "reads and writes files",
     "tasks/storage/locks.py": "replaces a folder while no other process does",
