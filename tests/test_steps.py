@@ -28,7 +28,7 @@ from tasks.forecast import forecast
 from tasks.forecasting.drift import check_drift
 from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.ledger import score_due
-from tasks.hub.tree import build_tree
+from tasks.hub.tree import package
 from tasks.ingest import ingest
 from tasks.judging.fleet import judge_fleet
 from tasks.judging.judges import Judges
@@ -55,7 +55,7 @@ PLAIN = {
     "train": Engine.run,
     "evaluate": judge_fleet,
     "promote": decide_night,
-    "publish": build_tree,
+    "publish": package,
     "forecast": issue_forecasts,
     "score": score_due,
     "watch": check_drift,

@@ -92,15 +92,16 @@ def test_metrics_are_added_and_nothing_else_moves(folder):
 def test_a_published_config_holds_the_weights_digest_and_names_no_folder(folder, tmp_path):
     target = tmp_path / "public"
     target.mkdir()
-    write_published_config(folder, target)
+    write_published_config(folder, target, "cpb-BTCUSDT-1h/3", "better")
     values = json.loads((folder / "config.json").read_text())
     published = json.loads((target / "config.json").read_text())
     assert published.pop(DIGEST) == digest(published)
+    assert (published.pop("model_version"), published.pop("verdict")) == ("cpb-BTCUSDT-1h/3", "better")
     assert published.pop("weights_sha256") == sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert str(published) == str(values)  # as texts: one field is NaN
 
     (folder / "config.json").write_text(json.dumps(values | {"warm_start": "/home/me/models"}))
-    write_published_config(folder, target)
+    write_published_config(folder, target, "cpb-BTCUSDT-1h/3", "better")
     published = json.loads((target / "config.json").read_text())
     assert (published["warm_start"], published[DIGEST]) == ("champion", digest(published))
 
