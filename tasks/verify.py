@@ -24,7 +24,7 @@ from tasks.forecasting import daily, months
 from tasks.forecasting.check_months import check_months
 from tasks.forecasting.drift import Watch
 from tasks.forecasting.lines import Chain, chain_path
-from tasks.hub.tree import SUMS, tree_faults
+from tasks.hub.tree import SUMS, packaged_models, tree_faults
 from tasks.judging.inference import verdict
 from tasks.market import klines
 from tasks.market.layout import period_bounds, to_datetime
@@ -85,7 +85,8 @@ def verify_all(
                     if damage and damage.path not in {known.path for known in result.damaged}:
                         result.damaged.append(damage)
             except (CpbError, OSError) as error:
-                if isinstance(error, CpbError) and error.code == "no-store":
+                untrained = isinstance(error, CpbError) and error.code == "no-store"
+                if untrained and not packaged_models(home, market):
                     continue
                 result.unchecked.append(f"the {kind} of market {market} could not be checked: {error}")
         if (chain := Chain.read(chain_path(home, market))) and chain.rows_before:

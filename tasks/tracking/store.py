@@ -178,6 +178,9 @@ def check(uri: str) -> None:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.pool import NullPool
 
+    database = sqlite_path(uri)
+    if database and not database.stat().st_size:  # `make_sqlite` leaves no such file
+        raise store_error(uri, OSError("its file is empty; restore it from a backup, or move it away"))
     try:
         if is_server(uri):
             response = ask_server(uri, _ENDPOINT, TIMEOUT_S)
@@ -483,7 +486,9 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
     if database and not database.exists():
         if not create:
             raise CpbError(
-                f"no runs yet: {database} does not exist; train first, as in `cpb demo`", code="no-store"
+                f"no runs yet: {database} does not exist; train first, as in `cpb demo`, or restore it from a backup "
+                "if there were any",
+                code="no-store",
             )
         make_sqlite(database)
     if uri not in _opened:

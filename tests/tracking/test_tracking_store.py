@@ -1,8 +1,10 @@
 import shutil
+from functools import partial
 from multiprocessing import get_context
 
 import pytest
 from postgres_tools import place_artifacts
+from test_runs_parallel import then_leave
 
 from schemas.errors import CpbError
 from tasks.tracking import store as store_module
@@ -35,15 +37,16 @@ def test_a_change_of_folder_is_another_store(store, tmp_path, monkeypatch):
 def test_parallel_first_use_makes_one_whole_store(schema, tmp_path):
     uri = f"sqlite:///{tmp_path}/mlruns/mlflow.db"
     fork = get_context("fork")  # the children have MLflow imported already, so they really meet
-    answers = fork.Queue()
-    children = [fork.Process(target=lambda: answers.put(open_store(uri).experiment_id)) for _ in range(4)]
+    answers = fork.SimpleQueue()
+    work = partial(then_leave, lambda: answers.put(open_store(uri).experiment_id))
+    children = [fork.Process(target=work) for _ in range(4)]
     for child in children:
         child.start()
-    experiments = {answers.get(timeout=120) for _ in children}
     for child in children:
         child.join(120)
 
-    assert all(c.exitcode is not None for c in children)  # a fork of a test process may fail at its end
+    assert [c.exitcode for c in children] == [0] * 4
+    experiments = {answers.get() for _ in children}
     assert len(experiments) == 1
     assert {e.name for e in open_store(uri).client.search_experiments()} == {EXPERIMENT, "Default"}
     left = [p.name for p in (tmp_path / "mlruns").iterdir() if p.name.startswith(".mlflow.db.")]
@@ -82,3 +85,14 @@ def test_the_artifact_folder_of_a_person_is_used_as_it_is(schema, tmp_path):
     assert (caught.value.code, caught.value.field) == ("artifacts", str(tmp_path / "large disk"))
     (tmp_path / "large disk").mkdir()
     check_place(store)
+
+
+def test_an_empty_database_is_refused_and_stays_empty(tmp_path):
+    database = tmp_path / "mlflow.db"
+    database.touch()
+
+    for create in (False, True):
+        with pytest.raises(CpbError, match="its file is empty; restore it"):
+            open_store(f"sqlite:///{database}", create=create)
+
+    assert database.stat().st_size == 0

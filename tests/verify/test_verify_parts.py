@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import subprocess
 
 import numpy as np
@@ -208,9 +209,13 @@ def refusal():
     return str(caught.value)
 
 
-def test_without_a_store_there_is_no_champion_to_check(stored, tmp_path, monkeypatch):
+def test_a_store_that_is_gone_is_named_where_models_are_packaged(stored, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
-    assert verify_all(stored, (MARKET,)).is_good
+    told = verify_all(stored, ("sim",))
+    assert not told.is_good
+    assert "the champions of market sim could not be checked: no runs yet" in told.unchecked[0]
+    shutil.rmtree(stored / "sim/hub")
+    assert verify_all(stored, ("sim",)).is_good
     assert not (tmp_path / "none.db").exists()
 
 
