@@ -204,11 +204,6 @@ def _data_end(spec: RunSpec, records: Iterable[SeriesRecord]) -> str:
     return f"{as_of:%Y-%m-%d}" if as_of.time() == as_of.time().min else f"{as_of:%Y-%m-%dT%H:%M}"
 
 
-def source_kind(market: str) -> str:
-    """Return whether a market's candles are `real` or `simulated`."""
-    return SIMULATED if market == SIM else REAL
-
-
 def scope_tags(spec: RunSpec, records: Sequence[SeriesRecord]) -> dict[str, str]:
     """Return the tags of a flow's or a fleet's run on these series."""
     return {
@@ -221,7 +216,7 @@ def scope_tags(spec: RunSpec, records: Sequence[SeriesRecord]) -> dict[str, str]
 
 def source_tags(spec: RunSpec) -> dict[str, str]:
     """Return the tags that members also have, in addition to their series' tags."""
-    return {SOURCE_KIND: source_kind(spec.market), SEED: str(spec.seed)}
+    return {SOURCE_KIND: SIMULATED if spec.market == SIM else REAL, SEED: str(spec.seed)}
 
 
 def _timeframes(records: Iterable[SeriesRecord]) -> str:
@@ -276,7 +271,9 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | 
     store = store or open_store()
     records = list(records)
     with exclusive(store.uri):  # a concurrent run of the same command finds these members
-        before = _children(store, fleet_run)
+        before: dict[str, list[Run]] = {}
+        for run in search(store, f"tags.`{PARENT}` = '{fleet_run}'"):
+            before.setdefault(run.data.tags.get(KEY, ""), []).append(run)
         shared = _share_params(store, fleet_run, records)
         ids = [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
         if PRUNED in store.client.get_run(fleet_run).data.tags:  # its members exist again
@@ -322,7 +319,9 @@ def kill(run_id: str, reason: str, store: Store | None = None) -> None:
 def _open_run(
     store: Store, key: str, name: str, tags: Mapping[str, Any], config: Mapping[str, Any], parent: str = ""
 ) -> OpenRun:
-    condition = f"tags.`{KEY}` = '{_quoted(key)}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
+    if "'" in key or "\\" in key:
+        raise CpbError(f"run key {key!r} may not contain quotes or backslashes", code="run-key")
+    condition = f"tags.`{KEY}` = '{key}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
     tags = {KEY: key, "git_commit": git_commit(), PROCESS: str(ProcessId.current()), **tags}
     with exclusive(store.uri):
         before = search(store, condition, ["attributes.start_time DESC"])
@@ -443,13 +442,6 @@ def _history_entries(history: Sequence[Mapping[str, Any]]) -> "list[Metric]":
     return entries
 
 
-def _children(store: Store, parent: str) -> dict[str, list["Run"]]:
-    found: dict[str, list[Run]] = {}
-    for run in search(store, f"tags.`{PARENT}` = '{parent}'"):
-        found.setdefault(run.data.tags.get(KEY, ""), []).append(run)
-    return found
-
-
 def _settle(store: Store, runs: Sequence["Run"]) -> str | None:
     """Keep the newest finished run and delete the others, left by killed processes."""
     finished = [r for r in runs if r.info.status == "FINISHED"]
@@ -459,12 +451,6 @@ def _settle(store: Store, runs: Sequence["Run"]) -> str | None:
     for run_id in unfinished:
         store.client.delete_run(run_id)
     return kept
-
-
-def _quoted(value: str) -> str:
-    if "'" in value or "\\" in value:
-        raise CpbError(f"run key {value!r} may not contain quotes or backslashes", code="run-key")
-    return value
 
 
 @cache
