@@ -80,6 +80,7 @@ def _save(folder: Path, run_id: str) -> None:
     # Without +cpu: an index may lack that build. The wheel's path is relative to the folder.
     pins = [f"{name}=={installed(name).partition('+')[0]}" for name in _PINNED]
     with warnings.catch_warnings():
+        # MLflow wants an input example beside the signature, which says as much; it would take space in each version.
         warnings.filterwarnings("ignore", ".*input example", UserWarning)
         mlflow.pyfunc.save_model(
             folder,
