@@ -26,7 +26,7 @@ from schemas.identity import MARKETS, SPOT, SeriesId
 from schemas.scope import default_folder
 from tasks.storage.digests import file_digest
 from tasks.storage.files import draft_name
-from tasks.storage.locks import locked, temporary_lock
+from tasks.storage.locks import locked, machine_lock
 from tasks.storage.processes import ProcessId
 from tasks.storage.urls import local_path, public_url, without_credentials
 
@@ -272,7 +272,8 @@ def _lock_file(uri: str) -> Path:
     database = sqlite_path(uri)
     if database:
         return database.parent / f".{database.name}.lock"
-    return temporary_lock(f"store-{sha256(uri.encode()).hexdigest()[:16]}.lock")
+    # Of all users of the machine: their processes continue each other's runs (`ProcessId.is_alive`).
+    return machine_lock(f"cpb-store-{sha256(public_url(uri).encode()).hexdigest()[:16]}.lock")
 
 
 def write_schema(path: Path) -> None:
@@ -373,24 +374,25 @@ def _check_layout(uri: str, experiment: "Experiment") -> None:
 
 
 def _experiment(client: "MlflowClient", uri: str) -> "Experiment":
+    """Return the experiment, created if missing; a server chooses the place of the artifacts itself."""
     from mlflow.entities import LifecycleStage
+    from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
-        with exclusive(uri):
-            experiment = client.get_experiment_by_name(EXPERIMENT) or _make_experiment(client, uri)
+        location = None
+        if not is_server(uri):
+            _artifacts(uri).mkdir(parents=True, exist_ok=True)
+            location = _artifacts(uri).as_uri()
+        try:
+            return client.get_experiment(client.create_experiment(EXPERIMENT, location, TAGS))
+        except MlflowException as error:
+            experiment = client.get_experiment_by_name(EXPERIMENT)
+            if error.error_code != "RESOURCE_ALREADY_EXISTS" or not experiment:
+                raise  # otherwise another machine was first
     if experiment.lifecycle_stage == LifecycleStage.DELETED:
         client.restore_experiment(experiment.experiment_id)
     return experiment
-
-
-def _make_experiment(client: "MlflowClient", uri: str) -> "Experiment":
-    """Create the experiment and return it; a server chooses the place of the artifacts itself."""
-    location = None
-    if not is_server(uri):
-        _artifacts(uri).mkdir(parents=True, exist_ok=True)
-        location = _artifacts(uri).as_uri()
-    return client.get_experiment(client.create_experiment(EXPERIMENT, location, TAGS))
 
 
 def _artifacts(uri: str) -> Path:

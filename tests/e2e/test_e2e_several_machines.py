@@ -1,6 +1,6 @@
 """Two homes, one MLflow server and one Prefect server over PostgreSQL, as on several machines.
 
-Each machine is a home, a working folder and a folder for temporary files of its own: no lock file is shared.
+Each machine is a home, a working folder, a folder for temporary files and a host name of its own: no lock is shared.
 """
 
 import base64
@@ -28,14 +28,26 @@ TRAIN = ("train-all", *SIM, "--since", "2025-03", "--preset", "smoke", "--archit
 FOREIGN = "https://evil.example"
 
 
+OTHER_HOST = """
+import pathlib, socket
+import tasks.storage.locks
+socket.gethostname = lambda: {host!r}
+tasks.storage.locks.SHARED_FOLDER = pathlib.Path({tmp!r})
+"""
+"""A `sitecustomize.py`, by which processes of this host are those of another."""
+
+
 class Machine:
     """A home that uses the servers. `program`: what runs commands that are waited for."""
 
     def __init__(self, folder, env, program=(sys.executable, "-m", "flows.cli")):
         self.folder, self.program = folder, program
-        (folder / "tmp").mkdir(parents=True)
+        tmp, site = folder / "tmp", folder / "site"
+        tmp.mkdir(parents=True)
+        site.mkdir()
+        (site / "sitecustomize.py").write_text(OTHER_HOST.format(host=folder.name, tmp=str(tmp)))
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("CPB_", "MLFLOW_", "PREFECT_API"))}
-        paths = {"TMPDIR": str(folder / "tmp"), "PYTHONPATH": str(ROOT)}
+        paths = {"TMPDIR": str(tmp), "PYTHONPATH": f"{site}:{ROOT}"}
         self.env = kept | paths | env
 
     def start(self, *arguments, code="", program=None, **env):
