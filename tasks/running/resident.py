@@ -1,6 +1,6 @@
 """Resident child processes: started once, they process order after order, and end with their parent process.
 
-So a trainer imports torch and opens its device only once, a judge imports numpy and matplotlib only once, not for every
+So a trainer imports torch and opens its device only once, a judge imports numpy only once, not for every
 shard. A child is a process of `multiprocessing`'s spawn context that calls a module's `serve(orders)`; orders and
 answers travel through a pipe, output goes to the order's log. `ProcessPoolExecutor` is not used: there one dead worker
 fails every call, and a single call cannot be ended.
