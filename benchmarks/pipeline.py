@@ -2,9 +2,11 @@
 
 python -m benchmarks.pipeline --only demo
 python -m benchmarks.pipeline --only train-all --source FOLDER --as-of 2025-06-06 [--timeframes 1h]
+python -m benchmarks.pipeline --only train-all ... --against CLONE --pairs 3
 
-Memory is the sum of the processes' proportional set sizes (`Pss` of proc(5), smaps_rollup), in which pages that several
-share count once.
+With `--against`, the code in another clone runs the same command with the same packages, in turn (A B, B A, ..); each
+figure is then the median ratio within the pairs. Memory is the sum of the
+processes' proportional set sizes (`Pss` of proc(5), smaps_rollup), in which pages that several share count once.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psutil
@@ -22,12 +25,12 @@ from benchmarks._paired import main
 from benchmarks.size import ROOT
 
 
-def measure(arguments: list[str], folder: Path) -> dict[str, Any]:
-    """Run `cpb ARGUMENTS` in a folder; return its figures and its exit code."""
+def measure(arguments: list[str], folder: Path, root: Path = ROOT) -> dict[str, Any]:
+    """Run `cpb ARGUMENTS` of the clone in `root` in a folder; return its figures and its exit code."""
     started, before, peak = time.perf_counter(), _cpu_seconds(), 0.0
     with (folder / "out.log").open("ab") as log:
         command = [sys.executable, "-m", "flows.cli", *arguments]
-        env = os.environ | {"PYTHONPATH": str(ROOT)}
+        env = os.environ | {"PYTHONPATH": str(root)}
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=log)
         while process.poll() is None:
             peak = max(peak, _tree_pss_mb(process.pid))
@@ -73,14 +76,30 @@ def train_all(args: argparse.Namespace) -> dict[str, Any]:
     arguments = ["train-all", "--source", str(Path(args.source).resolve()), "--preset", "smoke"]
     arguments += ["--as-of", args.as_of] if args.as_of else []
     arguments += ["--timeframes", args.timeframes] if args.timeframes else []
-    with tempfile.TemporaryDirectory() as folder:
-        return {"train-all": measure(arguments, Path(folder))}
+    runs: dict[Path, list[dict[str, Any]]] = {ROOT: []} | (
+        {args.against.resolve(): []} if args.against else {}
+    )
+    for pair in range(args.pairs if args.against else 1):
+        for root in list(runs)[:: -1 if pair % 2 else 1]:
+            with tempfile.TemporaryDirectory() as folder:
+                runs[root].append(measure(arguments, Path(folder), root))
+    here, there = runs[ROOT], [*runs.values()][-1]
+    figures = {name: median(run[name] for run in here) for name in here[0]}
+    ratios = {
+        name: median(a[name] / b[name] for a, b in zip(here, there, strict=True))
+        for name in list(figures)[:3]
+    }
+    return {"train-all": figures} | ({"ratio": ratios} if args.against else {})
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", help="mirror folder, for train-all")
     parser.add_argument("--as-of")
     parser.add_argument("--timeframes", help="for train-all; default: both")
+    parser.add_argument(
+        "--against", type=Path, help="for train-all: another clone, run in turn with this one"
+    )
+    parser.add_argument("--pairs", type=int, default=3)
 
 
 if __name__ == "__main__":
