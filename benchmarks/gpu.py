@@ -54,7 +54,7 @@ from cpbmodels.arch.torch_private import DeviceType
 from cpbmodels.device import Monitor, steps
 from cpbmodels.device.doctor import seconds as best_seconds
 from cpbmodels.fleet.graphs import Graphs, ValidationRunner
-from cpbmodels.fleet.loop import EpochRecord
+from cpbmodels.fleet.results import EpochRecord
 from cpbmodels.kernels import check
 from cpbmodels.kernels.support import described
 

@@ -22,16 +22,10 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.data.series import Prediction, Series
     from cpbmodels.data.student_t import QUANTILES
     from cpbmodels.errors import ModelError
-    from cpbmodels.fleet.loop import EpochRecord, StepRecord
     from cpbmodels.fleet.member import Member, ensemble, load
-    from cpbmodels.fleet.plan import why_not
-    from cpbmodels.fleet.prediction import (
-        Forecast,
-        forecast_all,
-        paths,
-        predict,
-    )
-    from cpbmodels.fleet.training import train_fleet
+    from cpbmodels.fleet.predict import Forecast, forecast_all, paths, predict
+    from cpbmodels.fleet.results import EpochRecord, StepRecord
+    from cpbmodels.fleet.train import train_fleet, why_not
 
 __version__ = "0.2.0"
 
@@ -44,11 +38,10 @@ _EXPORTS = {
     "data.series": ("Prediction", "Series"),
     "data.student_t": ("QUANTILES",),
     "errors": ("ModelError",),
-    "fleet.loop": ("EpochRecord", "StepRecord"),
     "fleet.member": ("Member", "ensemble", "load"),
-    "fleet.plan": ("why_not",),
-    "fleet.prediction": ("Forecast", "forecast_all", "paths", "predict"),
-    "fleet.training": ("train_fleet",),
+    "fleet.predict": ("Forecast", "forecast_all", "paths", "predict"),
+    "fleet.results": ("EpochRecord", "StepRecord"),
+    "fleet.train": ("train_fleet", "why_not"),
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = [

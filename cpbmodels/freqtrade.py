@@ -24,7 +24,7 @@ from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.member import Member, load, other_symbol
-from cpbmodels.fleet.prediction import check_forecasts_prices, microseconds, predict
+from cpbmodels.fleet.predict import check_forecasts_prices, microseconds, predict
 
 if TYPE_CHECKING:
     import pandas as pd

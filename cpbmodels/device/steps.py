@@ -10,12 +10,11 @@ from cpbmodels.arch.options import Preset
 from cpbmodels.arch.presets import preset
 from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.bank import Bank, make_task
+from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import Graphs, StepRunner
-from cpbmodels.fleet.loop import Job, make_fleet, step_rates
-from cpbmodels.fleet.net import Net
-from cpbmodels.fleet.plan import compute_dtype
+from cpbmodels.fleet.loop import FleetJob, step_rates
+from cpbmodels.fleet.net import Net, compute_dtype
 
 
 @dataclass(frozen=True)
@@ -62,12 +61,13 @@ def fleet_step(
     """
     series = [walk(rows, seed, options) for seed in range(members)]
     options = replace(options, steps_per_epoch=1)
-    kind = compute or compute_dtype(options, architecture, device, dtype)
-    job = Job(series, architecture, options, device, dtype, kind, None, False, None, None)
-    job = replace(job, kernels=kernels)
     bank = Bank.build(series, options, device, dtype)
-    tasks = [make_task(bank, series, (k,), k, one.symbol, options) for k, one in enumerate(series)]
-    fleet = make_fleet(job, net or job.net(), tasks)
+    plans = (MemberPlan((k,), k, candles.symbol) for k, candles in enumerate(series))
+    tasks = [make_task(bank, series, plan, options) for plan in plans]
+    kind = compute or compute_dtype(options, architecture, device, dtype)
+    fleet = FleetJob(series, architecture, options, device, dtype, kind, bank, tasks, kernels=kernels).fleet(
+        net
+    )
     if min(len(task.train) for task in tasks) < options.batch_size:
         raise ModelError(
             f"{rows} rows give less than one batch of {options.batch_size} windows: use more rows."

@@ -5,7 +5,9 @@ That row is called the window's origin: everything at or before it is known, the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +17,9 @@ from cpbmodels.arch.options import Preset
 from cpbmodels.data.prices import RETURNS, SCALED
 from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
+
+SCOPES = ("per-series", "universal", "both")
+ALL_SYMBOLS = "ALL"  # symbol of a member that learns every series of its timeframe
 
 
 def bank_columns(options: Preset) -> tuple[str, ...]:
@@ -36,22 +41,21 @@ class Bank:
     def build(cls, series: list[Series], options: Preset, device: torch.device, dtype: torch.dtype) -> Bank:
         """Copy all candles, once each; a NaN of a warm-up row becomes 0, no valid origin reaches it."""
         names = bank_columns(options)
-        unique = {_identity(one): one for one in series}
-        total = sum(len(one) for one in unique.values())
+        arrays = [(id(s.features), id(s.volatility)) for s in series]  # equal where only the spans differ
+        total = sum(map(len, dict(zip(arrays, series, strict=True)).values()))
         rows = torch.empty(total, len(names), device=device, dtype=dtype)
-        inverse_sigma, places, start = torch.empty(total, device=device, dtype=dtype), {}, 0
-        for identity, one in unique.items():
-            own = slice(start, start + len(one))
-            rows[own] = torch.from_numpy(np.nan_to_num(one.columns(names), posinf=0.0, neginf=0.0)).to(dtype)
-            sigma = np.where(np.isfinite(one.volatility), one.volatility, np.inf)
-            inverse_sigma[own] = torch.from_numpy(1 / sigma).to(dtype)
-            places[identity], start = start, own.stop
-        return cls(rows, inverse_sigma, tuple(places[_identity(one)] for one in series))
-
-
-def _identity(one: Series) -> tuple[int, int]:
-    """Equal for series that hold the same arrays, regardless of their spans."""
-    return id(one.features), id(one.volatility)
+        inverse_sigma = torch.empty(total, device=device, dtype=dtype)
+        starts: dict[tuple[int, int], int] = {}
+        end = 0
+        for key, candles in zip(arrays, series, strict=True):
+            if key in starts:
+                continue
+            starts[key], end = end, end + len(candles)
+            columns = np.nan_to_num(candles.columns(names), posinf=0.0, neginf=0.0)
+            rows[starts[key] : end] = torch.from_numpy(columns).to(dtype)
+            sigma = np.where(np.isfinite(candles.volatility), candles.volatility, np.inf)
+            inverse_sigma[starts[key] : end] = torch.from_numpy(1 / sigma).to(dtype)
+        return cls(rows, inverse_sigma, tuple(starts[key] for key in arrays))
 
 
 @dataclass(frozen=True)
@@ -97,61 +101,103 @@ class Task:
     index: int = 0  # its place among the members of the call
 
 
-def make_task(
-    bank: Bank,
-    series: list[Series],
-    indices: tuple[int, ...],
-    seed: int,
-    symbol: str,
-    options: Preset,
-) -> Task:
+class MemberPlan(NamedTuple):
+    """A member before its windows are known: the series it learns, by index, its seed and its symbol."""
+
+    series: tuple[int, ...]
+    seed: int
+    symbol: str
+
+
+def plan_members(series: list[Series], seeds: Sequence[int] | int | None, scope: str) -> list[MemberPlan]:
+    """One member per series ("per-series"), one per timeframe and seed ("universal"), or both."""
+    if scope not in SCOPES:
+        raise ModelError(f"scope {scope!r} is unknown: choose one of {', '.join(SCOPES)}.")
+    given = [0] if seeds is None else [seeds] if isinstance(seeds, int) else list(seeds)
+    for seed in given:
+        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or not 0 <= seed < 2**63:
+            raise ModelError(f"seeds must be whole numbers from 0 to 2^63 - 1, not {seed!r}.")
+    given, members = [int(seed) for seed in given], []
+    if scope != "universal":
+        of_series = given * len(series) if seeds is None or isinstance(seeds, int) else given
+        if len(of_series) != len(series):
+            raise ModelError(f"seeds needs one number per series: {len(series)}, not {len(given)}.")
+        members += [MemberPlan((k,), seed, series[k].symbol) for k, seed in enumerate(of_series)]
+    if scope != "per-series":
+        if not given:
+            raise ModelError("seeds must name at least one number.")
+        for timeframe in dict.fromkeys(candles.timeframe for candles in series):
+            learned = tuple(k for k, candles in enumerate(series) if candles.timeframe == timeframe)
+            members += [MemberPlan(learned, seed, ALL_SYMBOLS) for seed in dict.fromkeys(given)]
+    return members
+
+
+def plan_tasks(
+    bank: Bank, series: list[Series], members: Mapping[int, MemberPlan], options: Sequence[Preset]
+) -> list[Task]:
+    """A task for each of these members, which are rows of one fleet; keys are their places in the call.
+
+    Members of the same series share its windows and its scaling: a search has many trials on few series.
+    """
+    windows: dict[tuple[int, ...], Task] = {}
+    for index, member in members.items():
+        if member.series not in windows:
+            windows[member.series] = make_task(bank, series, member, options[index])
+    return [
+        replace(
+            windows[member.series],
+            seed=member.seed,
+            symbol=member.symbol,
+            options=options[index],
+            index=index,
+        )
+        for index, member in members.items()
+    ]
+
+
+def make_task(bank: Bank, series: list[Series], member: MemberPlan, options: Preset) -> Task:
     """Windows and scaling of one member over its series; ModelError if there is nothing to learn from."""
     names = bank_columns(options)
-    train, validation, rows = [], [], []
-    for index in indices:
-        one = series[index]
-        own, after = split_origins(one, options)
-        for span, origins in (("training", own), ("validation", after)):
-            if one.is_frozen(origins):
-                raise ModelError(f"{one.label}: its price never moves in its {span} span: leave it out.")
-        train.append(own + bank.starts[index])
-        validation.append(after + bank.starts[index])
-        rows.append(one.columns(names)[own])
-    origins = np.concatenate(train)
-    label = " and ".join(series[index].label for index in indices[:3])
-    if not len(origins):
-        raise ModelError(
-            f"{label}: no window of {options.context} + {options.horizon} candles fits into its training span; "
-            "give it more history."
-        )
-    later = np.concatenate(validation)
-    if not len(later):
-        raise ModelError(
-            f"{label}: no window of {options.context} + {options.horizon} candles fits into its validation span, "
-            "without which training cannot decide when to stop; give it more history."
-        )
+    origins: dict[str, list[np.ndarray]] = {"training": [], "validation": []}
+    rows = []
+    for index in member.series:
+        candles = series[index]
+        split = split_origins(candles, options)
+        for span, places in zip(origins, split, strict=True):
+            if candles.is_frozen(places):
+                raise ModelError(f"{candles.label}: its price never moves in its {span} span: leave it out.")
+            origins[span].append(places + bank.starts[index])
+        rows.append(candles.columns(names)[split[0]])
+    train, validation = (np.concatenate(parts) for parts in origins.values())
+    for span, places in zip(origins, (train, validation), strict=True):
+        if not len(places):
+            label = " and ".join(series[index].label for index in member.series[:3])
+            raise ModelError(
+                f"{label}: no window of {options.context} + {options.horizon} candles fits into its {span} span; "
+                "give it more history."
+            )
     mean, inverse = fit_scaling(np.concatenate(rows), names)
     return Task(
-        seed=seed,
-        symbol=symbol,
-        timeframe=series[indices[0]].timeframe,
-        members=indices,
-        train=origins,
-        validation=evenly_spread(later, options.max_validation_windows),
+        seed=member.seed,
+        symbol=member.symbol,
+        timeframe=series[member.series[0]].timeframe,
+        members=member.series,
+        train=train,
+        validation=evenly_spread(validation, options.max_validation_windows),
         mean=mean,
         inverse=inverse,
         options=options,
     )
 
 
-def split_origins(one: Series, options: Preset) -> tuple[np.ndarray, np.ndarray]:
+def split_origins(series: Series, options: Preset) -> tuple[np.ndarray, np.ndarray]:
     """Training origins (of the span's last `max_train_rows` rows), and validation origins whose context is later."""
-    train = one.origins("train", options.context, options.horizon, options.stride)
-    first, end = one.spans.get("train", (0, 0))
+    train = series.origins("train", options.context, options.horizon, options.stride)
+    first, end = series.spans.get("train", (0, 0))
     if options.max_train_rows:
         first = max(first, end - options.max_train_rows)
         train = train[train - options.context + 1 >= first]
-    validation = one.origins("validation", options.context, options.horizon, options.stride)
+    validation = series.origins("validation", options.context, options.horizon, options.stride)
     return train, validation[validation - options.context + 1 >= end]
 
 
@@ -170,21 +216,16 @@ def epoch_order(task: Task, epoch: int, steps: int, batch: int) -> np.ndarray:
     earlier epochs, and does not depend on other members.
     """
     n = len(task.train)
-    if steps * batch >= n and steps == -(-n // batch):  # an epoch is one pass: the last batch may be short
-        return task.train[_shuffled(task.seed, epoch, n)]
-    position, missing, parts = epoch * steps * batch, steps * batch, []
-    while missing > 0:
-        number, inside = divmod(position, n)
-        part = _shuffled(task.seed, number, n)[inside : inside + missing]
-        parts.append(part)
-        position, missing = position + len(part), missing - len(part)
-    return task.train[np.concatenate(parts)]
-
-
-def _shuffled(seed: int, number: int, n: int) -> np.ndarray:
-    """A permutation of 0 .. n - 1 that belongs to this seed and this pass."""
-    key = np.array([seed & (2**64 - 1), number + 1], dtype=np.uint64)
-    return np.random.Generator(np.random.Philox(key=key)).permutation(n)
+    first, count = epoch * steps * batch, steps * batch
+    if steps == -(-n // batch):  # an epoch is one pass: the last batch may be short
+        first, count = epoch * n, n
+    passes = []
+    for number in range(first // n, -(-(first + count) // n)):
+        key = np.array([task.seed & (2**64 - 1), number + 1], dtype=np.uint64)
+        passes.append(np.random.Generator(np.random.Philox(key=key)).permutation(n))
+    inside = first % n
+    order: np.ndarray = task.train[np.concatenate(passes)[inside : inside + count]]
+    return order
 
 
 def steps_per_epoch(task: Task, options: Preset) -> int:

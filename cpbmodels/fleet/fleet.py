@@ -124,8 +124,8 @@ class Fleet:
         self.net_of(count)
         if count not in self.prefixes:
             weights = {
-                name: own[:count].detach().requires_grad_()
-                for name, own in self.compute_weights.weights.items()
+                name: weight[:count].detach().requires_grad_()
+                for name, weight in self.compute_weights.weights.items()
             }
             first = next(iter(weights.values())).detach()
             self.prefixes[count] = Prefix(
@@ -163,9 +163,9 @@ class Fleet:
         total = windows.clamp(min=1)
         # Each micro-batch is [K, B / parts]. Its weights are divided by the whole batch's, so the sum of the parts'
         # gradients is the gradient of the mean loss of the batch.
-        micro = zip(origins.chunk(parts, 1), weight.chunk(parts, 1), strict=True)
-        for part, (own, own_weight) in enumerate(micro):
-            grad = self.backward(bank, own, own_weight / total[:, None], prefix, part)
+        shares = (weight / total[:, None]).chunk(parts, 1)
+        for part, (rows, share) in enumerate(zip(origins.chunk(parts, 1), shares, strict=True)):
+            grad = self.backward(bank, rows, share, prefix, part)
         # [K], 1 for rows that take no step. None costs nothing: then one launch updates all rows.
         held = (windows == 0).float() if maskable else None
         self.update(prefix, grad, lr, held, maskable)
@@ -181,7 +181,22 @@ class Fleet:
         if self.scale is not None:
             held = self._unscale(self.grad[:count], self.scale[:count], held)
         self._clip(count)
-        self._update(prefix, lr, held, 0 if self.scale is not None else count - maskable)
+        decay = self.net_of(count).options.weight_decay
+        if isinstance(decay, Tensor) or (isinstance(lr, Tensor) and lr.dim()):
+            self._update_by_row(count, lr, decay, held)
+            return
+        # torch's kernels take one `found_inf` per launch: if it is 1 they do nothing. So rows that may be held have
+        # a launch each, behind one for all rows that are not.
+        if held is None:
+            foreach_add_(prefix.counts, 1)
+            self._launch(prefix, slice(None), lr, None)
+            return
+        self.steps[:count] += 1 - held  # a row that takes no step keeps its bias correction
+        certain = 0 if self.scale is not None else count - maskable
+        if certain:
+            self._launch(prefix, slice(certain), lr, None)
+        for row in range(certain, count):
+            self._launch(prefix, slice(row, row + 1), lr, held[row])
 
     def backward(self, bank: Bank, origins: Tensor, weight: Tensor, prefix: Prefix, part: int) -> Tensor:
         """Gradients of one micro-batch into (part 0) or onto the gradient matrix [count, P]; its loss onto the epoch's.
@@ -191,8 +206,8 @@ class Fleet:
         count, net = len(origins), self.net_of(len(origins))
         # Context [K, B, C, F] and targets [K, B, H, 4], read from the bank by row number.
         window = net.gather(bank, origins, self.scaling.rows(count), future=True)
-        draws = _NO_DRAWS
-        if self._is_random():
+        draws, options = _NO_DRAWS, self.net.options
+        if options.dropout > 0 or 0 < options.teacher_forcing < 1:  # alike in all rows: `fleet_key`
             draws = Draws(self.seeds[:count], self.steps[:count].long(), part, net.kernels is not None)
         losses = (net.loss(window, prefix.weights, draws) * weight).sum(1)  # [K, B] -> [K]
         self.loss_sum[:count] += losses.detach()
@@ -213,15 +228,11 @@ class Fleet:
             pieces.append(grad.flatten(1))  # [K, weights of one layer]
             if gap is not None:
                 pieces.append(gap)
-        found = torch.cat(pieces, 1)  # [K, P]; the pieces are in the layout's order, with its gaps
+        gradient = torch.cat(pieces, 1)  # [K, P]; the pieces are in the layout's order, with its gaps
         if self.kernels and self.net.options.accumulate == 1:
-            return found
-        rows = self.grad[: len(found)]
-        return (rows.copy_ if first else rows.add_)(found)
-
-    def _is_random(self) -> bool:
-        options = self.net.options
-        return options.dropout > 0 or 0 < options.teacher_forcing < 1  # alike in all rows: `fleet_key`
+            return gradient
+        rows = self.grad[: len(gradient)]
+        return (rows.copy_ if first else rows.add_)(gradient)
 
     def _clip(self, count: int) -> None:
         """Scale every row's gradient to a norm of at most `clip`."""
@@ -244,26 +255,6 @@ class Fleet:
             factor, held = torch.where(masked[:, None] > 0, 1.0, factor), torch.maximum(held, masked)
         scale.mul_(factor).clamp_(1.0, 2.0**24)
         return held
-
-    def _update(self, prefix: Prefix, lr: float | Tensor, held: Tensor | None, certain: int) -> None:
-        """Adam or AdamW: one launch for the first `certain` rows, and a launch for each row after them.
-
-        The kernels take one `found_inf` per launch: if it is 1 they do nothing. `held` [K] states it per row.
-        If rows have rates or decays of their own, no fused kernel fits: `_update_by_row`.
-        """
-        decay = self.net_of(len(prefix.rows)).options.weight_decay
-        if isinstance(decay, Tensor) or (isinstance(lr, Tensor) and lr.dim()):
-            self._update_by_row(len(prefix.rows), lr, decay, held)
-            return
-        if held is None:
-            foreach_add_(prefix.counts, 1)
-            self._launch(prefix, slice(None), lr, None)
-            return
-        self.steps[: len(held)] += 1 - held  # a row that takes no step keeps its bias correction
-        if certain:
-            self._launch(prefix, slice(certain), lr, None)
-        for row in range(certain, len(held)):
-            self._launch(prefix, slice(row, row + 1), lr, held[row])
 
     def _update_by_kernel(
         self, prefix: Prefix, grad: Tensor, lr: float | Tensor, held: Tensor | None
@@ -313,8 +304,8 @@ class Fleet:
         Adam adds decay x weight to the gradient, AdamW takes rate x decay x weight off the weight. With t steps done,
         m and v the moments: weight -= rate / (1 - b1^t) m / (sqrt(v / (1 - b2^t)) + eps), in the fused kernels' order.
         """
-        flat, grad, first, second = (one[:count] for one in (self.flat, self.grad, self.first, self.second))
-        kept = [one.clone() for one in (flat, first, second)] if held is not None else []
+        flat, grad, first, second = (m[:count] for m in (self.flat, self.grad, self.first, self.second))
+        kept = [rows.clone() for rows in (flat, first, second)] if held is not None else []
         self.steps[:count] += 1 if held is None else 1 - held
         done = self.steps[:count, None].double()  # [K, 1]; b^t in float32 would lose digits at b = .999
         rate, decay = by_row(lr, done), by_row(decay, done)
@@ -336,15 +327,15 @@ class Fleet:
         count = len(origins)
         self.compute_weights.refresh(count)
         total = self.loss_sum.new_zeros(count)  # [K']
-        for own, own_weight in zip(origins.split(batch, 1), weight.split(batch, 1), strict=True):
-            total += self.weighted_losses(bank, own, own_weight)
+        for rows, shares in zip(torch.split(origins, batch, 1), torch.split(weight, batch, 1), strict=True):
+            total += self.weighted_losses(bank, rows, shares)
         return total / weight.sum(1).clamp(min=1)
 
     @torch.no_grad()
     def weighted_losses(self, bank: Bank, origins: Tensor, weight: Tensor) -> Tensor:
         """Sum [K'] of the losses of windows [K', V] times their weights, with the weights last refreshed."""
         count = len(origins)
-        weights = {name: own[:count] for name, own in self.compute_weights.weights.items()}
+        weights = {name: rows[:count] for name, rows in self.compute_weights.weights.items()}
         net = self.net_of(count)
         window = net.gather(bank, origins, self.scaling.rows(count), future=True)
         return (net.loss(window, weights, None) * weight).sum(1)

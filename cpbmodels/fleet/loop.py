@@ -1,7 +1,5 @@
 """The only training loop: epochs of a fleet, early stop and best snapshot per member, checkpoints.
 
-`Job` describes one training, which all its fleets share; `EpochRecord` and `StepRecord` are what it reports.
-
 A member is active until it stops. The first rows take part in a step (`stepped`): those of the active members
 and, on a GPU, of a few stopped members beside them. Those are still updated, but their result is the saved snapshot.
 
@@ -16,10 +14,9 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 import numpy as np
@@ -37,58 +34,11 @@ from cpbmodels.fleet.checkpoint import Checkpoints, is_same
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import Graphs, StepRunner, ValidationRunner
 from cpbmodels.fleet.member import Member
-from cpbmodels.fleet.net import Net
-from cpbmodels.fleet.plan import windows_in_flight
+from cpbmodels.fleet.net import Net, windows_in_flight
 from cpbmodels.kernels.support import off_reason
 
-
-@dataclass(frozen=True)
-class EpochRecord:
-    """What `on_epoch` is called with, once per fleet and epoch.
-
-    epoch: from 1. epochs: at most as many. lr: learning rate at the end of the epoch, of the first member.
-    members: one dict per member that trained in this epoch: index in the returned list, symbol, timeframe, seed,
-        train_loss, val_loss, lr, best_val_loss, stopped ("" while it goes on).
-    windows_per_s, seconds: of the whole fleet, validation included.
-    memory: MB and percent, as `Monitor.latest` gives them.
-    """
-
-    epoch: int
-    epochs: int
-    lr: float
-    members: list[dict[str, Any]]
-    windows_per_s: float
-    seconds: float
-    memory: dict[str, float]
-
-
-OnEpoch = Callable[[EpochRecord], Iterable[int] | None]
-"""Called after every epoch of a fleet; may return indices of members that shall stop now (of other fleets: ignored)."""
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """What `on_step` is called with: once before a fleet's first step, then about every 0.3 s within an epoch.
-
-    epoch: from 1, of at most `epochs`. step: done of the epoch's `steps` (on a GPU: launched). members: indices in the
-    returned list of those that train. of_members: how many the whole call trains.
-    device: as in `cpu` or `cuda:0`. data: rows and columns of the candles there, data_mb: their size.
-    """
-
-    epoch: int
-    epochs: int
-    step: int
-    steps: int
-    members: list[int]
-    of_members: int
-    device: str
-    data: tuple[int, int]
-    data_dtype: str
-    data_mb: float
-
-
-OnStep = Callable[[StepRecord], bool | None]
-"""May return True: the fleet's members then stop within this epoch, each with the snapshot of its best epoch so far."""
+REPORT_INTERVAL_S = 0.3
+"""Seconds between two reports within an epoch: often enough for a bar, and nothing beside the steps."""
 
 
 class Stopped(Exception):
@@ -96,8 +46,12 @@ class Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
-    """Everything a fleet needs besides its tasks. `options` are what its members have in common (`Task.options`)."""
+class FleetJob:
+    """All that one fleet trains on and how. `options` are what its members have in common (`Task.options`).
+
+    on_epoch: called with the loop, the epoch's windows and its seconds.
+    on_step: called with the loop, the steps done of the epoch and all of them; True: stop the members now.
+    """
 
     series: list[Series]
     architecture: str
@@ -105,54 +59,41 @@ class Job:
     device: torch.device
     dtype: torch.dtype  # of the master weights
     compute: torch.dtype  # of the products
-    checkpoint: Path | None
-    resume: bool
-    warm: list[Member | None] | None  # per task, the member it continues from
-    on_epoch: OnEpoch | None
-    on_step: OnStep | None = None
-    of_members: int = 0  # members of the whole call
+    bank: Bank
+    tasks: list[Task]
+    checkpoint: Path | None = None
+    resume: bool = False
+    warm: list[Member | None] | None = None  # per task of the call, the member it continues from
+    on_epoch: Callable[[Loop, int, float], None] | None = None
+    on_step: Callable[[Loop, int, int], bool] | None = None
     kernels: bool | str = True  # use `cpbmodels.kernels` where they can be used; False or a reason: do not
     halved_to: int = 0  # members at once since memory ran out; 0: it has not
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held while `on_epoch` or `on_step` runs
     stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step
 
     @property
     def kernels_off(self) -> str:
-        """Why its fleets do not use `cpbmodels.kernels`; "" where they may, if `check.kernels_off` agrees."""
+        """Why the fleet does not use `cpbmodels.kernels`; "" where it may, if `check.kernels_off` agrees."""
         return off_reason(find(self.architecture), self.options, self.device, self.compute, self.kernels)
 
-    def net(self) -> Net:
-        """The net of its fleets."""
-        kernels = None if self.kernels_off else self.compute
-        return Net(self.architecture, self.options, self.device, self.dtype, kernels)
-
-
-def make_fleet(job: Job, net: Net, tasks: list[Task]) -> Fleet:
-    """A fleet with the initial weights of each task, or those of the member it continues from, on the device."""
-    warm = [job.warm[task.index] if job.warm is not None else None for task in tasks]
-    rows = [
-        _warm_row(net, old) if old else torch.as_tensor(net.layout.initial(task.seed))[None]
-        for task, old in zip(tasks, warm, strict=True)
-    ]
-    flat = torch.cat(rows)
-    scales = (np.stack([getattr(task, name) for task in tasks]) for name in ("mean", "inverse"))
-    scaling = Scaling(*(torch.as_tensor(one).to(job.device, job.dtype) for one in scales))
-    seeds = torch.tensor([task.seed for task in tasks], device=job.device)
-    differ = differing([task.options for task in tasks], job.device)
-    return Fleet(net, flat.to(job.device, job.dtype), seeds, scaling, job.compute, differ)
-
-
-def _warm_row(net: Net, member: Member) -> Tensor:
-    if member.rows.shape != (1, net.layout.size):
-        raise ModelError(
-            f"warm_start: {member.config.get('symbol')} has other dimensions than the new model (or is an ensemble): "
-            "start without it, or with its options."
-        )
-    return member.rows
-
-
-REPORT_INTERVAL_S = 0.3
-"""Seconds between two reports within an epoch: often enough for a bar, and nothing beside the steps."""
+    def fleet(self, net: Net | None = None) -> Fleet:
+        """A fleet with the initial weights of each task, or those of the member it continues from, on the device."""
+        if net is None:
+            kernels = None if self.kernels_off else self.compute
+            net = Net(self.architecture, self.options, self.device, self.dtype, kernels)
+        rows = []
+        for task in self.tasks:
+            member = self.warm[task.index] if self.warm is not None else None
+            if member and member.rows.shape != (1, net.layout.size):
+                raise ModelError(
+                    f"warm_start: {member.config.get('symbol')} has other dimensions than the new model (or is an "
+                    "ensemble): start without it, or with its options."
+                )
+            rows.append(member.rows if member else torch.as_tensor(net.layout.initial(task.seed))[None])
+        scales = (np.stack([getattr(task, name) for task in self.tasks]) for name in ("mean", "inverse"))
+        scaling = Scaling(*(torch.as_tensor(scale).to(self.device, self.dtype) for scale in scales))
+        seeds = torch.tensor([task.seed for task in self.tasks], device=self.device)
+        differ = differing([task.options for task in self.tasks], self.device)
+        return Fleet(net, torch.cat(rows).to(self.device, self.dtype), seeds, scaling, self.compute, differ)
 
 
 @dataclass
@@ -196,36 +137,29 @@ class Progress:
 
 
 class Loop:
-    """Trains one fleet of tasks to the end. Row r of the fleet belongs to task `order[r]`."""
+    """Trains one fleet to the end. Row r of the fleet belongs to task `order[r]`."""
 
-    def __init__(
-        self,
-        fleet: Fleet,
-        bank: Bank,
-        tasks: list[Task],
-        options: Preset,
-        monitor: Monitor | None = None,
-        stop: Event | None = None,
-        on_step: Callable[[Loop, int, int], bool] | None = None,
-    ) -> None:
-        self.stop, self.on_step, self.last_report, self.stop_requested = stop or Event(), on_step, 0.0, False
-        self.fleet, self.bank, self.tasks, self.options = fleet, bank, tasks, options
-        self.monitor = monitor or Monitor(fleet.flat.device)
-        self.progress = [Progress() for _ in tasks]
+    def __init__(self, job: FleetJob, fleet: Fleet, monitor: Monitor) -> None:
+        self.job, self.fleet, self.monitor = job, fleet, monitor
+        self.bank, self.tasks, self.options = job.bank, job.tasks, job.options
+        self.last_report, self.stop_requested = 0.0, False
+        self.progress = [Progress() for _ in self.tasks]
         # The micro-batches are the fleet's: they are doubled when memory runs out.
-        self.own_options = [replace(task.options, accumulate=options.accumulate) for task in tasks]
-        self.steps = [steps_per_epoch(task, options) for task in tasks]
-        self.order = list(range(len(tasks)))
+        self.own_options = [replace(task.options, accumulate=self.options.accumulate) for task in self.tasks]
+        self.steps = [steps_per_epoch(task, self.options) for task in self.tasks]
+        self.order = list(range(len(self.tasks)))
         self.epoch, self.windows, self.seconds = 0, 0, 0.0
         self.planned: dict[tuple[int, int], np.ndarray] = {}  # by epoch and task, what `epoch_order` gives
         device = fleet.flat.device
-        self.graphs = Graphs(device) if options.cuda_graph and device.type == "cuda" else None
-        self.runner = StepRunner(fleet, bank, self.graphs)
-        in_flight = windows_in_flight(options.context, device)
-        self.validator = ValidationRunner(fleet, bank, self.graphs, in_flight)
+        self.graphs = Graphs(device) if self.options.cuda_graph and device.type == "cuda" else None
+        self.runner = StepRunner(fleet, self.bank, self.graphs)
+        in_flight = windows_in_flight(self.options.context, device)
+        self.validator = ValidationRunner(fleet, self.bank, self.graphs, in_flight)
         self.validation: tuple[Tensor, Tensor] | None = None
         self.rates_differ = any(
-            getattr(one, name) != getattr(options, name) for one in self.own_options for name in IN_RATE
+            getattr(options, name) != getattr(self.options, name)
+            for options in self.own_options
+            for name in IN_RATE
         )
         self.steps_taken = torch.empty(0)  # steps [stepped] of this epoch, on the device
         self.compact()
@@ -233,7 +167,7 @@ class Loop:
     @property
     def active(self) -> int:
         """Members still training: the first rows."""
-        return sum(not one.stopped for one in self.progress)
+        return sum(not progress.stopped for progress in self.progress)
 
     @property
     def stepped(self) -> int:
@@ -251,24 +185,25 @@ class Loop:
             self.order = [self.order[row] for row in rank]
             self.validation = None  # its rows lie in the old order
 
-    def run(
-        self, checkpoints: Checkpoints | None, on_epoch: Callable[[Loop, int, float], None] | None
-    ) -> None:
-        """Epoch after epoch until every member has stopped. `on_epoch` gets the epoch's windows and seconds."""
+    def run(self, checkpoints: Checkpoints | None) -> None:
+        """Epoch after epoch until every member has stopped."""
         self.report_progress(0, max(self.steps))
         while self.active:
             started = time.perf_counter()
             windows = self.train_epoch()
-            if self.stop_requested:
-                self.stop_now()
+            if self.stop_requested:  # snapshots are of earlier epochs, or the initial weights
+                for progress in self.progress:
+                    if not progress.stopped:
+                        progress.stopped = "on_request"
+                        progress.reason = f"stopped on request within epoch {self.epoch + 1}"
                 return
             self.validate_epoch()
             if checkpoints is not None and self.active:  # nothing continues from the last epoch
                 checkpoints.save(self.epoch, self.tensors(), self.state())
             seconds = time.perf_counter() - started
             self.windows, self.seconds = self.windows + windows, self.seconds + seconds
-            if on_epoch is not None:
-                on_epoch(self, windows, seconds)
+            if self.job.on_epoch is not None:
+                self.job.on_epoch(self, windows, seconds)
             self.compact()
 
     def train_epoch(self) -> int:
@@ -281,38 +216,38 @@ class Loop:
         rates = rate_tensor(self.rates(max(steps)), origins.device)  # [steps] or [steps, stepped]
         self.runner.load(origins, weight, rates, min(steps) < max(steps))
         for step in range(max(steps)):
-            if self.stop.is_set():
+            if self.job.stop.is_set():
                 raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
             if self.stop_requested:
                 break
-            self.runner.step(sum(own > step for own in steps))  # rows of members with fewer steps come last
+            self.runner.step(
+                sum(number > step for number in steps)
+            )  # rows of members with fewer steps come last
             self.report_progress(step + 1, max(steps))
         return windows
 
     def report_progress(self, step: int, steps: int) -> None:
         """Report the steps done of this epoch, at most every `REPORT_INTERVAL_S`, from the host alone."""
-        if self.on_step is not None and (now := time.perf_counter()) - self.last_report >= REPORT_INTERVAL_S:
+        if (
+            self.job.on_step is not None
+            and (now := time.perf_counter()) - self.last_report >= REPORT_INTERVAL_S
+        ):
             self.last_report = now
-            self.stop_requested = self.on_step(self, step, steps)
-
-    def stop_now(self) -> None:
-        """Stop all members in the middle of an epoch: their snapshots are of earlier epochs, or the initial weights."""
-        for one in self.progress:
-            if not one.stopped:
-                one.stopped, one.reason = "on_request", f"stopped on request within epoch {self.epoch + 1}"
+            self.stop_requested = self.job.on_step(self, step, steps)
 
     def rates(self, steps: int) -> np.ndarray:
         """Learning rates of the epoch's steps: [steps], or [steps, rows] if members differ in `IN_RATE`."""
         if not self.rates_differ:
             return step_rates(self.options, self.epoch, steps)
-        own = [self.own_options[task] for task in self.order[: self.stepped]]
-        keys = [tuple(getattr(one, name) for name in IN_RATE) for one in own]
-        made = {
-            key: step_rates(one, self.epoch, steps) for key, one in dict(zip(keys, own, strict=True)).items()
-        }
-        return np.stack(
-            [made[key] for key in keys], 1
-        )  # a schedule is computed once for all rows that share it
+        schedules: dict[tuple[Any, ...], np.ndarray] = {}  # each is computed once for all rows that share it
+        rows = []
+        for task in self.order[: self.stepped]:
+            options = self.own_options[task]
+            key = tuple(getattr(options, name) for name in IN_RATE)
+            if key not in schedules:
+                schedules[key] = step_rates(options, self.epoch, steps)
+            rows.append(schedules[key])
+        return np.stack(rows, 1)
 
     def plan_epoch(self) -> tuple[Tensor, Tensor, int]:
         """Rows and weights [stepped, steps x B] of the epoch's windows, on the device; how many windows they are.
@@ -321,27 +256,24 @@ class Loop:
         """
         stepped, windows = self.order[: self.stepped], []
         for task in stepped:
-            own = self.planned.pop(
+            ahead = self.planned.pop(
                 (self.epoch, task), None
             )  # shuffled while a GPU validated the epoch before
-            windows.append(self._epoch_order(task, self.epoch) if own is None else own)
+            windows.append(self._epoch_order(task, self.epoch) if ahead is None else ahead)
         self.planned.clear()  # what is left belongs to members that have stopped
         width = max(self.steps[task] for task in stepped) * self.options.batch_size
-        rows, weight = self.padded(windows, [own[0] for own in windows], width)
+        rows, weight = self.padded(windows, [rows[0] for rows in windows], width)
         return rows, weight, sum(map(len, windows))
 
     def padded(
         self, windows: Sequence[np.ndarray], fillers: Sequence[int], width: int = 1
     ) -> tuple[Tensor, Tensor]:
         """Windows of each member as [members, width or more], on the device, and their weights: 0 for its filler."""
-        width = max(width, *(len(own) for own in windows))
-        rows = np.stack(
-            [
-                np.pad(own, (0, width - len(own)), constant_values=f)
-                for own, f in zip(windows, fillers, strict=True)
-            ]
-        )
-        weight = np.arange(width) < np.array([len(own) for own in windows])[:, None]
+        counts = np.array(list(map(len, windows)))[:, None]
+        width = max(width, int(counts.max()))
+        rows = np.repeat(np.array(fillers)[:, None], width, 1)
+        weight = np.arange(width) < counts
+        rows[weight] = np.concatenate(windows)
         flat = self.fleet.flat
         return torch.as_tensor(rows).to(flat.device), torch.as_tensor(weight).to(flat)
 
@@ -370,9 +302,9 @@ class Loop:
             progress, train_loss, val_loss = self.progress[task], losses[0][row], losses[1][row]
             if progress.stopped:  # stepped beside the others to fill a graph's rows; its snapshot stands
                 continue
-            own = self.own_options[task]
-            rate = learning_rate(own, self.epoch)
-            if progress.record(self.epoch, train_loss, val_loss, rate, own):
+            options = self.own_options[task]
+            rate = learning_rate(options, self.epoch)
+            if progress.record(self.epoch, train_loss, val_loss, rate, options):
                 better.append(row)
         rows = torch.tensor(better, dtype=torch.long, device=self.fleet.flat.device)
         self.fleet.best[rows] = self.fleet.flat[rows]  # [better, P], the weights that validated best so far
@@ -381,9 +313,9 @@ class Loop:
     def validation_windows(self) -> tuple[Tensor, Tensor]:
         """Rows and weights [K, V] of all members' validation windows; moved to the device once per ordering."""
         if self.validation is None:
-            own = [self.tasks[task].validation for task in self.order]
+            tasks = [self.tasks[task] for task in self.order]
             # Any row of the member's own will do if it has fewer windows: their weight is 0.
-            self.validation = self.padded(own, [self.tasks[task].train[0] for task in self.order])
+            self.validation = self.padded([t.validation for t in tasks], [t.train[0] for t in tasks])
             self.validator.load(*self.validation)
         return self.validation
 
@@ -404,7 +336,7 @@ class Loop:
         return {
             "epoch": self.epoch,
             "order": self.order,
-            "progress": [asdict(one) for one in self.progress],
+            "progress": [asdict(progress) for progress in self.progress],
             "windows": self.windows,
             "seconds": self.seconds,
             "training": self.identity(),
@@ -413,13 +345,14 @@ class Loop:
     def identity(self) -> dict[str, Any]:
         """What must be equal for a checkpoint to belong to this training."""
         no_effect = ("fleet_size", "workers", "cuda_graph")  # how it runs, not what it computes
-        each = [
-            repr(sorted((k, v) for k, v in one.as_dict().items() if k not in no_effect))
-            for one in dict.fromkeys(self.own_options)
-        ]
         # Options that all members share are written once; else each member by its place in the list.
-        places = {one: place for place, one in enumerate(dict.fromkeys(self.own_options))}
-        options = each[0] if len(each) == 1 else repr((each, [places[one] for one in self.own_options]))
+        different = list(dict.fromkeys(self.own_options))
+        each = [
+            repr(sorted((k, v) for k, v in options.as_dict().items() if k not in no_effect))
+            for options in different
+        ]
+        places = [different.index(options) for options in self.own_options]
+        options = each[0] if len(each) == 1 else repr((each, places))
         digest = hashlib.sha256()
         for task in self.tasks:
             for part in (task.train, task.validation, task.mean, task.inverse):
@@ -429,10 +362,9 @@ class Loop:
 
     def resume(self, checkpoints: Checkpoints) -> bool:
         """Continue from the newest checkpoint; False if there is none for these members."""
-        found = checkpoints.latest()
-        if found is None:
+        if (checkpoint := checkpoints.latest()) is None:
             return False
-        tensors, state = found
+        tensors, state = checkpoint
         # Other members of this training start from scratch; a checkpoint of another training is an error.
         if not is_same(state["training"], self.identity(), checkpoints.folder):
             return False
@@ -443,7 +375,7 @@ class Loop:
             tensor.copy_(tensors[name])  # in place: prefixes and graphs hold views of these tensors
         self.order, self.epoch = state["order"], state["epoch"]
         self.windows, self.seconds = state["windows"], state["seconds"]
-        self.progress = [Progress(**one) for one in state["progress"]]
+        self.progress = [Progress(**values) for values in state["progress"]]
         self.validation = None
         self.compact()
         return True

@@ -22,12 +22,12 @@ from cpbmodels.data.figures import FEATURE_WARMUP
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, shown
+from cpbmodels.fleet.bank import ALL_SYMBOLS
 from cpbmodels.fleet.checkpoint import write_whole
 from cpbmodels.fleet.config import (
     CONFIG,
     DIGEST,
     MAX_BYTES,
-    MAX_ROWS,
     OPTIONS,
     PART_FIELDS,
     PARTS,
@@ -41,8 +41,7 @@ from cpbmodels.fleet.config import (
     sealed,
 )
 from cpbmodels.fleet.net import DTYPES, Net
-from cpbmodels.fleet.plan import ALL_SYMBOLS
-from cpbmodels.fleet.prediction import Forecast, forecast_all, predict_rows
+from cpbmodels.fleet.predict import Forecast, forecast_all, predict_rows
 
 if TYPE_CHECKING:
     import polars as pl
@@ -152,15 +151,15 @@ class Member:
                 the last candle are not known yet.
         """
         check_series(self, series)
-        found = forecast_all([self], [series])[0]
-        if not go_back and found.issued_row != len(series) - 1:
+        forecast = forecast_all([self], [series])[0]
+        if not go_back and forecast.issued_row != len(series) - 1:
             age = int((series.segments == series.segments[-1]).sum())
             more = max(FEATURE_WARMUP + self.context - age, 1)
             raise ModelError(
                 f"{series.label}: no forecast after its last candle: a gap or jump {age} candles before its end leaves "
                 f"columns that are not known yet; {more} more candles without a gap or jump are needed."
             )
-        return found
+        return forecast
 
     def predict(self, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
         """The forecasts from every origin, as rows of `Forecast.to_frame`; for backtests.
@@ -178,7 +177,7 @@ class Member:
 
         Forecasts from earlier origins do not test the model.
         """
-        text = self.config.get("known_until") or self.config.get("bounds", {}).get("test", [None, None])[1]
+        text = self.config.get("known_until")
         return datetime.fromisoformat(text) if text else None
 
     def __repr__(self) -> str:
@@ -208,8 +207,11 @@ class Member:
 
     def _tensors(self) -> dict[str, Tensor]:
         if self.parts:
-            each = enumerate(self.parts)
-            return {f"{place}.{name}": one for place, part in each for name, one in part._tensors().items()}
+            return {
+                f"{place}.{name}": tensor
+                for place, part in enumerate(self.parts)
+                for name, tensor in part._tensors().items()
+            }
         views = self.net().layout.views(self.rows)
         named = {f"weights.{name}": view.contiguous() for name, view in views.items()}
         return named | {"input.mean": self.mean, "input.inverse": self.inverse, "head.table": self.table}
@@ -252,11 +254,14 @@ def _bare_symbol(symbol: str) -> str:
     return "".join(filter(str.isalnum, symbol.partition(":")[0])).upper()
 
 
+MAX_ROWS = 1_000  # models in an ensemble
+
+
 def load(folder: str | Path) -> Member:
     """A member from its folder. Reads no pickle and runs no code from it.
 
-    `config.json` is checked before anything is allocated (`cpbmodels.fleet.config`), then the names, shapes and
-    dtypes in the weights' header, then the sha256 of both files, then whether every weight is finite.
+    `config.json` is checked before anything is allocated (`cpbmodels.fleet.config`), then the sha256 of both files,
+    then the names, shapes and dtypes of the weights, and whether all are finite.
 
     Raises:
         ModelError: what is wrong and where, in one sentence.
@@ -270,58 +275,96 @@ def load(folder: str | Path) -> Member:
     try:
         with (folder / CONFIG).open("rb") as file:
             config = parse(file.read(MAX_BYTES + 1), folder)
-        configs = part_configs(config)
-        for one in configs:
-            _check_installed(one, folder)
         options = check_whole(config, folder)
-        nets = [_net(one, folder) for one in configs]
-        with (folder / WEIGHTS).open("rb") as file:
-            _check_header(folder / WEIGHTS, nets, folder)
-            weights = file.read()
+        weights = (folder / WEIGHTS).read_bytes()
+        # Both digests are those of the files: a member saved from this member has its own.
         if config.pop(WEIGHTS_DIGEST) != hashlib.sha256(weights).hexdigest():
             raise damaged(folder, "the sha256 of model.safetensors differs from config.json")
+        del config[DIGEST]
         tensors = from_bytes(weights)
-    except FileNotFoundError as missing:
+    except OSError as error:
         raise ModelError(
-            f"{missing.filename} is missing: a model folder holds config.json and model.safetensors."
+            f"{error.filename or folder} cannot be read ({error.strerror}): a model folder holds {CONFIG} "
+            f"and {WEIGHTS}."
         ) from None
-    except OSError as broken:
-        raise ModelError(
-            f"{broken.filename or folder} cannot be read ({broken.strerror}): check the folder."
-        ) from None
-    except SafetensorError as broken:
-        raise damaged(folder, str(broken)) from None
-    for one in (config, *configs):
-        one.pop(
-            DIGEST, None
-        )  # both digests are those of the files: a member saved from this member has its own
-        one.pop(WEIGHTS_DIGEST, None)
-    parts = [
-        _member(own, net, _of_part(tensors, place, len(nets)), folder)
-        for place, (own, net) in enumerate(zip(configs, nets, strict=True))
-    ]
+    except SafetensorError as error:
+        raise damaged(folder, str(error)) from None
+    configs, parts = part_configs(config), []
+    for place, part in enumerate(configs):
+        prefix = f"{place}." if len(configs) > 1 else ""
+        names = [name for name in tensors if name.startswith(prefix)]
+        parts.append(_member(part, {name.removeprefix(prefix): tensors.pop(name) for name in names}, folder))
+    if tensors:
+        raise _differ(folder, min(tensors))
     if len(parts) == 1:
         return parts[0]
     history, report = config.pop("history", []), config.pop("report", {})
     return replace(average(parts, options), config=config, history=history, report=report)
 
 
+def _member(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> Member:
+    """A member that is no average from its checked config and its tensors; ModelError if these do not fit."""
+    architecture, options = config["architecture"], options_of(config)
+    if architecture not in architectures():
+        raise ModelError(
+            f"{folder} is a model of the architecture {shown(architecture)}, which is not installed here: install the "
+            f"package that registers it under the entry-point group {ENTRY_POINT_GROUP}."
+        )
+    try:
+        check_together(architecture, options)
+    except ModelError as error:
+        raise ModelError(f"{folder}: config.json is invalid: {error}") from None
+    net = Net(architecture, options, torch.device("cpu"), DTYPES[config["dtype"]])
+    shapes = {f"weights.{param.name}": param.shape for param in net.layout.params}
+    shapes |= dict.fromkeys(("input.mean", "input.inverse"), (len(net.columns),))
+    shapes["head.table"] = (net.head.steps, len(QUANTILES))
+    if not tensors.keys() <= shapes.keys():
+        raise _differ(folder, min(tensors.keys() - shapes.keys()))
+    count = tensors["head.table"].shape[:1].numel() if "head.table" in tensors else 0
+    for name, shape in shapes.items():
+        tensor = tensors.get(name)
+        if (
+            tensor is None
+            or tensor.dtype != net.unit.dtype
+            or tensor.shape != (count, *shape)
+            or not 1 <= count <= MAX_ROWS
+        ):
+            raise _differ(folder, name)
+        if not bool(torch.isfinite(tensor).all()):
+            raise ModelError(
+                f"{folder}: {name} holds NaN or infinity: train the model again, or fetch a different one."
+            )
+    history, report = config.pop("history", []), cast(Report, config.pop("report", {}))
+    rows = tensors["head.table"].new_zeros(count, net.layout.size)
+    for name, view in net.layout.views(rows).items():
+        view.copy_(tensors[f"weights.{name}"])
+    mean, inverse, table = (tensors[name] for name in ("input.mean", "input.inverse", "head.table"))
+    return Member(config, rows, mean, inverse, table, history, report)
+
+
+def _differ(folder: Path, name: str) -> ModelError:
+    return ModelError(
+        f"{folder}: {shown(name)} is not as config.json describes this model's weights: config and weights differ."
+    )
+
+
 def average(parts: Sequence[Member], options: Preset) -> Member:
     """One model of trained members; its history, and its report apart from `diverged`, are the first member's."""
     first, nothing = parts[0], torch.empty(0)
-    own = {name: value for name, value in first.config.items() if name not in OPTIONS}
+    shared = {name: value for name, value in first.config.items() if name not in OPTIONS}
     described = [
-        {name: one.config[name] for name in (*PART_FIELDS, *OPTIONS) if name in one.config} for one in parts
+        {name: part.config[name] for name in (*PART_FIELDS, *OPTIONS) if name in part.config}
+        for part in parts
     ]
     return Member(
-        config={**own, "architecture": AVERAGE, **options.as_dict(), PARTS: described},
+        config={**shared, "architecture": AVERAGE, **options.as_dict(), PARTS: described},
         rows=nothing,
         mean=nothing,
         inverse=nothing,
         table=nothing,
         parts=tuple(parts),
         history=first.history,
-        report={**first.report, "diverged": any(one.report.get("diverged", False) for one in parts)},
+        report={**first.report, "diverged": any(part.report.get("diverged", False) for part in parts)},
     )
 
 
@@ -334,95 +377,7 @@ def part_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
         for name, value in config.items()
         if name not in (PARTS, "history", "report", "seeds", *OPTIONS)
     }
-    return [{**common, **one} for one in config[PARTS]]
-
-
-def _ensemble_of_averages(members: list[Member]) -> Member:
-    """The average of each member's copies; a closed form's copies are equal, so the first stands for all."""
-    copies = [list(same) for same in zip(*(one.parts for one in members), strict=True)]
-    solved = [find(same[0].config["architecture"]).spec.closed_form for same in copies]
-    parts = [same[0] if alone else ensemble(same) for same, alone in zip(copies, solved, strict=True)]
-    return average(parts, members[0].options)
-
-
-def _net(config: dict[str, Any], folder: Path) -> Net:
-    """The architecture and head that a checked config describes."""
-    options = options_of(config)
-    try:
-        check_together(config["architecture"], options)
-    except ModelError as wrong:
-        raise ModelError(f"{folder}: config.json is invalid: {wrong}") from None
-    return Net(config["architecture"], options, torch.device("cpu"), DTYPES[config["dtype"]])
-
-
-def _check_installed(config: Mapping[str, Any], folder: Path) -> None:
-    name = config.get("architecture")
-    if name is not None and name not in architectures():
-        raise ModelError(
-            f"{folder} is a model of the architecture {shown(name)}, which is not installed here: install the package "
-            f"that registers it under the entry-point group {ENTRY_POINT_GROUP}."
-        )
-
-
-def _shapes(net: Net) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of a model, without the axis of its rows."""
-    weights = {f"weights.{param.name}": param.shape for param in net.layout.params}
-    columns = (len(net.columns),)
-    table = (net.head.steps, len(QUANTILES))
-    return weights | {"input.mean": columns, "input.inverse": columns, "head.table": table}
-
-
-def _prefix(place: int, of: int) -> str:
-    """Before the names of a member's tensors in an average's file."""
-    return f"{place}." if of > 1 else ""
-
-
-def _of_part(tensors: Mapping[str, Tensor], place: int, of: int) -> dict[str, Tensor]:
-    """The tensors of one member by their own names."""
-    prefix = _prefix(place, of)
-    return {name.removeprefix(prefix): one for name, one in tensors.items() if name.startswith(prefix)}
-
-
-def _check_header(path: Path, nets: Sequence[Net], folder: Path) -> None:
-    """Raise ModelError if the header of a safetensors file lists tensors other than those of these nets."""
-    from safetensors import safe_open
-
-    with safe_open(str(path), "pt") as file:  # reads the header alone
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        found = {name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
-    wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
-    for place, net in enumerate(nets):
-        prefix, kind = _prefix(place, len(nets)), {torch.float32: "F32", torch.float64: "F64"}[net.unit.dtype]
-        rows = found.get(f"{prefix}head.table", ("", (0,)))[1][:1]
-        if not rows or rows[0] not in range(1, MAX_ROWS + 1):
-            raise ModelError(
-                f"{folder}: {prefix}head.table should have 1 to {MAX_ROWS} rows: config and weights differ."
-            )
-        wanted |= {f"{prefix}{name}": (kind, (*rows, *shape)) for name, shape in _shapes(net).items()}
-    for name, one in wanted.items():
-        if found.get(name) != one:
-            raise ModelError(
-                f"{folder}: {name} should be {one}, found {shown(found.get(name))}: config and weights differ."
-            )
-    if others := found.keys() - wanted.keys():
-        raise ModelError(
-            f"{folder}: {shown(min(others))} is not a weight of this model: config and weights differ."
-        )
-
-
-def _member(config: dict[str, Any], net: Net, tensors: dict[str, Tensor], folder: Path) -> Member:
-    """The member of tensors whose names and shapes have been checked; ModelError if a value is not finite."""
-    for name, tensor in tensors.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise ModelError(
-                f"{folder}: {name} holds NaN or infinity: train the model again, or fetch a different one."
-            )
-    history, report = config.pop("history", []), cast(Report, config.pop("report", {}))
-    rows = tensors["head.table"].new_zeros(len(tensors["head.table"]), net.layout.size)
-    for name, view in net.layout.views(rows).items():
-        view.copy_(tensors[f"weights.{name}"])
-    mean, inverse, table = (tensors[name] for name in ("input.mean", "input.inverse", "head.table"))
-    return Member(config, rows, mean, inverse, table, history, report)
+    return [{**common, **part} for part in config[PARTS]]
 
 
 def ensemble(members: list[Member]) -> Member:
@@ -433,25 +388,29 @@ def ensemble(members: list[Member]) -> Member:
     if not members:
         raise ModelError("An ensemble needs at least one member.")
     if members[0].parts:
-        return _ensemble_of_averages(members)
+        # Copy by copy; a closed form's copies are equal, so the first stands for all.
+        copies = [list(same) for same in zip(*(member.parts for member in members), strict=True)]
+        solved = [find(same[0].config["architecture"]).spec.closed_form for same in copies]
+        parts = [same[0] if alone else ensemble(same) for same, alone in zip(copies, solved, strict=True)]
+        return average(parts, members[0].options)
     # `accumulate` may have grown for want of memory between one member and the next; it changes no result.
     first, ignored = members[0], {"seed", "seeds", "accumulate"}
     for other in members[1:]:
         differing = [k for k in first.config if k not in ignored and other.config.get(k) != first.config[k]]
         if differing:
             raise ModelError(f"An ensemble needs equal options, these differ: {', '.join(differing)}.")
-    seeds = [seed for one in members for seed in one.config.get("seeds", [one.config["seed"]])]
+    seeds = [seed for member in members for seed in member.config.get("seeds", [member.config["seed"]])]
     return Member(
         config={**first.config, "seeds": seeds},
-        rows=torch.cat([one.rows for one in members]),
-        mean=torch.cat([one.mean for one in members]),
-        inverse=torch.cat([one.inverse for one in members]),
-        table=torch.cat([one.table for one in members]),
+        rows=torch.cat([member.rows for member in members]),
+        mean=torch.cat([member.mean for member in members]),
+        inverse=torch.cat([member.inverse for member in members]),
+        table=torch.cat([member.table for member in members]),
         history=first.history,
         report={
             **first.report,
             "ensemble": len(seeds),
-            "accumulate": max(one.report.get("accumulate", 1) for one in members),
-            "diverged": any(one.report.get("diverged", False) for one in members),
+            "accumulate": max(member.report.get("accumulate", 1) for member in members),
+            "diverged": any(member.report.get("diverged", False) for member in members),
         },
     )

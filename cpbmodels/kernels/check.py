@@ -28,8 +28,7 @@ from cpbmodels.device.monitor import driver_version
 from cpbmodels.device.steps import FleetStep, fleet_step
 from cpbmodels.fleet.checkpoint import write_whole
 from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs
-from cpbmodels.fleet.net import Net
-from cpbmodels.fleet.plan import compute_dtype
+from cpbmodels.fleet.net import Net, compute_dtype
 from cpbmodels.kernels.support import compile_ahead, off_reason
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from cpbmodels.data.columns import feature_frame
 from cpbmodels.data.prices import RETURNS
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import WIDE_COLUMNS
-from cpbmodels.fleet.bank import Bank, make_task
+from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
 from schemas.errors import count
 from schemas.handover import Failure
 from schemas.run import BacktestSpec, base_of
@@ -200,7 +200,7 @@ def training_inputs(member: cpbmodels.Member) -> Callable[[Series], Array]:
 
     def read(series: Series) -> Array:
         bank = Bank.build([series], member.options, torch.device("cpu"), torch.float32)
-        task = make_task(bank, [series], (0,), 0, series.symbol, member.options)
+        task = make_task(bank, [series], MemberPlan((0,), 0, series.symbol), member.options)
         windows = np.zeros((len(series), 1))
         windows[task.train], windows[task.validation] = 1, 2
         scaling = np.concatenate([task.mean, task.inverse])

@@ -84,7 +84,7 @@ def _forecasts(folder: Path, job: ShardJob, name: SeriesId, series: Series, spli
     if stored := stored_forecasts(folder / f"{split}.npz"):
         return stored
     from cpbmodels.fleet.member import load  # torch
-    from cpbmodels.fleet.prediction import predict
+    from cpbmodels.fleet.predict import predict
 
     member = load(folder / "model")
     if NO_MARKET in member.config["features"]:

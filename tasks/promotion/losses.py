@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import cpbmodels
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET, Market
-from cpbmodels.fleet.prediction import predict_each
+from cpbmodels.fleet.predict import predict_each
 from schemas.errors import DamagedError
 from schemas.handover import Compared, Judgement, SeriesRecord
 from schemas.identity import Recipe, SeriesId

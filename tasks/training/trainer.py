@@ -34,8 +34,8 @@ from cpbmodels.data.wide import NO_MARKET, Market
 from cpbmodels.device import Monitor
 from cpbmodels.device.doctor import profile_for
 from cpbmodels.fleet.member import Member
-from cpbmodels.fleet.plan import pick_device
-from cpbmodels.fleet.prediction import predict_each
+from cpbmodels.fleet.net import pick_device
+from cpbmodels.fleet.predict import predict_each
 from cpbmodels.kernels.check import kernels_off
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.handover import (

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cpbmodels
-from cpbmodels.fleet.prediction import predict_each
+from cpbmodels.fleet.predict import predict_each
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.baselines import realised, reference
 from tasks.judging.inference import block_ids, block_length

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save, save_file
 
 from cpbmodels import ModelError, architectures, load, predict, train_fleet
 from cpbmodels.fleet.config import DIGEST, FIELDS, JUDGED, OPTIONS, WEIGHTS_DIGEST, digest, sealed
-from cpbmodels.fleet.prediction import predict_each
+from cpbmodels.fleet.predict import predict_each
 
 SMALL = {
     "preset": "smoke",

@@ -14,7 +14,7 @@ from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, lstm_step
 from cpbmodels.arch.draws import Draws
 from cpbmodels.arch.layers import attend
 from cpbmodels.arch.recurrent import GruFused, GruSequence, gru, input_gates, lstm, lstm_fused, lstm_sequence
-from cpbmodels.fleet import prediction
+from cpbmodels.fleet import predict as prediction
 from cpbmodels.fleet.fleet import Fleet
 
 HARD = {

@@ -80,12 +80,12 @@ def gpu(monkeypatch):
     """Make every loop go the way of a GPU, in buckets of 4 rows; the recorders of the loops made so far."""
     made, start = [], Loop.__init__
 
-    def like_a_gpu(self, fleet, bank, *rest):
-        start(self, fleet, bank, *rest)
+    def like_a_gpu(self, job, fleet, monitor):
+        start(self, job, fleet, monitor)
         self.graphs = Recorder(self)
-        self.runner = StepRunner(fleet, bank, self.graphs)
+        self.runner = StepRunner(fleet, job.bank, self.graphs)
         self.runner.bucket = 4
-        self.validator = ValidationRunner(fleet, bank, self.graphs, in_flight=300)
+        self.validator = ValidationRunner(fleet, job.bank, self.graphs, in_flight=300)
         self.compact()
         made.append(self.graphs)
 

@@ -14,7 +14,7 @@ from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
 from cpbmodels.arch.heads import Point
 from cpbmodels.data.prices import RETURNS
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet import training
+from cpbmodels.fleet import train as training
 from cpbmodels.fleet.bank import Bank
 from cpbmodels.fleet.checkpoint import Checkpoints
 from cpbmodels.fleet.fleet import Fleet
@@ -267,8 +267,8 @@ def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
 def test_a_fleet_without_a_finite_loss_is_trained_once_more_without_kernels(monkeypatch, tmp_path, caplog):
     asked, train_one = [], training._train_one
 
-    def train(job, bank, tasks):
-        members = train_one(job, bank, tasks)
+    def train(job):
+        members = train_one(job)
         asked.append(job.kernels)
         for one in members if job.kernels is True else ():
             one.report.update(stopped="nan", kernels="on")

@@ -24,8 +24,7 @@ from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
 from cpbmodels.errors import ModelError, pip_install
 from cpbmodels.fleet.bank import Bank, Scaling
-from cpbmodels.fleet.net import Net
-from cpbmodels.fleet.plan import windows_in_flight
+from cpbmodels.fleet.net import Net, windows_in_flight
 
 if TYPE_CHECKING:
     import pandas as pd
