@@ -51,8 +51,9 @@ from benchmarks._paired import table
 from benchmarks._walks import walk, walks
 from cpbmodels import Member, Series, preset
 from cpbmodels.arch.torch_private import DeviceType
-from cpbmodels.device import Monitor, steps
+from cpbmodels.device import steps
 from cpbmodels.device.doctor import seconds as best_seconds
+from cpbmodels.device.monitor import Monitor
 from cpbmodels.fleet.graphs import Graphs, ValidationRunner
 from cpbmodels.fleet.results import EpochRecord
 from cpbmodels.kernels import check

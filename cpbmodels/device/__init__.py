@@ -4,7 +4,3 @@ monitor.py  memory, utilisation and power while something runs, without a device
 steps.py    one training step of any architecture, to be called and timed
 doctor.py   facts of the machine, one training step of every architecture, problems with their remedies
 """
-
-from cpbmodels.device.monitor import Monitor, check_placement
-
-__all__ = ["Monitor", "check_placement"]

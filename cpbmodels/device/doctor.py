@@ -27,7 +27,7 @@ from cpbmodels.fleet.graphs import EAGER_RUNS
 from cpbmodels.kernels.check import kernels_off
 from cpbmodels.kernels.support import described
 
-PCI_DEVICES = Path("/sys/bus/pci/devices")
+DEVICES, PCI_DEVICES = Path("/dev"), Path("/sys/bus/pci/devices")
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
 MIN_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 """Oldest Linux driver for each CUDA major version (CUDA release notes, minor-version compatibility)."""
@@ -49,11 +49,15 @@ class GpuEvidence:
 
 def gpu_evidence() -> GpuEvidence:
     """Look for a GPU in the driver, on the PCI bus and through nvidia-smi."""
-    driver = driver_version()
-    signs = [f"driver {driver} is loaded"] if driver and _device_nodes() else []
-    signs += [f"PCI device {name}" for name in _pci_gpus()]
-    listed = nvidia_smi("-L")
-    signs += [line.split(" (UUID")[0] for line in listed.splitlines() if line.startswith("GPU ")]
+    driver, signs = driver_version(), []
+    if driver and sorted(DEVICES.glob("nvidia[0-9]*")):
+        signs.append(f"driver {driver} is loaded")
+    with contextlib.suppress(OSError):  # the bus shows display controllers even without a driver
+        for device in sorted(PCI_DEVICES.iterdir()):
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            if vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY_CLASS):
+                signs.append(f"PCI device {device.name}")
+    signs += [line.split(" (UUID")[0] for line in nvidia_smi("-L").splitlines() if line.startswith("GPU ")]
     return GpuEvidence(tuple(signs), driver)
 
 
@@ -61,22 +65,6 @@ def driver_too_old(driver: str, cuda: str) -> bool:
     """Whether the driver cannot run a torch built for this CUDA version ("13.0")."""
     major, minor = (int(part) for part in driver.split(".")[:2])
     return (major, minor) < MIN_DRIVER.get(int(cuda.split(".")[0]), (0, 0))
-
-
-def _device_nodes() -> list[Path]:
-    return sorted(Path("/dev").glob("nvidia[0-9]*"))
-
-
-def _pci_gpus() -> list[str]:
-    """PCI addresses of NVIDIA display controllers; seen even without a driver."""
-    found = []
-    with contextlib.suppress(OSError):
-        for device in sorted(PCI_DEVICES.iterdir()):
-            vendor = (device / "vendor").read_text().strip()
-            kind = (device / "class").read_text().strip()
-            if vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY_CLASS):
-                found.append(device.name)
-    return found
 
 
 def cpu() -> dict[str, Any]:
@@ -109,7 +97,7 @@ def software_findings(evidence: GpuEvidence) -> tuple[list[Problem], list[str]]:
     """Whether GPU, driver and this torch build fit together: problems with remedies, and notes."""
     build, cuda = torch.__version__, torch.version.cuda
     if torch.cuda.is_available():
-        return [problem for i in range(torch.cuda.device_count()) if (problem := _unsupported(i))], []
+        return [], []
     if not evidence.signs:
         return [], ["no GPU on this machine: everything runs on the CPU"]
     what = f"this machine has a GPU ({evidence.signs[0]})"
@@ -135,40 +123,16 @@ def _torch_remedy(driver: str) -> str:
     return f"update the driver ({driver} is too old for any torch that cpb supports)"
 
 
-def _unsupported(index: int) -> Problem | None:
-    """A chip that this torch build has no machine code for (too old, or too new)."""
-    major, minor = torch.cuda.get_device_capability(index)
-    if supports(torch.cuda.get_arch_list(), major, minor):
-        return None
-    what = (
-        f"torch {torch.__version__} has no code for {torch.cuda.get_device_name(index)} (sm_{major}{minor})"
-    )
-    return Problem(what, "install a torch build for another CUDA version, or use `--device cpu`")
-
-
-def supports(built_for: list[str], major: int, minor: int) -> bool:
-    """Whether a build with these targets (["sm_80", "compute_90"]) runs on compute capability major.minor.
-
-    Machine code runs on later minor versions of its major; PTX ("compute_…") is compiled for any later chip.
-    """
-    for target in built_for:
-        kind, _, number = target.rstrip("af").partition("_")
-        built = divmod(int(number), 10)
-        if built <= (major, minor) and (kind == "compute" or built[0] == major):
-            return True
-    return False
-
-
 def memory_findings(ram_free_mb: float, gpu_free_mb: Mapping[int, float]) -> list[Problem]:
     """Problems if RAM (0: unknown) or a GPU's free memory, in MB, is too small for any training."""
-    found = []
+    problems = []
     if 0 < ram_free_mb < MIN_FREE_MB:
-        found.append(Problem(f"only {ram_free_mb:.0f} MB of RAM are free", "close other programs"))
+        problems.append(Problem(f"only {ram_free_mb:.0f} MB of RAM are free", "close other programs"))
     for index, free in gpu_free_mb.items():
         if free < MIN_FREE_MB:
             remedy = "stop the processes that `nvidia-smi` lists, or pick another GPU by CUDA_VISIBLE_DEVICES"
-            found.append(Problem(f"only {free:.0f} MB are free on cuda:{index}", remedy))
-    return found
+            problems.append(Problem(f"only {free:.0f} MB are free on cuda:{index}", remedy))
+    return problems
 
 
 def profile_for(total_bytes: float) -> str:
@@ -253,17 +217,16 @@ def _gpu(index: int) -> dict[str, Any]:
 def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
     """Time a step of each architecture; one that fails or leaves the device is a problem."""
     diagnosis.facts["steps"] = rows = {}
-    for name, found in usable().items():
+    for name, architecture in usable().items():
         # Neither in closed form nor an average, whose members are timed by their own names.
-        if found.spec.closed_form or seed_size(name).members:
+        if architecture.spec.closed_form or seed_size(name).members:
             continue
         try:
             rows[name] = row = time_one(name, device)
         except Exception as error:  # noqa: BLE001 - a report on the other architectures is wanted all the more
             what = f"a training step of {name} failed on {device}: {_reason(error)}"
-            diagnosis.problems.append(
-                Problem(what, "train with `--device cpu`, or install another torch build")
-            )
+            remedy = "train with `--device cpu`, or install another torch build"
+            diagnosis.problems.append(Problem(what, remedy))
             continue
         if row["on_cpu"]:
             what = f"a training step of {name} left {device}: {', '.join(row['on_cpu'])}"
@@ -315,21 +278,21 @@ def seconds(run: Callable[[], object], device: torch.device, repeats: int = 5, i
 
     On a GPU the host waits for the device before and after: launches are asynchronous.
     """
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
     run()
     spent = []
     for _ in range(repeats):
-        _wait(device)
+        wait()
         start = time.perf_counter()
         for _ in range(inner):
             run()
-        _wait(device)
+        wait()
         spent.append(time.perf_counter() - start)
     return min(spent) / inner
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def lines(diagnosis: Diagnosis) -> Iterator[str]:

@@ -14,12 +14,11 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -30,12 +29,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from cpbmodels.arch.torch_private import DeviceType, TorchDispatchMode
 from cpbmodels.errors import pip_install
-
-resource: ModuleType | None
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None
 
 MB = 2**20  # as nvidia-smi counts
 PROC_DRIVER = Path("/proc/driver/nvidia/version")
@@ -102,20 +95,6 @@ def _handle(nvml: ModuleType, device: torch.device) -> object:
     return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
 
-class CpuClock:
-    """Processor time of this process, all threads together, against the clock."""
-
-    def __init__(self) -> None:
-        self._cores = usable_cores()
-        self._last = time.perf_counter(), time.process_time()
-
-    def percent(self) -> float:
-        """Share of the usable cores' time that was spent since the last call; 100: all were busy throughout."""
-        now = time.perf_counter(), time.process_time()
-        (wall, cpu), self._last = (a - b for a, b in zip(now, self._last, strict=True)), now
-        return 100.0 * cpu / (wall * self._cores) if wall > 0 else 0.0
-
-
 @dataclass
 class Monitor:
     """`with Monitor("cuda") as m: train(); m.summary()`; on a CPU it records the memory of the process alone.
@@ -132,9 +111,9 @@ class Monitor:
     _thread: threading.Thread | None = field(default=None, init=False)
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
     _read: int = field(default=0, init=False)
-    _cpu: CpuClock = field(default_factory=CpuClock, init=False)
 
     def __post_init__(self) -> None:
+        self._clocks = time.perf_counter(), time.process_time()
         self.device = torch.device(self.device)
         self._cuda = self.device.type == "cuda"
 
@@ -169,7 +148,10 @@ class Monitor:
         Memory in MB (`_peak_`: since the start), power in W, utilisation in percent: `cpu_util` of the cores that this
         process may use (all its threads together), `gpu_util` of the GPU's time.
         """
-        reading = resident_mb() | {"cpu_util": self._cpu.percent()}
+        clocks = time.perf_counter(), time.process_time()
+        wall, cpu = (now - before for now, before in zip(clocks, self._clocks, strict=True))
+        self._clocks = clocks
+        reading = resident_mb() | {"cpu_util": 100.0 * cpu / (max(wall, 1e-9) * usable_cores())}
         if self._cuda:
             reading["gpu_mem_allocated_mb"] = torch.cuda.memory_allocated(self.device) / MB
             reading["gpu_mem_reserved_mb"] = torch.cuda.memory_reserved(self.device) / MB
@@ -192,7 +174,7 @@ class Monitor:
         summary = {
             "gpu_mem_allocated_peak_mb": 0.0,
             "gpu_mem_reserved_peak_mb": 0.0,
-            "rss_peak_mb": rss_peak_mb(),
+            "rss_peak_mb": resident_mb()["rss_peak_mb"],
         }
         if not self._cuda:
             return summary | {"gpu_util_mean": 0.0, "gpu_power_mean_w": 0.0}
@@ -233,48 +215,25 @@ def usable_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
-def rss_peak_mb() -> float:
-    """The largest resident memory this process ever had, in MB; 0.0 if the system does not report it (Windows)."""
-    return resident_mb()["rss_peak_mb"]
-
-
 def resident_mb() -> dict[str, float]:
-    """Resident memory of this process in MB: `rss_mb` now, on Linux alone, and `rss_peak_mb`, the most it ever was."""
-    found = {}
+    """Resident memory of this process in MB: `rss_mb` now and `rss_peak_mb`, its peak; 0 where not on Linux."""
+    memory = {"rss_mb": 0.0, "rss_peak_mb": 0.0}
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             name, _, value = line.partition(":")
             if name in _RSS:
-                found[_RSS[name]] = int(value.split()[0]) * 1024 / MB
-    if "rss_peak_mb" in found:
-        return found
-    if resource is None:
-        return {"rss_peak_mb": 0.0}
-    # ru_maxrss is in kilobytes on Linux, in bytes on macOS. After a fork it includes the parent's peak: /proc first.
-    unit = 1 if sys.platform == "darwin" else 1024
-    return {"rss_peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / MB}
+                memory[_RSS[name]] = int(value.split()[0]) * 1024 / MB
+    return memory
 
 
-def check_placement(device: torch.device | str, **tensors: torch.Tensor) -> None:
-    """Raise RuntimeError naming every tensor that is not on `device` (parameters and data, once an epoch)."""
-    wanted = torch.device(device)
-    misplaced = [
-        f"{name} on {t.device}"
-        for name, t in tensors.items()
-        if t.device.type != wanted.type or (wanted.index is not None and t.device.index != wanted.index)
-    ]
-    if misplaced:
-        raise RuntimeError(f"training is meant to run on {wanted} but {', '.join(misplaced)}")
-
-
-class OpLog(TorchDispatchMode):
+class OpLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operators, forward and backward, that give CPU tensors: `on_cpu`, by name.
 
     Single numbers do not count as CPU tensors: a step counter or a learning rate belongs on the host.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.on_cpu: Counter[str] = Counter()
 
     def __torch_dispatch__(
@@ -285,16 +244,12 @@ class OpLog(TorchDispatchMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """torch's hook: run the operator and look where its results lie."""
-        out = func(*args, **(kwargs or {}))
-        if any(t.device.type == "cpu" and t.numel() > 1 for t in _tensors(out)):
-            self.on_cpu[str(func)] += 1
-        return out
-
-
-def _tensors(out: Any) -> Iterator[torch.Tensor]:
-    for item in out if isinstance(out, (tuple, list)) else (out,):
-        if isinstance(item, torch.Tensor):
-            yield item
+        result = func(*args, **(kwargs or {}))
+        for item in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(item, torch.Tensor) and item.device.type == "cpu" and item.numel() > 1:
+                self.on_cpu[str(func)] += 1
+                break
+        return result
 
 
 def operators_on_cpu(step: Callable[[], object]) -> tuple[str, ...]:
@@ -312,20 +267,20 @@ def kernels(step: Callable[[], object], device: torch.device) -> dict[str, float
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
         step()
         torch.cuda.synchronize(device)
-    found: Counter[str] = Counter()
+    times: Counter[str] = Counter()
     for event in trace.events():
         if event.device_type == DeviceType.CUDA and not event.name.startswith("Mem"):
-            found[event.name] += event.time_range.elapsed_us()
-    return dict(found.most_common())
+            times[event.name] += event.time_range.elapsed_us()
+    return dict(times.most_common())
 
 
 def driver_version() -> str | None:
     """Version of the loaded NVIDIA driver ("580.159.03"), or None."""
     with contextlib.suppress(OSError):
-        if found := re.search(r"Module\s+(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", PROC_DRIVER.read_text()):
-            return found[1]
-    found = re.match(r"\d+\.\d+(\.\d+)?", nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"))
-    return found[0] if found else None
+        if match := re.search(r"Module\s+(?:for \S+\s+)?(\d+\.\d+(?:\.\d+)?)", PROC_DRIVER.read_text()):
+            return match[1]
+    match = re.match(r"\d+\.\d+(\.\d+)?", nvidia_smi("--query-gpu=driver_version", "--format=csv,noheader"))
+    return match[0] if match else None
 
 
 def nvidia_smi(*arguments: str) -> str:

@@ -97,6 +97,8 @@ def fits(value: Any, kind: Any) -> bool:
     A kind is `str`, `int` (from 0), `float` (any number, also NaN and infinity, as a loss may be) or `bool`; a check; a
     constant; a tuple of alternatives; or, with the kind of what it holds, a list `[kind]` or an object `{"": kind}`.
     """
+    if isinstance(kind, tuple):
+        return any(fits(value, alternative) for alternative in kind)
     if kind is str:
         return isinstance(value, str) and len(value) <= MAX_TEXT
     if kind is bool or isinstance(value, bool):
@@ -105,8 +107,6 @@ def fits(value: Any, kind: Any) -> bool:
         return isinstance(value, int) and 0 <= value < 2**63
     if kind is float:
         return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
-    if isinstance(kind, tuple):
-        return any(fits(value, alternative) for alternative in kind)
     if isinstance(kind, list):
         return (
             isinstance(value, list) and len(value) <= MAX_ITEMS and all(fits(item, kind[0]) for item in value)

@@ -27,7 +27,7 @@ from cpbmodels.arch import find
 from cpbmodels.arch.options import SCHEDULES, Preset
 from cpbmodels.arch.per_member import IN_RATE, differing
 from cpbmodels.data.series import Series
-from cpbmodels.device.monitor import Monitor, check_placement
+from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, Scaling, Task, epoch_order, steps_per_epoch
 from cpbmodels.fleet.checkpoint import Checkpoints, is_same
@@ -289,7 +289,6 @@ class Loop:
 
     def validate_epoch(self) -> None:
         """Validate, record the losses, save snapshots of the members that improved. The epoch's only sync is here."""
-        check_placement(self.fleet.flat.device, weights=self.fleet.flat, data=self.bank.rows)
         stepped = self.order[: self.stepped]
         val = self.validator.run(len(stepped))
         # Both losses of all rows as one tensor [2, stepped], so that the host waits for the device once.

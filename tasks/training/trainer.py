@@ -31,8 +31,8 @@ import torch
 import cpbmodels
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import NO_MARKET, Market
-from cpbmodels.device import Monitor
 from cpbmodels.device.doctor import profile_for
+from cpbmodels.device.monitor import Monitor
 from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.net import pick_device
 from cpbmodels.fleet.predict import predict_each

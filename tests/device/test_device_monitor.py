@@ -4,9 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cpbmodels.device import Monitor, check_placement
 from cpbmodels.device import monitor as monitor_module
-from cpbmodels.device.monitor import MIN_SAMPLES, GpuCounters, GpuState
+from cpbmodels.device.monitor import MIN_SAMPLES, GpuCounters, GpuState, Monitor
 
 KEYS = {
     "gpu_mem_allocated_peak_mb",
@@ -93,10 +92,3 @@ def test_a_silent_gpu_is_noted_and_not_reported_as_zero(monkeypatch):
     assert not counters.available
     assert counters.read() is None
     assert "Insufficient Permissions" in counters.note
-
-
-def test_placement_names_what_is_astray():
-    here = torch.zeros(2)
-    check_placement("cpu", weights=here)
-    with pytest.raises(RuntimeError, match="candles on meta"):
-        check_placement("cpu", weights=here, candles=torch.zeros(1, device="meta"))
