@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -47,41 +47,6 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-class Report(TypedDict, total=False):
-    """How a training went. Speed, seconds and device figures are those of the member's fleet."""
-
-    diverged: bool
-    """True: a loss was NaN or infinite before any epoch improved validation, so the weights are the initial
-    weights. The member forecasts like an untrained model; do not use it. (A later divergence keeps the snapshot of
-    `best_epoch`.)"""
-    stopped: str  # "early_stop", "max_epochs", "nan" (a loss was not finite), "on_request" or "closed_form"
-    reason: str  # why it stopped, as a sentence
-    epochs_run: int
-    best_epoch: int  # from 1; 0: no epoch improved validation
-    best_val_loss: float
-    train_windows: int
-    validation_windows: int
-    accumulate: int  # micro-batches per step; more than requested if memory ran out
-    fleet_members: int
-    halved_to: int  # most members trained together since memory ran out; 0: it did not
-    windows_per_s: float
-    train_seconds: float
-    device: str
-    compute_dtype: str  # of the products
-    kernels: str  # `on`, or `off` with the reason: whether `cpbmodels.kernels` ran its steps
-    device_warning: str  # "" or a sentence: the GPU mostly waited, or could not be measured
-    rss_peak_mb: float
-    gpu_mem_allocated_peak_mb: float
-    gpu_mem_reserved_peak_mb: float
-    gpu_util_mean: float  # absent if the driver does not report it
-    gpu_power_mean_w: float
-    accuracy: float  # classifiers: on the validation windows
-    confusion: list[list[int]]  # classifiers: rows truth, columns forecast, each up, flat, down
-    ensemble: (
-        int  # ensembles: number of averaged models; all else is the first's, but `diverged` and `accumulate`
-    )
-
-
 @dataclass
 class Member:
     """A trained model: E rows of P weights, one, or several whose quantiles are averaged (an ensemble).
@@ -91,6 +56,16 @@ class Member:
     mean, inverse: [E, columns], the scaling of the inputs.
     table: [E, H, 19], quantiles of the standardised error (`heads`).
     history: a dict per epoch: epoch, train_loss, val_loss, lr.
+    report: how the training went. Of the member: `diverged` (a loss was NaN or infinite before any epoch improved
+        validation, so the weights are the initial weights: do not use it; after a later one it has the weights of
+        `best_epoch`), `stopped` ("early_stop", "max_epochs", "nan", "on_request" or "closed_form") with `reason` as a
+        sentence, `epochs_run`, `best_epoch` (from 1; 0: none improved), `best_val_loss`, `train_windows`,
+        `validation_windows`; of classifiers `accuracy` and `confusion` on the validation windows (rows truth, columns
+        forecast, each up, flat, down); of an ensemble `ensemble`, the number of averaged models (all else is the
+        first's, but `diverged` and `accumulate`). Of its fleet: `accumulate` (micro-batches per step; more than
+        requested if memory ran out), `fleet_members`, `halved_to` (most members together since memory ran out, or
+        0), `windows_per_s`, `train_seconds`, `device`, `compute_dtype` (of the products), `kernels` (`on`, or `off`
+        with the reason), `device_warning` ("" or a sentence) and the figures of `Monitor.summary`.
     parts: of an average, the models whose quantiles it averages; its own rows and tables are empty then.
     """
 
@@ -100,7 +75,7 @@ class Member:
     inverse: Tensor
     table: Tensor
     history: list[dict[str, Any]] = field(default_factory=list)
-    report: Report = field(default_factory=Report)
+    report: dict[str, Any] = field(default_factory=dict)
     parts: tuple[Member, ...] = field(default=(), kw_only=True)
 
     @property
@@ -334,7 +309,7 @@ def _member(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) ->
             raise ModelError(
                 f"{folder}: {name} holds NaN or infinity: train the model again, or fetch a different one."
             )
-    history, report = config.pop("history", []), cast(Report, config.pop("report", {}))
+    history, report = config.pop("history", []), config.pop("report", {})
     rows = tensors["head.table"].new_zeros(count, net.layout.size)
     for name, view in net.layout.views(rows).items():
         view.copy_(tensors[f"weights.{name}"])

@@ -53,10 +53,10 @@ class QuantilePaths(Mapping[Any, np.ndarray]):
         if isinstance(key, (int, np.integer)) and not isinstance(key, bool):
             return self.array[:, int(key)]
         level = float(key[1:]) / 100 if isinstance(key, str) else float(key)
-        found = np.flatnonzero(np.isclose(QUANTILES, level))
-        if not len(found):
+        columns = np.flatnonzero(np.isclose(QUANTILES, level))
+        if not len(columns):
             raise KeyError(f"no quantile {key!r}: the levels are 0.05, 0.10 .. 0.95")
-        return self.array[:, int(found[0])]
+        return self.array[:, int(columns[0])]
 
     def __iter__(self) -> Iterator[float]:
         return iter(QUANTILES.tolist())
@@ -123,8 +123,8 @@ class Forecast:
         future: list[Any] = list(range(len(self.candle) + 1))
         if series.times is not None:
             step = timedelta(seconds=series.step_seconds)
-            past = [self.issued_at + step * one for one in past]
-            future = [self.issued_at + step * one for one in future]
+            past = [self.issued_at + step * count for count in past]
+            future = [self.issued_at + step * count for count in future]
         ax.plot(past, series.prices[first : row + 1, 3], color="black", linewidth=1, label="close")
         last = self.last_close
         for alpha, low, high, name in ((0.2, 0.05, 0.95, "90 %"), (0.35, 0.25, 0.75, "50 %")):
@@ -138,8 +138,9 @@ class Forecast:
     def __repr__(self) -> str:
         """One line: which candles follow what, and the last step's median and 90 % interval."""
         name = f"{self.series.symbol or '-'} {self.series.timeframe}".strip()
-        known = self.series.times is not None
-        when = f"issued {self.issued_at:%Y-%m-%d %H:%M} UTC" if known else f"after row {self.issued_row}"
+        when = f"after row {self.issued_row}"
+        if self.series.times is not None:
+            when = f"issued {self.issued_at:%Y-%m-%d %H:%M} UTC"
         if self.probabilities is not None:
             chances = dict(zip(("up", "flat", "down"), self.probabilities.round(3).tolist(), strict=True))
             return f"<Forecast {name}, {when}: {chances}>"
@@ -178,18 +179,17 @@ def predict_each(
     """`predict` for callers that do without some members: the error of a member whose forecasts are none, in place."""
     if not len(members) == len(series) == len(origins):
         raise ModelError("predict needs one series and one array of origins per member.")
-    parts = [(index, part) for index, one in enumerate(members) for part in one.parts or (one,)]
-    owners = [index for index, _ in parts]
-    found = _predict(
-        [part for _, part in parts],
-        [series[i] for i in owners],
-        [origins[i] for i in owners],
-        device,
-    )
-    whole = [
-        _mean([found[place] for place, owner in enumerate(owners) if owner == i]) for i in range(len(members))
+    parts = [
+        (part, index, places)
+        for index, (member, places) in enumerate(zip(members, origins, strict=True))
+        for part in member.parts or (member,)
     ]
-    return [_checked(*each) for each in zip(whole, members, series, strict=True)]
+    models, owners, rows = zip(*parts, strict=True) if parts else ((), (), ())
+    forecasts = _predict(models, [series[i] for i in owners], rows, torch.device(device))
+    by_member: dict[int, list[Prediction]] = defaultdict(list)
+    for owner, forecast in zip(owners, forecasts, strict=True):
+        by_member[owner].append(forecast)
+    return [_checked(_mean(by_member[i]), members[i], series[i]) for i in range(len(members))]
 
 
 def _checked(forecast: Prediction, member: Member, series: Series) -> Prediction | ModelError:
@@ -204,100 +204,85 @@ def _checked(forecast: Prediction, member: Member, series: Series) -> Prediction
     return forecast
 
 
-def _mean(found: Sequence[Prediction]) -> Prediction:
+def _mean(forecasts: Sequence[Prediction]) -> Prediction:
     """The mean of several models' forecasts from the same origins; of a single model its own."""
-    if len(found) == 1:
-        return found[0]
-    quantiles, candle = (
-        np.mean([getattr(one, name) for one in found], axis=0) for name in ("quantiles", "candle")
-    )
-    return Prediction(found[0].origins, quantiles, candle)
+    first = forecasts[0]
+    if len(forecasts) == 1:
+        return first
+    quantiles = np.mean([forecast.quantiles for forecast in forecasts], axis=0)
+    return Prediction(first.origins, quantiles, np.mean([forecast.candle for forecast in forecasts], axis=0))
 
 
 def _predict(
     members: Sequence[Member],
     series: Sequence[Series],
     origins: Sequence[np.ndarray],
-    device: str,
+    device: torch.device,
 ) -> list[Prediction]:
     """`predict` for models that are not averages."""
-    out: list[Prediction | None] = [None] * len(members)
     groups: dict[str, list[int]] = defaultdict(list)
     for index, member in enumerate(members):
         groups[member.stacking_key].append(index)
-    place, cores = torch.device(device), torch.get_num_threads()
-    chunks = list(_chunks(members, groups, place))
+    chunks = []
+    for indices in groups.values():
+        # On a CPU cut to MAX_STACK_BYTES: a decoder reads its weights once per forecast step.
+        most = MAX_STACK_BYTES // members[indices[0]].rows.nbytes if device.type == "cpu" else len(indices)
+        size = max(most, 1)
+        chunks += [indices[first : first + size] for first in range(0, len(indices), size)]
+    cores, on_cpu = torch.get_num_threads(), device.type == "cpu"
+    side_by_side = on_cpu and len(chunks) > 1 and cores > 1
+    few = on_cpu and sum(map(len, origins)) <= MAX_ONE_THREAD_WINDOWS
 
-    def one_chunk(indices: list[int]) -> list[Prediction]:
+    def predict_chunk(indices: list[int]) -> list[Prediction]:
         torch.set_num_threads(1 if side_by_side or few else cores)  # of this thread
-        chosen = [np.asarray(origins[i], dtype=np.int64) for i in indices]
         return _predict_group(
             [members[i] for i in indices],
             [series[i] for i in indices],
-            chosen,
-            windows_in_flight(members[indices[0]].context, place),
-            place,
+            [np.asarray(origins[i], dtype=np.int64) for i in indices],
+            device,
         )
 
-    few = place.type == "cpu" and sum(map(len, origins)) <= MAX_ONE_THREAD_WINDOWS
-    side_by_side = place.type == "cpu" and len(chunks) > 1 and cores > 1
     try:
-        if side_by_side:
-            with ThreadPoolExecutor(cores) as pool:
-                results = list(pool.map(one_chunk, chunks))
-        else:
-            results = [one_chunk(indices) for indices in chunks]
+        with ThreadPoolExecutor(cores) as pool:
+            made = list((pool.map if side_by_side else map)(predict_chunk, chunks))
     finally:
         torch.set_num_threads(cores)
-    for indices, found in zip(chunks, results, strict=True):
-        for index, one in zip(indices, found, strict=True):
-            out[index] = one
-    return [one for one in out if one is not None]
-
-
-def _chunks(
-    members: Sequence[Member], groups: dict[str, list[int]], device: torch.device
-) -> Iterator[list[int]]:
-    """The groups as they are; on a CPU cut to MAX_STACK_BYTES: a decoder reads its weights once per forecast step."""
-    for indices in groups.values():
-        bytes_each = members[indices[0]].rows.nbytes
-        size = max(MAX_STACK_BYTES // bytes_each, 1) if device.type == "cpu" else len(indices)
-        yield from (indices[first : first + size] for first in range(0, len(indices), size))
+    places = [index for indices in chunks for index in indices]
+    forecasts = [forecast for chunk in made for forecast in chunk]
+    return [forecast for _, forecast in sorted(zip(places, forecasts, strict=True), key=lambda pair: pair[0])]
 
 
 @torch.no_grad()
 def _predict_group(
-    members: list[Member], series: list[Series], origins: list[np.ndarray], batch: int, device: torch.device
+    members: list[Member], series: list[Series], origins: list[np.ndarray], device: torch.device
 ) -> list[Prediction]:
     """Models of one stacking key. E rows per model are E members of the fleet that see the same windows."""
     first, E = members[0], len(members[0].rows)
-    for one, own in zip(series, origins, strict=True):
-        _check_origins(one, own, first.context)
+    for candles, places in zip(series, origins, strict=True):
+        _check_origins(candles, places, first.context)
     net = first.net(device)
-    own_values = differing([one.options for one in members for _ in range(E)], device)
-    net = net.with_rows(own_values) if own_values else net
+    options = differing([member.options for member in members for _ in range(E)], device)
+    net = net.with_rows(options) if options else net
     bank = Bank.build(series, first.options, device, first.dtype)
-    padded = _pad(origins, first.context - 1)
+    # int64 [K, longest >= 1], filled up with a valid origin whose forecasts are cut off again
+    longest = max(1, *map(len, origins))
+    padded = np.stack(
+        [np.pad(rows, (0, longest - len(rows)), constant_values=first.context - 1) for rows in origins]
+    )
     index = torch.as_tensor(padded + np.array(bank.starts)[:, None], device=device).repeat_interleave(E, 0)
-    share = max(batch // len(index), 1)
-    sigma = np.stack([one.volatility[own] for one, own in zip(series, padded, strict=True)])
+    batch = max(windows_in_flight(first.context, device) // len(index), 1)
+    sigma = np.stack([candles.volatility[rows] for candles, rows in zip(series, padded, strict=True)])
     names = ("rows", "mean", "inverse", "table")  # [K x E, ...] each
     stacks = [torch.cat([getattr(member, name) for member in members]).to(device) for name in names]
     whole: list[np.ndarray] = []
-    for first_window in range(0, index.shape[1], share):
-        now = slice(first_window, first_window + share)
+    for start in range(0, longest, batch):
+        now = slice(start, start + batch)
         parts = _run(net, stacks, bank, index[:, now], sigma[:, now])
-        whole = whole or [np.empty((len(members), index.shape[1], *part.shape[2:])) for part in parts]
+        whole = whole or [np.empty((len(members), longest, *part.shape[2:])) for part in parts]
         for array, part in zip(whole, parts, strict=True):
             array[:, now] = part
     # without the padding
-    return [Prediction(own, *(array[k, : len(own)] for array in whole)) for k, own in enumerate(origins)]
-
-
-def _pad(origins: list[np.ndarray], filler: int) -> np.ndarray:
-    """int64 [K, longest >= 1], filled up with a valid origin whose forecasts are cut off again."""
-    longest = max(1, *(len(own) for own in origins))
-    return np.stack([np.pad(own, (0, longest - len(own)), constant_values=filler) for own in origins])
+    return [Prediction(rows, *(array[k, : len(rows)] for array in whole)) for k, rows in enumerate(origins)]
 
 
 def _run(net: Net, stacks: list[Tensor], bank: Bank, index: Tensor, sigma: np.ndarray) -> list[np.ndarray]:
@@ -309,15 +294,13 @@ def _run(net: Net, stacks: list[Tensor], bank: Bank, index: Tensor, sigma: np.nd
     rows, mean, inverse, table = stacks
     window = net.gather(bank, index, Scaling(mean, inverse), future=False)
     raw = net.raw(window, net.layout.views(rows), None)
-    found = list(net.head.forecast(raw, table))
+    outputs = list(net.head.forecast(raw, table))
     if isinstance(net.head, Classes):
-        found.append(net.head.probabilities(raw))
-    arrays = [one.double().cpu().numpy() for one in found]
-    arrays = [one.reshape(len(sigma), len(one) // len(sigma), *one.shape[1:]).mean(1) for one in arrays]
+        outputs.append(net.head.probabilities(raw))
+    arrays = [output.double().cpu().numpy() for output in outputs]
+    arrays = [a.reshape(len(sigma), len(a) // len(sigma), *a.shape[1:]).mean(1) for a in arrays]
     unit = sigma[:, :, None, None] * np.sqrt(np.arange(1, arrays[0].shape[2] + 1))[:, None]
-    for one in arrays[:2]:
-        one *= unit
-    return arrays
+    return [array * unit if k < 2 else array for k, array in enumerate(arrays)]
 
 
 def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
@@ -333,17 +316,16 @@ def _check_origins(series: Series, origins: np.ndarray, context: int) -> None:
 
 def forecast_all(members: Sequence[Member], series: Sequence[Series]) -> list[Forecast]:
     """Live forecasts of member i after the last usable candle of series i, in prices."""
-    recent = [_recent(one, member) for member, one in zip(members, series, strict=True)]
-    newest = [np.array([one.newest_origin(m.context)]) for m, one in zip(members, recent, strict=True)]
-    out = []
-    predicted = predict(members, recent, newest)
-    for found, cut, one in zip(predicted, recent, series, strict=True):
-        row = int(found.origins[0]) + len(one) - len(cut)
-        last = float(one.prices[row, 3])
-        chances = found.probabilities[0] if found.probabilities is not None else None
-        close = QuantilePaths(last * np.exp(found.quantiles[0]))
-        out.append(Forecast(one, close, last * np.exp(found.candle[0]), last, row, chances))
-    return out
+    recent = [_recent(candles, member) for member, candles in zip(members, series, strict=True)]
+    newest = [np.array([s.newest_origin(m.context)]) for m, s in zip(members, recent, strict=True)]
+    forecasts = []
+    for prediction, cut, candles in zip(predict(members, recent, newest), recent, series, strict=True):
+        row = int(prediction.origins[0]) + len(candles) - len(cut)
+        last = float(candles.prices[row, 3])
+        chances = prediction.probabilities[0] if prediction.probabilities is not None else None
+        close = QuantilePaths(last * np.exp(prediction.quantiles[0]))
+        forecasts.append(Forecast(candles, close, last * np.exp(prediction.candle[0]), last, row, chances))
+    return forecasts
 
 
 def paths(forecasts: Sequence[Forecast], n: int = 1000, seed: int = 0) -> Paths:
@@ -385,12 +367,12 @@ def predict_rows(member: Member, series: Series, since: datetime | str | None = 
         first = microseconds(since) - series.step_seconds * 1_000_000
         assert series.times is not None or series.end_of(0)  # which raises
         origins = origins[series.times[origins] >= first]  # type: ignore[index]
-    found = predict([member], [series], [origins])[0]
-    check_forecasts_prices(found.probabilities)
+    forecasts = predict([member], [series], [origins])[0]
+    check_forecasts_prices(forecasts.probabilities)
     last = series.prices[origins, 3][:, None, None]
     issued = [series.end_of(int(row)) for row in origins]
     return forecast_rows(
-        issued, series.step_seconds, last * np.exp(found.quantiles), last * np.exp(found.candle)
+        issued, series.step_seconds, last * np.exp(forecasts.quantiles), last * np.exp(forecasts.candle)
     )
 
 
@@ -406,16 +388,16 @@ def check_forecasts_prices(probabilities: np.ndarray | None) -> None:
 def microseconds(time: datetime | str) -> int:
     """Since 1970 UTC, of an aware datetime or its text; ModelError if it is not a time or has no time zone."""
     try:
-        found = datetime.fromisoformat(time) if isinstance(time, str) else time
+        moment = datetime.fromisoformat(time) if isinstance(time, str) else time
     except ValueError:
         raise ModelError(f"since {time!r} is not a time: give a text such as 2025-01-01.") from None
-    if isinstance(time, str) and found.tzinfo is None:
-        found = found.replace(tzinfo=UTC)  # a written date means UTC, as everywhere in cpb
-    if found.tzinfo is None:
+    if isinstance(time, str) and moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)  # a written date means UTC, as everywhere in cpb
+    if moment.tzinfo is None:
         raise ModelError(
             f"the time {time!r} has no time zone: give an aware datetime, or a text such as 2025-01-01."
         )
-    return round(found.timestamp() * 1e6)
+    return round(moment.timestamp() * 1e6)
 
 
 def _recent(series: Series, member: Member) -> Series:

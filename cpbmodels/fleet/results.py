@@ -6,7 +6,7 @@ import platform
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.fleet.bank import Task
 from cpbmodels.fleet.config import FORMAT
 from cpbmodels.fleet.loop import FleetJob, Loop
-from cpbmodels.fleet.member import Member, Report
+from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.net import Net, windows_in_flight
 from cpbmodels.kernels.support import described
 
@@ -183,7 +183,7 @@ def export(loop: Loop) -> list[Member]:
                 inverse=fleet.scaling.inverse[rows].cpu().clone(),
                 table=torch.as_tensor(table[rows]).to(job.dtype),
                 history=progress.history,
-                report=cast(Report, report | of_fleet | classes[k]),
+                report=report | of_fleet | classes[k],
             )
         )
     return members

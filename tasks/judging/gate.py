@@ -30,7 +30,7 @@ MIN_ROWS = 48
 """Minimum number of common rows for deciding on a refresh."""
 
 _ENDINGS = ("", "early_stop", "max_epochs", "closed_form")
-"""Values of `cpbmodels.Report.stopped` for a complete training; "" if the folder does not record it."""
+"""Values of `stopped` in `cpbmodels.Member.report` for a complete training; "" if the folder does not record it."""
 
 
 @dataclass(frozen=True)
