@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import CpbError
-from tasks.storage.urls import public_url
+from tasks.storage.files import public_url
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

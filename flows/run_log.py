@@ -5,7 +5,7 @@ import logging
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging.handlers import APILogHandler
 
-from tasks.storage.urls import without_credentials
+from tasks.storage.files import without_credentials
 
 
 class RunLogHandler(APILogHandler):

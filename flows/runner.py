@@ -30,7 +30,7 @@ from tasks.market.ingest import with_listed_pairs
 from tasks.running.parallel import run_each
 from tasks.running.progress import tell, telling
 from tasks.running.step import Step
-from tasks.storage.urls import without_credentials
+from tasks.storage.files import without_credentials
 from tasks.tracking.store import store_errors
 
 P = ParamSpec("P")

@@ -27,9 +27,9 @@ from tasks.judging.judges import Judges
 from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
 from tasks.running.parallel import run_each
-from tasks.storage.digests import value_digest
+from tasks.storage.files import public_url
 from tasks.storage.locks import check_interrupted
-from tasks.storage.urls import public_url
+from tasks.storage.records import value_digest
 from tasks.tracking.runs import FAILED, OpenRun, finish, kill, log_metrics, run_name, scope_tags, start_parent
 from tasks.tracking.store import (
     AS_OF,

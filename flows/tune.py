@@ -11,9 +11,8 @@ from flows.training import run_of
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
 from schemas.tuning import TuneSpec, space_as_json
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
-from tasks.storage.digests import value_digest
 from tasks.storage.locks import locked
-from tasks.storage.records import write_record
+from tasks.storage.records import value_digest, write_record
 from tasks.tracking.runs import finish, log_metrics, log_trials, start_parent
 from tasks.tracking.store import AS_OF, KIND, NEWEST, STUDY, check_place, open_store
 from tasks.training.devices import check_device, gpu_held, gpus_of

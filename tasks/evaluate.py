@@ -23,8 +23,8 @@ from tasks.judging.fleet import FleetScore, judge_fleet
 from tasks.judging.judges import Judges
 from tasks.judging.pool import PoolScore
 from tasks.running.step import step
+from tasks.storage.files import public_url
 from tasks.storage.model_folder import WEIGHTS, read_config
-from tasks.storage.urls import public_url
 from tasks.tracking.runs import (
     COMPLETE,
     PARTIAL,

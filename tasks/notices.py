@@ -21,10 +21,9 @@ from textwrap import shorten
 
 from schemas.errors import CpbError, UsageError
 from schemas.handover import Alarm, Decision, Failure, Record
-from tasks.storage.files import read_private
+from tasks.storage.files import read_private, without_credentials
 from tasks.storage.locks import locked
 from tasks.storage.records import find_record, write_record
-from tasks.storage.urls import without_credentials
 from tasks.tracking.store import store_errors
 
 VARIABLE, FILE_NAME = "CPB_NOTIFY", "notify"

@@ -32,10 +32,9 @@ from tasks.market.manifest import MANIFEST, Manifest, manifest_damage
 from tasks.promotion import by_backtest
 from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder
-from tasks.storage.digests import digest_fault
 from tasks.storage.files import read_json_or_none
 from tasks.storage.model_folder import CONFIG, METRICS, NEEDED, PICTURES, REFERENCE
-from tasks.storage.records import member_subject, parse_record, read_npz
+from tasks.storage.records import digest_fault, member_subject, parse_record, read_npz
 from tasks.tracking.registry import COPIES, champions, training_command
 from tasks.tracking.store import Store, open_store, store_errors
 from tasks.training.files import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders

@@ -15,7 +15,7 @@ import typer
 from flows.console import emit, log_to_console, say, show
 from schemas import __version__
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_INTERRUPTED, EXIT_USAGE, CpbError
-from tasks.storage.urls import without_credentials
+from tasks.storage.files import without_credentials
 from tasks.tracking.store import store_errors
 
 COMMANDS = {

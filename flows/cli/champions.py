@@ -11,7 +11,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError, count
 from schemas.identity import SIM, check_known, market_option
 from schemas.run import BoardSpec, RunSpec
 from schemas.scope import ScopeSpec
-from tasks.storage.home import checked_home
+from tasks.storage.files import checked_home
 
 if TYPE_CHECKING:
     from schemas.handover import Alarm, Decision

@@ -12,7 +12,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, count
 from schemas.identity import MARKETS
 from schemas.scope import IngestSpec, home
 from tasks.running.progress import tell
-from tasks.storage.home import checked_home, stored_home
+from tasks.storage.files import checked_home, stored_home
 
 if TYPE_CHECKING:
     from schemas.scope import Scope

@@ -8,7 +8,7 @@ from flows.tables import Column, print_table
 from schemas.errors import count
 from schemas.identity import SPOT, check_known
 from schemas.run import BoardSpec
-from tasks.storage.home import stored_home
+from tasks.storage.files import stored_home
 
 
 @cli_options(BoardSpec)

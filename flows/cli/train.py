@@ -16,7 +16,7 @@ from schemas.errors import EXIT_COMPLETE, UsageError, count
 from schemas.presets import is_file
 from schemas.run import RunSpec, base_of
 from schemas.scope import ScopeSpec
-from tasks.storage.urls import public_url
+from tasks.storage.files import public_url
 
 MODEL_OPTIONS = {
     "batch_size": ("batch_size", "windows per step"),

@@ -21,7 +21,7 @@ import uvicorn
 
 from flows.ops.guard import LISTENERS, UI, USER, Guard, Listener
 from schemas.errors import CpbError
-from tasks.storage.urls import public_url
+from tasks.storage.files import public_url
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

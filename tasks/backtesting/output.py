@@ -26,8 +26,7 @@ from tasks.figures.page import Column, Section, Table, write_page
 from tasks.figures.training import losses_figure
 from tasks.judging import table
 from tasks.judging.table import title_of
-from tasks.storage.files import write_bytes, write_json
-from tasks.storage.urls import public_url
+from tasks.storage.files import public_url, write_bytes, write_json
 
 
 def write_results(

@@ -45,9 +45,9 @@ from tasks.forecasting.months import (
     month_bytes,
 )
 from tasks.running.parallel import run_each
-from tasks.storage.digests import file_digest
 from tasks.storage.files import DiskFull, is_disk_full, rename, sync, write_bytes
 from tasks.storage.locks import locked
+from tasks.storage.records import file_digest
 
 log = logging.getLogger("cpb")
 

@@ -20,10 +20,9 @@ from schemas.identity import SeriesId
 from schemas.ledger import DailyState, KnownVersions
 from tasks.forecasting.losses import BANDS, scored_rows
 from tasks.forecasting.months import FORECASTS, LEDGER, month_files, read_month, recorded_digest
-from tasks.storage.digests import file_digest
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import locked
-from tasks.storage.records import find_record, read_record, write_record
+from tasks.storage.records import file_digest, find_record, read_record, write_record
 
 DAILY, STATE = "daily.parquet", "daily.json"
 LOCK = ".lock"

@@ -8,8 +8,8 @@ from statistics import median
 from schemas.identity import OWN, SIM, SPOT
 from tasks.market.client import BINANCE_REST
 from tasks.market.repair import PATHS
+from tasks.storage.files import without_credentials
 from tasks.storage.model_folder import read_config
-from tasks.storage.urls import without_credentials
 from tasks.storage.wheel import Wheel
 from tasks.tracking.registry import Champion
 

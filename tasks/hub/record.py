@@ -19,8 +19,8 @@ from schemas.identity import market_home
 from tasks.forecasting.chain import chain_lock
 from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
 from tasks.forecasting.months import MONTH_FILE, files_of_market, load, owner_of
-from tasks.storage.digests import digest_fault
 from tasks.storage.files import write_bytes
+from tasks.storage.records import digest_fault
 
 CHAIN, VERIFIER = "chain.jsonl", "verify.py"
 _ROWS, _MONTH = ".jsonl.gz", ".parquet"

@@ -18,7 +18,6 @@ from schemas.handover import Failure
 from schemas.identity import SeriesId, is_series_name, tree_of
 from tasks.hub.card import model_card
 from tasks.hub.record import CHAIN, is_record_file, write_record
-from tasks.storage.digests import digest_fault, file_digest
 from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import (
     CONFIG,
@@ -30,6 +29,7 @@ from tasks.storage.model_folder import (
     read_config,
     write_published_config,
 )
+from tasks.storage.records import digest_fault, file_digest
 from tasks.storage.wheel import light_wheel
 from tasks.tracking.registry import ALIAS, Champion, champions, full_name, versions_with_alias
 from tasks.tracking.store import open_store, store_errors

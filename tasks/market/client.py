@@ -34,7 +34,7 @@ from urllib3.exceptions import HTTPError as TransportError
 from urllib3.exceptions import InvalidHeader
 
 from tasks.market.layout import Remote
-from tasks.storage.urls import public_url, without_credentials
+from tasks.storage.files import public_url, without_credentials
 
 
 class SourceFault(Exception):

@@ -40,7 +40,7 @@ from tasks.market.layout import (
     source_file,
 )
 from tasks.market.tables import TableSource
-from tasks.storage.urls import public_url
+from tasks.storage.files import public_url
 
 
 @dataclass

@@ -23,8 +23,7 @@ from tasks.judging.member import MemberScore
 from tasks.judging.paired import corrected, daily_losses, failed, min_days, paired
 from tasks.promotion.losses import registered_model
 from tasks.promotion.moves import promotion_lock
-from tasks.storage.digests import value_digest
-from tasks.storage.records import find_record, write_record
+from tasks.storage.records import find_record, value_digest, write_record
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 from tasks.training.plan import planned_recipe

@@ -16,8 +16,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Completed, State
 
 from schemas.handover import Failure
+from tasks.storage.files import without_credentials
 from tasks.storage.locks import pause
-from tasks.storage.urls import without_credentials
 
 log = logging.getLogger("cpb")
 

@@ -26,9 +26,8 @@ from schemas.identity import SeriesId, stored_series
 from tasks.market.klines import find_runs, read_klines
 from tasks.market.layout import grid_of, to_us
 from tasks.signals.splits import check_enough, check_windows
-from tasks.storage.digests import code_digest, file_digest
 from tasks.storage.files import write_bytes
-from tasks.storage.records import read_record, write_record
+from tasks.storage.records import code_digest, file_digest, read_record, write_record
 
 log = logging.getLogger("cpb")
 

@@ -1,1 +1,1 @@
-"""Atomic files, locks, records with a digest, and URLs without credentials."""
+"""Files: written whole, locked, with a digest; model folders and the light wheel."""

@@ -1,10 +1,16 @@
-"""Atomic file writes: a reader, or the next run after a kill, never sees a partial file."""
+"""Atomic file writes, the home's version, and URLs without credentials.
+
+A reader, or the next run after a kill, never sees a partial file. A home (the files below `CPB_HOME`) of another
+version is refused, never migrated. Kept forever, whatever the version: forecast rows with their chain (`forecasts/`),
+and published model folders.
+"""
 
 import errno
 import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import time
@@ -13,8 +19,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from schemas.errors import CpbError, UsageError
+from schemas.scope import home
 from tasks.storage.locks import locked, temporary_lock
 
 _STALE_S = 24 * 3600.0
@@ -187,9 +195,8 @@ def open_log(path: Path) -> IO[bytes]:
         raise CpbError(
             f"the log file {path} cannot be written ({error.strerror}); remove it if it is a link, else check the "
             "folder's owner and the free space there",
-            code="log",
-            field=str(path),
-        ) from error
+            code="log", field=str(path),
+        ) from error  # fmt: skip
     return os.fdopen(handle, "ab")
 
 
@@ -239,3 +246,116 @@ def draft_name(path: Path) -> Path:
     """Return a new draft name beside `path`."""
     # Not tempfile's: its files are private to their owner; drafts follow the umask like any other file.
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+
+
+_VERSION_TEXT = re.compile(rb"\d{1,9}\s*")
+
+VERSION = "2"
+VERSION_FILE = "cpb-version"
+
+
+def check_home(folder: Path) -> Path:
+    """Return the folder if this version can use it as home, or if it does not exist yet.
+
+    Raises:
+        CpbError: another version of cpb wrote there (`home-version`), or its version file is damaged.
+    """
+    version = version_of(folder)
+    if version not in ("", VERSION):
+        raise CpbError(
+            f"{folder} was written by another version of cpb (its {VERSION_FILE} says {version}, this version reads "
+            f"{VERSION}): set CPB_HOME to another folder, or use the version that wrote it",
+            code="home-version", field="CPB_HOME",
+        )  # fmt: skip
+    return folder
+
+
+def checked_home() -> Path:
+    """Return `CPB_HOME`, checked by `check_home`."""
+    return check_home(home())
+
+
+def stored_home() -> Path:
+    """Return `CPB_HOME`, for read-only commands.
+
+    Raises:
+        CpbError: the folder is missing (`no-home`), or another version of cpb wrote there.
+    """
+    folder = checked_home()
+    if not folder.is_dir():
+        raise CpbError(
+            f"nothing is stored in {folder}: there is no such folder; correct CPB_HOME, or fill it with `cpb demo`",
+            code="no-home", field="CPB_HOME",
+        )  # fmt: skip
+    return folder
+
+
+def mark_home(folder: Path) -> None:
+    """Write the version to a home without a version, before anything else is stored there."""
+    if not version_of(folder):
+        write_bytes(folder / VERSION_FILE, f"{VERSION}\n".encode())
+
+
+def version_of(folder: Path) -> str:
+    """Return the version of a home, "" if nothing is stored yet.
+
+    Raises:
+        CpbError: the file holds anything but a number (`home-damaged`).
+    """
+    path = folder / VERSION_FILE
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    if not _VERSION_TEXT.fullmatch(content):
+        raise CpbError(
+            f"{path} is damaged: it holds {content[:20]!r} instead of a number; if this version of cpb wrote that "
+            f"home, repair it with `echo {VERSION} > {shlex.quote(str(path))}`, then check the rest with `cpb verify`",
+            code="home-damaged", field="CPB_HOME",
+        )  # fmt: skip
+    return content.decode().strip()
+
+
+_SECRET = re.compile(
+    r"pass|pwd|token|secret|signature|credential|api_?key|access_?key|auth|^sig$", re.IGNORECASE
+)
+_NO_PORT = re.compile(r":(?!\d+$)(?![^\[]*\])")
+"""A colon not followed by a port, outside IPv6 brackets: a `/` or `?` in a password ends the host part early."""
+_URL = re.compile(r"\b[a-z][a-z0-9+.-]*://[^\s'\"<>]+", re.IGNORECASE)
+
+
+def public_url(url: str) -> str:
+    """Return a URL (or any text, unchanged) without credentials: user info is cut, secret parameters become `***`.
+
+    A `/`, `?` or `#` in a password ends the host part early. If the rest contains the `@` that may end the password,
+    the URL is hidden entirely if it has a user, or a number that may be a port or the start of a password.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return url
+    address, query_mark, query = rest.partition("?")
+    host, slash, path = address.partition("/")
+    query, hash_mark, fragment = query.partition("#")
+    if any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True)):
+        pairs = parse_qsl(query, keep_blank_values=True)
+        query = urlencode([(n, "***" if _SECRET.search(n) else v) for n, v in pairs], safe="*")
+    cut_short = ("@" in host or ":" in host) and "@" in rest.removeprefix(host)
+    if cut_short or ("@" not in host and _NO_PORT.search(host)):
+        return f"{scheme}://***"
+    host = host.rpartition("@")[2]
+    return f"{scheme}://{host}{slash}{path}{query_mark}{query}{hash_mark}{fragment}"
+
+
+def without_credentials(text: str) -> str:
+    """Return a text, such as a library's error message, with every URL in it replaced by its `public_url`."""
+    return _URL.sub(lambda match: public_url(match[0]), text)
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the path of a `file:` URI, or of a path without scheme (decoded too, as MLflow does); else None."""
+    if urlsplit(uri).scheme not in ("", "file"):
+        return None
+    parts = urlsplit(uri) if uri.startswith("file:") else None
+    if parts and parts.hostname not in (None, "localhost", "127.0.0.1"):
+        return None
+    return Path(unquote(parts.path if parts else uri))

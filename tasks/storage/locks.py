@@ -1,4 +1,4 @@
-"""Exclusive access on one machine, and waits for it that Ctrl-C can end.
+"""Exclusive access on one machine, waits for it that Ctrl-C can end, and storable identities of processes.
 
 A lock is a file with `flock`, which the kernel always releases when the holder dies.
 
@@ -11,6 +11,7 @@ import fcntl
 import logging
 import os
 import signal
+import socket
 import stat
 import tempfile
 import threading
@@ -18,8 +19,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import IO
+
+import psutil
 
 from schemas.errors import BusyError, CpbError
 
@@ -48,7 +53,7 @@ def locked(path: Path, *, shared: bool = False, wait: bool = True) -> Iterator[I
     while True:
         with open_lock(path) as file:
             acquire(file, shared=shared, wait=wait)
-            if not _still_at(path, file):  # deleted during the wait: other processes lock the new file
+            if not _is_at(path, file):  # deleted during the wait: other processes lock the new file
                 continue
             yield file
             return
@@ -100,10 +105,8 @@ def open_lock(path: Path) -> IO[bytes]:
     except OSError as error:
         raise CpbError(
             f"the lock file {path} cannot be opened ({error.strerror}); remove it if it is not cpb's, "
-            "or give yourself access to it",
-            code="lock",
-            field=str(path),
-        ) from error
+            "or give yourself access to it", code="lock", field=str(path),
+        ) from error  # fmt: skip
     if not stat.S_ISREG(status.st_mode):
         os.close(handle)
         raise CpbError(f"the lock file {path} is not a regular file; remove it", code="lock", field=str(path))
@@ -129,19 +132,16 @@ def temporary_lock(name: str) -> Path:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise CpbError(
             f"{folder} belongs to another user; remove it, or set TMPDIR to a folder of your own",
-            code="lock",
-            field=str(folder),
-        )
+            code="lock", field=str(folder),
+        )  # fmt: skip
     return folder / name
 
 
-def _still_at(path: Path, file: IO[bytes]) -> bool:
+def _is_at(path: Path, file: IO[bytes]) -> bool:
     try:
-        now = path.lstat()
+        return os.path.samestat(path.lstat(), os.fstat(file.fileno()))
     except FileNotFoundError:
         return False
-    mine = os.fstat(file.fileno())
-    return (now.st_dev, now.st_ino) == (mine.st_dev, mine.st_ino)
 
 
 _stop: ContextVar[threading.Event | None] = ContextVar("cpb_stop", default=None)
@@ -188,3 +188,63 @@ def let_ctrl_c_end_waits() -> None:
     handler = signal.getsignal(signal.SIGINT)
     if handler is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, handler)
+
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_START_FIELD = 22 - 3  # of /proc/PID/stat, counted after the name in parentheses, which may contain spaces
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """A process of one boot of one host: pids are reused, and have no meaning on another machine.
+
+    Args:
+        boot_id: the kernel's id of this boot; empty if the system has none.
+        started: start time in seconds: since boot on Linux, unaffected by clock changes, else since 1970.
+    """
+
+    host: str
+    boot_id: str
+    pid: int
+    started: float
+
+    @classmethod
+    def current(cls) -> "ProcessId":
+        """Return the calling process."""
+        return cls(socket.gethostname(), _boot_id(), os.getpid(), _start_time(os.getpid()) or 0.0)
+
+    @classmethod
+    def parse(cls, text: str) -> "ProcessId":
+        """Return the process of a text made by `str`; raises `ValueError` for any other text."""
+        host, boot_id, pid, started = text.split("|")
+        return cls(host, boot_id, int(pid), float(started))
+
+    def __str__(self) -> str:
+        """Return `HOST|BOOT|PID|STARTED`, for labels and tags."""
+        return f"{self.host}|{self.boot_id}|{self.pid}|{self.started:.2f}"
+
+    def is_alive(self) -> bool | None:
+        """Whether this process is still running; None if it belongs to another host, so that it is unknown."""
+        if self.host != socket.gethostname():
+            return None
+        if self.boot_id != _boot_id():
+            return False
+        started = _start_time(self.pid)
+        return started is not None and abs(started - self.started) < 0.02
+
+
+def _start_time(pid: int) -> float | None:
+    """Return the start time of a process, as in `ProcessId`; None if it has ended or is a zombie."""
+    try:
+        if not _BOOT_ID.exists():  # no Linux
+            process = psutil.Process(pid)
+            return None if process.status() == psutil.STATUS_ZOMBIE else round(process.create_time(), 2)
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, psutil.NoSuchProcess):
+        return None
+    return None if fields[0] in "ZX" else int(fields[_START_FIELD]) / os.sysconf("SC_CLK_TCK")
+
+
+@cache
+def _boot_id() -> str:
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""

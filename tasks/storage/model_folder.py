@@ -21,9 +21,15 @@ from schemas.errors import DamagedError
 from schemas.identity import Recipe
 from schemas.reference import Reference
 from schemas.run import UNIVERSAL_SUFFIX
-from tasks.storage.digests import digest_fault, file_digest, value_digest
 from tasks.storage.files import write_bytes, write_json
-from tasks.storage.records import member_subject, parse_record, write_record
+from tasks.storage.records import (
+    digest_fault,
+    file_digest,
+    member_subject,
+    parse_record,
+    value_digest,
+    write_record,
+)
 
 WEIGHTS, CONFIG, METRICS = "model.safetensors", "config.json", "metrics.json"
 REFERENCE = "reference.json"

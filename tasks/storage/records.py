@@ -1,20 +1,25 @@
-"""The records passed between steps, on disk: one JSON file each, with its kind, version, subject and digest.
+"""Records and arrays passed between steps, on disk, and digests: of files, of values and of source code.
 
-All reading and writing of records is in this module. The digest covers all of these: a file whose digest does not
-match, or whose subject does not match its path, is never used.
+A record is a JSON file with its kind, version, subject and digest; all reading and writing of records is in this
+module. The digest covers all of these: a file whose digest does not match, or whose subject does not match its path, is
+never used.
 
-Also a member's arrays: one uncompressed npz file, each array with a CRC-32, together with their subject, so that a
+A member's arrays are one uncompressed npz file, each array with a CRC-32, together with their subject, so that a
 damaged or exchanged file is always detected. The central directory of a zip file has no checksum: a flipped bit there
 can hide an entry. So the entries must also be contiguous.
 """
 
+import ast
+import hashlib
 import io
 import json
 import logging
 import struct
+import threading
 import zipfile
 import zlib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +27,6 @@ from pydantic import ValidationError
 
 from schemas.errors import DamagedError
 from schemas.handover import Record
-from tasks.storage.digests import canonical, value_digest
 from tasks.storage.files import write_bytes, write_json
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports this module
@@ -32,6 +36,36 @@ log = logging.getLogger("cpb")
 
 R = TypeVar("R", bound=Record)
 _HEAD = ("record", "version", "of", "digest", "body")
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = {"flows", "tasks", "schemas", "webapp", "cpbmodels"}
+"""This project's packages: installed as a wheel, third-party packages lie in the same folder."""
+
+
+def file_digest(path: Path) -> str:
+    """Return the sha256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_fault(path: Path, digest: str | None) -> str:
+    """Return the fault of a file with a recorded sha256, "" for none."""
+    try:
+        is_same = file_digest(path) == digest
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+    return "" if is_same or digest is None else "it is not the file that was written (its sha256 differs)"
+
+
+def value_digest(value: Any) -> str:
+    """Return the sha256 of a JSON value in canonical form (sorted keys, no spaces)."""
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def canonical(value: Any) -> bytes:
+    """Return the canonical JSON of a value; dates and paths become strings."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=str).encode()
 
 
 def write_record(path: Path, record: Record, *, of: str = "", compact: bool = False) -> str:
@@ -41,17 +75,14 @@ def write_record(path: Path, record: Record, *, of: str = "", compact: bool = Fa
         of: its subject (a series, a key), which readers check: exchanged files are detected.
         compact: on one line, for records of which there are many.
     """
-    content = {
-        "record": type(record).__name__, "version": record.version, "of": of,
-        "body": record.model_dump(mode="json"),
-    }  # fmt: skip
-    digest = value_digest(content)
-    body = content.pop("body")
-    whole = content | {"digest": digest, "body": body}
+    body = record.model_dump(mode="json")
+    head = {"record": type(record).__name__, "version": record.version, "of": of}
+    digest = value_digest(head | {"body": body})
+    content = head | {"digest": digest, "body": body}
     if compact:
-        write_bytes(path, canonical(whole) + b"\n")
+        write_bytes(path, canonical(content) + b"\n")
     else:
-        write_json(path, whole)
+        write_json(path, content)
     return digest
 
 
@@ -76,17 +107,17 @@ def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
 def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
     """Return the record in `path`; errors as in `read_record`, but the message is only the reason."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except ValueError as error:
         raise DamagedError("it is not JSON") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise DamagedError("it is JSON, but not an object")
-    if missing := [key for key in _HEAD if key not in found]:
+    if missing := [key for key in _HEAD if key not in content]:
         raise DamagedError(f"it has no field {missing[0]}")
-    name, version, subject, digest, body = (found[key] for key in _HEAD)
+    name, version, subject, digest, body = (content[key] for key in _HEAD)
     if name != kind.__name__:
         raise DamagedError(f"it contains the record {name}, not {kind.__name__}")
-    if value_digest({key: found[key] for key in _HEAD if key != "digest"}) != digest:
+    if value_digest({key: content[key] for key in _HEAD if key != "digest"}) != digest:
         raise DamagedError("its digest does not match its content")
     if of is not None and subject != of:
         raise DamagedError(f"it is the record of {subject or 'nothing'}, not of {of or 'nothing'}")
@@ -132,8 +163,6 @@ _NO_NPZ = (
     zlib.error,
 )
 """Errors of zipfile and numpy for bytes that are not a complete npz file."""
-
-
 _SUBJECT = "of"
 """Name of the entry with the arrays' subject (`member_subject`)."""
 
@@ -156,8 +185,9 @@ def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
     """
     import numpy as np
 
+    content = path.read_bytes()
     try:
-        with zipfile.ZipFile(io.BytesIO(content := path.read_bytes())) as file:
+        with zipfile.ZipFile(io.BytesIO(content)) as file:
             _check_complete(file, content)
             # Read entries completely: zipfile checks the CRC-32 only at an entry's end.
             entries = {name.removesuffix(".npy"): file.read(name) for name in file.namelist()}
@@ -167,8 +197,6 @@ def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
         }
         if str(arrays.pop(_SUBJECT)) != member_subject(path):
             raise ValueError("it is another member's")
-    except FileNotFoundError:
-        raise
     except _NO_NPZ as error:
         raise DamagedError(f"{path} is damaged ({error}); it will be recreated", field=str(path)) from error
     return arrays
@@ -176,10 +204,92 @@ def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
 
 def _check_complete(file: zipfile.ZipFile, content: bytes) -> None:
     """Raise `BadZipFile` if bytes before the central directory belong to no entry."""
-    at = 0
-    for entry in sorted(file.infolist(), key=lambda e: e.header_offset):
-        if entry.header_offset != at:
+    position = 0
+    for entry in sorted(file.infolist(), key=lambda entry: entry.header_offset):
+        if entry.header_offset != position:
             raise zipfile.BadZipFile("an entry is missing")
-        at += _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack_from(content, at)) + entry.compress_size
-    if at != file.start_dir:
+        names = sum(_LOCAL_HEADER.unpack_from(content, position))
+        position += _LOCAL_HEADER.size + names + entry.compress_size
+    if position != file.start_dir:
         raise zipfile.BadZipFile("the last entry is missing")
+
+
+_parsing = threading.Lock()
+"""Python 3.11's `ast.parse` counts its depth once for all threads: if garbage collection runs Python code during a
+parse, another thread's parse makes it end in a SystemError."""
+
+
+def code_digest(*places: str, without: tuple[str, ...] = ()) -> str:
+    """Return a digest (16 hex digits) of Python sources and of every module of this project that they import.
+
+    A stored result made by different code is not used. Imports are followed, because a manual list of files would not
+    be updated when a file is added. Comments, docstrings and layout do not count.
+
+    Args:
+        places: files or folders, relative to the project's root. Modules imported by name at run time
+            (`import_module`) must be named by their folder.
+        without: files or folders that do not affect the result; their imports are not followed.
+    """
+    with _parsing:
+        return _code_digest(places, without)
+
+
+@cache
+def _code_digest(places: tuple[str, ...], without: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for file, code in source_files(places, without).items():
+        digest.update(file.relative_to(ROOT).as_posix().encode())
+        digest.update(code.encode())
+    return digest.hexdigest()[:16]
+
+
+def source_files(places: tuple[str, ...], without: tuple[str, ...] = ()) -> dict[Path, str]:
+    """Return the syntax tree of each source of `code_digest` as text, ordered by path."""
+    skipped = {file for place in without for file in _python_files(ROOT / place)}
+    waiting = [file for place in places for file in _python_files(ROOT / place)]
+    sources: dict[Path, str] = {}
+    while waiting:
+        file = waiting.pop()
+        if file not in sources and file not in skipped:
+            sources[file], imported = _parse(file.read_bytes())
+            waiting += [path for name in imported if (path := _module_file(name))]
+    return dict(sorted(sources.items()))
+
+
+@cache  # the digests of a process share most of their files
+def _parse(source: bytes) -> tuple[str, tuple[str, ...]]:
+    """Return a source's syntax tree as text without docstrings, and the names that it imports."""
+    tree = ast.parse(source)
+    imported: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imported += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            # `from a.b import c` may refer to the module `a.b` or `a.b.c`
+            imported += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+    return ast.dump(_WithoutTexts().visit(tree)), tuple(imported)
+
+
+class _WithoutTexts(ast.NodeTransformer):
+    """Removes docstrings, also those of constants."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if text else node
+
+
+def _python_files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise FileNotFoundError(
+            f"no source at {path}: the list of sources that determine a result is out of date"
+        )
+    return list(path.rglob("*.py")) if path.is_dir() else [path]
+
+
+def _module_file(name: str) -> Path | None:
+    """Return the source file of a module of this project, None for other modules."""
+    if name.partition(".")[0] not in PACKAGES:
+        return None
+    path = ROOT / name.replace(".", "/")
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in files if file.is_file()), None)

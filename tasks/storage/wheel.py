@@ -1,7 +1,7 @@
 """The light library as a wheel, stored with the models that it trained.
 
 An installed cpb has it beside this module; a clone builds it from the running source. `setup.py`, which puts it there,
-runs this module too: nothing outside the standard library and this project's errors and files is imported.
+runs this module too: nothing outside the standard library and this project's errors is imported.
 
 `python -m tasks.storage.wheel FOLDER` writes it to a folder (`make wheel`).
 """
@@ -18,7 +18,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from schemas.errors import CpbError
-from tasks.storage.files import write_bytes
 
 _BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
 _EPOCH = "315532800"  # 1980-01-01, the first date of the zip format: the same source gives the same bytes
@@ -85,7 +84,8 @@ def main(folder: Path) -> Path:
     """Write the wheel to a folder and return its path."""
     wheel = light_wheel()
     path = folder / wheel.name
-    write_bytes(path, wheel.data)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(wheel.data)
     return path
 
 

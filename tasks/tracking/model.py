@@ -20,8 +20,8 @@ from importlib.metadata import version as installed
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tasks.storage.files import local_path
 from tasks.storage.model_folder import file_digests
-from tasks.storage.urls import local_path
 from tasks.storage.wheel import light_wheel
 from tasks.tracking.store import MLFLOW_FILES, Store, damaged, digests_of, pages
 

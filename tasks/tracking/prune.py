@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from schemas.errors import BusyError, count
-from tasks.storage.files import delete_files, final_path, remove_empty
+from tasks.storage.files import delete_files, final_path, local_path, remove_empty
 from tasks.storage.model_folder import FILES as MODEL_FILES
-from tasks.storage.urls import local_path
 from tasks.tracking.model import delete_models, models_of
 from tasks.tracking.registry import COPIES, all_versions, copy_name, full_name, registered_models, series_of
 from tasks.tracking.store import (

@@ -27,10 +27,9 @@ from schemas.errors import CpbError, DamagedError, UsageError
 from schemas.handover import Decision
 from schemas.identity import SeriesId
 from schemas.scope import home as home_folder
-from tasks.storage.files import new_folder
+from tasks.storage.files import local_path, new_folder
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.model_folder import damage_of
-from tasks.storage.urls import local_path
 from tasks.tracking.model import link_version, make_mlflow_model
 from tasks.tracking.runs import tag_texts, text
 from tasks.tracking.store import (

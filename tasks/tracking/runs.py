@@ -25,9 +25,9 @@ from schemas.handover import SeriesRecord
 from schemas.identity import SIM, SPOT, ModelId, coins_label
 from schemas.run import RunSpec
 from schemas.tuning import TrialRecord
+from tasks.storage.files import local_path, without_credentials
+from tasks.storage.locks import ProcessId
 from tasks.storage.model_folder import file_digests
-from tasks.storage.processes import ProcessId
-from tasks.storage.urls import local_path, without_credentials
 from tasks.tracking.model import FIGURES, delete_models, open_model
 from tasks.tracking.store import (
     CANDLES_UNTIL,

@@ -24,11 +24,9 @@ from urllib.parse import unquote, urlsplit
 from schemas.errors import CpbError
 from schemas.identity import MARKETS, SPOT, SeriesId
 from schemas.scope import default_folder
-from tasks.storage.digests import file_digest
-from tasks.storage.files import draft_name
-from tasks.storage.locks import locked, machine_lock
-from tasks.storage.processes import ProcessId
-from tasks.storage.urls import local_path, public_url, without_credentials
+from tasks.storage.files import draft_name, local_path, public_url, without_credentials
+from tasks.storage.locks import ProcessId, locked, machine_lock
+from tasks.storage.records import file_digest
 
 if TYPE_CHECKING:
     import requests

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import UsageError, install_extra
-from tasks.storage.urls import without_credentials
+from tasks.storage.files import without_credentials
 from tasks.tracking.store import PARENT, open_store, search
 
 if TYPE_CHECKING:

@@ -21,11 +21,10 @@ from pathlib import Path
 from schemas.errors import BusyError, CpbError, DamagedError, UsageError
 from schemas.handover import ShardJob, ShardResult
 from schemas.identity import APART
-from tasks.storage.digests import value_digest
 from tasks.storage.files import delete_files, write_bytes
 from tasks.storage.locks import acquire, is_locked, locked, open_lock
 from tasks.storage.model_folder import FILES, trained_file_damage
-from tasks.storage.records import find_record, read_record, write_record
+from tasks.storage.records import find_record, read_record, value_digest, write_record
 from tasks.training.plan import job_key
 
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"

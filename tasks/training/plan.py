@@ -37,8 +37,8 @@ from cpbmodels.arch.options import Preset
 from schemas.handover import FleetPlan, JobMember, ShardJob
 from schemas.identity import Recipe, SeriesId
 from schemas.run import RunSpec, base_of, is_universal
-from tasks.storage.digests import code_digest, value_digest
 from tasks.storage.model_folder import ModelConfig, recipe_of
+from tasks.storage.records import code_digest, value_digest
 
 _NOT_DECISIVE = {"members": {"__all__": {"features": {"path", "file_digest"}}}}
 """Fields of a job that are locations of its data, not its contents."""

@@ -50,10 +50,9 @@ from schemas.handover import (
 from schemas.run import base_of, is_universal
 from tasks.running.resident import Orders
 from tasks.signals.feature_files import market_key, markets, read_features, with_bounds
-from tasks.storage.digests import file_digest
 from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
-from tasks.storage.records import write_npz, write_record
+from tasks.storage.records import file_digest, write_npz, write_record
 from tasks.training.devices import gpu_locked
 from tasks.training.files import (
     CHECKPOINTS,

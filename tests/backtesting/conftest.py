@@ -6,7 +6,7 @@ from known_markets import TINY, A, B, busy_hours
 from cpbmodels.data.columns import feature_frame
 from schemas.handover import SeriesRecord
 from tasks.backtesting.folds import load_folds, plan_bounds
-from tasks.storage.digests import file_digest
+from tasks.storage.records import file_digest
 
 ROWS = 4000
 

@@ -11,7 +11,7 @@ from flows.backtest import run_backtest
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
 from tasks.backtesting import audit
-from tasks.storage.digests import file_digest
+from tasks.storage.records import file_digest
 from tasks.training.files import prepare, read_result
 from tasks.training.trainer import train_job
 

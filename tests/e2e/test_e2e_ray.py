@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from ray_cluster import ENVIRONMENT, SmallCluster
 
-from tasks.storage.digests import file_digest
+from tasks.storage.records import file_digest
 
 MARKET = Path(__file__).resolve().parents[2] / "../shared/market"
 

@@ -22,7 +22,7 @@ from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
 from tasks.market.mirror import to_csv
 from tasks.market.parser import read, trim
 from tasks.market.writer import merge
-from tasks.storage.home import mark_home
+from tasks.storage.files import mark_home
 
 HOUR = 3_600_000_000
 MAY = period_bounds("2022-05")

@@ -11,8 +11,7 @@ from schemas.identity import MARKETS
 from schemas.ledger import DailyState, KnownVersions, LedgerSummary
 from tasks.forecasting.drift import Watch
 from tasks.promotion.by_backtest import Switch
-from tasks.storage.digests import file_digest
-from tasks.storage.records import write_record
+from tasks.storage.records import file_digest, write_record
 from tasks.verify import verify_all
 
 NOW = datetime(2025, 6, 1, tzinfo=UTC)

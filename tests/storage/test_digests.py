@@ -6,13 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tasks.storage import digests
+from tasks.storage import records
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    monkeypatch.setattr(digests, "ROOT", tmp_path)
-    monkeypatch.setattr(digests, "OWN", {"a", "b"})
+    monkeypatch.setattr(records, "ROOT", tmp_path)
+    monkeypatch.setattr(records, "PACKAGES", {"a", "b"})
     for name, text in {
         "a/__init__.py": "", "a/one.py": "from b.two import X\nimport json", "b/__init__.py": "",
         "b/two.py": "def f():\n    from a import three\nX = 1", "a/three.py": "import a.one", "a/other.py": "",
@@ -20,19 +20,19 @@ def project(tmp_path, monkeypatch):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    digests._code_digest.cache_clear()
+    records._code_digest.cache_clear()
     yield tmp_path
-    digests._code_digest.cache_clear()
+    records._code_digest.cache_clear()
 
 
 @pytest.mark.parametrize("changed", ["a/one.py", "b/two.py", "a/three.py"])
 def test_a_change_of_any_imported_module_is_another_digest(project, changed):
-    before = digests.code_digest("a/one.py")
-    digests._code_digest.cache_clear()
-    assert digests.code_digest("a/one.py") == before
+    before = records.code_digest("a/one.py")
+    records._code_digest.cache_clear()
+    assert records.code_digest("a/one.py") == before
     (project / changed).write_text((project / changed).read_text() + "\nchanged = True")
-    digests._code_digest.cache_clear()
-    assert digests.code_digest("a/one.py") != before
+    records._code_digest.cache_clear()
+    assert records.code_digest("a/one.py") != before
 
 
 def test_comments_docstrings_and_layout_do_not_count(project):
@@ -43,29 +43,29 @@ def test_comments_docstrings_and_layout_do_not_count(project):
         "X = 2\ndef f(a, b):\n    return a",
     ):
         two.write_text(text)
-        digests._code_digest.cache_clear()
-        texts.append(digests.code_digest("a/one.py"))
+        records._code_digest.cache_clear()
+        texts.append(records.code_digest("a/one.py"))
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_neither_what_is_left_out_counts_nor_what_it_imports(project):
-    before = digests.code_digest("a/one.py", without=("b",))
+    before = records.code_digest("a/one.py", without=("b",))
     for name in ("b/two.py", "a/three.py"):
         (project / name).write_text("Z = 1")
-    digests._code_digest.cache_clear()
-    assert digests.code_digest("a/one.py", without=("b",)) == before
+    records._code_digest.cache_clear()
+    assert records.code_digest("a/one.py", without=("b",)) == before
 
 
 def test_what_is_not_imported_does_not_count(project):
-    before = digests.code_digest("a/one.py")
+    before = records.code_digest("a/one.py")
     (project / "a/other.py").write_text("1")
-    digests._code_digest.cache_clear()
-    assert digests.code_digest("a/one.py") == before
+    records._code_digest.cache_clear()
+    assert records.code_digest("a/one.py") == before
 
 
 def test_a_place_that_is_gone_is_an_error(project):
     with pytest.raises(FileNotFoundError):
-        digests.code_digest("a/gone.py")
+        records.code_digest("a/gone.py")
 
 
 @pytest.fixture
@@ -88,8 +88,8 @@ def test_many_threads_may_ask_at_once():
     """Without a lock 15 of 40 ended in a SystemError of `ast.parse` (3.11); the features of a run are threads."""
 
     def ask():
-        digests._code_digest.cache_clear()
-        return digests.code_digest("cpbmodels/data/columns.py", "cpbmodels/arch")
+        records._code_digest.cache_clear()
+        return records.code_digest("cpbmodels/data/columns.py", "cpbmodels/arch")
 
     with ThreadPoolExecutor(8) as pool:
         assert len({one.result() for one in [pool.submit(ask) for _ in range(10)]}) == 1

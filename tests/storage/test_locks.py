@@ -1,10 +1,12 @@
 """Locks between processes: who holds them, what may lie in their place, and waiting that ends."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from other_user import as_nobody, let_others_pass
@@ -13,6 +15,7 @@ from schemas.errors import BusyError, CpbError
 from tasks.storage import locks
 from tasks.storage.locks import (
     Interrupted,
+    ProcessId,
     acquire,
     is_locked,
     locked,
@@ -155,3 +158,25 @@ def test_a_lock_file_that_may_only_be_read_is_locked_all_the_same(tmp_path):
     assert as_nobody(lambda: is_locked(path)) == "False"
     path.chmod(0o600)
     assert "CpbError" in as_nobody(lambda: is_locked(path))
+
+
+def test_a_running_process_is_alive_and_a_killed_one_dead():
+    code = "import time; from tasks.storage.locks import ProcessId\n"
+    code += "print(ProcessId.current(), flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as sleeper:
+        process = ProcessId.parse(sleeper.stdout.readline())
+        assert (process.pid, process.is_alive()) == (sleeper.pid, True)
+        assert (
+            replace(process, started=process.started - 1).is_alive() is False
+        )  # another with the same number
+        sleeper.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
+        assert process.is_alive() is False  # a zombie
+    assert process.is_alive() is False
+
+
+def test_only_the_same_host_may_call_a_process_dead():
+    assert replace(ProcessId.current(), host="elsewhere", pid=2**22 - 1).is_alive() is None
+    assert replace(ProcessId.current(), boot_id="an earlier boot").is_alive() is False
+    with pytest.raises(ValueError, match="unpack"):
+        ProcessId.parse("ProcessWorker 0b1a")

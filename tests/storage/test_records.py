@@ -10,8 +10,7 @@ import pytest
 from schemas.errors import DamagedError
 from schemas.handover import Failure, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
-from tasks.storage.digests import value_digest
-from tasks.storage.records import find_record, parse_record, read_record, write_record
+from tasks.storage.records import find_record, parse_record, read_record, value_digest, write_record
 
 MODEL = ModelId("har", "default", SeriesId("um", "BTCUSDT", "1h"), 7)
 RESULT = ShardResult(

@@ -21,7 +21,7 @@ from ports import free_port
 
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
-from tasks.storage.urls import local_path
+from tasks.storage.files import local_path
 from tasks.tracking import store as store_module
 from tasks.tracking.boards import leaderboard, read_members
 from tasks.tracking.prune import prune

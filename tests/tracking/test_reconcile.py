@@ -7,7 +7,7 @@ import fork_server
 import pytest
 from test_runs import fleet_of, log_member, member
 
-from tasks.storage.processes import ProcessId
+from tasks.storage.locks import ProcessId
 from tasks.tracking import store as store_module
 from tasks.tracking.runs import finish, start_fleet, start_parent
 from tasks.tracking.store import PARENT, PROCESS, REASON, open_store, reconcile

@@ -6,7 +6,7 @@ from flows.training import start_run
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
-from tasks.storage.processes import ProcessId
+from tasks.storage.locks import ProcessId
 from tasks.tracking.boards import newest_flow_runs
 from tasks.tracking.runs import finish, run_name, start_parent
 from tasks.tracking.store import PROCESS

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tasks.storage.processes import ProcessId
+from tasks.storage.locks import ProcessId
 from tasks.tracking.runs import PARTIAL, finish, start_parent
 from tasks.tracking.store import PROCESS
 

@@ -9,8 +9,7 @@ from cpbmodels.data.columns import feature_frame
 from schemas.handover import JobMember, SeriesRecord, ShardResult, SplitBounds, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
-from tasks.storage.digests import file_digest
-from tasks.storage.records import write_npz, write_record
+from tasks.storage.records import file_digest, write_npz, write_record
 from tasks.training.files import RESULT, prepare
 from tasks.training.plan import job_key, plan_job
 

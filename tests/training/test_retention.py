@@ -10,9 +10,8 @@ import pytest
 
 from schemas.handover import JobMember, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId, SeriesId
-from tasks.storage.digests import value_digest
 from tasks.storage.locks import locked
-from tasks.storage.records import write_record
+from tasks.storage.records import value_digest, write_record
 from tasks.training.files import MAX_SHARDS_PER_KIND, MAX_UNUSED_DAYS, ShardsInUse, remove_old_shards
 
 START = datetime(2024, 1, 1, tzinfo=UTC)

@@ -16,7 +16,7 @@ from schemas.run import RunSpec
 from tasks.ingest import ingest
 from tasks.signals import feature_files
 from tasks.signals.splits import split_bounds
-from tasks.storage import digests
+from tasks.storage import records
 from tasks.training import plan as planning
 from tasks.training.files import prepare
 
@@ -52,10 +52,9 @@ EXECUTED_BESIDE = {
     "tasks/market/layout.py": "reads candles",
     "tasks/market/klines.py": "reads candles",
     "tasks/running/parallel.py": "counts cores for what is told",
-    "tasks/storage/digests.py": "digests",
     "tasks/storage/files.py": "reads and writes files",
     "tasks/storage/locks.py": "replaces a folder while no other process does",
-    "tasks/storage/records.py": "reads and writes records",
+    "tasks/storage/records.py": "reads and writes records, digests",
     "tasks/training/files.py": "where a fleet's files lie",
     "tasks/training/plan.py": "tells universal models from others",
     "tasks/training/progress.py": "how far the training is, and what epochs cost",
@@ -82,8 +81,8 @@ pathlib.Path(out).write_text(json.dumps(sorted(executed)))
 
 def digested():
     """The sources that the digest covers, relative to the project."""
-    found = digests._with_imports(planning._TRAINING, planning._NOT_TRAINING)
-    return {path.relative_to(digests.ROOT).as_posix() for path in found}
+    found = records.source_files(planning._TRAINING, planning._NOT_TRAINING)
+    return {path.relative_to(records.ROOT).as_posix() for path in found}
 
 
 def test_the_sources_that_decide_a_training_are_these():
@@ -95,18 +94,18 @@ def project(tmp_path, monkeypatch):
     """A copy of the sources, whose digest can be asked for after each change."""
     for package in ("cpbmodels", "schemas", "tasks"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(digests, "ROOT", tmp_path)
+    monkeypatch.setattr(records, "ROOT", tmp_path)
 
     def digest(path="", old="", new=""):
         if path:
             text = (tmp_path / path).read_text()
             assert old in text
             (tmp_path / path).write_text(text.replace(old, new, 1))
-        digests._code_digest.cache_clear()
+        records._code_digest.cache_clear()
         return planning.training_code()
 
     yield digest
-    digests._code_digest.cache_clear()
+    records._code_digest.cache_clear()
 
 
 def test_a_comment_leaves_every_stored_fleet_as_it_is(project):

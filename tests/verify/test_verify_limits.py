@@ -11,7 +11,7 @@ import pytest
 from stored_home import SERIES
 from test_verify_parts import flip
 
-from tasks.storage.digests import ROOT
+from tasks.storage.records import ROOT
 
 CPB = [sys.executable, "-m", "flows.cli"]
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'

@@ -18,9 +18,9 @@ from tasks.judging.baselines import realised, reference_quantiles
 from tasks.judging.member import MemberScore
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import load_series, read_features, write_features
-from tasks.storage.digests import file_digest
 from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_reference
+from tasks.storage.records import file_digest
 from tasks.tracking.registry import champions
 from tasks.training.files import JOB, RESULT, prepare, read_job, read_result
 from tasks.verify import verify_all

@@ -268,7 +268,7 @@ def test_a_run_says_what_was_asked_for_as_lists_and_one_that_died_is_killed(own,
     with client_of(own) as client:
         (run,) = [r for r in client.get("/api/runs").json()["runs"] if r["name"] == "second"]
         (cells,) = [r for r in table_of(client.get("/api/runs?format=csv")) if r["name"] == "second"]
-        monkeypatch.setattr("tasks.storage.processes.ProcessId.is_alive", lambda self: False)
+        monkeypatch.setattr("tasks.storage.locks.ProcessId.is_alive", lambda self: False)
     with client_of(own) as client:
         (dead,) = [r for r in client.get("/api/runs").json()["runs"] if r["name"] == "second"]
 
