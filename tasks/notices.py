@@ -95,7 +95,7 @@ def send_test(home: Path) -> dict[str, str]:
         raise UsageError(
             f"no notifications can be sent: set {VARIABLE} to one or more URLs, as in "
             f"{VARIABLE}=mailto://USER:PASSWORD@HOST, or write them into the file {home / FILE_NAME} with mode 600; "
-            "see docs/notifications.md",
+            "see docs/operations.md",
             code="notify-unset", field=VARIABLE,
         )  # fmt: skip
     return _within(

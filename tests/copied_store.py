@@ -14,7 +14,7 @@ PLACES = (
 
 
 def record_place(database):
-    """Record the folder beside a copied database as the place of its artifacts, as docs/backup.md says.
+    """Record the folder beside a copied database as the place of its artifacts, as docs/operations.md says.
 
     MLflow remembers the place of a run's artifacts, by the run's id alone, for the life of a process.
     """

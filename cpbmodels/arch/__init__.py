@@ -1,6 +1,6 @@
 """The registry of architectures. Names cost no torch; an architecture's module is imported on first use.
 
-A new architecture is one file in this folder and one line in `_BUILT_IN` (docs/new-architecture.md). Architectures of
+A new architecture is one file in this folder and one line in `_BUILT_IN` (docs/extending.md). Architectures of
 other packages are found through the entry-point group `cpbmodels.architectures`. Entry points belong to the Python
 environment, so trainer processes and workers find the same architectures as the process that started them.
 """

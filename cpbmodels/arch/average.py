@@ -2,7 +2,7 @@
 
 `members` names them. Each is trained as it would be alone, with the same preset, seeds and scope; the averaging is in
 `cpbmodels.fleet.average`. Models whose errors differ lose when averaged less than each: `har` and `walk` together score
-.1 % better than `har` (docs/judging-experiments.md). Mean quantiles ascend like each member's, and the mean of valid
+.1 % better than `har` (docs/log.md). Mean quantiles ascend like each member's, and the mean of valid
 median candles is a valid candle whose close is the mean median.
 """
 

@@ -1,6 +1,6 @@
 """`line`: the robust HAR on all columns (`cpbmodels.data.wide`), pooled, of the last two years; in closed form.
 
-Alone it scores like `har` (docs/judging-experiments.md); its errors differ from `har`'s, so the mean of both is better
+Alone it scores like `har` (docs/log.md); its errors differ from `har`'s, so the mean of both is better
 (`average`). It learns from the last 24 months (27 at candles under an hour) and takes its quantiles from the last 12:
 all history since 2020 was worse by .0009, quantiles of 60 days by .0016.
 

@@ -101,7 +101,7 @@ def option_meanings() -> dict[str, str]:
 PLAIN = {
     "context": "candles that the model reads",
     "horizon": "candles that it forecasts",
-    "features": "columns that it reads, see [your own columns](own-columns.md)",
+    "features": "columns that it reads, see [your own columns](extending.md#your-own-columns)",
     "hidden_dim": "width of the hidden layers",
     "n_layers": "number of layers",
     "n_heads": "number of attention heads",

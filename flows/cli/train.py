@@ -28,7 +28,7 @@ MODEL_OPTIONS = {
         "train in float32 even if the device can train in bf16 or fp16",
     ),
 }
-"""Options of `cpb train` named in the original notes (docs/seeds.md): parameter -> field of the model preset, help."""
+"""Options of `cpb train` named in the original notes (docs/log.md): parameter -> field of the model preset, help."""
 
 
 def demo(json: Json = False) -> None:

@@ -58,7 +58,7 @@ UI = Listener("ui", _OTHERS_PAGE.replace("{frames}", "'self'"))
 PREFECT = Listener("prefect", _OTHERS_PAGE.replace("{frames}", "'none'"))
 
 LISTENERS = (PAGE, UI, PREFECT)
-"""Every server that cpb starts. `serve` only accepts these; docs/security.md and the tests use the same table."""
+"""Every server that cpb starts. `serve` only accepts these; docs/operations.md and the tests use the same table."""
 
 USER = "cpb"
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:/@\[\]]+)(:[0-9]{1,5})?")

@@ -366,7 +366,7 @@ def _check_layout(uri: str, experiment: "Experiment") -> None:
     if database and folder and folder.resolve() != _artifacts(uri).resolve():
         raise CpbError(
             f"the MLflow store {database} was moved or copied: its artifacts are recorded in {folder}, which may be "
-            "those of another store; docs/backup.md has the SQL line that records their new place",
+            "those of another store; docs/operations.md has the SQL line that records their new place",
             code="moved-store", field=str(database),
         )  # fmt: skip
 

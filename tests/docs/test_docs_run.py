@@ -35,7 +35,7 @@ SERIES = 'from cpbmodels import Series, train_fleet; series = Series.from_frame(
 BEFORE = {
     "cpbmodels/README.md": CANDLES,
     "docs/mlflow.md": CANDLES,
-    "docs/own-candles.md": """
+    "docs/extending.md": """
 import csv, sys, types  # ccxt is not installed: a module that answers as Kraken's would
 rows = [[int(row[0]), *map(float, row[1:6])] for row in list(csv.reader(open("candles.csv")))[1:]]
 kraken = types.SimpleNamespace(fetch_ohlcv=lambda symbol, timeframe: rows)

@@ -178,6 +178,6 @@ def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
 
 
 def documented_automation():
-    """The automation that docs/notifications.md shows, as Prefect reads it."""
-    text = (ROOT / "docs/notifications.md").read_text().partition("```yaml\n")[2].partition("```")[0]
+    """The automation that docs/operations.md shows, as Prefect reads it."""
+    text = (ROOT / "docs/operations.md").read_text().partition("```yaml\n")[2].partition("```")[0]
     return AutomationCore.model_validate(yaml.safe_load(text.replace("ID OF THE BLOCK", str(uuid4()))))

@@ -1,4 +1,4 @@
-"""The architecture built in docs/new-architecture.md is real: it trains, exactly, in a fleet."""
+"""The architecture built in docs/extending.md is real: it trains, exactly, in a fleet."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ from candles import walk
 from cpbmodels import train_fleet
 from cpbmodels.arch.options import SCHEDULES
 
-PAGE = Path(__file__).parents[2] / "docs" / "new-architecture.md"
+PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 
 
 def test_the_schedule_of_the_page_sets_the_learning_rates(monkeypatch):

@@ -28,9 +28,7 @@ BUILT_IN = [
     "average",
     "classifier-gru",
 ]
-(TCN,) = re.findall(
-    r'```python\n("""`tcn`.*?)```', (ROOT / "docs" / "new-architecture.md").read_text(), re.DOTALL
-)
+(TCN,) = re.findall(r'```python\n("""`tcn`.*?)```', (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
 
 
 def install(site: Path, package: str, points: dict[str, str], **modules: str) -> None:

@@ -82,7 +82,7 @@ def test_a_listener_that_is_not_in_the_table_is_not_served():
 
 
 def test_the_page_on_security_names_each_listener():
-    text = (ROOT / "docs/security.md").read_text()
+    text = (ROOT / "docs/operations.md").read_text()
     for listener in LISTENERS:
         command = COMMANDS[listener.name].removeprefix("flows.cli ").partition(" ")[0]
         assert f"`cpb {command}`" in text or command.startswith("flows.deploy"), listener.name

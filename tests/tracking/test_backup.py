@@ -1,4 +1,4 @@
-"""The commands of docs/backup.md do what the page says."""
+"""The commands of docs/operations.md do what the page says."""
 
 import os
 import re
@@ -20,13 +20,13 @@ from tasks.tracking import store as store_module
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "backup.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
 
 def test_the_backup_of_the_page_holds_database_artifacts_and_ledger(tmp_path):
     (block,) = re.findall(r"```sh\n(BACKUP=.+?)```", PAGE.read_text(), flags=re.S)
     home, kept = tmp_path / "data", tmp_path / "backup"
-    for tree in ("forecasts", "forecasts-um", "issued", "ledger", "sim/ledger", "klines"):
+    for tree in ("forecasts", "forecasts-um", "ledger", "sim/ledger", "klines"):
         place = home / tree / "interval=1h" / "symbol=BTCUSDT"
         place.mkdir(parents=True)
         (place / "2025-01.parquet").write_text(tree)
@@ -49,7 +49,7 @@ def test_the_backup_of_the_page_holds_database_artifacts_and_ledger(tmp_path):
     assert (copied / "artifacts" / "run" / "model.safetensors").read_text() == "weights"
     with tarfile.open(copied / "ledger.tar.gz") as archive:
         files = {member.name.partition("/interval")[0] for member in archive if member.isfile()}
-    assert files == {"forecasts", "forecasts-um", "issued", "ledger", "sim/ledger"}
+    assert files == {"forecasts", "forecasts-um", "ledger", "sim/ledger"}
 
 
 def test_a_moved_store_is_refused_until_the_line_of_the_page_records_its_new_place(store, folder, tmp_path):  # noqa: F811
@@ -60,7 +60,7 @@ def test_a_moved_store_is_refused_until_the_line_of_the_page_records_its_new_pla
     old.rename(new)
     uri = f"sqlite:///{new}/mlflow.db"
     for create in (True, False):
-        with pytest.raises(CpbError, match=r"docs/backup\.md") as caught:
+        with pytest.raises(CpbError, match=r"docs/operations\.md") as caught:
             open_store(uri, create=create)
         assert (caught.value.code, caught.value.field) == ("moved-store", f"{new}/mlflow.db")
         assert f" {old}/artifacts," in str(caught.value)
