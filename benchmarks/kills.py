@@ -33,7 +33,7 @@ def serve(orders):
 RUN = """
 import pathlib, sys
 from tasks.training import local
-from tasks.training.devices import Slots
+from tasks.training.local import Slots
 local.TRAINER = "slow_trainer"
 local.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 3600)
 """

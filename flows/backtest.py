@@ -30,8 +30,8 @@ from tasks.backtesting.judge import Backtest
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
 from tasks.train import check_engine, opened_engine
-from tasks.training.files import ShardsInUse
 from tasks.training.local import Engine
+from tasks.training.shard import ShardsInUse
 
 
 def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:

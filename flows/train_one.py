@@ -11,7 +11,7 @@ from schemas.handover import Judgement, ShardResult
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish
-from tasks.training.files import LATEST, Checkpoint
+from tasks.training.shard import LATEST, Checkpoint
 
 
 def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:

@@ -44,10 +44,10 @@ from tasks.tracking.store import (
 )
 from tasks.tracking.wandb import check_installed, is_wanted, mirror
 from tasks.train import check_engine, opened_engine, train
-from tasks.training.files import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
 from tasks.training.local import Engine
 from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
+from tasks.training.shard import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
 
 
 def start_run(

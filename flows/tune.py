@@ -15,8 +15,7 @@ from tasks.storage.locks import locked
 from tasks.storage.records import value_digest, write_record
 from tasks.tracking.runs import finish, log_metrics, log_trials, start_parent
 from tasks.tracking.store import AS_OF, KIND, NEWEST, STUDY, check_place, open_store
-from tasks.training.devices import check_device, gpu_held, gpus_of
-from tasks.training.local import PROGRESS
+from tasks.training.local import PROGRESS, check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code
 from tasks.tuning.at_work import LOCK, SEARCH, Search
 from tasks.tuning.report import metrics, sentence, write_report

@@ -38,8 +38,8 @@ from tasks.tracking.runs import (
     start_fleet,
 )
 from tasks.tracking.store import FILES, NEWEST
-from tasks.training.files import member_folder, shard_folder
 from tasks.training.plan import job_key, member_seed, preset_label
+from tasks.training.shard import member_folder, shard_folder
 
 
 @step("evaluate", run_name="evaluate {fleet.architecture}")

@@ -7,14 +7,14 @@ from datetime import timedelta
 from pathlib import Path
 
 from schemas.errors import DamagedError, MemberError
-from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord
+from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.forecasting.staleness import STOPPED_AFTER
 from tasks.promotion.night import idle_architectures
 from tasks.running.step import step
 from tasks.signals.feature_files import load_series
-from tasks.signals.splits import SplitBounds, split_bounds
+from tasks.signals.splits import split_bounds
 from tasks.storage.model_folder import read_config
 from tasks.tracking.registry import Champion, champions
 from tasks.tracking.store import open_store

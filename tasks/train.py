@@ -10,8 +10,7 @@ from schemas.errors import CpbError, install_extra
 from schemas.handover import Failure, ShardJob, ShardResult
 from schemas.run import LOCAL, RAY, RunSpec
 from tasks.running.step import Retry, step
-from tasks.training.devices import check_device
-from tasks.training.local import Engine, LocalEngine, TrainerDied
+from tasks.training.local import Engine, LocalEngine, TrainerDied, check_device
 from tasks.training.plan import job_key
 from tasks.training.progress import FleetProgress
 from tasks.training.ray import ADDRESS, check_cluster, connected

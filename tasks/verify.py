@@ -37,7 +37,7 @@ from tasks.storage.model_folder import CONFIG, METRICS, NEEDED, PICTURES, REFERE
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_npz
 from tasks.tracking.registry import COPIES, champions, training_command
 from tasks.tracking.store import Store, open_store, store_errors
-from tasks.training.files import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
+from tasks.training.shard import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
 
 R = TypeVar("R", bound=Record)
 

@@ -8,8 +8,8 @@ from typing import Any
 from schemas.errors import DamagedError
 from schemas.identity import APART, SPOT, market_home
 from tasks.storage.files import read_json_or_none
-from tasks.training.files import JOB, RESULT, is_training, read_job, shard_folders
 from tasks.training.local import PROGRESS
+from tasks.training.shard import JOB, RESULT, is_training, read_job, shard_folders
 from tasks.tuning.at_work import SEARCH, Search, searches_at_work
 from webapp import registry
 from webapp.answers import Runs, Training

@@ -176,7 +176,7 @@ def doctor(
             emit({"services": problems, "exit": code})
         raise typer.Exit(code)
     from cpbmodels.device.doctor import examine, lines
-    from tasks.training.files import kernel_cache
+    from tasks.training.local import kernel_cache
 
     os.environ.update(kernel_cache(home()))  # where trainers look
 

@@ -15,8 +15,8 @@ from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.member import stored_forecasts
-from tasks.training.files import member_folder, shard_folder
 from tasks.training.plan import member_seed, plan_fleet, preset_label
+from tasks.training.shard import member_folder, shard_folder
 
 
 def plan_folds(

@@ -15,7 +15,7 @@ from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.running.progress import tell, telling
 from tasks.storage.model_folder import PICTURES, REFERENCE, picture_damage, read_reference, write_metrics
 from tasks.storage.records import code_digest, member_subject
-from tasks.training.files import member_folder, shard_folder
+from tasks.training.shard import member_folder, shard_folder
 
 log = logging.getLogger("cpb")
 

@@ -26,7 +26,7 @@ from tasks.judging.scores import coverage, pinball
 from tasks.running.resident import Orders
 from tasks.signals.feature_files import load_series, market_key, markets, read_features
 from tasks.storage.model_folder import write_reference
-from tasks.training.files import home_of, member_folder, read_job, read_result
+from tasks.training.shard import home_of, member_folder, read_job, read_result
 
 log = logging.getLogger("cpb")
 

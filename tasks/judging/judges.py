@@ -10,7 +10,7 @@ from schemas.errors import CpbError
 from schemas.handover import Failure, TrainedMember
 from tasks.running.parallel import run_each
 from tasks.running.resident import Cores, Died, Pool, Resident
-from tasks.training.files import LOG
+from tasks.training.shard import LOG
 
 log = logging.getLogger("cpb")
 

@@ -1,47 +1,57 @@
-"""The engines that train shards: this machine's resident trainers (here), or a cluster (`ray.py`).
+"""The engine of this machine: its devices with their locks, and a resident trainer for each (a cluster: `ray.py`).
 
 A trainer is a separate process (`trainer.py`), because a long device call cannot be interrupted from within, because
 one CPU fleet per core is faster than one fleet on all cores, and so that only the training process opens a device. It
 is resident: importing torch and opening a GPU takes up to 10 s. It locks its GPU per shard, until the predictions are
 done, so that another command can train in between.
+
+A GPU's slot is a file lock named by the device's UUID, which is the same for every process, however
+`CUDA_VISIBLE_DEVICES` renumbers the devices, and for every user of the machine. A CPU slot counts only within this
+process.
 """
 
 import json
 import logging
 import os
 import re
+import shutil
 import signal
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from schemas.errors import CpbError
+from schemas.errors import BusyError, CpbError, UsageError
+from schemas.errors import count as named
 from schemas.handover import ShardJob, ShardResult
 from schemas.run import RunSpec, base_of, is_universal
 from schemas.scope import home
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.storage.files import read_json_or_none
-from tasks.storage.locks import pause
-from tasks.training.devices import Slots, gpus_of, plan_slots
-from tasks.training.files import GPU_LOST, KERNELS, LOG, PROGRESS, RESULT, kernel_cache, prepare, read_result
+from tasks.storage.locks import locked, machine_lock, pause
 from tasks.training.progress import FleetProgress
+from tasks.training.shard import LOG, PROGRESS, RESULT, prepare, read_result
 
 log = logging.getLogger("cpb")
 
 TRAINER = "tasks.training.trainer"
 """The module that trains."""
 
+KERNELS = "CPB_KERNELS"
+"""Environment of a trainer: the architectures whose kernels it compiles before its first order, as JSON."""
+
+GPU_LOST = "the process lost its GPU"
+"""Begins a trainer's last words where a launch made the device unusable for the process."""
+
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "4294967296"}
 """Make glibc keep freed memory; read when a process starts, so set from outside. Otherwise every large temporary is
 mapped and page-faulted again in each step (up to 30 % slower)."""
 
-OUT_OF_MEMORY, DISK_FULL = "out-of-memory", "disk-full"
-"""Codes of `TrainerDied` for two causes that the user can fix."""
-
-_FULL_BYTES = 1 << 20
 _BUSY_S = 0.5
 """Seconds between two tries of a GPU on which another command trains."""
 
@@ -58,6 +68,151 @@ class TrainingTimeout(CpbError):
     """The training exceeded its time limit and was stopped; its checkpoints are kept."""
 
     default_code = "timeout"
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Slots for concurrent shards: GPUs by UUID, or a number of CPU processes."""
+
+    gpus: tuple[str, ...]
+    workers: int
+    threads: int
+
+
+def plan_slots(device: str, shards: int) -> Slots:
+    """Return the slots for a plan of `shards` shards: one per GPU, else one process per core.
+
+    With more than one shard, each has one CPU thread, however many cores there are: the last bits of a CPU result
+    depend on the thread count, and must depend neither on the machine nor on the remaining work. A single shard uses
+    all cores.
+    """
+    gpus = gpus_of(device)
+    if gpus:
+        return Slots(gpus, len(gpus), max(1, (os.cpu_count() or 1) // len(gpus)))
+    if device != "cpu" and torch_cuda() is None and visible_gpus():
+        log.warning("%s; training on the CPU (`cpb doctor` names the build to install)", _CPU_BUILD)
+    cores = usable_cores()
+    return Slots((), 1, cores) if shards <= 1 else Slots((), min(cores, shards), 1)
+
+
+_CPU_BUILD = "the installed torch is a CPU build and cannot use this machine's NVIDIA GPU"
+
+
+def check_device(device: str) -> None:
+    """Raise `UsageError` if `device` names a GPU that is not available."""
+    if device.startswith("cuda") and not gpus_of(device):
+        count = len(visible_gpus())
+        why = f"only {named(count, 'NVIDIA GPU')} can be seen" if count else "no NVIDIA GPU is visible"
+        why = _CPU_BUILD if count and torch_cuda() is None else why
+        message = f"device {device!r}: {why} (see `cpb doctor`); choose cpu or auto"
+        raise UsageError(message, code="device", field="device")
+
+
+@cache
+def torch_cuda() -> str | None:
+    """Return the CUDA version that the installed torch was built for, None for a CPU build.
+
+    Read from torch's version file: importing torch takes seconds, and only trainers need it.
+    """
+    spec = find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    text = Path(spec.origin).with_name("version.py").read_text()
+    version = re.search(r"^cuda\b[^=]*=\s*'([^']+)'", text, re.MULTILINE)
+    return version[1] if version else None
+
+
+def gpus_of(device: str) -> tuple[str, ...]:
+    """Return the GPUs that `device` may use: auto and cuda all visible GPUs, cuda:N the N-th of them.
+
+    Empty if torch is a CPU build: a GPU slot would run a single process, while the CPU has a slot per core.
+    """
+    if device == "cpu" or torch_cuda() is None:
+        return ()
+    gpus = visible_gpus()
+    _, colon, number = device.partition(":")
+    return gpus[int(number) :][:1] if colon else gpus
+
+
+def visible_gpus() -> tuple[str, ...]:
+    """Return the UUIDs of the NVIDIA GPUs (MIG: of their instances) that `CUDA_VISIBLE_DEVICES` leaves visible.
+
+    An entry is a number as of `nvidia-smi`, a UUID, or a unique prefix of one. As in CUDA, an entry that matches no
+    device hides all later entries.
+    """
+    import pynvml as nvml
+
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return ()
+    try:
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        uuids = [nvml.nvmlDeviceGetUUID(handle) for handle in handles]
+        # The usable devices of each GPU: its instances if MIG divides it, else itself.
+        parts = [
+            tuple(_mig_instances(nvml, handle)) or (uuid,)
+            for handle, uuid in zip(handles, uuids, strict=True)
+        ]
+    finally:
+        nvml.nvmlShutdown()
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return tuple(device for devices in parts for device in devices)
+    chosen: list[str] = []
+    for entry in map(str.strip, wanted.split(",")):
+        if entry.isdecimal():
+            matches = [devices[0] for devices in parts[int(entry) :][:1]]
+        elif entry.startswith("GPU-"):
+            matches = [d[0] for uuid, d in zip(uuids, parts, strict=True) if uuid.startswith(entry)]
+        else:
+            matches = [d for ds in parts for d in ds if entry.startswith("MIG-") and d.startswith(entry)]
+        if len(matches) != 1:
+            break
+        chosen += matches
+    return tuple(dict.fromkeys(chosen))
+
+
+def _mig_instances(nvml: Any, handle: object) -> Iterator[str]:
+    with suppress(nvml.NVMLError):  # most GPUs do not support MIG
+        if nvml.nvmlDeviceGetMigMode(handle)[0]:
+            for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                with suppress(nvml.NVMLError):  # no instance at this index
+                    yield nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
+
+
+@contextmanager
+def gpu_held(gpus: tuple[str, ...], poll_s: float = 0.5) -> Iterator[None]:
+    """Lock one of these GPUs during the block, waiting for it (interruptible); with no GPUs, do nothing."""
+    paths = [machine_lock(f"cpb-{gpu}.lock") for gpu in gpus]
+    with ExitStack() as stack:
+        is_held, is_reported = not paths, False
+        while not is_held:
+            for path in paths:
+                with suppress(BusyError):
+                    stack.enter_context(locked(path, wait=False))
+                    is_held = True
+                    break
+            else:
+                if not is_reported:
+                    log.info("waiting for a GPU: other trainings hold %s", ", ".join(map(str, paths)))
+                is_reported = True
+                pause(poll_s)
+        yield
+
+
+@contextmanager
+def gpu_locked() -> Iterator[bool]:
+    """Lock this trainer's GPU during the block unless another training holds it; yields whether it is this one's."""
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
+    with ExitStack() as stack:
+        is_free = True
+        try:
+            if gpu:  # else a trainer on a CPU
+                stack.enter_context(locked(machine_lock(f"cpb-{gpu}.lock"), wait=False))
+        except BusyError:
+            is_free = False
+        yield is_free
 
 
 class Trainers:
@@ -111,12 +266,11 @@ class Trainers:
             on_wait(f"waiting for a free {'GPU' if self._on_gpu else 'core'}")
             with self._pool.lent() as trainer, self._cores.held(0 if self._on_gpu else self._threads):
                 on_wait("starting its trainer")
-                kills = _oom_kills()
                 try:
                     trained = self._call(trainer, folder, _watch(folder, timeout_s, on_progress))
                 except Died as end:
                     if not (folder / RESULT).exists():
-                        raise _death(folder, end, kills) from end
+                        raise _death(folder, end) from end
                     return
             if not trained:  # another command trains on that GPU
                 pause(_BUSY_S)
@@ -132,7 +286,7 @@ class Trainers:
                 raise
             self._kernels_off = f"a trainer died with them: {end.last}"
             log.warning("%s: its trainer died (%s); started again without Triton kernels", folder, end.last)
-            return bool(trainer.call((folder, self._kernels_off), folder / LOG, watch))
+            return self._call(trainer, folder, watch)
 
     def stop(self) -> None:
         """End the trainers and release their devices' memory."""
@@ -150,81 +304,60 @@ def run_trainer(folder: Path, slots: Slots, timeout_s: float, on_progress: Repor
 
 def _watch(folder: Path, timeout_s: float, on_progress: Report | None) -> Callable[[], None]:
     """Return a callback for a running trainer: it reports progress and raises `TrainingTimeout`."""
-    deadline, seen = time.monotonic() + timeout_s, _stamp(folder / PROGRESS)
+    path, deadline = folder / PROGRESS, time.monotonic() + timeout_s
+
+    def stamp() -> tuple[int, int] | None:
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            return status.st_ino, status.st_mtime_ns
+        return None
+
+    last = stamp()
 
     def look() -> None:
-        nonlocal seen
+        nonlocal last
         if time.monotonic() > deadline:
             raise TrainingTimeout(
                 f"training {folder.name} ran past its limit of {timeout_s:.0f} s; run the same command again to "
                 "resume it from its last checkpoint, or set train_timeout_s higher",
                 field="train_timeout_s",
             )
-        if on_progress and (stamp := _stamp(folder / PROGRESS)) != seen:
-            seen = stamp
-            if (progress := read_json_or_none(folder / PROGRESS)) is not None:
+        if on_progress and (changed := stamp()) != last:
+            last = changed
+            if (progress := read_json_or_none(path)) is not None:
                 on_progress(progress)
 
     return look
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return None
-    return status.st_ino, status.st_mtime_ns
-
-
-def _death(folder: Path, end: Died, kills: int) -> TrainerDied:
+def _death(folder: Path, end: Died) -> TrainerDied:
     """Return an error with the cause: the last line of the log is more specific than an exit code."""
-    log, last, returncode = f"(log: {folder / LOG})", end.last, end.returncode
-    if _is_full(folder) or re.search(r"No space left on device|Disk quota exceeded", last):
-        return TrainerDied(
-            f"no space left on the disk of {folder}: training stopped; free some space, then run the same command "
-            "again to resume it",
-            code=DISK_FULL,
-            field=str(folder),
-        )
-    if returncode == -signal.SIGKILL and _oom_kills() > kills:
-        last = "the kernel killed it"
-    elif not re.search(r"MemoryError|out of memory|(can't|cannot) allocate memory", last, re.IGNORECASE):
-        how = f"was killed by signal {-returncode}" if returncode < 0 else f"ended with code {returncode}"
-        return TrainerDied(f"training process {how}: {last} {log}")
-    return TrainerDied(
-        f"training process ran out of memory: {last}; lower batch_size, train fewer series together, or add memory, "
-        f"then run the same command again to resume it {log}",
-        code=OUT_OF_MEMORY,
+    how = (
+        f"was killed by signal {-end.returncode}"
+        if end.returncode < 0
+        else f"ended with code {end.returncode}"
     )
-
-
-def _is_full(folder: Path) -> bool:
-    """Whether the disk is almost full: then the log may lack the line that would report it."""
-    disk = os.statvfs(folder)
-    return disk.f_bavail * disk.f_frsize < _FULL_BYTES or (disk.f_files > 0 and disk.f_favail == 0)
-
-
-def _oom_kills() -> int:
-    """Return the number of OOM kills by the kernel since boot; 0 if unknown."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found[1]) if found else 0
+    message = (
+        f"training process {how}: {end.last} (log: {folder / LOG}); run the same command again to resume it"
+    )
+    # On a full disk the log may lack the line that would report it.
+    if shutil.disk_usage(folder).free < 1 << 20 or re.search("No space left|quota exceeded", end.last):
+        return TrainerDied(
+            f"no space left on the disk of {folder}; {message}", code="disk-full", field=str(folder)
+        )
+    if re.search(r"MemoryError|out of memory|(can't|cannot) allocate memory", end.last, re.IGNORECASE):
+        remedy = "lower batch_size, train fewer series together, or add memory"
+        return TrainerDied(f"{message}, or {remedy}", code="out-of-memory")
+    if end.returncode == -signal.SIGKILL:
+        message += " (the kernel kills processes for want of memory: see its log)"
+    return TrainerDied(message)
 
 
 class Engine(Protocol):
     """The resources that a run plans for, and that train its shards."""
 
-    @property
-    def gpus(self) -> bool:
-        """Whether shards train on GPUs."""
-        ...
-
-    @property
-    def cores(self) -> Cores:
-        """The cores of this machine shared by trainers and judges."""
-        ...
+    gpus: bool  # whether shards train on GPUs
+    cores: Cores  # of this machine, shared by trainers and judges
 
     def plan(self, shards: int) -> int:
         """Prepare for a plan of `shards` shards; return how many to pass to `run` concurrently, each in a thread."""
@@ -233,8 +366,7 @@ class Engine(Protocol):
     def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
         """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
 
-        Raises:
-            CpbError: the shard failed as a whole; `TrainerDied` if another try may succeed.
+        Raises CpbError if the shard failed as a whole, `TrainerDied` if another try may succeed.
         """
         ...
 
@@ -243,12 +375,12 @@ class Engine(Protocol):
         ...
 
 
-def kernel_environment(spec: RunSpec) -> dict[str, str]:
-    """Return where a trainer's compiled kernels are kept, and what it compiles before its first shard."""
-    used = spec.kernels and spec.dtype == "float32"
-    names = [base_of(name) for name in spec.names if not is_universal(name)] if used else []
-    wanted = {"names": names, "preset": spec.preset, "profile": spec.profile, "overrides": spec.overrides}
-    return kernel_cache(home()) | {KERNELS: json.dumps(wanted)}
+def kernel_cache(folder: Path) -> dict[str, str]:
+    """Return the environment that keeps compiled kernels in `triton` below a folder: a home's, or a node's.
+
+    A TRITON_CACHE_DIR of the user's own goes before. Triton names what it keeps there by source, chip and versions.
+    """
+    return {"TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR") or str(folder.absolute() / "triton")}
 
 
 class LocalEngine:
@@ -259,34 +391,29 @@ class LocalEngine:
     """
 
     def __init__(self, spec: RunSpec) -> None:
-        self._device = spec.device
-        self._gpus = gpus_of(spec.device)
-        self.cores = Cores(max(1, usable_cores() - len(self._gpus)))
-        self._slots = plan_slots(spec.device, len(self._gpus))
-        self._env = kernel_environment(spec)
-        self._trainers = self._made()
-        if self._gpus:
+        self._device, gpus = spec.device, gpus_of(spec.device)
+        self.gpus = bool(gpus)
+        self.cores = Cores(max(1, usable_cores() - len(gpus)))
+        used = spec.kernels and spec.dtype == "float32"
+        names = [base_of(name) for name in spec.names if not is_universal(name)] if used else []
+        wanted = {"names": names, "preset": spec.preset, "profile": spec.profile, "overrides": spec.overrides}
+        self._env = kernel_cache(home()) | {KERNELS: json.dumps(wanted)}
+        self._slots = plan_slots(spec.device, len(gpus))
+        self._trainers = Trainers(self._slots, self.cores, self._env)
+        if self.gpus:
             self._trainers.start()
-
-    def _made(self) -> Trainers:
-        return Trainers(self._slots, self.cores, self._env)
-
-    @property
-    def gpus(self) -> bool:
-        """Whether this machine has GPUs selected by the device."""
-        return bool(self._gpus)
 
     def plan(self, shards: int) -> int:
         """Prepare a trainer per GPU, or per core; the caller queues the shards, largest first."""
-        if not self._gpus:
+        if not self.gpus:
             self._slots = plan_slots(self._device, shards)
-            self._trainers = self._made()
+            self._trainers = Trainers(self._slots, self.cores, self._env)
         return self._slots.workers
 
     def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
         """Train a shard on the next free trainer; see `Engine`."""
         folder = prepare(root, job)
-        self._trainers.train(folder, timeout_s, partial(progress.take, job), progress.waiting)
+        self._trainers.train(folder, timeout_s, partial(progress.update, job), progress.waiting)
         return read_result(folder)
 
     def leave(self) -> None:

@@ -57,7 +57,7 @@ _NOT_TRAINING = (
     # Records and contracts: a job contains their values. Candles: a job contains the digest of its training candles.
     "schemas", "tasks/market", "tasks/storage",
     # Plans jobs, whose digest covers the plan; stores, starts and reports them.
-    "tasks/training/devices.py", "tasks/training/files.py", "tasks/training/plan.py", "tasks/training/progress.py",
+    "tasks/training/local.py", "tasks/training/plan.py", "tasks/training/progress.py", "tasks/training/shard.py",
     "tasks/running",
 )  # fmt: skip
 

@@ -13,7 +13,7 @@ them.
 import json
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -22,42 +22,45 @@ from statistics import fmean
 from typing import Any
 
 import cpbmodels
+from schemas.errors import count
 from schemas.handover import DeviceWork, FleetPlan, ShardJob
 from tasks.running.parallel import usable_cores
 from tasks.running.progress import tell, tell_line
-from tasks.training.files import PROGRESS
 from tasks.training.plan import job_key
+from tasks.training.shard import PROGRESS
 
 _EVERY_S = 0.25
 
 
-class EpochCosts:
-    """The costs of a shard's epochs, a line of JSON each; members that train apart have epochs of their own.
+def add_cost(path: Path, record: "cpbmodels.EpochRecord") -> None:
+    """Append the cost of a shard's epoch as a line of JSON; members that train apart have epochs of their own.
 
     `epoch` from 1; `train_loss`, `val_loss` means over the `members_training`; `lr`; `epoch_seconds` and
     `epoch_windows_per_s`; memory in MB, utilisation in percent: their names in MLflow.
     """
+    cost = {
+        "epoch": record.epoch, "members_training": len(record.members), "lr": record.lr,
+        "epoch_seconds": record.seconds, "epoch_windows_per_s": record.windows_per_s, **record.memory,
+    } | _losses(record)  # fmt: skip
+    with path.open("a") as file:
+        file.write(f"{json.dumps(plain(cost))}\n")
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
 
-    def add(self, record: "cpbmodels.EpochRecord") -> None:
-        """Store the cost of an epoch."""
-        cost: dict[str, Any] = {
-            "epoch": record.epoch, "members_training": len(record.members), "lr": record.lr,
-            "epoch_seconds": record.seconds, "epoch_windows_per_s": record.windows_per_s, **record.memory,
-        }  # fmt: skip
-        for name in ("train_loss", "val_loss"):
-            if (mean := _mean(member[name] for member in record.members)) is not None:
-                cost[name] = mean
-        with self._path.open("a") as file:
-            file.write(f"{json.dumps(plain(cost))}\n")
+def read_costs(path: Path) -> Iterator[dict[str, float]]:
+    """Yield the costs of a shard's epochs; a line that a killed process has left unfinished is passed over."""
+    for line in path.read_text().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            yield json.loads(line)
 
-    def read(self) -> Iterator[dict[str, float]]:
-        """Yield the costs; a line that a killed process has left unfinished is passed over."""
-        for line in self._path.read_text().splitlines() if self._path.exists() else ():
-            with suppress(ValueError):
-                yield json.loads(line)
+
+def _losses(record: "cpbmodels.EpochRecord") -> dict[str, float]:
+    """Return the means of the members' finite losses, by name."""
+    losses = {}
+    for name in ("train_loss", "val_loss"):
+        finite = [member[name] for member in record.members if math.isfinite(member.get(name, math.nan))]
+        if finite:
+            losses[name] = fmean(finite)
+    return losses
 
 
 def busy_share(work: Sequence[DeviceWork], cores: int) -> dict[str, float]:
@@ -66,18 +69,12 @@ def busy_share(work: Sequence[DeviceWork], cores: int) -> dict[str, float]:
     For GPUs, the seconds in which a kernel ran, averaged over the GPUs that trained; nothing if a driver does not say
     it. For a CPU, the trainers' CPU time divided by its cores.
     """
-    span = max(one.end for one in work) - min(one.begin for one in work)
-    gpus = {one.device for one in work if one.device}
-    seconds = [one.busy_s if one.device else one.cpu_s for one in work]
+    span = max(shard.end for shard in work) - min(shard.begin for shard in work)
+    gpus = {shard.device for shard in work if shard.device}
+    seconds = [shard.busy_s if shard.device else shard.cpu_s for shard in work]
     if span <= 0 or None in seconds:
         return {}
-    return {"device_busy_share": sum(one or 0.0 for one in seconds) / (span * (len(gpus) or cores))}
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the known finite values."""
-    finite = [value for value in values if value is not None and math.isfinite(value)]
-    return fmean(finite) if finite else None
+    return {"device_busy_share": sum(filter(None, seconds)) / (span * (len(gpus) or cores))}
 
 
 class ProgressFile:
@@ -97,14 +94,13 @@ class ProgressFile:
         """Record the progress within an epoch."""
         first = self._state["device"] is None
         if first:
-            (rows, columns), mb = record.data, record.data_mb
-            size = f"{mb:,.1f} MB" if mb >= 1 else f"{mb * 1e3:,.0f} kB"
-            self._state |= {
-                "device": describe_device(record.device),
-                "data": f"Data on {record.device}: [{rows:,}, {columns}] {record.data_dtype}, {size}",
-            }
+            rows, columns = record.data
+            text = f"[{rows:,}, {columns}] {record.data_dtype}, {record.data_mb:,.2f} MB"
+            self._state["device"] = describe_device(record.device)
+            self._state["data"] = f"Data on {record.device}: {text}"
+        self._state["members"] = record.of_members
         done = (record.epoch - 1 + record.step / record.steps) / record.epochs
-        self._count(dict.fromkeys(record.members, done), record.of_members)
+        self._count(dict.fromkeys(record.members, done))
         self._state |= {
             "epoch": record.epoch - 1, "epochs": record.epochs, "batch": record.step, "batches": record.steps,
         }  # fmt: skip
@@ -112,18 +108,13 @@ class ProgressFile:
 
     def on_epoch(self, record: "cpbmodels.EpochRecord") -> None:
         """Record a complete epoch."""
-        self._count(
-            {one["index"]: 1.0 if one["stopped"] else record.epoch / record.epochs for one in record.members}
-        )
+        done = record.epoch / record.epochs
+        self._count({m["index"]: 1.0 if m["stopped"] else done for m in record.members})
         values = plain(asdict(record))
-        last = values.pop("members")
-        self._state |= values | {
-            "last": last,
-            "batch": self._state["batches"],
-            "train_loss": _mean(one.get("train_loss") for one in last),
-            "val_loss": _mean(one.get("val_loss") for one in last),
-        }
-        self._write(now=all(one["stopped"] for one in last))
+        values["last"] = values.pop("members")
+        losses = {"train_loss": None, "val_loss": None} | _losses(record)
+        self._state |= values | losses | {"batch": self._state["batches"]}
+        self._write(now=all(member["stopped"] for member in record.members))
 
     def forecasting(self, done: int, total: int) -> None:
         """Record the end of training, and the number of members with forecasts of the spans to be judged."""
@@ -141,16 +132,15 @@ class ProgressFile:
         """The share of all members' epochs that is done."""
         return float(self._state["share"])
 
-    def _count(self, done: Mapping[int, float], members: int = 0) -> None:
+    def _count(self, done: Mapping[int, float]) -> None:
         now = time.monotonic()
         self._done |= done
-        members = members or self._state["members"]
-        share = sum(self._done.values()) / max(members, len(self._done), 1)
+        share = sum(self._done.values()) / max(self._state["members"], len(self._done))
         if share < self.share or not self.share:  # the next fold's universal model restarts at 0 %
             self._began = (share, now)
         first, since = self._began
         left = (now - since) / (share - first) * (1 - share) if share > first else None
-        self._state |= {"members": members, "share": share, "eta_s": left}
+        self._state |= {"share": share, "eta_s": left}
 
     def _write(self, *, now: bool) -> None:
         """Replace the file without fsync: it is not needed after a power failure."""
@@ -168,8 +158,7 @@ def describe_device(name: str) -> str:
 
     device = torch.device(name)
     if device.type != "cuda":
-        cores = usable_cores()
-        return f"{name} ({cores} {'core' if cores == 1 else 'cores'})"
+        return f"{name} ({count(usable_cores(), 'core')})"
     free, total = (size / 1e9 for size in torch.cuda.mem_get_info(device))
     return f"{name} {torch.cuda.get_device_name(device)}, {free:.1f} of {total:.1f} GB free"
 
@@ -197,34 +186,25 @@ class FleetProgress:
         self._shares[job_key(job)] = 1.0
         tell(self._step, sum(self._shares.values()), len(self._shares), "shards")
 
-    def take(self, job: ShardJob, state: Mapping[str, Any]) -> None:
+    def update(self, job: ShardJob, state: Mapping[str, Any]) -> None:
         """Record a shard's changed `progress.json`: report each device once, then every change."""
-        device, epochs = state["device"], state["epochs"]
+        device = state["device"]
         if device and device not in self._devices:
             self._devices.add(device)
             tell_line(f"training {self._name} on {device}")
             if len(self._shares) == 1:
                 tell_line(state["data"])
-        share = self._shares[job_key(job)] = min(state["share"], 0.999)  # until the shard has ended
-        if len(self._shares) == 1 and epochs:
-            tell(self._step, share * epochs, epochs, "epochs", *_facts(state))
+        self._shares[job_key(job)] = min(state["share"], 0.999)  # until the shard has ended
+        facts = []  # the most important first
+        if state["stage"] != "training":
+            facts.append(f"predicts the test span: {state['forecasts']:,}/{state['to_forecast']:,} members")
+        elif "windows_per_s" in state:
+            losses = [state["train_loss"], state["val_loss"]]
+            facts.append("loss " + " / ".join("-" if loss is None else f"{loss:.4f}" for loss in losses))
+            facts.append(f"{state['windows_per_s']:,.0f} windows/s")
+            memory = state["memory"]
+            facts.append(f"{memory.get('gpu_mem_allocated_peak_mb', memory.get('rss_peak_mb', 0.0)):,.0f} MB")
+        if len(self._shares) == 1 and state["epochs"]:
+            tell(self._step, self._shares[job_key(job)] * state["epochs"], state["epochs"], "epochs", *facts)
         else:
-            tell(self._step, sum(self._shares.values()), len(self._shares), "shards", *_facts(state))
-
-
-def _facts(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the facts that stand beside a shard's progress, most important first."""
-    if state["stage"] != "training":
-        yield f"predicts the test span: {state['forecasts']:,}/{state['to_forecast']:,} members"
-        return
-    if state["train_loss"] is not None or state["val_loss"] is not None:
-        yield "loss " + " / ".join(
-            "-" if loss is None else f"{loss:.4f}" for loss in (state["train_loss"], state["val_loss"])
-        )
-    if state["batches"] > 1:
-        yield f"batch {state['batch']:,}/{state['batches']:,}"
-    if "windows_per_s" in state:
-        memory = state["memory"]
-        yield f"{state['windows_per_s']:,.0f} windows/s"
-        yield f"{memory.get('gpu_mem_allocated_peak_mb', memory.get('rss_peak_mb', 0.0)):,.0f} MB"
-        yield f"lr {state['lr']:.1e}"
+            tell(self._step, sum(self._shares.values()), len(self._shares), "shards", *facts)

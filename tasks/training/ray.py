@@ -36,11 +36,10 @@ from tasks.running.resident import Cores
 from tasks.storage.files import new_folder, write_bytes, write_secret
 from tasks.storage.locks import check_interrupted, locked
 from tasks.storage.model_folder import NEEDED
-from tasks.training.devices import Slots, plan_slots, visible_gpus
-from tasks.training.files import CHECKPOINTS, EPOCHS, JOB, LOG, RESULT, earlier_copy, prepare, read_result
-from tasks.training.local import run_trainer
+from tasks.training.local import Slots, plan_slots, run_trainer, visible_gpus
 from tasks.training.plan import memory_bytes, training_code
 from tasks.training.progress import FleetProgress
+from tasks.training.shard import CHECKPOINTS, EPOCHS, JOB, LOG, RESULT, earlier_copy, prepare, read_result
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's variable, HOST:PORT of a cluster's head: if set, runs without a named engine train there.
@@ -254,14 +253,13 @@ def train_shard(
             write_files(Path(place), inputs)
             run_trainer(folder, Slots(visible_gpus() if gpus else (), 1, threads), timeout_s)
         except (CpbError, OSError) as failure:
-            kind, code = (
-                (type(failure), failure.code) if isinstance(failure, CpbError) else (CpbError, "node")
-            )
-            error = kind(f"node {host}: {str(failure).replace(f'{place}/', '')}", code=code)
+            message = f"node {host}: {str(failure).replace(f'{place}/', '')}"
+            error = CpbError(message, code="node")
+            if isinstance(failure, CpbError):
+                error = type(failure)(message, code=failure.code)
         paths = (path for path in (folder / "members").rglob("*") if path.is_file())
-        return read_files(
-            folder, [*(path.relative_to(folder).as_posix() for path in paths), LOG, RESULT]
-        ), error
+        names = [path.relative_to(folder).as_posix() for path in paths]
+        return read_files(folder, [*names, LOG, RESULT]), error
 
 
 def read_files(folder: Path, names: Iterable[str]) -> Files:
@@ -298,14 +296,8 @@ def keep_result(folder: Path, files: Files) -> None:
         if (folder / RESULT).exists():
             return
         with new_folder(folder / "members") as draft:
-            write_files(
-                draft,
-                {
-                    name.removeprefix("members/"): c
-                    for name, c in files.items()
-                    if name.startswith("members/")
-                },
-            )
+            members = {name: content for name, content in files.items() if name.startswith("members/")}
+            write_files(draft, {name.removeprefix("members/"): c for name, c in members.items()})
         write_bytes(folder / RESULT, files[RESULT].data)
         (folder / EPOCHS).unlink(missing_ok=True)
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

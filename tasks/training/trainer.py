@@ -18,7 +18,7 @@ import shutil
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import cache
@@ -42,7 +42,6 @@ from schemas.handover import (
     DeviceWork,
     Failure,
     JobMember,
-    SeriesRecord,
     ShardJob,
     ShardResult,
     TrainedMember,
@@ -53,19 +52,10 @@ from tasks.signals.feature_files import market_key, markets, read_features, with
 from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
 from tasks.storage.records import file_digest, write_npz, write_record
-from tasks.training.devices import gpu_locked
-from tasks.training.files import (
-    CHECKPOINTS,
-    EPOCHS,
-    GPU_LOST,
-    KERNELS,
-    RESULT,
-    earlier_model,
-    home_of,
-    read_job,
-)
+from tasks.training.local import GPU_LOST, KERNELS, gpu_locked
 from tasks.training.plan import job_key
-from tasks.training.progress import EpochCosts, ProgressFile, plain
+from tasks.training.progress import ProgressFile, add_cost, plain, read_costs
+from tasks.training.shard import CHECKPOINTS, EPOCHS, RESULT, earlier_model, home_of, read_job
 
 log = logging.getLogger("cpb")
 
@@ -87,27 +77,21 @@ def train_members(
         return _averaged(
             job, _train(job, loaded, [s for m, _ in loaded for s in _seeds(m, job)], home, checkpoint, how)
         )
-    served: dict[str, Member] = {}
-    for part in _universal_parts(loaded):
-        # Seeds of the first planned member, even if it could not be loaded.
-        first = next(m for m in job.members if _part(m) == _part(part[0][0]))
-        folder = (
-            checkpoint / f"fold-{first.fold}-{first.model.series.timeframe}"
-            if checkpoint and first.fold
-            else checkpoint
-        )
-        trained = _averaged(job, _train(job, part, _seeds(first, job), home, folder, how))
-        by_timeframe = {member.config["timeframe"]: member for member in trained}
-        served |= {m.name: by_timeframe[m.model.series.timeframe] for m, _ in part}
-    return [served[m.name] for m, _ in loaded]
-
-
-def _universal_parts(loaded: Loaded) -> Iterator[Loaded]:
-    """Yield the groups trained together: all of a job without folds, else each fold's timeframes separately."""
+    # Trained together: all of a job without folds, else each fold's timeframes separately.
     parts: dict[tuple[int, str], list[tuple[JobMember, Series]]] = defaultdict(list)
     for member, series in loaded:
         parts[_part(member)].append((member, series))
-    yield from parts.values()
+    served: dict[str, Member] = {}
+    for key, part in parts.items():
+        # Seeds of the first planned member, even if it could not be loaded.
+        first = next(member for member in job.members if _part(member) == key)
+        folder = checkpoint
+        if checkpoint and first.fold:
+            folder = checkpoint / f"fold-{first.fold}-{first.model.series.timeframe}"
+        trained = _averaged(job, _train(job, part, _seeds(first, job), home, folder, how))
+        by_timeframe = {model.config["timeframe"]: model for model in trained}
+        served |= {m.name: by_timeframe[m.model.series.timeframe] for m, _ in part}
+    return [served[m.name] for m, _ in loaded]
 
 
 def _part(member: JobMember) -> tuple[int, str]:
@@ -134,7 +118,7 @@ def _train(
 def _averaged(job: ShardJob, trained: list[Member]) -> list[Member]:
     """Return one model per group of copies; its report records if any copy diverged."""
     copies = (trained[i : i + job.seeds] for i in range(0, len(trained), job.seeds))
-    return [one[0] if len(one) == 1 else cpbmodels.ensemble(one) for one in copies]
+    return [same[0] if len(same) == 1 else cpbmodels.ensemble(same) for same in copies]
 
 
 def _seeds(member: JobMember, job: ShardJob) -> list[int]:
@@ -196,7 +180,7 @@ def serve(orders: Orders) -> None:
     """Open the device, then train the ordered shards one after another; the answer is whether the device was free."""
     torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
     if torch.cuda.is_available():
-        torch.cuda.init()
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         compile_kernels(json.loads(os.environ.get(KERNELS) or "{}"), orders)
         forget_peaks()  # a trainer that waits for a busy GPU keeps no memory of it
     for folder, without_kernels in orders:
@@ -277,10 +261,10 @@ def train_job(folder: Path, kernels_off: str = "") -> ShardResult:
         raise CpbError(
             f"no series of this shard can be trained; the first: {failures[0].reason}", code="empty-fleet"
         )
-    started, epochs = time.perf_counter(), EpochCosts(folder / EPOCHS)
+    started = time.perf_counter()
 
     def on_epoch(record: cpbmodels.EpochRecord) -> None:
-        epochs.add(record)
+        add_cost(folder / EPOCHS, record)
         progress.on_epoch(record)
 
     device = str(pick_device(job.device.partition(":")[0]))  # the trainer of cuda:1 sees only that GPU
@@ -290,9 +274,15 @@ def train_job(folder: Path, kernels_off: str = "") -> ShardResult:
             profile=_profile(job.profile, job.device), dtype=job.dtype, on_epoch=on_epoch, on_step=progress.on_step,
             kernels=job.kernels and (kernels_off or True),
         )  # fmt: skip
-        trained = [(spec, series, model) for (spec, series), model in zip(loaded, models, strict=True)]
-        good = [one for one in trained if not one[2].report.get("diverged")]
-        failures += [_diverged(spec, model) for spec, _, model in trained if model.report.get("diverged")]
+        good: Trained = []
+        for (spec, series), model in zip(loaded, models, strict=True):
+            if not model.report.get("diverged"):
+                good.append((spec, series, model))
+                continue
+            # Such a model would be saved with its initial weights.
+            why = model.report.get("reason") or "the loss was not finite in the first epoch"
+            reason = f"{spec.model}: training diverged ({why}); try a smaller learning rate"
+            failures.append(Failure.of(spec.model, "train", MemberError(reason, code="diverged")))
         with new_folder(folder / "members") as draft:
             members = _write_members(draft, job, good, progress, _Predictor(device))
         result = ShardResult(
@@ -302,7 +292,7 @@ def train_job(folder: Path, kernels_off: str = "") -> ShardResult:
             failures=tuple(failures),
             train_seconds=time.perf_counter() - started,
             work=work(),
-            epochs=tuple(epochs.read()),
+            epochs=tuple(read_costs(folder / EPOCHS)),
         )
     write_record(folder / RESULT, result, of=folder.name)
     (folder / EPOCHS).unlink(missing_ok=True)  # the result contains them
@@ -338,11 +328,17 @@ def _profile(requested: str, device: str) -> str | None:
 
 def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
     loaded, failures = [], []
+    records = {member.features.path: member.features for member in job.members}
     read = cache(lambda path: read_features(home, records[path]))  # folds of a series share its arrays
-    records = {m.features.path: m.features for m in job.members}
     # Without the profile, which changes neither the columns nor the context: only fleet size, precision and graphs.
     options = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
-    of_market = _markets(read, records.values()) if NO_MARKET in options.features else {}
+    of_market: dict[tuple[str, str], Market] = {}
+    if NO_MARKET in options.features:
+        coins = {}
+        for record in records.values():
+            with suppress(DamagedError, OSError):  # a failure of that coin, below
+                coins[record.series] = read(record.path)
+        of_market = markets(coins)
     for member in job.members:
         try:
             series = with_bounds(read(member.features.path), member.model.series, member.bounds)
@@ -350,28 +346,11 @@ def _load(job: ShardJob, home: Path) -> tuple[Loaded, list[Failure]]:
         except (MemberError, DamagedError, OSError) as error:
             failures.append(Failure.of(member.model, "train", error))
             continue
-        reason = cpbmodels.why_not(series, base_of(job.architecture), job.preset, **job.overrides)
-        if reason:
+        if reason := cpbmodels.why_not(series, base_of(job.architecture), job.preset, **job.overrides):
             failures.append(Failure.of(member.model, "train", MemberError(reason, code="too-short")))
         else:
             loaded.append((member, series))
     return loaded, failures
-
-
-def _markets(read: Callable[[str], Series], records: Iterable[SeriesRecord]) -> dict[tuple[str, str], Market]:
-    """Return what the shard's coins share. Coins whose features cannot be read are left out and become failures."""
-    coins = {}
-    for record in records:
-        with suppress(DamagedError, OSError):
-            coins[record.series] = read(record.path)
-    return markets(coins)
-
-
-def _diverged(spec: JobMember, model: cpbmodels.Member) -> Failure:
-    """Return a failure: a model without a finite epoch would be saved with its initial weights."""
-    why = model.report.get("reason") or "the loss was not finite in the first epoch"
-    reason = f"{spec.model}: training diverged ({why}); try a smaller learning rate"
-    return Failure(step="train", reason=reason, code="diverged", series=spec.model.series, model=spec.model)
 
 
 Trained = list[tuple[JobMember, cpbmodels.Series, cpbmodels.Member]]
@@ -381,11 +360,11 @@ def _write_members(
     draft: Path, job: ShardJob, trained: Trained, progress: ProgressFile, predict: "_Predictor"
 ) -> list[TrainedMember]:
     """Write every member's folder, a few at a time: the forecasts of 40 members would take half a gigabyte."""
-    found: list[TrainedMember] = []
+    members: list[TrainedMember] = []
     for start in range(0, len(trained), _MEMBERS_AT_ONCE):
         progress.forecasting(start, len(trained))
-        found += _write_some(draft, job, trained[start : start + _MEMBERS_AT_ONCE], predict)
-    return found
+        members += _write_some(draft, job, trained[start : start + _MEMBERS_AT_ONCE], predict)
+    return members
 
 
 def _write_some(draft: Path, job: ShardJob, trained: Trained, predict: "_Predictor") -> list[TrainedMember]:
@@ -406,11 +385,10 @@ def _write_some(draft: Path, job: ShardJob, trained: Trained, predict: "_Predict
     for split in ("validation", "test"):
         origins = [series.origins(split, model.context, model.horizon) for _, series, model in trained]
         forecasts = predict([m for _, _, m in trained], [s for _, s, _ in trained], origins)
-        for (spec, _, _), one in zip(trained, forecasts, strict=True):
-            if isinstance(
-                one, cpbmodels.Prediction
-            ):  # else the member's judge asks the model, and reports the error
-                _save_forecasts(draft / spec.name / f"{split}.npz", one)
+        for (spec, _, _), forecast in zip(trained, forecasts, strict=True):
+            # An error is left to the member's judge, which asks the model and reports it.
+            if isinstance(forecast, cpbmodels.Prediction):
+                _save_forecasts(draft / spec.name / f"{split}.npz", forecast)
     return members
 
 

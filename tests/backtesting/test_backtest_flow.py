@@ -12,7 +12,7 @@ from schemas.errors import CpbError
 from schemas.run import BacktestSpec
 from tasks.backtesting import audit
 from tasks.storage.records import file_digest
-from tasks.training.files import prepare, read_result
+from tasks.training.shard import prepare, read_result
 from tasks.training.trainer import train_job
 
 KLINES = {A: busy_hours(4000, 0), B: busy_hours(4000, 1)}

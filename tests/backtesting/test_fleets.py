@@ -14,8 +14,8 @@ from schemas.run import BacktestSpec
 from tasks.backtesting.backtest import plan_backtest
 from tasks.backtesting.fleets import TrainedFleet, plan_folds
 from tasks.storage.records import write_npz
-from tasks.training.files import shard_folder
 from tasks.training.plan import job_key
+from tasks.training.shard import shard_folder
 
 
 @pytest.fixture

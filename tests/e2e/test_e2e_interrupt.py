@@ -13,7 +13,7 @@ from terminal import Terminal
 
 from tasks.market.mirror import serve
 from tasks.running.parallel import usable_cores
-from tasks.training.files import read_result
+from tasks.training.shard import read_result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

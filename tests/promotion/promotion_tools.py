@@ -9,7 +9,7 @@ from schemas.run import RunSpec
 from tasks.tracking.registry import aliases_of, newest_decisions
 from tasks.tracking.store import open_store
 from tasks.training import trainer as worker
-from tasks.training.files import read_job
+from tasks.training.shard import read_job
 
 FIRST, SECOND, EARLIER = "2025-01-01", "2025-01-02", "2024-12-31"
 SPEC = RunSpec(

@@ -27,7 +27,7 @@ from tasks.storage.files import DiskFull
 from tasks.storage.model_folder import read_config, recipe_of
 from tasks.tracking.registry import champions, decision_in, decisions_on
 from tasks.tracking.store import open_store
-from tasks.training.files import read_job
+from tasks.training.shard import read_job
 
 
 def test_the_first_night_makes_provisional_champions_and_says_so(trainer):

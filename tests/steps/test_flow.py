@@ -21,8 +21,8 @@ from tasks.promotion.losses import registered_model
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store, search
 from tasks.training import trainer as worker
-from tasks.training.files import LATEST, read_job, read_result
 from tasks.training.local import TrainerDied, TrainingTimeout
+from tasks.training.shard import LATEST, read_job, read_result
 
 SPEC = RunSpec(
     coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",

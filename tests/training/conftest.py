@@ -41,7 +41,7 @@ def start_parent(folder):
 
     def start(extra=""):
         code = (
-            "import sys, pathlib; from tasks.training import local; from tasks.training.devices import Slots\n"
+            "import sys, pathlib; from tasks.training import local; from tasks.training.local import Slots\n"
             f"local.TRAINER = 'fake_worker'\n{extra}\n"
             "local.run_trainer(pathlib.Path(sys.argv[1]), Slots((), 1, 1), 600)"
         )

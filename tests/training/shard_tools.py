@@ -10,8 +10,8 @@ from schemas.handover import JobMember, SeriesRecord, ShardResult, SplitBounds, 
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.storage.records import file_digest, write_npz, write_record
-from tasks.training.files import RESULT, prepare
 from tasks.training.plan import job_key, plan_job
+from tasks.training.shard import RESULT, prepare
 
 SERIES = SeriesId("spot", "BTCUSDT", "1h")
 START = datetime(2024, 1, 1, tzinfo=UTC)

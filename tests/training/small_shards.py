@@ -12,7 +12,7 @@ from tasks.judging.fleet import score_file
 from tasks.judging.judge import judge_members
 from tasks.plan import plan
 from tasks.training import plan as shards
-from tasks.training.files import member_folder, read_result, shard_folder
+from tasks.training.shard import member_folder, read_result, shard_folder
 
 SPEC = {
     "coins": "BTC,ETH", "timeframes": "1h", "architectures": "gru", "preset": "smoke", "source": "sim",

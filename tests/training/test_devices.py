@@ -14,9 +14,16 @@ from trainer_tools import wait_until
 
 from schemas.errors import UsageError
 from tasks.storage import locks
-from tasks.training import devices as module
-from tasks.training.devices import Slots, check_device, gpu_held, plan_slots, visible_gpus
-from tasks.training.local import Trainers, run_trainer
+from tasks.training import local as module
+from tasks.training.local import (
+    Slots,
+    Trainers,
+    check_device,
+    gpu_held,
+    plan_slots,
+    run_trainer,
+    visible_gpus,
+)
 
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
 
@@ -58,9 +65,9 @@ def driver(monkeypatch):
     monkeypatch.setattr(module, "torch_cuda", lambda: "13.0")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def install(**found):
+    def install(**uuids):
         devices.clear()
-        devices.update({name.replace("_", "-"): tuple(parts) for name, parts in found.items()})
+        devices.update({name.replace("_", "-"): tuple(parts) for name, parts in uuids.items()})
 
     return install
 
@@ -86,56 +93,45 @@ def locking_in(folder):
 
 def test_without_a_driver_there_is_no_gpu_whatever_the_environment_says(driver, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert len(visible_gpus()) == 0
-    assert plan_slots("auto", 1).gpus == ()
+    assert visible_gpus() == plan_slots("auto", 1).gpus == ()
+
+
+DIVIDED = {"GPU_aa11": ("MIG-x1", "MIG-x2"), "GPU_aa22": ()}
 
 
 @pytest.mark.parametrize(
-    ("visible", "expected"),
+    ("visible", "expected", "machine"),
     [
-        (None, UUIDS),
-        ("", ()),
-        ("-1", ()),
-        ("2,0", ("GPU-bb33", "GPU-aa11")),
-        (" 1 , 2 ", ("GPU-aa22", "GPU-bb33")),
-        ("0,7,1", ("GPU-aa11",)),  # CUDA stops at the first that is none
-        ("GPU-bb33,GPU-aa11", ("GPU-bb33", "GPU-aa11")),
-        ("GPU-b", ("GPU-bb33",)),
-        ("GPU-a", ()),  # two begin so
-        ("0,GPU-aa11,2", ("GPU-aa11", "GPU-bb33")),
-        ("NoDevFiles", ()),
+        (None, UUIDS, {}),
+        ("", (), {}),
+        ("-1", (), {}),
+        ("2,0", ("GPU-bb33", "GPU-aa11"), {}),
+        (" 1 , 2 ", ("GPU-aa22", "GPU-bb33"), {}),
+        ("0,7,1", ("GPU-aa11",), {}),  # CUDA stops at the first that is none
+        ("GPU-bb33,GPU-aa11", ("GPU-bb33", "GPU-aa11"), {}),
+        ("GPU-b", ("GPU-bb33",), {}),
+        ("GPU-a", (), {}),  # two begin so
+        ("0,GPU-aa11,2", ("GPU-aa11", "GPU-bb33"), {}),
+        ("NoDevFiles", (), {}),
+        (None, ("MIG-x1", "MIG-x2", "GPU-aa22"), DIVIDED),
+        ("0,1", ("MIG-x1", "GPU-aa22"), DIVIDED),  # CUDA takes the first instance
+        ("MIG-x2", ("MIG-x2",), DIVIDED),
+        ("MIG-x", (), DIVIDED),
+        ("GPU-aa1", ("MIG-x1",), DIVIDED),
     ],
 )
-def test_visible_gpus(gpus, monkeypatch, visible, expected):
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert visible_gpus() == expected
-    assert len(visible_gpus()) == len(expected)
-
-
-@pytest.mark.parametrize(
-    ("visible", "expected"),
-    [
-        (None, ("MIG-x1", "MIG-x2", "GPU-aa22")),
-        ("0,1", ("MIG-x1", "GPU-aa22")),  # CUDA takes the first instance
-        ("MIG-x2", ("MIG-x2",)),
-        ("MIG-x", ()),
-        ("GPU-aa1", ("MIG-x1",)),
-    ],
-)
-def test_instances_of_a_divided_gpu_are_devices_of_their_own(driver, monkeypatch, visible, expected):
-    driver(GPU_aa11=("MIG-x1", "MIG-x2"), GPU_aa22=())
+def test_visible_gpus_and_their_instances(driver, gpus, monkeypatch, visible, expected, machine):
+    if machine:
+        driver(**machine)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert visible_gpus() == expected
 
 
-def test_slots_without_a_gpu(monkeypatch):
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    assert plan_slots("cpu", 5) == Slots((), 5, 1)
-    assert plan_slots("cpu", 2) == Slots((), 2, 1)
-    assert plan_slots("cpu", 1) == Slots((), 1, 8)
-    assert plan_slots("cpu", 20) == Slots((), 8, 1)
+@pytest.mark.parametrize(("shards", "workers", "threads"), [(5, 5, 1), (2, 2, 1), (1, 1, 8), (20, 8, 1)])
+def test_slots_without_a_gpu(monkeypatch, shards, workers, threads):
+    monkeypatch.setattr(module, "usable_cores", lambda: 8)
+    assert plan_slots("cpu", shards) == Slots((), workers, threads)
 
 
 def test_slots_with_gpus(gpus, monkeypatch):
@@ -158,7 +154,7 @@ def test_a_device_that_is_not_there_is_refused(gpus, monkeypatch):
 
 def test_a_cpu_build_of_torch_beside_a_gpu_trains_on_every_core_and_says_why(gpus, monkeypatch, caplog):
     monkeypatch.setattr(module, "torch_cuda", lambda: None)
-    monkeypatch.setattr(module.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(module, "usable_cores", lambda: 8)
     assert plan_slots("auto", 5) == Slots((), 5, 1)
     assert "CPU build" in caplog.text
     caplog.clear()
@@ -171,44 +167,35 @@ def test_a_cpu_build_of_torch_beside_a_gpu_trains_on_every_core_and_says_why(gpu
     assert (refused.value.code, refused.value.field) == ("device", "device")
 
 
-def test_the_build_of_torch_is_read_without_importing_it():
-    import torch
-
-    assert module.torch_cuda() == torch.version.cuda
-
-
 @pytest.mark.parametrize(
     ("line", "expected"),
     [("cuda: Optional[str] = '13.0'", "13.0"), ("cuda = '12.6'", "12.6"), ("cuda = None", None)],
 )
-def test_builds_of_torch_as_they_say_it(line, expected, tmp_path, monkeypatch):
+def test_the_build_of_torch_is_read_without_importing_it(line, expected, tmp_path, monkeypatch):
+    import torch
+
+    assert module.torch_cuda() == torch.version.cuda
     (tmp_path / "version.py").write_text(f"__version__ = '2.9'\n{line}\ngit_version = 'cuda'\nhip = None\n")
     spec = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(module, "find_spec", lambda name: spec)
     assert module.torch_cuda.__wrapped__() == expected
 
 
-def test_without_a_gpu_nothing_is_held_and_nothing_waits():
-    with gpu_held(()), gpu_held(()):
-        pass
+def test_a_gpu_is_held_by_one_at_a_time_and_without_gpus_nothing_waits(locks_in):
+    two, waited = UUIDS[:2], []
 
+    def hold_shortly():
+        with gpu_held(two):
+            waited.append(True)
 
-def test_a_gpu_is_held_by_one_at_a_time(locks_in):
-    two = UUIDS[:2]
-    with gpu_held(two), gpu_held(two):
-        assert [locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in two] == [True, True]
-        waited = []
-        thread = threading.Thread(target=lambda: waited.append(_hold_shortly(two)))
+    with gpu_held(()), gpu_held(()), gpu_held(two), gpu_held(two):
+        assert all(locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in two)
+        thread = threading.Thread(target=hold_shortly)
         thread.start()
         time.sleep(0.7)
         assert not waited
     thread.join(60)
     assert waited
-
-
-def _hold_shortly(gpus):
-    with gpu_held(gpus):
-        return True
 
 
 def test_a_trainer_locks_its_gpu_for_a_shard_and_takes_the_free_one(locks_in, worker, tmp_path):
@@ -218,16 +205,16 @@ def test_a_trainer_locks_its_gpu_for_a_shard_and_takes_the_free_one(locks_in, wo
         locking_in(locks_in),
     )
     folders = [tmp_path / name for name in "abc"]
-    for one in folders:
-        one.mkdir()
+    for shard in folders:
+        shard.mkdir()
     two = UUIDS[:2]
     trainers = Trainers(Slots(two, 2, 1))
     try:
         trainers.start()
         assert not any(locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in two)
         with locks.locked(locks_in / f"cpb-{two[0]}.lock"):
-            for one in folders[:2]:
-                trainers.train(one, 30)
+            for shard in folders[:2]:
+                trainers.train(shard, 30)
             with locks.locked(locks_in / f"cpb-{two[1]}.lock"):
                 last = threading.Thread(target=trainers.train, args=(folders[2], 30))
                 last.start()
@@ -236,7 +223,7 @@ def test_a_trainer_locks_its_gpu_for_a_shard_and_takes_the_free_one(locks_in, wo
             last.join(60)
     finally:
         trainers.stop()
-    assert [(one / "device").read_text() for one in folders] == [two[1]] * 3
+    assert [(shard / "device").read_text() for shard in folders] == [two[1]] * 3
     assert not any(locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in two)
 
 

@@ -15,7 +15,7 @@ from trainer_tools import trainers_in, wait_until
 from tasks.running.parallel import run_each, thread_pool
 from tasks.running.resident import Cores
 from tasks.storage.locks import Interrupted, pause, stoppable
-from tasks.training.devices import gpu_held
+from tasks.training.local import gpu_held
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = ContextVar("name", default="none")
@@ -176,7 +176,7 @@ from functools import partial
 from flows.cli import end_interrupted
 from tasks.running.parallel import run_each, thread_pool
 from tasks.training import local
-from tasks.training.devices import Slots
+from tasks.training.local import Slots
 local.TRAINER = "fake_worker"
 folder = pathlib.Path(sys.argv[1])
 trainers = {workers: local.Trainers(Slots((), workers, 1)) for workers in (1, 2)}

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec, is_universal
-from tasks.training.files import home_of, prepare, progress_so_far, read_job, shard_folder
 from tasks.training.plan import job_key, member_seed, plan_job, preset_label
+from tasks.training.shard import home_of, prepare, progress_so_far, read_job, shard_folder
 
 
 def day(n):

@@ -7,8 +7,9 @@ import pytest
 from planned import fleet, universe
 
 import cpbmodels
+from schemas.handover import DeviceWork
 from tasks.running.progress import heard_by
-from tasks.training.progress import FleetProgress, ProgressFile
+from tasks.training.progress import FleetProgress, ProgressFile, add_cost, busy_share, read_costs
 
 PLAN = fleet()
 (JOB,) = PLAN.shards
@@ -40,7 +41,7 @@ def told(tmp_path, monkeypatch):
         heard.clear()
         state = json.loads((tmp_path / "progress.json").read_text())
         with heard_by(listener):
-            fleet_progress.take(JOB, state)
+            fleet_progress.update(JOB, state)
         return state, list(heard)
 
     return file, read
@@ -52,7 +53,7 @@ def test_the_device_and_the_data_are_named_once_before_the_first_step(told):
     state, heard = read()
     assert (state["epoch"], state["epochs"], state["share"], state["eta_s"]) == (0, 10, 0.0, None)
     assert heard[0].startswith("training gru on cpu (")
-    assert heard[1] == "Data on cpu: [5,136, 4] float32, 82 kB"
+    assert heard[1] == "Data on cpu: [5,136, 4] float32, 0.08 MB"
     assert len(read()[1]) == 1
 
 
@@ -66,9 +67,8 @@ def test_the_share_counts_every_member_and_those_that_stopped_as_done(told):
     assert state["share"] == pytest.approx(0.5)
     assert (state["train_loss"], state["val_loss"], state["windows_per_s"]) == (1.5, 2.0, 500.0)
     assert state["eta_s"] > 0
-    (one,) = heard[-1:]
-    assert (one.done, one.total, one.facts[0]) == (5.0, 10, "loss 1.5000 / 2.0000")
-    assert one.facts[-2] == "100 MB"
+    assert (heard[-1].done, heard[-1].total, heard[-1].facts[0]) == (5.0, 10, "loss 1.5000 / 2.0000")
+    assert heard[-1].facts[-1] == "100 MB"
 
 
 def heard_of(told):
@@ -80,7 +80,9 @@ def heard_of(told):
 
 
 def ended(heard):
-    return {one.step for one in heard if not isinstance(one, str) and one.done == one.total > 0}
+    return {
+        report.step for report in heard if not isinstance(report, str) and report.done == report.total > 0
+    }
 
 
 def test_a_fleet_that_waits_says_for_what_and_then_what_it_does(told):
@@ -93,7 +95,7 @@ def test_a_fleet_that_waits_says_for_what_and_then_what_it_does(told):
         progress.ended(JOB)
 
     heard = heard_of(wait)
-    assert [one.facts for one in heard[:2]] == [("waiting for a free core",), ("starting its trainer",)]
+    assert [report.facts for report in heard[:2]] == [("waiting for a free core",), ("starting its trainer",)]
     assert ended(heard) == {"train gru"}
     file.on_step(step(1, 0))
     file.forecasting(0, 8)
@@ -109,16 +111,20 @@ def test_shards_of_a_fleet_are_told_as_one(told):
     state = read()[0]
 
     def train(shard):
-        whole.take(shard, state)
+        whole.update(shard, state)
         whole.ended(shard)
 
-    first = heard_of(lambda: train(plan.shards[0]))
-    assert [one for one in first if isinstance(one, str)] == [f"training gru on {state['device']}"]
-    one, end = [one for one in first if not isinstance(one, str)]
-    assert (one.step, one.done, one.total, one.unit) == ("train gru", state["share"], 20, "shards")
+    device, report, end = heard_of(lambda: train(plan.shards[0]))
+    assert device == f"training gru on {state['device']}"
+    assert (report.step, report.done, report.total, report.unit) == (
+        "train gru",
+        state["share"],
+        20,
+        "shards",
+    )
     assert (end.done, end.total) == (1, 20)
-    middle = [one for shard in plan.shards[1:-1] for one in heard_of(lambda shard=shard: train(shard))]
-    assert not [one for one in middle if isinstance(one, str)]
+    middle = [report for shard in plan.shards[1:-1] for report in heard_of(lambda shard=shard: train(shard))]
+    assert not [text for text in middle if isinstance(text, str)]
     assert (middle[-1].done, ended(middle)) == (19, set())
     assert ended(heard_of(lambda: train(plan.shards[-1]))) == {"train gru"}
 
@@ -130,3 +136,27 @@ def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(told):
     spoilt.members[0]["train_loss"] = float("nan")
     file.on_epoch(spoilt)
     assert read()[0]["train_loss"] == 2.0
+
+
+COST = {"epoch": 1, "members_training": 2, "lr": 0.1, "epoch_seconds": 2.0, "epoch_windows_per_s": 500.0,
+        "rss_peak_mb": 100.0, "train_loss": 1.5, "val_loss": 2.0}  # fmt: skip
+
+
+def test_each_epoch_has_a_cost_also_of_a_training_that_was_killed_while_it_wrote(tmp_path):
+    path = tmp_path / "epochs.jsonl"
+    add_cost(path, epoch(1))
+    assert list(read_costs(path)) == [COST]
+    with path.open("a") as file:
+        file.write('{"epoch": 2, "mem\n')
+    add_cost(path, epoch(2))
+    assert list(read_costs(path)) == [COST, COST | {"epoch": 2}]
+
+
+def test_devices_are_busy_while_a_kernel_runs_or_their_processes_compute():
+    def work(device, begin, end, busy_s):
+        return DeviceWork(device=device, begin=begin, end=end, busy_s=busy_s, cpu_s=3.0)
+
+    gpus = [work("GPU-a", 0.0, 8.0, 6.0), work("GPU-b", 1.0, 10.0, 4.0)]
+    assert busy_share(gpus, 4) == {"device_busy_share": 0.5}
+    assert busy_share([*gpus, work("GPU-a", 8.0, 10.0, None)], 4) == {}
+    assert busy_share([work("", 0.0, 10.0, None)], 2) == {"device_busy_share": 0.15}

@@ -20,7 +20,7 @@ from schemas.handover import ShardResult
 from schemas.run import RunSpec
 from tasks.train import opened_engine
 from tasks.training import ray as engine_ray
-from tasks.training.files import RESULT, shard_folder
+from tasks.training.shard import RESULT, shard_folder
 
 pytestmark = [
     pytest.mark.slow,

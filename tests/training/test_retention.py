@@ -12,7 +12,7 @@ from schemas.handover import JobMember, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest, write_record
-from tasks.training.files import MAX_SHARDS_PER_KIND, MAX_UNUSED_DAYS, ShardsInUse, remove_old_shards
+from tasks.training.shard import MAX_SHARDS_PER_KIND, MAX_UNUSED_DAYS, ShardsInUse, remove_old_shards
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 
@@ -108,7 +108,7 @@ def test_nothing_goes_while_another_run_is_at_work(tmp_path, nights):
 
 
 def test_a_run_that_was_killed_holds_nothing(tmp_path, nights):
-    code = "import sys, time; from pathlib import Path; from tasks.training.files import ShardsInUse; "
+    code = "import sys, time; from pathlib import Path; from tasks.training.shard import ShardsInUse; "
     code += "hold = ShardsInUse(Path(sys.argv[1])); print('held', flush=True); time.sleep(600)"
     root = Path(__file__).resolve().parents[2]
     other = subprocess.Popen(

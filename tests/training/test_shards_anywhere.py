@@ -16,8 +16,8 @@ from tasks.running.resident import Resident
 from tasks.storage import locks
 from tasks.train import opened_engine
 from tasks.training import local
-from tasks.training.devices import Slots
-from tasks.training.files import shard_folder
+from tasks.training.local import Slots
+from tasks.training.shard import shard_folder
 
 pytestmark = pytest.mark.slow
 

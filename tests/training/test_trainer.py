@@ -12,10 +12,9 @@ from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
 from tasks.storage.records import write_record
 from tasks.training import trainer
-from tasks.training.devices import Slots
-from tasks.training.files import GPU_LOST, RESULT, prepare, read_result, shard_folder
-from tasks.training.local import Trainers
+from tasks.training.local import GPU_LOST, Slots, Trainers
 from tasks.training.plan import job_key, plan_job
+from tasks.training.shard import RESULT, prepare, read_result, shard_folder
 from tasks.training.trainer import train_once
 
 

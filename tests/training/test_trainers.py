@@ -5,11 +5,9 @@ import json
 import os
 import shutil
 import subprocess
-import threading
 import time
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import psutil
 import pytest
@@ -18,9 +16,7 @@ from trainer_tools import trainers_in, wait_until
 from schemas.errors import CpbError
 from tasks.running.parallel import run_each
 from tasks.running.resident import Cores
-from tasks.training import local
-from tasks.training.devices import Slots
-from tasks.training.local import TrainerDied, Trainers, TrainingTimeout, run_trainer
+from tasks.training.local import Slots, TrainerDied, Trainers, TrainingTimeout, run_trainer
 
 CPU = Slots((), 1, 1)
 
@@ -32,41 +28,36 @@ def test_a_finished_job_is_not_started(folder, worker):
     assert not (folder / "started").exists()
 
 
-def test_threads_follow_from_the_plan_and_progress_is_told(folder, worker):
+def test_threads_follow_from_the_plan_and_progress_is_told_without_half_a_file(folder, worker):
     worker(
-        "(folder / 'progress.json').write_text('{\"epoch\": 3}'); time.sleep(0.5)\n"
+        "file = folder / 'progress.json'\n"
+        "file.write_text('{\"epo'); time.sleep(0.4); file.write_text('{\"epoch\": 4}'); time.sleep(0.4)\n"
         "(folder / 'result.json').write_text('{\"threads\": ' + os.environ['CPB_THREADS'] + '}')"
     )
     told = []
     run_trainer(folder, Slots((), 1, 2), 30, told.append)
-    assert told == [{"epoch": 3}]
+    assert told == [{"epoch": 4}]
     assert json.loads((folder / "result.json").read_text()) == {"threads": 2}
 
 
 def test_it_is_told_when_a_trainer_is_free_which_is_the_same_process_for_all_shards(tmp_path, worker):
     worker("time.sleep(0.5); (folder / 'result.json').touch()")
-    folders = [tmp_path / name for name in "abc"]
-    for one in folders:
-        one.mkdir()
-    trainers, told = Trainers(CPU), []
+    folders, starts = [tmp_path / name for name in "abc"], []
+    for shard in folders:
+        shard.mkdir()
+
+    def told(text):
+        if text.startswith("starting"):
+            starts.append(time.monotonic())
+
+    trainers = Trainers(CPU)
     try:
-        calls = [
-            threading.Thread(
-                target=trainers.train,
-                args=(one, 30, None, lambda text: told.append((text, time.monotonic()))),
-            )
-            for one in folders
-        ]
-        for call in calls:
-            call.start()
-        for call in calls:
-            call.join(30)
+        ended = run_each([partial(trainers.train, shard, 30, None, told) for shard in folders], 3)
     finally:
         trainers.stop()
-    assert all(
-        b - a >= 0.4 for a, b in pairwise(sorted(at for text, at in told if text.startswith("starting")))
-    )
-    assert len({(one / "pid").read_text() for one in folders}) == 1
+    assert ended == [None] * 3
+    assert all(later - earlier >= 0.4 for earlier, later in pairwise(starts))
+    assert len({(shard / "pid").read_text() for shard in folders}) == 1
 
 
 def test_after_a_death_the_next_shard_gets_a_new_trainer_and_the_others_go_on(tmp_path, worker):
@@ -79,11 +70,11 @@ def test_after_a_death_the_next_shard_gets_a_new_trainer_and_the_others_go_on(tm
         (tmp_path / name).mkdir()
     trainers = Trainers(Slots((), 2, 1))
     try:
-        found = run_each([partial(trainers.train, tmp_path / name, 30) for name in names], 2)
+        ended = run_each([partial(trainers.train, tmp_path / name, 30) for name in names], 2)
     finally:
         trainers.stop()
-    assert [type(one) for one in found] == [type(None), TrainerDied, type(None), type(None)]
-    assert "CpbError: bad" in str(found[1])
+    assert [type(error) for error in ended] == [type(None), TrainerDied, type(None), type(None)]
+    assert "CpbError: bad" in str(ended[1])
     assert not trainers_in(tmp_path)
 
 
@@ -102,37 +93,25 @@ def test_trainers_and_judges_never_take_more_than_the_cores():
     assert sorted(most)[-2] == 2
 
 
-def test_half_a_progress_file_is_passed_over(folder, worker):
-    worker(
-        "file = folder / 'progress.json'\n"
-        "file.write_text('{\"epo'); time.sleep(0.4); file.write_text('{\"epoch\": 4}'); time.sleep(0.4)\n"
-        "(folder / 'result.json').touch()"
-    )
-    told = []
-    run_trainer(folder, CPU, 30, told.append)
-    assert told == [{"epoch": 4}]
-
-
-def test_a_dead_worker_is_an_error_with_its_last_words(folder, worker):
-    (folder / "worker.log").write_text("of an earlier run: No space left on device\n")
-    worker("print('ModelError: bad shape', file=sys.stderr); sys.exit(1)")
-    with pytest.raises(TrainerDied, match=r"ended with code 1: ModelError: bad shape .*worker\.log") as died:
+@pytest.mark.parametrize(
+    ("work", "message", "code"),
+    [
+        ("print('ModelError: bad shape', file=sys.stderr); sys.exit(1)", "ended with code 1: ModelError: bad", "trainer-died"),
+        # not the words of an earlier run
+        ("sys.exit(4)", r"ended with code 4: it wrote nothing .*worker\.log", "trainer-died"),
+        ("os.kill(os.getpid(), 9)", "killed by signal 9.* for want of memory", "trainer-died"),
+        ("print('MemoryError', file=sys.stderr); sys.exit(1)", "add memory", "out-of-memory"),
+        ("sys.exit('RuntimeError: DefaultCPUAllocator: can\\'t allocate memory: you')", "add memory", "out-of-memory"),
+        ("sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB')", "add memory", "out-of-memory"),
+        (f"raise OSError({errno.ENOSPC}, os.strerror({errno.ENOSPC}), 'weights')", "no space left on the disk", "disk-full"),
+    ],
+)  # fmt: skip
+def test_a_dead_worker_is_an_error_with_its_last_words_and_cause(folder, worker, work, message, code):
+    (folder / "worker.log").write_text("of an earlier run: No space left on device\nMemoryError\n")
+    worker(work)
+    with pytest.raises(TrainerDied, match=message) as died:
         run_trainer(folder, CPU, 30)
-    assert died.value.code == "trainer-died"
-
-
-def test_a_worker_that_says_nothing_is_not_given_the_words_of_an_earlier_run(folder, worker):
-    (folder / "worker.log").write_text("MemoryError\n")
-    worker("sys.exit(4)")
-    with pytest.raises(TrainerDied, match="ended with code 4: it wrote nothing"):
-        run_trainer(folder, CPU, 30)
-
-
-def test_a_killed_worker_names_its_signal(folder, worker):
-    worker("os.kill(os.getpid(), 9)")
-    with pytest.raises(TrainerDied, match="killed by signal 9") as died:
-        run_trainer(folder, CPU, 30)
-    assert died.value.code == "trainer-died"
+    assert died.value.code == code
 
 
 @pytest.mark.parametrize(
@@ -153,44 +132,6 @@ def test_once_only_and_for_no_other_reason(folder, worker):
         assert len((folder / "tries").read_text()) == tries
 
 
-def test_a_worker_that_the_kernel_killed_for_memory_says_so(folder, worker, monkeypatch):
-    counts = iter((7, 8))
-    monkeypatch.setattr(local, "_oom_kills", lambda: next(counts))
-    worker("os.kill(os.getpid(), 9)")
-    with pytest.raises(TrainerDied, match=r"ran out of memory.*kernel") as died:
-        run_trainer(folder, CPU, 30)
-    assert died.value.code == "out-of-memory"
-
-
-def test_the_kernel_counts_its_kills():
-    vmstat = Path("/proc/vmstat")
-    if not vmstat.exists() or "oom_kill " not in vmstat.read_text():
-        pytest.skip("this kernel does not say")
-    assert f"oom_kill {local._oom_kills()}\n" in vmstat.read_text()
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "MemoryError",
-        "RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory: you tried",
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
-    ],
-)
-def test_a_worker_without_memory_says_so(folder, worker, line):
-    worker(f"print({line!r}, file=sys.stderr); sys.exit(1)")
-    with pytest.raises(TrainerDied) as died:
-        run_trainer(folder, CPU, 30)
-    assert died.value.code == "out-of-memory"
-
-
-def test_a_full_disk_is_named(folder, worker):
-    worker(f"raise OSError({errno.ENOSPC}, os.strerror({errno.ENOSPC}), 'weights')")
-    with pytest.raises(TrainerDied) as died:
-        run_trainer(folder, CPU, 30)
-    assert (died.value.code, died.value.field) == ("disk-full", str(folder))
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="a small tmpfs needs root")
 def test_a_really_full_disk_is_named_though_no_log_can_be_written(folder, worker):
@@ -207,18 +148,12 @@ def test_a_really_full_disk_is_named_though_no_log_can_be_written(folder, worker
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_worker_past_its_limit_is_stopped(folder, worker):
-    worker("time.sleep(600)")
+@pytest.mark.parametrize("stubborn", ["", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); "])
+def test_a_worker_past_its_limit_is_stopped_even_if_it_ignores_the_request(folder, worker, stubborn):
+    worker(f"{stubborn}time.sleep(600)")
     with pytest.raises(TrainingTimeout) as late:
         run_trainer(folder, CPU, 1)
     assert (late.value.code, late.value.field) == ("timeout", "train_timeout_s")
-    assert not trainers_in(folder)
-
-
-def test_a_worker_that_ignores_the_request_to_end_is_killed(folder, worker):
-    worker("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)")
-    with pytest.raises(TrainingTimeout):
-        run_trainer(folder, CPU, 1)
     assert not trainers_in(folder)
 
 

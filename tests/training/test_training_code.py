@@ -18,7 +18,7 @@ from tasks.signals import feature_files
 from tasks.signals.splits import split_bounds
 from tasks.storage import records
 from tasks.training import plan as planning
-from tasks.training.files import prepare
+from tasks.training.shard import prepare
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -31,8 +31,8 @@ COMPUTING = {
         "lstm", "options", "per_member", "presets", "recurrent", "torch_private", "transformer", "walk",
     },
     "cpbmodels/fleet": {
-        "__init__", "bank", "checkpoint", "closed_form", "config", "export", "fleet", "graphs", "loop", "member", "net",
-        "plan", "prediction", "training",
+        "__init__", "bank", "checkpoint", "config", "fleet", "graphs", "loop", "member", "net", "predict", "results",
+        "train",
     },
     "cpbmodels/kernels": {
         "__init__", "attention", "blocks", "check", "decoder", "dropout", "optimizer", "recurrent", "support",
@@ -55,9 +55,9 @@ EXECUTED_BESIDE = {
     "tasks/storage/files.py": "reads and writes files",
     "tasks/storage/locks.py": "replaces a folder while no other process does",
     "tasks/storage/records.py": "reads and writes records, digests",
-    "tasks/training/files.py": "where a fleet's files lie",
     "tasks/training/plan.py": "tells universal models from others",
     "tasks/training/progress.py": "how far the training is, and what epochs cost",
+    "tasks/training/shard.py": "where a fleet's files lie",
 }
 """Modules whose functions run in a training or in making its features, and why they do not decide its result."""
 

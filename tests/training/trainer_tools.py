@@ -7,7 +7,7 @@ import psutil
 
 PRELUDE = """\
 import sys, pathlib, time, os
-from tasks.training.devices import gpu_locked
+from tasks.training.local import gpu_locked
 
 def serve(orders):
     global folder, kernels_off

@@ -36,7 +36,7 @@ from tasks.signals.feature_files import newest_series, read_features, write_feat
 from tasks.storage.model_folder import CONFIG, WEIGHTS
 from tasks.storage.records import find_record, read_npz
 from tasks.tracking.registry import champions
-from tasks.training.files import JOB, RESULT, prepare, read_job
+from tasks.training.shard import JOB, RESULT, prepare, read_job
 
 
 @dataclass(frozen=True)

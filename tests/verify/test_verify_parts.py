@@ -22,7 +22,7 @@ from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_reference
 from tasks.storage.records import file_digest
 from tasks.tracking.registry import champions
-from tasks.training.files import JOB, RESULT, prepare, read_job, read_result
+from tasks.training.shard import JOB, RESULT, prepare, read_job, read_result
 from tasks.verify import verify_all
 
 

@@ -19,7 +19,7 @@ from tasks.storage.locks import locked
 from tasks.tracking.registry import keep_decision
 from tasks.tracking.runs import start_parent
 from tasks.tracking.store import KIND, STUDY, open_store
-from tasks.training.files import prepare
+from tasks.training.shard import prepare
 from webapp.answers import Runs
 from webapp.replies import Answer, Replies, Reply, respond, rows_json
 

@@ -32,19 +32,20 @@ EPOCHS = "epochs.jsonl"
 """Of a shard in training: the cost of each epoch, a line per report (`progress.py`)."""
 CHECKPOINTS = "checkpoints"
 """Folder of a shard in training: a checkpoint per epoch, in a folder per fleet that trains separately."""
-KERNELS = "CPB_KERNELS"
-"""Environment of a trainer: the architectures whose kernels it compiles before its first order, as JSON."""
-GPU_LOST = "the process lost its GPU"
-"""Begins a trainer's last words where a launch made the device unusable for the process."""
+LATEST = ("latest", "models/checkpoint-latest.pt")
+"""The value of `--resume` that continues from the same command's own checkpoints."""
+MAX_SHARDS_PER_KIND = 3
+"""Shards kept per kind (architecture, preset and members): the most recently used."""
+MAX_UNUSED_DAYS = 90
+"""Days without use after which all shards of a kind are removed: the kinds change with every newly listed coin."""
+
 _KEY = re.compile(r"[0-9a-f]{16}")
+_CHECKPOINT = re.compile(r"epoch-[0-9]{6}-[0-9a-f]{8}\.safetensors")
+_MEMBER_FILE = re.compile(
+    rf"model/({'|'.join(map(re.escape, FILES))})|(validation|test|score-[0-9a-f]+)\.npz"
+)
 
-
-def kernel_cache(folder: Path) -> dict[str, str]:
-    """Return the environment that keeps compiled kernels in `triton` below a folder: a home's, or a node's.
-
-    A TRITON_CACHE_DIR of the user's own goes before. Triton names what it keeps there by source, chip and versions.
-    """
-    return {"TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR") or str(folder.absolute() / "triton")}
+log = logging.getLogger("cpb")
 
 
 def shard_folder(root: Path, job: ShardJob) -> Path:
@@ -55,8 +56,8 @@ def shard_folder(root: Path, job: ShardJob) -> Path:
 def shard_folders(root: Path) -> list[Path]:
     """Return the shards' folders below a market's home, sorted by name; links are left out."""
     shards = root / "fleets"
-    found = shards.iterdir() if shards.is_dir() else ()
-    return sorted(p for p in found if _KEY.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
+    paths = shards.iterdir() if shards.is_dir() else ()
+    return sorted(p for p in paths if _KEY.fullmatch(p.name) and p.is_dir() and not p.is_symlink())
 
 
 def prepare(root: Path, job: ShardJob) -> Path:
@@ -102,15 +103,7 @@ def progress_so_far(folder: Path) -> str:
     """Return the progress of earlier runs in words: trained, started, or "" for none."""
     if (folder / RESULT).exists():
         return "trained before by the same command"
-    return "from its last checkpoint on" if any(checkpoints_of(folder)) else ""
-
-
-def checkpoints_of(folder: Path) -> list[list[str]]:
-    """Return the names below a shard's folder of the checkpoints of each part of it, oldest first."""
-    parts: dict[Path, list[str]] = defaultdict(list)
-    for path in sorted((folder / CHECKPOINTS).rglob("epoch-*.safetensors")):
-        parts[path.parent].append(path.relative_to(folder).as_posix())
-    return list(parts.values())
+    return "from its last checkpoint on" if any((folder / CHECKPOINTS).rglob("epoch-*.safetensors")) else ""
 
 
 def is_training(folder: Path) -> bool:
@@ -137,21 +130,10 @@ def earlier_model(home: Path, continues: str) -> Path:
 
 def member_folder(folder: Path, name: str) -> Path:
     """Return the folder of one member of the shard in `folder`."""
-    found = folder / "members" / name
-    if not found.is_dir():
-        raise DamagedError(
-            f"{found} is gone; remove {folder} and run the same command again", field=str(found)
-        )
-    return found
-
-
-LATEST = ("latest", "models/checkpoint-latest.pt")
-"""The value of `--resume` that continues from the same command's own checkpoints."""
-
-_CHECKPOINT = re.compile(r"epoch-(?P<epoch>[0-9]{6})-[0-9a-f]{8}\.safetensors")
-
-
-_FLEET = re.compile(r"fleet-[0-9]{4}")
+    path = folder / "members" / name
+    if not path.is_dir():
+        raise DamagedError(f"{path} is gone; remove {folder} and run the same command again", field=str(path))
+    return path
 
 
 @dataclass(frozen=True)
@@ -171,8 +153,12 @@ class Checkpoint:
         Raises:
             UsageError: there is no checkpoint, or it cannot be read.
         """
-        found = [path] if path.is_file() else sorted(path.rglob("epoch-*.safetensors"))
-        newest = {_part(file): file for file in found if _CHECKPOINT.fullmatch(file.name)}
+        newest: dict[str, Path] = {}
+        for file in [path] if path.is_file() else sorted(path.rglob("epoch-*.safetensors")):
+            if _CHECKPOINT.fullmatch(file.name):
+                # A checkpoint copied elsewhere counts as the first part's.
+                part = file.parent.name if file.parent.name.startswith("fleet-") else "fleet-0000"
+                newest[part] = file
         if not newest:
             raise UsageError(
                 f"resume {str(path)!r} is not a checkpoint and holds none: give latest, a file "
@@ -182,10 +168,8 @@ class Checkpoint:
         try:
             return cls({f"{part}/{file.name}": file.read_bytes() for part, file in newest.items()})
         except OSError as error:
-            raise UsageError(
-                f"resume: {error.filename} cannot be read ({error.strerror}); choose another",
-                code="resume", field="resume",
-            ) from error  # fmt: skip
+            message = f"resume: {error.filename} cannot be read ({error.strerror}); choose another"
+            raise UsageError(message, code="resume", field="resume") from error
 
     def put_into(self, shard: Path) -> None:
         """Write it to the folder of checkpoints of the shard in a folder."""
@@ -198,22 +182,6 @@ class Checkpoint:
         """Remove the files of `put_into` after a training failed to resume from them: no later run must use them."""
         for name in self.files:
             (shard / CHECKPOINTS / name).unlink(missing_ok=True)
-
-
-def _part(file: Path) -> str:
-    """Return a checkpoint's part folder; a checkpoint copied elsewhere counts as the first part's."""
-    return file.parent.name if _FLEET.fullmatch(file.parent.name) else "fleet-0000"
-
-
-MAX_SHARDS_PER_KIND = 3
-"""Shards kept per kind (architecture, preset and members): the most recently used."""
-
-MAX_UNUSED_DAYS = 90
-"""Days without use after which all shards of a kind are removed: the kinds change with every newly listed coin."""
-
-_NPZ = re.compile(r"(validation|test|score-[0-9a-f]+)\.npz")
-
-log = logging.getLogger("cpb")
 
 
 class ShardsInUse:
@@ -264,23 +232,20 @@ def remove_old_shards(shards: Path) -> list[Path]:
 
 def _remove(folder: Path, members: Collection[str]) -> bool:
     """Remove one shard, unless a trainer is active in it; its job goes last, so that a kill does not hide the rest."""
+
+    def is_ours(path: str) -> bool:
+        top, _, below = path.partition("/")
+        member, _, name = below.partition("/")
+        return (
+            path in (RESULT, EPOCHS, PROGRESS, LOG, "lock")
+            or top == CHECKPOINTS
+            or (top == "members" and member in members and _MEMBER_FILE.fullmatch(name) is not None)
+        )
+
     try:
         with locked(folder / "lock", wait=False):
-            delete_files(folder, lambda path: path != JOB and _is_shard_file(path, members))
+            delete_files(folder, is_ours)
             return delete_files(folder, JOB.__eq__)
     except (OSError, CpbError) as error:  # in use, or owned by another user: the next run tries again
         log.info("%s could not be removed: %s", folder, error)
         return False
-
-
-def _is_shard_file(path: str, members: Collection[str]) -> bool:
-    match path.split("/"):
-        case [name]:
-            return name in (RESULT, EPOCHS, PROGRESS, LOG, "lock")
-        case ["members", member, "model", name]:
-            return member in members and name in FILES
-        case ["members", member, name]:
-            return member in members and _NPZ.fullmatch(name) is not None
-        case [top, *_]:
-            return top == CHECKPOINTS
-    return False
