@@ -49,15 +49,15 @@ MUTATIONS = 2_000
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """Each architecture's folder, its series and its config."""
-    found = {}
+    folders = {}
     for name in architectures():
         series = series_for(name, 400, seed=1)
         folder = tmp_path_factory.mktemp(name)
         short = {} if name in ON_ROLLING_COLUMNS else {"context": 8, "horizon": 4}
         member = train_fleet([series], name, seeds=[1], **SMALL | short)[0]
         member.save(folder, extra=PIPELINE)
-        found[name] = (folder, series, json.loads((folder / "config.json").read_text()))
-    return found
+        folders[name] = (folder, series, json.loads((folder / "config.json").read_text()))
+    return folders
 
 
 def places(values, path=()):
@@ -165,18 +165,18 @@ def test_a_field_that_cannot_be_read_back_is_not_saved(saved, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("field", ["input_clip", "known_until", "seed", WEIGHTS_DIGEST])
-def test_the_digest_covers_every_field_but_what_judging_adds(field, saved, tmp_path):
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("input_clip", 5.0), ("known_until", "2025-01-01T00:00:00Z"), ("seed", 2), (WEIGHTS_DIGEST, "0" * 64)],
+)
+def test_the_digest_covers_every_field_but_what_judging_adds(field, value, saved, tmp_path):
     folder = rewrite(saved["har"][0], tmp_path)
     values = json.loads((folder / "config.json").read_text())
     for name in JUDGED:
         values[name] = {"test_crps_ratio": 0.5}
     (folder / "config.json").write_text(json.dumps(values))
     load(folder)
-    other = {"input_clip": 5.0, "known_until": "2025-01-01T00:00:00Z", "seed": 2, WEIGHTS_DIGEST: "0" * 64}[
-        field
-    ]
-    (folder / "config.json").write_text(json.dumps(values | {field: other}))
+    (folder / "config.json").write_text(json.dumps(values | {field: value}))
     with pytest.raises(ModelError, match="damaged"):
         load(folder)
 
@@ -209,8 +209,8 @@ def test_weights_that_are_not_finite_are_refused(tensor, value, saved, tmp_path)
 def test_tensors_of_other_shapes_are_refused(change, saved, tmp_path):
     tensors = load_file(saved["gru"][0] / "model.safetensors")
     if kind := change.pop("dtype", None):
-        change = {name: one.to(kind) for name, one in tensors.items()}
-    tensors = {name: one for name, one in (tensors | change).items() if one is not None}
+        change = {name: tensor.to(kind) for name, tensor in tensors.items()}
+    tensors = {name: tensor for name, tensor in (tensors | change).items() if tensor is not None}
     rewrite(saved["gru"][0], tmp_path)
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="config and weights differ"):
@@ -250,12 +250,8 @@ def test_one_huge_weight_gives_finite_forecasts_or_one_sentence(name, value, sav
         try:
             forecast = member.forecast(series)
             rows = member.predict(series)
-            arrays = (
-                forecast.close.array,
-                forecast.candle,
-                forecast.paths(50).close,
-                rows.select(pl.selectors.float()).to_numpy(),
-            )
+            arrays = [forecast.close.array, forecast.candle, forecast.paths(50).close]
+            arrays.append(rows.select(pl.selectors.float()).to_numpy())
             assert all(np.isfinite(array).all() for array in arrays), key
         except ModelError as error:
             refused.append(repr(member) in str(error))
@@ -271,29 +267,23 @@ def test_a_model_without_forecasts_costs_no_other_its_own(saved):
     first, error, last = predict_each([good, broken, good], [series] * 3, origins)
     assert isinstance(error, ModelError)
     (alone,) = predict([good], [series], origins[:1])
-    for found in (first, last):
-        np.testing.assert_array_equal(found.quantiles, alone.quantiles)
+    for forecast in (first, last):
+        np.testing.assert_array_equal(forecast.quantiles, alone.quantiles)
     with pytest.raises(ModelError, match="a forecast is not finite"):
         predict([good, broken], [series] * 2, origins[:2])
 
 
-def test_a_model_of_one_series_refuses_another_symbol():
+def test_a_model_of_one_series_refuses_another_symbol_and_a_universal_model_none(tmp_path):
     bitcoin, ether = walk(500, symbol="BTCUSDT"), walk(500, seed=1, symbol="ETHUSDT")
-    own, everyone = (
-        train_fleet([bitcoin], "linear", **SMALL)[0],
-        train_fleet([bitcoin, ether], "linear", scope="universal", **SMALL)[0],
-    )
-    for ask in (own.forecast, own.predict):
+    alone = train_fleet([bitcoin], "linear", **SMALL)[0]
+    everyone = train_fleet([bitcoin, ether], "linear", scope="universal", **SMALL)[0]
+    for ask in (alone.forecast, alone.predict):
         with pytest.raises(ModelError, match="ETHUSDT 1h: the model learned BTCUSDT alone"):
             ask(ether)
     for name in ("BTCUSDT", "BTC/USDT", "BTC/USDT:USDT", "btc-usdt", ""):
-        own.forecast(walk(500, seed=2, symbol=name))
+        alone.forecast(walk(500, seed=2, symbol=name))
     everyone.forecast(walk(500, seed=2, symbol="SOLUSDT"))
+    # also where it is kept under the symbol of a coin
+    load(everyone.save(tmp_path, extra={"symbol": "BTCUSDT"})).forecast(walk(500, symbol="SOLUSDT"))
     unnamed = train_fleet([walk(500, symbol="")], "linear", **SMALL)[0]
     unnamed.forecast(ether)
-
-
-def test_a_universal_model_that_is_kept_under_one_symbol_serves_all(tmp_path):
-    series = [walk(500, seed=k, symbol=name) for k, name in enumerate(("BTCUSDT", "ETHUSDT"))]
-    member = train_fleet(series, "linear", scope="universal", **SMALL)[0]
-    load(member.save(tmp_path, extra={"symbol": "BTCUSDT"})).forecast(walk(500, symbol="SOLUSDT"))

@@ -18,4 +18,4 @@ def test_the_schedule_of_the_page_sets_the_learning_rates(monkeypatch):
     (member,) = train_fleet(
         [walk(500, seed=1)], "linear", "smoke", schedule="linear", lr=0.01, epochs=4, patience=4
     )
-    assert [one["lr"] for one in member.history] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
+    assert [epoch["lr"] for epoch in member.history] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])

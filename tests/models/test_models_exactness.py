@@ -73,8 +73,8 @@ def test_a_fleet_equals_single_runs(architecture, clipped):
     seeds = [3, 5, 9, 6, 7]
     fleet = train_fleet(series, architecture, seeds=seeds, workers=1, **options(architecture))
     assert sum(clipped) / len(clipped) > 0.05
-    for member, own, seed in zip(fleet, series, seeds, strict=True):
-        same_curve(member, train_fleet([own], architecture, seeds=[seed], **options(architecture))[0])
+    for member, candles, seed in zip(fleet, series, seeds, strict=True):
+        same_curve(member, train_fleet([candles], architecture, seeds=[seed], **options(architecture))[0])
     windows = {member.report["train_windows"] for member in fleet}
     assert len(windows) == 5
     assert max(-(-m.report["train_windows"] // 20) * len(m.history) for m in fleet) >= 50
@@ -122,11 +122,9 @@ def test_forecasting_keeps_no_weights():
 def test_a_live_forecast_is_the_prediction_from_the_newest_origin():
     series = walk(900)
     member = train_fleet([series], "gru", "smoke", epochs=1)[0]
-    found = predict([member], [series], [np.array([899])])[0]
-    np.testing.assert_allclose(
-        np.log(member.forecast(series).candle / series.prices[-1, 3]), found.candle[0], atol=1e-9
-    )
-    assert member.forecast(series).issued_row == 899
+    newest, live = predict([member], [series], [np.array([899])])[0], member.forecast(series)
+    np.testing.assert_allclose(np.log(live.candle / series.prices[-1, 3]), newest.candle[0], atol=1e-9)
+    assert live.issued_row == 899
 
 
 def test_live_forecasts_take_one_thread_and_leave_the_setting_as_it_was(monkeypatch):
@@ -188,8 +186,8 @@ def test_recurrent_layers_equal_torchs(kind):
             ("b_hh", "bias_hh"),
         ):
             stacked = torch.stack([getattr(net, f"{theirs}_l{layer}").detach() for net in nets])
-            own = stacked if ours.startswith("w") else stacked[:, None]
-            w[f"{layer}.{ours}"] = own.clone().requires_grad_()
+            rows = stacked if ours.startswith("w") else stacked[:, None]
+            w[f"{layer}.{ours}"] = rows.clone().requires_grad_()
     x = torch.randn(members, batch, steps, inputs, dtype=torch.float64, requires_grad=True)
     if kind == "gru":
         out, last = gru(x, w, ["0", "1"], 0.0, None)
@@ -226,10 +224,10 @@ def test_the_loops_written_for_a_gpu_are_those_of_the_cpu():
 
     with gpu_path():
         ours = lstm_fused(x, w, "0")
-        found = gradients(*ours)
+        fused = gradients(*ours)
     theirs = lstm_sequence(x, w, "0")
     torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(found, gradients(*theirs))
+    torch.testing.assert_close(fused, gradients(*theirs))
 
     def three_gates(layer):
         w_ih, w_hh = (w[f"0.{n}"][:, : 3 * H] for n in ("w_ih", "w_hh"))
@@ -238,8 +236,8 @@ def test_the_loops_written_for_a_gpu_are_those_of_the_cpu():
         return out, gradients(out, out)
 
     with gpu_path():
-        found = three_gates(GruFused.apply)
-    torch.testing.assert_close(found, three_gates(GruSequence.apply))
+        fused = three_gates(GruFused.apply)
+    torch.testing.assert_close(fused, three_gates(GruSequence.apply))
 
 
 @pytest.mark.parametrize("head", ["point", "student-t"])
@@ -247,11 +245,11 @@ def test_the_loops_written_for_a_gpu_are_those_of_the_cpu():
 def test_a_training_the_way_of_a_gpu_equals_the_cpus(architecture, head):
     """Every line that a GPU would run, in float64 on a CPU, against the CPU's own lines."""
     series = [series_for(architecture, rows, seed=rows) for rows in (420, 500)]
-    own = options(architecture) | {"epochs": 2, "head": head}
-    plain = train_fleet(series, architecture, seeds=[1, 2], workers=1, **own)
+    given = options(architecture) | {"epochs": 2, "head": head, "seeds": [1, 2], "workers": 1}
+    plain = train_fleet(series, architecture, **given)
     with gpu_path():
-        found = train_fleet(series, architecture, seeds=[1, 2], workers=1, **own)
-    for ours, theirs in zip(found, plain, strict=True):
+        fused = train_fleet(series, architecture, **given)
+    for ours, theirs in zip(fused, plain, strict=True):
         same_curve(ours, theirs)
 
 

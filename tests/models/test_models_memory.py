@@ -58,10 +58,10 @@ def test_out_of_memory_in_a_decoder_leaves_nothing_behind(architecture, where, m
     monkeypatch.setattr(getattr(deferred, cls), method, staticmethod(scarce))
     gc.disable()
     try:
-        found = train_fleet([walk(500, seed=s) for s in (1, 2)], architecture, seeds=[1, 2], **SMALL)
+        members = train_fleet([walk(500, seed=s) for s in (1, 2)], architecture, seeds=[1, 2], **SMALL)
     finally:
         gc.enable()
         collect()
-    assert [member.report["halved_to"] for member in found] == [1, 1]
+    assert [member.report["halved_to"] for member in members] == [1, 1]
     assert len(made) > 5
     assert not left

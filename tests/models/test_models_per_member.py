@@ -53,10 +53,10 @@ def check_rows(name, vectors, **common):
     series = [series_for(name, rows, seed=rows) for rows in (330, 360, 340)]
     given = options(name) | common
     fleet = train_fleet(series, name, seeds=[3, 4, 5], **given | vectors)
-    for k, (member, own) in enumerate(zip(fleet, series, strict=True)):
+    for k, (member, candles) in enumerate(zip(fleet, series, strict=True)):
         single = given | {option: values[k] for option, values in vectors.items()}
-        alone = train_fleet([own], name, seeds=[3 + k], **single)[0]
-        assert [one["epoch"] for one in member.history] == [one["epoch"] for one in alone.history]
+        alone = train_fleet([candles], name, seeds=[3 + k], **single)[0]
+        assert [epoch["epoch"] for epoch in member.history] == [epoch["epoch"] for epoch in alone.history]
         for ours, theirs in zip(member.history, alone.history, strict=True):
             assert ours["lr"] == theirs["lr"]
             assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-12)
@@ -243,11 +243,15 @@ def test_arrays_are_lists():
 
 def test_members_with_options_of_their_own_forecast_as_one_stack():
     series = [series_for("gru", rows, seed=rows) for rows in (330, 360, 340)]
-    own = {"location_shrink": [0.0, 1.0, 0.5], "lr": [1e-3, 0.02, 0.005], "teacher_forcing": [0.2, 0.5, 0.9]}
-    members = train_fleet(series, "gru", seeds=[3, 4, 5], **options("gru") | own)
+    values = {
+        "location_shrink": [0.0, 1.0, 0.5],
+        "lr": [1e-3, 0.02, 0.005],
+        "teacher_forcing": [0.2, 0.5, 0.9],
+    }
+    members = train_fleet(series, "gru", seeds=[3, 4, 5], **options("gru") | values)
     assert len({member.stacking_key for member in members}) == 1
     origins = [np.arange(300, 320)] * 3
-    for k, found in enumerate(predict(members, series, origins)):
+    for k, stacked in enumerate(predict(members, series, origins)):
         alone = predict([members[k]], [series[k]], [origins[k]])[0]
-        np.testing.assert_allclose(found.quantiles, alone.quantiles, rtol=1e-12, atol=1e-15)
-        np.testing.assert_allclose(found.candle, alone.candle, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(stacked.quantiles, alone.quantiles, rtol=1e-12, atol=1e-15)
+        np.testing.assert_allclose(stacked.candle, alone.candle, rtol=1e-12, atol=1e-15)

@@ -36,10 +36,10 @@ def test_a_gpus_dtype_of_the_rate_changes_no_bit(architecture, monkeypatch):
         return used[-1]
 
     monkeypatch.setattr(loop, "rate_tensor", as_on_a_gpu)
-    found = train_fleet([walk(500)], architecture, **OPTIONS)[0]
+    member = train_fleet([walk(500)], architecture, **OPTIONS)[0]
     assert used
-    assert torch.equal(wanted.rows, found.rows)
-    assert wanted.history == found.history
+    assert torch.equal(wanted.rows, member.rows)
+    assert wanted.history == member.history
 
 
 def test_each_device_gets_the_dtype_that_its_optimizer_reads():

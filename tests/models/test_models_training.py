@@ -38,11 +38,11 @@ def test_folds_and_seeds_share_their_candles_and_give_the_same_bits(architecture
     assert bank.starts == (0, 0, 900, 0)
     assert len(bank.rows) == 1600
 
-    copied = [replace(one, features=one.features.copy(), volatility=one.volatility.copy()) for one in shared]
-    found, alone = (train_fleet(series, architecture, seeds=seeds, **SMALL) for series in (shared, copied))
+    copied = [replace(s, features=s.features.copy(), volatility=s.volatility.copy()) for s in shared]
+    together, alone = (train_fleet(series, architecture, seeds=seeds, **SMALL) for series in (shared, copied))
     origins = [np.arange(650, 650 + n) for n in (5, 0, 9, 1)]
-    forecasts = zip(predict(found, shared, origins), predict(alone, copied, origins), strict=True)
-    for a, b in zip(found, alone, strict=True):
+    forecasts = zip(predict(together, shared, origins), predict(alone, copied, origins), strict=True)
+    for a, b in zip(together, alone, strict=True):
         same(a, b)
     for a, b in forecasts:
         assert np.array_equal(a.quantiles, b.quantiles)
@@ -65,11 +65,11 @@ def test_every_architecture_learns(architecture):
 def test_every_head_fulfils_the_forecast_contract(head):
     series = walk(700)
     member = train_fleet([series], "gru", head=head, **SMALL)[0]
-    found = predict([member], [series], [series.origins("validation", 30, 10)])[0]
-    assert found.quantiles.shape == (len(found.origins), 10, 19)
-    assert found.quantiles.dtype == np.float64
-    assert (np.diff(found.quantiles) >= 0).all()
-    opened, high, low, close = np.moveaxis(found.candle, -1, 0)
+    rows = predict([member], [series], [series.origins("validation", 30, 10)])[0]
+    assert rows.quantiles.shape == (len(rows.origins), 10, 19)
+    assert rows.quantiles.dtype == np.float64
+    assert (np.diff(rows.quantiles) >= 0).all()
+    opened, high, low, close = np.moveaxis(rows.candle, -1, 0)
     assert (low <= np.minimum(opened, close)).all()
     assert (high >= np.maximum(opened, close)).all()
     forecast = member.forecast(series)
@@ -83,9 +83,9 @@ def test_point_quantiles_are_those_of_the_validation_residuals():
     series = walk(700)
     member = train_fleet([series], "linear", head="point", **SMALL)[0]
     origins = series.origins("validation", 30, 10)
-    found = predict([member], [series], [origins])[0]
+    quantiles = predict([member], [series], [origins])[0].quantiles
     real = np.log(series.prices[origins[:, None] + np.arange(1, 11), 3] / series.prices[origins, 3][:, None])
-    below = (real[..., None] <= found.quantiles).mean((0, 1))
+    below = (real[..., None] <= quantiles).mean((0, 1))
     np.testing.assert_allclose(below, np.arange(1, 20) * 0.05, atol=0.02)
     assert Point.needs_residuals
 
@@ -97,12 +97,10 @@ def test_classifier_reports_accuracy_and_confusion():
     assert confusion.sum() == member.report["validation_windows"]
     assert member.report["accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())
     origins = series.origins("validation", 30, 10)
-    found = predict([member], [series], [origins])[0]
+    probabilities = predict([member], [series], [origins])[0].probabilities
     moves = np.log(series.prices[origins + 1, 3] / series.prices[origins, 3]) / series.volatility[origins]
     truth = np.where(moves > 0.3, 0, np.where(moves < -0.3, 2, 1))
-    assert (found.probabilities.argmax(1) == truth).mean() == pytest.approx(
-        member.report["accuracy"], abs=0.01
-    )
+    assert (probabilities.argmax(1) == truth).mean() == pytest.approx(member.report["accuracy"], abs=0.01)
 
 
 def test_interrupted_and_resumed_gives_the_same_bits(tmp_path):
@@ -146,7 +144,7 @@ def test_members_that_were_cut_into_other_fleets_start_anew(tmp_path, caplog):
 
     assert "these members start from new weights" in caplog.text
     alone = train_fleet(series, "gru", workers=1, seeds=[1, 2], **options)
-    assert [one.history for one in together] == [one.history for one in alone]
+    assert [member.history for member in together] == [member.history for member in alone]
 
 
 def test_an_interrupt_stops_fleets_that_run_side_by_side():
@@ -255,12 +253,12 @@ def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
         return step(self, bank, origins, weight, lr)
 
     monkeypatch.setattr(Fleet, "step", scarce)
-    found = train_fleet(series, "linear", seeds=[1, 2, 3], dtype="float64", workers=1, **SMALL)
+    halved = train_fleet(series, "linear", seeds=[1, 2, 3], dtype="float64", workers=1, **SMALL)
     assert "continuing with 1" in caplog.text
     assert "2 parts" in caplog.text
-    for a, b in zip(wanted, found, strict=True):
+    for a, b in zip(wanted, halved, strict=True):
         torch.testing.assert_close(a.rows, b.rows, rtol=1e-9, atol=1e-12)
-    assert [(member.report["halved_to"], member.report["accumulate"]) for member in found] == [(1, 2)] * 3
+    assert [(member.report["halved_to"], member.report["accumulate"]) for member in halved] == [(1, 2)] * 3
     assert wanted[0].report["halved_to"] == 0
 
 
@@ -270,8 +268,8 @@ def test_a_fleet_without_a_finite_loss_is_trained_once_more_without_kernels(monk
     def train(job):
         members = train_one(job)
         asked.append(job.kernels)
-        for one in members if job.kernels is True else ():
-            one.report.update(stopped="nan", kernels="on")
+        for member in members if job.kernels is True else ():
+            member.report.update(stopped="nan", kernels="on")
         return members
 
     monkeypatch.setattr(training, "_train_one", train)
@@ -279,7 +277,7 @@ def test_a_fleet_without_a_finite_loss_is_trained_once_more_without_kernels(monk
     how = {"preset": "smoke", "epochs": 1, "workers": 1, "checkpoint": tmp_path}
     members = train_fleet(series, "linear", **how)
     assert asked == [True, "no loss stayed finite with them"]
-    assert [one.report["kernels"] for one in members] == ["off (no loss stayed finite with them)"] * 2
+    assert [member.report["kernels"] for member in members] == ["off (no loss stayed finite with them)"] * 2
     assert "trained again without Triton kernels" in caplog.text
 
 
@@ -295,7 +293,7 @@ def test_copies_average_where_memory_ran_out_between_them(monkeypatch):
     monkeypatch.setattr(Fleet, "step", scarce)
     options = SMALL | {"fleet_size": 1, "workers": 1}
     copies = train_fleet([walk(600)] * 2, "linear", seeds=[1, 2], **options)
-    assert [one.report["accumulate"] for one in copies] == [1, 2]
+    assert [member.report["accumulate"] for member in copies] == [1, 2]
     report = ensemble(copies).report
     assert (report["ensemble"], report["accumulate"]) == (2, 2)
 
@@ -327,12 +325,8 @@ def test_all_fleets_share_one_copy_of_the_candles(monkeypatch):
 def test_universal_members_learn_all_series_and_serve_others():
     series = [walk(600, seed=s, timeframe=t) for s, t in ((1, "1h"), (2, "1h"), (3, "15m"))]
     members = train_fleet(series, "linear", seeds=[7, 8], scope="universal", **SMALL)
-    assert [(m.config["timeframe"], m.config["seed"]) for m in members] == [
-        ("1h", 7),
-        ("1h", 8),
-        ("15m", 7),
-        ("15m", 8),
-    ]
+    learned = [(m.config["timeframe"], m.config["seed"]) for m in members]
+    assert learned == [("1h", 7), ("1h", 8), ("15m", 7), ("15m", 8)]
     alone = train_fleet(series[:1], "linear", seeds=[7], **SMALL)[0]
     assert members[0].report["train_windows"] > alone.report["train_windows"]
     assert members[0].forecast(walk(300, seed=9)).candle.shape == (10, 4)
@@ -346,11 +340,9 @@ def test_an_ensemble_averages_and_survives_its_folder(tmp_path):
     origins = series.origins("validation", 30, 10)
     parts = predict(members, [series] * 3, [origins] * 3)
     together.save(tmp_path / "e")
-    found = predict([load(tmp_path / "e")], [series], [origins])[0]
-    np.testing.assert_allclose(
-        found.quantiles, np.mean([p.quantiles for p in parts], 0), rtol=1e-4, atol=1e-7
-    )
-    np.testing.assert_allclose(found.candle, np.mean([p.candle for p in parts], 0), rtol=1e-4, atol=1e-6)
+    mean = predict([load(tmp_path / "e")], [series], [origins])[0]
+    np.testing.assert_allclose(mean.quantiles, np.mean([p.quantiles for p in parts], 0), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(mean.candle, np.mean([p.candle for p in parts], 0), rtol=1e-4, atol=1e-6)
     other = train_fleet([series], "gru", **(SMALL | {"hidden_dim": 8}))[0]
     with pytest.raises(ModelError, match="hidden_dim"):
         ensemble([members[0], other])
@@ -371,8 +363,8 @@ def test_accumulation_and_gradient_checkpointing_change_nothing_but_memory(archi
     options = SMALL | {"dtype": "float64", "epochs": 1, "dropout": 0.0, "teacher_forcing": 0.0}
     plain = train_fleet([series], architecture, **options)[0]
     for spare in ({"accumulate": 4}, {"checkpoint_gradients": True}):
-        found = train_fleet([series], architecture, **options, **spare)[0]
-        torch.testing.assert_close(plain.rows, found.rows, rtol=1e-9, atol=1e-12)
+        spared = train_fleet([series], architecture, **options, **spare)[0]
+        torch.testing.assert_close(plain.rows, spared.rows, rtol=1e-9, atol=1e-12)
     random = options | {"dropout": 0.3, "teacher_forcing": 0.5, "n_layers": 2}
     noisy = train_fleet([series], architecture, **random)[0]
     again = train_fleet([series], architecture, checkpoint_gradients=True, **random)[0]
@@ -459,13 +451,8 @@ def test_a_price_that_never_moves_in_a_span_is_named(architecture, span):
 
 def test_presets_resolve_in_order():
     seed = preset("seed-lstm", "lstm", profile="cpu", max_epochs=3)
-    assert (seed.hidden_dim, seed.epochs, seed.batch_size, seed.schedule, seed.cuda_graph) == (
-        256,
-        3,
-        32,
-        "constant",
-        False,
-    )
+    values = (seed.hidden_dim, seed.epochs, seed.batch_size, seed.schedule, seed.cuda_graph)
+    assert values == (256, 3, 32, "constant", False)
     assert preset("smoke", "har").context == 1
 
 
