@@ -136,8 +136,6 @@ class JobMember(Record):
     features: SeriesRecord
     bounds: SplitBounds
     fold: int = 0
-    continues: str | None = None
-    """Folder of the model to start training from (relative to the home, or absolute in MLflow's artifacts)."""
 
     @property
     def name(self) -> str:
@@ -154,7 +152,7 @@ class ShardJob(Record):
     `cpbmodels.kernels` may be used, whose results differ from torch's by rounding.
     """
 
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     architecture: str
     preset: str

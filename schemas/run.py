@@ -48,9 +48,6 @@ class RunSpec(ScopeSpec):
     seeds: int | None = Field(
         None, ge=1, le=64, description="copies of each model that are averaged; default: the preset's"
     )
-    warm_start: Literal["champion"] | None = Field(
-        None, description="champion: continue from the registered models; default: train from scratch"
-    )
     serving: bool = Field(
         False,
         description="train only the architectures that serve a coin of a timeframe; all where none does",
@@ -147,7 +144,6 @@ class RunSpec(ScopeSpec):
 
 
 _NOT_IN_BACKTESTS = {
-    "warm_start": "champions have seen the test spans of a backtest",
     "repo": "a backtest publishes nothing",
     "force": "a backtest promotes nothing",
     "wandb": "a backtest leaves no runs behind",

@@ -1,29 +1,19 @@
 """Step 3, plan: the fleets to train, decided before anything is trained."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 from schemas.errors import DamagedError, MemberError
 from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord, SplitBounds
-from schemas.identity import ModelId, SeriesId
+from schemas.identity import ModelId
 from schemas.run import RunSpec
 from tasks.forecasting.staleness import STOPPED_AFTER
 from tasks.promotion.night import idle_architectures
 from tasks.running.step import step
 from tasks.signals.feature_files import load_series
 from tasks.signals.splits import split_bounds
-from tasks.storage.model_folder import read_config
-from tasks.tracking.registry import Champion, champions
-from tasks.tracking.store import open_store
 from tasks.training.plan import member_seed, plan_fleet, preset_label
-
-MAX_GROWTH = 1.1
-"""A model is continued while its series has grown by less than a tenth; then it is trained from scratch."""
-
-log = logging.getLogger("cpb")
 
 
 @dataclass(frozen=True)
@@ -88,46 +78,12 @@ def _fleet(
     gpu: bool,
 ) -> FleetPlan:
     recipe = preset_label(spec, architecture)
-    earlier = continued_from(architecture, records) if spec.warm_start else {}
     members = [
         JobMember(
             model=ModelId(architecture, recipe, r.series, member_seed(spec.seed, architecture, r.series)),
             features=r,
             bounds=bounds[r.series.timeframe],
-            continues=earlier.get(r.series),
         )
         for r in records
     ]
     return plan_fleet(spec, architecture, members, gpu=gpu)
-
-
-def continued_from(architecture: str, records: Sequence[SeriesRecord]) -> dict[SeriesId, str]:
-    """Return the model folder that each series continues from, for `warm_start`; damaged champions are left out.
-
-    A champion trained on exactly this data was made by this same run before a kill: then the folder that it was
-    itself continued from is returned, so that the repeated run finds its finished fleets.
-    """
-    known = {r.series: r for r in records}
-    found = {}
-    for champion in champions(list(known), store=open_store()):
-        if (
-            champion.architecture == architecture
-            and not champion.damage
-            and (folder := _origin(champion, known[champion.series]))
-        ):
-            found[champion.series] = folder
-    if not found:
-        log.warning(
-            "warm start: no champion of %s fits (none yet, damaged, or its series has grown by a tenth); "
-            "training starts from scratch",
-            architecture,
-        )
-    return found
-
-
-def _origin(champion: Champion, record: SeriesRecord) -> str | None:
-    config = read_config(champion.folder)
-    if config.data_digest == record.digest:
-        before = config.warm_start
-        return before if before and Path(before).exists() else None
-    return str(champion.folder) if record.rows < config.rows * MAX_GROWTH else None

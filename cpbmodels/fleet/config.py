@@ -75,7 +75,6 @@ FIELDS: Mapping[str, Any] = {
     "data_digest": str,
     "code_digest": str,
     "rows": int,
-    "warm_start": (str, None),
     "training_span": [_time],
     "bounds": {"": (str, [_time])},
     "metrics": {"": float},

@@ -28,12 +28,10 @@ from cpbmodels.arch.options import SCHEDULES, Preset
 from cpbmodels.arch.per_member import IN_RATE, differing
 from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor
-from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, Scaling, Task, epoch_order, steps_per_epoch
 from cpbmodels.fleet.checkpoint import Checkpoints, is_same
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import Graphs, StepRunner, ValidationRunner
-from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.net import Net, windows_in_flight
 from cpbmodels.kernels.support import off_reason
 
@@ -63,7 +61,6 @@ class FleetJob:
     tasks: list[Task]
     checkpoint: Path | None = None
     resume: bool = False
-    warm: list[Member | None] | None = None  # per task of the call, the member it continues from
     on_epoch: Callable[[Loop, int, float], None] | None = None
     on_step: Callable[[Loop, int, int], bool] | None = None
     kernels: bool | str = True  # use `cpbmodels.kernels` where they can be used; False or a reason: do not
@@ -76,24 +73,16 @@ class FleetJob:
         return off_reason(find(self.architecture), self.options, self.device, self.compute, self.kernels)
 
     def fleet(self, net: Net | None = None) -> Fleet:
-        """A fleet with the initial weights of each task, or those of the member it continues from, on the device."""
+        """A fleet with the initial weights of each task, on the device."""
         if net is None:
             kernels = None if self.kernels_off else self.compute
             net = Net(self.architecture, self.options, self.device, self.dtype, kernels)
-        rows = []
-        for task in self.tasks:
-            member = self.warm[task.index] if self.warm is not None else None
-            if member and member.rows.shape != (1, net.layout.size):
-                raise ModelError(
-                    f"warm_start: {member.config.get('symbol')} has other dimensions than the new model (or is an "
-                    "ensemble): start without it, or with its options."
-                )
-            rows.append(member.rows if member else torch.as_tensor(net.layout.initial(task.seed))[None])
         scales = (np.stack([getattr(task, name) for task in self.tasks]) for name in ("mean", "inverse"))
         scaling = Scaling(*(torch.as_tensor(scale).to(self.device, self.dtype) for scale in scales))
         seeds = torch.tensor([task.seed for task in self.tasks], device=self.device)
         differ = differing([task.options for task in self.tasks], self.device)
-        return Fleet(net, torch.cat(rows).to(self.device, self.dtype), seeds, scaling, self.compute, differ)
+        flat = torch.as_tensor(np.stack([net.layout.initial(task.seed) for task in self.tasks]))
+        return Fleet(net, flat.to(self.device, self.dtype), seeds, scaling, self.compute, differ)
 
 
 @dataclass

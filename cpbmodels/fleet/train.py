@@ -62,7 +62,6 @@ def train_fleet(
     scope: str = "per-series",
     checkpoint: str | Path | None = None,
     resume: bool = False,
-    warm_start: Sequence[Member | None] | None = None,
     on_epoch: OnEpoch | None = None,
     on_step: OnStep | None = None,
     profile: str | None = None,
@@ -73,8 +72,6 @@ def train_fleet(
 
     seeds: one per series; for universal members, each seed gives one member per timeframe. Default 0.
     checkpoint: folder for a checkpoint per epoch; `resume` continues from its newest one.
-    warm_start: trained members with equal options, one per new member, to continue from; None starts
-        that member from new weights.
     on_epoch: called after every epoch of every fleet; it may return indices of members that must stop now.
     on_step: called with a `StepRecord` before the first step of every fleet and about every 0.3 s within an epoch;
         if it returns True, that fleet's members stop immediately, each with the snapshot of its best epoch so far.
@@ -94,10 +91,6 @@ def train_fleet(
             f"dtype {dtype!r} is unknown: choose float32 or float64 (mixed_precision adds bf16)."
         )
     members = plan_members(series, seeds, scope)
-    if warm_start is not None and len(warm_start) != len(members):
-        raise ModelError(
-            f"warm_start needs one member per new member: {len(members)}, not {len(warm_start)}."
-        )
     presets: dict[str, Preset] = {}  # equal overrides are resolved once
     options = []
     for values in overrides_by_member(overrides, len(members)):
@@ -110,11 +103,11 @@ def train_fleet(
             train_fleet, series, preset=preset, seeds=seeds, device=device, dtype=dtype, scope=scope, resume=resume,
             on_epoch=on_epoch, on_step=on_step, profile=profile, kernels=kernels, **common,
         )  # fmt: skip
-        return _train_average(train, options, folder, warm_start)
+        return _train_average(train, options, folder)
     lock = threading.Lock()
     jobs = _fleet_jobs(
         members, options, series=series, architecture=architecture, device=place, dtype=DTYPES[dtype],
-        checkpoint=folder, resume=resume, warm=list(warm_start) if warm_start is not None else None, kernels=kernels,
+        checkpoint=folder, resume=resume, kernels=kernels,
         on_epoch=epoch_reporter(on_epoch, lock) if on_epoch is not None else None,
         on_step=step_reporter(on_step, len(members), lock) if on_step is not None else None,
         stop=threading.Event(),
@@ -165,10 +158,7 @@ def why_not(series: Series, architecture: str = "har", preset: str = "default", 
 
 
 def _train_average(
-    train: Callable[..., list[Member]],
-    options: Sequence[Preset],
-    checkpoint: Path | None,
-    warm: Sequence[Member | None] | None,
+    train: Callable[..., list[Member]], options: Sequence[Preset], checkpoint: Path | None
 ) -> list[Member]:
     """Train every member of an average for all models of the call, one architecture behind the other.
 
@@ -183,13 +173,8 @@ def _train_average(
         )
     trained = []
     for place, name in enumerate(names):
-        earlier = (
-            None
-            if warm is None
-            else [member.parts[place] if member and member.parts else None for member in warm]
-        )
         folder = None if checkpoint is None else checkpoint / f"{place}-{name}"
-        trained.append(train(architecture=name, checkpoint=folder, warm_start=earlier))
+        trained.append(train(architecture=name, checkpoint=folder))
     return [average(parts, preset) for parts, preset in zip(zip(*trained, strict=True), options, strict=True)]
 
 
@@ -328,15 +313,13 @@ def _train_one(job: FleetJob) -> list[Member]:
 
 
 def set_initial_weights(job: FleetJob, fleet: Fleet) -> None:
-    """Write what the architecture fits before training into new members; warm-started members keep their weights.
+    """Write what the architecture fits before training into the members.
 
     Members of the same series (the seeds of an ensemble) share one fit.
     """
     net = fleet.net
     fitted: dict[tuple[int, ...], Mapping[str, np.ndarray]] = {}
     for k, task in enumerate(job.tasks):
-        if job.warm is not None and job.warm[task.index] is not None:
-            continue
         if task.members not in fitted:
             fitted[task.members] = net.architecture.initial_weights(_member_data(job, fleet, k))
         views = net.layout.views(fleet.flat[k : k + 1])  # [1, ...] by name: writing to a view writes the row
@@ -374,7 +357,7 @@ def _solve_one(job: FleetJob) -> list[Member]:
         )
         for task in job.tasks
     ]
-    job = replace(job, tasks=tasks, compute=job.dtype, warm=None, options=replace(job.options, epochs=1))
+    job = replace(job, tasks=tasks, compute=job.dtype, options=replace(job.options, epochs=1))
     with Monitor(job.device) as monitor:
         fleet = job.fleet()
         loop = Loop(job, fleet, monitor)

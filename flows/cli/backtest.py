@@ -22,7 +22,7 @@ _COLUMNS = (
 
 @cli_options(
     BacktestSpec,
-    without=("repo", "tail", "warm_start", "force", "prune", "wandb", "serving"),
+    without=("repo", "tail", "force", "prune", "wandb", "serving"),
 )
 def backtest(spec: BacktestSpec, json: Json = False) -> None:
     """Judge architectures over rolling-origin folds against the random walk; the models are not kept.
@@ -70,7 +70,7 @@ def _cells(timeframe: str, name: str, row: dict[str, Any]) -> list[str]:
 
 @cli_options(
     TuneSpec,
-    without=("repo", "tail", "warm_start", "prune", "wandb", "serving", "seeds", "train_timeout_s"),
+    without=("repo", "tail", "prune", "wandb", "serving", "seeds", "train_timeout_s"),
     shown={"architectures": Shown(names=("--arch",))},
 )  # fmt: skip
 def tune(

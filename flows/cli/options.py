@@ -34,7 +34,7 @@ BY_SET = ("seed", "dtype", "kernels", "train_timeout_s")
 
 _PANELS = {
     "Which data": ("coins", "timeframes", "market", "source", "since", "as_of", "tail", "offline"),
-    "Which models": ("architectures", "preset", "seeds", "warm_start", "serving", "overrides",
+    "Which models": ("architectures", "preset", "seeds", "serving", "overrides",
                      "baselines"),
     "Periods": ("folds", "check_lookahead"),
     "Search": ("trials", "budget", "search"),

@@ -163,7 +163,6 @@ def _train(spec: BacktestSpec, architecture: str, one: FoldSeries, series: Serie
     (member,) = train_members(
         job,
         [(job.members[0], series)],
-        spec.scope.home,
         device=spec.device,
         profile=profile,
         dtype=spec.dtype,

@@ -44,7 +44,7 @@ class ModelConfig(BaseModel):
     """A model folder's `config.json`: the fields that cpb reads; dimensions, options and other fields are kept as is.
 
     `cpbmodels.fleet.config.FIELDS` defines the valid values of each field, and is checked first.
-    `rows`: candles of the training series. `warm_start`: the folder of the model that it continued.
+    `rows`: candles of the training series.
     `training_span`: open times of the first and last candle that the weights were fitted to; `bounds`: start and end
     of each split (ISO, UTC). `model_version` and `verdict`: of a published model, its registered version's.
     """
@@ -63,7 +63,6 @@ class ModelConfig(BaseModel):
     training_span: tuple[str, ...] = ()
     bounds: dict[str, Any] = Field(default_factory=dict)
     rows: int = 0
-    warm_start: str | None = None
     flat_band: float | None = None
     model_version: str = ""
     verdict: str = ""
@@ -166,15 +165,11 @@ def _picture_digest(path: Path, png: bytes) -> bytes:
 def write_published_config(source: Path, target: Path, model_version: str, verdict: str) -> None:
     """Write `config.json` for publication, with the digests by which `cpbmodels.load` checks it and the weights.
 
-    It may state that the model continued another model, but not that model's path.
-
     Args:
         model_version: registered model and version, `cpb-BTCUSDT-1h/3`.
         verdict: the version's comparison with the random walk.
     """
     values = _config_values(source) | {"model_version": model_version, "verdict": verdict}
-    if values.get("warm_start"):
-        values["warm_start"] = "champion"
     write_json(target / CONFIG, sealed(values, file_digest(source / WEIGHTS)))
 
 

@@ -35,11 +35,10 @@ from tasks.running.progress import telling
 from tasks.running.resident import Cores
 from tasks.storage.files import new_folder, write_bytes, write_secret
 from tasks.storage.locks import check_interrupted, locked
-from tasks.storage.model_folder import NEEDED
 from tasks.training.local import Slots, plan_slots, run_trainer, visible_gpus
 from tasks.training.plan import memory_bytes, training_code
 from tasks.training.progress import FleetProgress
-from tasks.training.shard import CHECKPOINTS, EPOCHS, JOB, LOG, RESULT, earlier_copy, prepare, read_result
+from tasks.training.shard import CHECKPOINTS, EPOCHS, JOB, LOG, RESULT, prepare, read_result
 
 ADDRESS = "RAY_ADDRESS"
 """Ray's variable, HOST:PORT of a cluster's head: if set, runs without a named engine train there.
@@ -235,7 +234,7 @@ def train_shard(
     """Train a shard on this node, in a temporary folder and by the same process as on one machine.
 
     Args:
-        inputs: job, features and models to start from, by their path below a home.
+        inputs: job and features, by their path below a home.
         key: the shard's path below any home, such as `sim/fleets/KEY`.
         expected: the driver's `environment`.
 
@@ -279,15 +278,11 @@ def write_files(folder: Path, files: Files) -> None:
 
 
 def shard_inputs(home: Path, key: str, job: ShardJob) -> Files:
-    """Return the files that a node needs for a shard: its job, its series' features, and models to start from.
+    """Return the files that a node needs for a shard: its job and its series' features.
 
     A missing file is left out: the trainer then reports it, as on this machine.
     """
-    files = read_files(home, [f"{key}/{JOB}", *sorted({member.features.path for member in job.members})])
-    for folder in {member.continues for member in job.members if member.continues}:
-        model = read_files(home / folder, NEEDED)
-        files |= {(earlier_copy(folder) / name).as_posix(): content for name, content in model.items()}
-    return files
+    return read_files(home, [f"{key}/{JOB}", *sorted({member.features.path for member in job.members})])
 
 
 def keep_result(folder: Path, files: Files) -> None:

@@ -24,7 +24,7 @@ from schemas.identity import APART
 from tasks.storage.files import delete_files, write_bytes
 from tasks.storage.locks import acquire, is_locked, locked, open_lock
 from tasks.storage.model_folder import FILES, trained_file_damage
-from tasks.storage.records import find_record, read_record, value_digest, write_record
+from tasks.storage.records import find_record, read_record, write_record
 from tasks.training.plan import job_key
 
 JOB, RESULT, PROGRESS, LOG = "job.json", "result.json", "progress.json", "worker.log"
@@ -115,17 +115,6 @@ def home_of(folder: Path, job: ShardJob) -> Path:
     """Return `CPB_HOME`, derived from a shard's folder: paths in records are relative to it."""
     root = folder.absolute().parents[1]  # not resolved: `fleets` may be a link to another disk
     return root.parent if job.members[0].model.series.market in APART else root
-
-
-def earlier_copy(continues: str) -> Path:
-    """Return the path below a node's home of the copy of a model to start from (`JobMember.continues`)."""
-    return Path("earlier") / value_digest(continues)[:16]
-
-
-def earlier_model(home: Path, continues: str) -> Path:
-    """Return the folder of a model to start from: the copy on this node if present, else the job's path."""
-    copy = home / earlier_copy(continues)
-    return copy if copy.is_dir() else home / continues
 
 
 def member_folder(folder: Path, name: str) -> Path:

@@ -55,7 +55,7 @@ from tasks.storage.records import file_digest, write_npz, write_record
 from tasks.training.local import GPU_LOST, KERNELS, gpu_locked
 from tasks.training.plan import job_key
 from tasks.training.progress import ProgressFile, add_cost, plain, read_costs
-from tasks.training.shard import CHECKPOINTS, EPOCHS, RESULT, earlier_model, home_of, read_job
+from tasks.training.shard import CHECKPOINTS, EPOCHS, RESULT, home_of, read_job
 
 log = logging.getLogger("cpb")
 
@@ -63,19 +63,18 @@ Loaded = Sequence[tuple[JobMember, Series]]
 
 
 def train_members(
-    job: ShardJob, loaded: Loaded, home: Path, *, checkpoint: Path | None = None, **how: Any
+    job: ShardJob, loaded: Loaded, *, checkpoint: Path | None = None, **how: Any
 ) -> list[Member]:
     """Train the job's fleet and return the model that serves each loaded series, in order.
 
     Args:
         loaded: the members that can be trained, with their series.
-        home: `CPB_HOME`, to which the folders in `JobMember.continues` are relative.
         checkpoint: folder for checkpoints.
         how: passed to `cpbmodels.train_fleet`.
     """
     if not is_universal(job.architecture):
         return _averaged(
-            job, _train(job, loaded, [s for m, _ in loaded for s in _seeds(m, job)], home, checkpoint, how)
+            job, _train(job, loaded, [s for m, _ in loaded for s in _seeds(m, job)], checkpoint, how)
         )
     # Trained together: all of a job without folds, else each fold's timeframes separately.
     parts: dict[tuple[int, str], list[tuple[JobMember, Series]]] = defaultdict(list)
@@ -88,7 +87,7 @@ def train_members(
         folder = checkpoint
         if checkpoint and first.fold:
             folder = checkpoint / f"fold-{first.fold}-{first.model.series.timeframe}"
-        trained = _averaged(job, _train(job, part, _seeds(first, job), home, folder, how))
+        trained = _averaged(job, _train(job, part, _seeds(first, job), folder, how))
         by_timeframe = {model.config["timeframe"]: model for model in trained}
         served |= {m.name: by_timeframe[m.model.series.timeframe] for m, _ in part}
     return [served[m.name] for m, _ in loaded]
@@ -99,7 +98,7 @@ def _part(member: JobMember) -> tuple[int, str]:
 
 
 def _train(
-    job: ShardJob, loaded: Loaded, seeds: list[int], home: Path, checkpoint: Path | None, how: dict[str, Any]
+    job: ShardJob, loaded: Loaded, seeds: list[int], checkpoint: Path | None, how: dict[str, Any]
 ) -> list[Member]:
     universal = is_universal(job.architecture)
     return cpbmodels.train_fleet(
@@ -108,7 +107,6 @@ def _train(
         preset=job.preset,
         seeds=seeds,
         scope="universal" if universal else "per-series",
-        warm_start=_earlier_rows(job, loaded, home),
         checkpoint=checkpoint,
         **how,
         **job.overrides,
@@ -123,53 +121,6 @@ def _averaged(job: ShardJob, trained: list[Member]) -> list[Member]:
 
 def _seeds(member: JobMember, job: ShardJob) -> list[int]:
     return [member.model.seed + i for i in range(job.seeds)]
-
-
-def _earlier_rows(job: ShardJob, loaded: Loaded, home: Path) -> list[Member | None] | None:
-    """Return the registered model that each new member continues, None for members trained from scratch."""
-    if not any(m.continues for m in job.members):
-        return None
-    folders = [m.continues for m, _ in loaded]
-    if is_universal(job.architecture):  # any folder of a timeframe: they contain the same model
-        timeframes = dict.fromkeys(m.model.series.timeframe for m, _ in loaded)
-        folders = [
-            next((m.continues for m, _ in loaded if m.model.series.timeframe == t), None) for t in timeframes
-        ]
-    return [row for folder in folders for row in _rows(job, earlier_model(home, folder) if folder else None)]
-
-
-def _rows(job: ShardJob, folder: Path | None) -> list[Member | None]:
-    """Return the rows of a registered model, one per copy; all None if its shape differs from the new model's."""
-    if folder is None:
-        return [None] * job.seeds
-    old = cpbmodels.load(folder)
-    if old.parts:  # trained from new weights: most of an average has a closed form, solved in seconds
-        return [None] * job.seeds
-    # Without the profile, which does not change the shape.
-    wanted = cpbmodels.preset(job.preset, base_of(job.architecture), **job.overrides)
-    shape = ("context", "horizon", "features", "calendar", "calendar_dim", "hidden_dim", "n_layers", "head")
-    differing = [k for k in shape if getattr(old.options, k) != getattr(wanted, k)]
-    if len(old.rows) != job.seeds:
-        differing.append("number of copies")
-    if differing:
-        log.warning(
-            "warm start: %s has a different %s; this member starts from new weights",
-            folder,
-            ", ".join(differing),
-        )
-        return [None] * job.seeds
-    return [_row(old, i) for i in range(job.seeds)]
-
-
-def _row(member: Member, i: int) -> Member:
-    one = slice(i, i + 1)
-    return replace(
-        member,
-        rows=member.rows[one],
-        mean=member.mean[one],
-        inverse=member.inverse[one],
-        table=member.table[one],
-    )
 
 
 _MEMBERS_AT_ONCE = 8
@@ -270,7 +221,7 @@ def train_job(folder: Path, kernels_off: str = "") -> ShardResult:
     device = str(pick_device(job.device.partition(":")[0]))  # the trainer of cuda:1 sees only that GPU
     with measured(device) as work:
         models = train_members(
-            job, loaded, home, checkpoint=folder / CHECKPOINTS, resume=True, device=device,
+            job, loaded, checkpoint=folder / CHECKPOINTS, resume=True, device=device,
             profile=_profile(job.profile, job.device), dtype=job.dtype, on_epoch=on_epoch, on_step=progress.on_step,
             kernels=job.kernels and (kernels_off or True),
         )  # fmt: skip
@@ -442,7 +393,6 @@ def _extra(
         "scope": "universal" if is_universal(job.architecture) else "per-series",
         "data_digest": spec.features.digest,
         "rows": spec.features.rows,
-        "warm_start": spec.continues,
         "training_span": [
             str(np.datetime64(int(times[first]), "us")) + "Z",
             str(np.datetime64(int(times[max(first, stop - 1)]), "us")) + "Z",

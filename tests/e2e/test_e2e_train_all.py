@@ -184,30 +184,6 @@ def test_with_a_tail_forecasts_start_at_the_newest_candle_and_are_scored(cpb, tm
         assert (later["new_rows"], later["scored"]) == (10, 2)
 
 
-def warm_start_of(folder, run):
-    """Return the param of a member: on its own run, or on the fleet's where all members share it."""
-    client = MlflowClient(f"sqlite:///{folder}/mlruns/mlflow.db")
-    fleet = client.get_run(run.data.tags["mlflow.parentRunId"])
-    return (fleet.data.params | run.data.params)["warm_start"]
-
-
-def test_warm_start_continues_from_the_champions(cpb, tmp_path):
-    command = ("train-all", "--source", "sim", "--coins", "BTC,ETH", "--timeframes", "1h", "--preset", "smoke",
-               "--architectures", "har", "--warm-start", "champion")  # fmt: skip
-    assert cpb(*command, "--as-of", "2025-05-20").returncode == 0
-    first = [warm_start_of(tmp_path, run) for run in member_runs(tmp_path).values()]
-    assert first == ["null", "null"]
-    assert cpb(*command, "--as-of", "2025-05-25").returncode == 0
-    second = [r for r in member_runs(tmp_path).values() if "2025-05-25" in r.data.tags["as_of"]]
-    assert len(second) == 2
-    assert all("artifacts" in warm_start_of(tmp_path, r) for r in second)
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")}
-    assert cpb(*command, "--as-of", "2025-05-25").returncode == 0
-    assert before == {
-        p: p.stat().st_mtime_ns for p in (tmp_path / "data/sim/fleets").rglob("model.safetensors")
-    }
-
-
 def test_a_forecast_without_a_champion_is_fatal_in_one_sentence(cpb, tmp_path):
     write_month(tmp_path / "mirror", "BTCUSDT", "2025-03")
     done = cpb("forecast", "--source", tmp_path / "mirror", "--coins", "BTC", "--timeframes", "1h")

@@ -166,7 +166,7 @@ def test_the_commands_leave_out_only_what_they_cannot_use():
         (
             "backtest",
             BacktestSpec,
-            {"repo", "tail", "warm_start", "force", "prune", "wandb", "serving"},
+            {"repo", "tail", "force", "prune", "wandb", "serving"},
         ),
     ]:
         assert set(spec.model_fields) - {p.name for p in commands[name].params} - {*BY_SET} == hidden, name

@@ -23,12 +23,12 @@ SCOPE = {
 RUN = SCOPE | {
     "architectures": "gru,lstm-universal", "preset": "smoke", "device": "cuda:1", "profile": "gpu-6gb",
     "dtype": "float64", "kernels": False, "seed": 7,
-    "seeds": 2, "warm_start": "champion", "overrides": {"epochs": 5, "lr": 0.01},
+    "seeds": 2, "overrides": {"epochs": 5, "lr": 0.01},
     "train_timeout_s": 12.5, "engine": "local",
     "repo": "alice/models", "force": "a wrong feed", "prune": True, "wandb": True,
     "serving": True,
 }  # fmt: skip
-NO_BACKTEST = {"warm_start", "repo", "force", "prune", "wandb", "serving"}
+NO_BACKTEST = {"repo", "force", "prune", "wandb", "serving"}
 BACKTEST = {name: value for name, value in RUN.items() if name not in NO_BACKTEST} | {
     "folds": 2, "baselines": "garch-t", "check_lookahead": True,
     "out": "out",

@@ -22,7 +22,6 @@ WRONG = [
     ("train-all", {"preset": "nope"}, "preset"),
     ("train-all", {"profile": "zzz"}, "profile"),
     ("train-all", {"dtype": "float7"}, "dtype"),
-    ("train-all", {"warm_start": "yesterday"}, "warm_start"),
     ("train-all", {"market": "options"}, "market"),
     ("train-all", {"timeframes": "7m"}, "timeframes"),
     ("train-all", {"timeframes": "1mo"}, "timeframes"),

@@ -60,7 +60,7 @@ def test_another_architecture_preset_column_or_option_is_another_recipe(changed)
     "changed",
     [
         {"fleet_size": 160}, {"mixed_precision": "bf16"}, {"cuda_graph": False}, {"workers": 3}, {"accumulate": 4},
-        {"seed": 7}, {"seeds": [9]}, {"data_digest": "x"}, {"warm_start": "folder"}, {"rows": 3}, {"symbol": "ETHUSDT"},
+        {"seed": 7}, {"seeds": [9]}, {"data_digest": "x"}, {"rows": 3}, {"symbol": "ETHUSDT"},
     ],
 )  # fmt: skip
 def test_what_follows_from_machine_candles_or_seed_is_the_same_recipe(changed):

@@ -33,7 +33,6 @@ PIPELINE = {
     "data_digest": "abc",
     "code_digest": "abc",
     "rows": 400,
-    "warm_start": None,
     "training_span": ["2024-01-01T00:00:00.000000Z", "2024-01-09T00:00:00.000000Z"],
     "bounds": {"timeframe": "1h", "test": ["2024-01-01T00:00:00Z", "2024-01-09T00:00:00Z"]},
     "metrics": {"test_crps_ratio": 0.9, "test_mae_ratio": float("nan")},

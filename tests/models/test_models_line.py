@@ -46,12 +46,6 @@ def test_it_looks_at_training_rows_only():
     assert torch.equal(first.rows, second.rows)
 
 
-def test_a_warm_start_keeps_what_was_learnt():
-    old = train_fleet([coin(1)], "har", **{**TINY, "steps_per_epoch": 20})
-    new = train_fleet([coin(1)], "har", warm_start=old, lr=1e-8, **TINY)
-    np.testing.assert_allclose(new[0].rows.numpy(), old[0].rows.numpy(), atol=1e-6)
-
-
 def test_other_heads_have_no_line():
     member = train_fleet([coin(1)], "har", head="quantile", calendar_dim=4, **TINY)[0]
     assert "line.weight" not in member.net().layout.views(member.rows)

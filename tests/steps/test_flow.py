@@ -191,8 +191,8 @@ def test_a_fleet_that_cannot_be_trained_leaves_the_other_fleets_members_good(
 def test_a_model_that_diverged_in_its_first_epoch_is_a_failure_and_no_champion(trainer, monkeypatch):
     train = worker.train_members
 
-    def diverge(job, loaded, home, **how):
-        models = train(job, loaded, home, **how)
+    def diverge(job, loaded, **how):
+        models = train(job, loaded, **how)
         return [replace(m, report=m.report | {"diverged": True}) if s.symbol.endswith("BTCUSDT") and
                 job.architecture == "robust-har" else m
                 for m, (_, s) in zip(models, loaded, strict=True)]  # fmt: skip

@@ -41,7 +41,7 @@ def cut(path, share):
 def test_a_config_keeps_the_fields_that_cpb_does_not_read(folder):
     config = read_config(folder)
 
-    assert (config.architecture, config.rows, config.warm_start) == ("har", 500, None)
+    assert (config.architecture, config.rows) == ("har", 500)
     assert config.model_dump()["lr"] == 1e-3
 
 
@@ -88,7 +88,7 @@ def test_metrics_are_added_and_nothing_else_moves(folder):
     assert (folder / "config.json").stat().st_mtime_ns == before
 
 
-def test_a_published_config_holds_the_weights_digest_and_names_no_folder(folder, tmp_path):
+def test_a_published_config_holds_the_digests_of_its_files(folder, tmp_path):
     target = tmp_path / "public"
     target.mkdir()
     write_published_config(folder, target, "cpb-BTCUSDT-1h/3", "better")
@@ -98,11 +98,6 @@ def test_a_published_config_holds_the_weights_digest_and_names_no_folder(folder,
     assert (published.pop("model_version"), published.pop("verdict")) == ("cpb-BTCUSDT-1h/3", "better")
     assert published.pop("weights_sha256") == sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     assert str(published) == str(values)  # as texts: one field is NaN
-
-    (folder / "config.json").write_text(json.dumps(values | {"warm_start": "/home/me/models"}))
-    write_published_config(folder, target, "cpb-BTCUSDT-1h/3", "better")
-    published = json.loads((target / "config.json").read_text())
-    assert (published["warm_start"], published[DIGEST]) == ("champion", digest(published))
 
 
 def test_an_intact_folder_has_no_damage(folder):

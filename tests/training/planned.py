@@ -1,28 +1,36 @@
-"""Members and fleets as plans have them, about candles that are nowhere."""
+"""Members, jobs and fleets as plans have them, about candles that are nowhere."""
 
 from datetime import UTC, datetime
 
 from schemas.handover import JobMember, SeriesRecord, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
-from tasks.training.plan import member_seed, plan_fleet
+from tasks.training.plan import member_seed, plan_fleet, plan_job
 
 
 def day(n):
     return datetime(2024, 1, n, tzinfo=UTC)
 
 
-def planned(symbol="BTCUSDT", timeframe="1h", fold=0, architecture="gru"):
+def planned(
+    symbol="BTCUSDT", timeframe="1h", fold=0, architecture="gru", market="spot", digest=None, path=None
+):
     """A member of a job."""
     bounds = SplitBounds(
         timeframe=timeframe, train=(day(1), day(9)), validation=(day(10), day(12)), test=(day(13), day(15))
     )
-    series = SeriesId("spot", symbol, timeframe)
+    series = SeriesId(market, symbol, timeframe)
     record = SeriesRecord(
-        series=series, path=f"{symbol}.npz", digest=symbol, file_digest="f", rows=9, first_us=0, last_us=1
-    )
+        series=series, path=path or f"{symbol}.npz", digest=digest or symbol, file_digest=path or "f", rows=9,
+        first_us=0, last_us=1,
+    )  # fmt: skip
     model = ModelId(architecture, "smoke", series, member_seed(1, architecture, series, fold))
     return JobMember(model=model, features=record, bounds=bounds, fold=fold)
+
+
+def job(*members, architecture="gru", **options):
+    """A job of these members, by default of one."""
+    return plan_job(RunSpec(**{"preset": "smoke"} | options), architecture, members or [planned()])
 
 
 def universe(coins=40, timeframes=("15m", "1h"), architecture="gru"):

@@ -1,58 +1,34 @@
 """A job's digest names its result; a member's seed depends on nobody else."""
 
-from datetime import UTC, datetime
+import zlib
 
-from schemas.handover import JobMember, SeriesRecord, SplitBounds
-from schemas.identity import ModelId, SeriesId
+from planned import job, planned
+
+from schemas.identity import SeriesId
 from schemas.run import RunSpec, is_universal
-from tasks.training.plan import job_key, member_seed, plan_job, preset_label
+from tasks.training.plan import job_key, member_seed, preset_label
 from tasks.training.shard import home_of, prepare, progress_so_far, read_job, shard_folder
-
-
-def day(n):
-    return datetime(2024, 1, n, tzinfo=UTC)
-
-
-BOUNDS = SplitBounds(
-    timeframe="1h", train=(day(1), day(9)), validation=(day(10), day(12)), test=(day(13), day(15))
-)
-
-
-def member(
-    symbol="BTCUSDT", market="spot", digest="d", path="a.parquet", fold=0, architecture="gru", **changes
-):
-    series = SeriesId(market, symbol, "1h")
-    seed = member_seed(1, architecture, series, fold)
-    record = SeriesRecord(
-        series=series, path=path, digest=digest, file_digest=path, rows=9, first_us=0, last_us=1
-    )
-    model = ModelId(architecture, "smoke", series, seed)
-    return JobMember(model=model, features=record, bounds=BOUNDS, fold=fold, **changes)
-
-
-def job(*members, architecture="gru", **options):
-    return plan_job(RunSpec(preset="smoke", **options), architecture, members or [member()])
 
 
 def test_the_key_names_the_result_not_the_place():
     base = job()
-    assert job_key(job(member(path="elsewhere/b.parquet"))) == job_key(base)
+    assert job_key(job(planned(path="elsewhere/b.parquet"))) == job_key(base)
     others = [
         job(architecture="lstm"), job(overrides={"batch_size": 8}), job(dtype="float64"), job(seeds=2),
-        job(member(digest="e")), job(member(market="um")), job(member(fold=1)), job(member(continues="x")),
-        job(member(), member("ETHUSDT")),
+        job(planned(digest="e")), job(planned(market="um")), job(planned(fold=1)),
+        job(planned(), planned("ETHUSDT")),
     ]  # fmt: skip
-    assert len({job_key(one) for one in [base, *others]}) == len(others) + 1
+    assert len({job_key(other) for other in [base, *others]}) == len(others) + 1
 
 
 def test_a_job_is_read_back_from_the_fleets_folder(tmp_path):
     for market, root in (("spot", tmp_path), ("sim", tmp_path / "sim")):
-        planned = job(member(market=market), architecture="har-universal", overrides={"batch_size": 8})
-        folder = prepare(root, planned)
-        assert folder == shard_folder(root, planned)
-        assert read_job(folder) == planned
-        assert home_of(folder, planned) == tmp_path.resolve()
-        assert is_universal(planned.architecture)
+        shard = job(planned(market=market), architecture="har-universal", overrides={"batch_size": 8})
+        folder = prepare(root, shard)
+        assert folder == shard_folder(root, shard)
+        assert read_job(folder) == shard
+        assert home_of(folder, shard) == tmp_path.resolve()
+        assert is_universal(shard.architecture)
         assert progress_so_far(folder) == ""
 
 
@@ -62,8 +38,6 @@ def test_a_members_seed_depends_on_nobody_else_and_spot_keeps_its_own():
     ]
     seeds = {member_seed(1, a, s, fold) for a in ("gru", "har") for s in series for fold in (0, 1, 2)}
     assert len(seeds) == 2 * 8 * 3
-    import zlib
-
     assert member_seed(1, "gru", series[0]) == zlib.crc32(b"1/gru/BTCUSDT/1h")
     assert member_seed(1, "gru", series[0], 2) == zlib.crc32(b"1/gru/BTCUSDT/1h/1")
 

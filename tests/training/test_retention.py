@@ -3,60 +3,31 @@ import os
 import subprocess
 import sys
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from planned import job, planned
 
-from schemas.handover import JobMember, SeriesRecord, ShardJob, SplitBounds
-from schemas.identity import ModelId, SeriesId
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest, write_record
 from tasks.training.shard import MAX_SHARDS_PER_KIND, MAX_UNUSED_DAYS, ShardsInUse, remove_old_shards
 
-START = datetime(2024, 1, 1, tzinfo=UTC)
 
-
-def span(day):
-    return START + timedelta(days=day), START + timedelta(days=day + 1)
-
-
-def job(architecture="har", coins=("BTCUSDT",), preset="smoke", market="spot"):
-    members = []
-    for coin in coins:
-        series = SeriesId(market, coin, "1h")
-        features = SeriesRecord(
-            series=series, path="f", digest="d", file_digest="e", rows=9, first_us=0, last_us=1
-        )
-        bounds = SplitBounds(timeframe="1h", train=span(0), validation=span(1), test=span(2))
-        members.append(
-            JobMember(model=ModelId(architecture, preset, series, 1), features=features, bounds=bounds)
-        )
-    return ShardJob(
-        architecture=architecture, preset=preset, seeds=1, overrides={}, device="cpu", profile="auto", dtype="float32",
-        members=tuple(members), code="c",
-    )  # fmt: skip
-
-
-def fleet(root, name, used=0.0, **changes):
-    one = job(**changes)
+def fleet(root, name, used=0.0, coins=("BTCUSDT",), market="spot", **options):
+    """A trained shard, used so many seconds after the others, with drafts that a kill has left."""
+    shard = job(*(planned(coin, market=market) for coin in coins), **options)
     folder = root / "fleets" / value_digest(name)[:16]
-    write_record(folder / "job.json", one, of=folder.name)
-    for member in one.members:
-        place = folder / "members" / member.name
-        (place / "model").mkdir(parents=True)
-        for file in ("model.safetensors", "config.json", "metrics.json", "loss.png"):
-            (place / "model" / file).touch()
-        (place / "score-0123456789abcdef.npz").touch()
-        (place / "test.npz").touch()
-    left_behind = ".job.json.0123456789ab"  # by a kill
-    for file in ("result.json", "lock", "worker.log", "progress.json", left_behind):
-        (folder / file).touch()
-    draft = folder / ".members.0123456789ab" / one.members[0].name / "model"
-    draft.mkdir(parents=True)
-    (draft / ".config.json.0123456789ab").touch()
-    (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "17.safetensors").touch()
+    write_record(folder / "job.json", shard, of=folder.name)
+    names = ["result.json", "lock", "worker.log", "progress.json", "checkpoints/17.safetensors"]
+    names.append(".job.json.0123456789ab")
+    for member in shard.members:
+        files = ("model.safetensors", "config.json", "metrics.json", "loss.png")
+        names += [f"members/{member.name}/model/{file}" for file in files]
+        names += [f"members/{member.name}/{file}" for file in ("score-0123456789abcdef.npz", "test.npz")]
+        names.append(f".members.0123456789ab/{member.name}/model/.config.json.0123456789ab")
+    for path in map(folder.joinpath, names):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
     at = time.time() - 10_000 + used
     os.utime(folder / "job.json", (at, at))
     return folder
@@ -67,7 +38,7 @@ def nights(tmp_path):
     """Fleets of one kind, oldest first, among fleets of other kinds."""
     made = [fleet(tmp_path, f"night {n}", used=1000.0 + n) for n in range(MAX_SHARDS_PER_KIND + 2)]
     fleet(tmp_path, "other coins", coins=("BTCUSDT", "ETHUSDT"), used=1.0)
-    fleet(tmp_path, "other architecture", architecture="gru", used=1.0)
+    fleet(tmp_path, "other architecture", architecture="har", used=1.0)
     fleet(tmp_path, "other preset", preset="default", used=1.0)
     fleet(tmp_path, "other market", market="um", used=1.0)
     return made
@@ -95,10 +66,11 @@ def test_fleets_that_no_run_uses_any_more_go_whatever_their_kind(tmp_path, night
     assert set(remove_old_shards(tmp_path / "fleets")) == {gone, *nights[:2]}
 
 
-def test_an_older_fleet_that_was_used_again_is_kept(tmp_path, nights):
+def test_an_older_fleet_that_was_used_again_or_is_trained_is_kept(tmp_path, nights):
     os.utime(nights[0] / "job.json")
-    ShardsInUse(tmp_path).release()
-    assert removed(nights) == [1, 2]
+    with locked(nights[1] / "lock"):
+        ShardsInUse(tmp_path).release()
+    assert removed(nights) == [2]
 
 
 def test_nothing_goes_while_another_run_is_at_work(tmp_path, nights):
@@ -121,12 +93,6 @@ def test_a_run_that_was_killed_holds_nothing(tmp_path, nights):
     other.kill()
     other.wait(120)
     assert len(ShardsInUse(tmp_path).release()) == 2
-
-
-def test_a_fleet_with_a_trainer_at_work_is_kept(tmp_path, nights):
-    with locked(nights[0] / "lock"):
-        remove_old_shards(tmp_path / "fleets")
-    assert removed(nights) == [1]
 
 
 @pytest.mark.parametrize(

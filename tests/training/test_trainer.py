@@ -1,47 +1,26 @@
 """What the trainer does with a job that it cannot train, or need not."""
 
 import types
-from datetime import UTC, datetime
 
 import pytest
+from planned import job as planned_job
+from planned import planned
 from shard_tools import home_with_job
 
 from schemas.errors import CpbError
-from schemas.handover import JobMember, SeriesRecord, ShardResult, SplitBounds
-from schemas.identity import ModelId, SeriesId
-from schemas.run import RunSpec
+from schemas.handover import ShardResult
 from tasks.storage.records import write_record
 from tasks.training import trainer
 from tasks.training.local import GPU_LOST, Slots, Trainers
-from tasks.training.plan import job_key, plan_job
+from tasks.training.plan import job_key
 from tasks.training.shard import RESULT, prepare, read_result, shard_folder
 from tasks.training.trainer import train_once
-
-
-def day(n):
-    return datetime(2024, 1, n, tzinfo=UTC)
 
 
 @pytest.fixture
 def job():
     """A job of two series whose features are nowhere."""
-    bounds = SplitBounds(
-        timeframe="1h", train=(day(1), day(9)), validation=(day(10), day(12)), test=(day(13), day(15))
-    )
-    members = []
-    for symbol in ("BTCUSDT", "ETHUSDT"):
-        series = SeriesId("spot", symbol, "1h")
-        record = SeriesRecord(
-            series=series,
-            path=f"features/{symbol}.npz",
-            digest="d",
-            file_digest="f",
-            rows=9,
-            first_us=0,
-            last_us=1,
-        )
-        members.append(JobMember(model=ModelId("gru", "smoke", series, 1), features=record, bounds=bounds))
-    return plan_job(RunSpec(preset="smoke"), "gru", members)
+    return planned_job(planned(), planned("ETHUSDT"))
 
 
 def test_a_fleet_without_a_series_that_can_be_read_says_why(job, tmp_path):
@@ -101,15 +80,15 @@ def test_a_gpu_is_busy_for_the_share_of_time_that_its_driver_says(monkeypatch):
     monkeypatch.setattr(trainer, "Monitor", lambda device, quiet: Sampled("cpu", quiet=quiet))
     for device, share in (("cuda", 0.4), ("cpu", None)):
         with trainer.measured(device) as work:
-            found = work()
-        assert found.busy_s == (share and pytest.approx(share * (found.end - found.begin)))
+            done = work()
+        assert done.busy_s == (share and pytest.approx(share * (done.end - done.begin)))
 
 
 @pytest.mark.slow
 def test_a_shard_has_the_same_bits_and_figures_whatever_was_trained_before_it(tmp_path):
     """A small and a large shard, in both orders, by one trainer each."""
     kinds = {"small": ("linear", 500), "large": ("gru", 40_000)}
-    found = {}
+    results = {}
     for names in (("small", "large"), ("large", "small")):
         trainers = Trainers(Slots((), 1, 1))
         try:
@@ -118,18 +97,20 @@ def test_a_shard_has_the_same_bits_and_figures_whatever_was_trained_before_it(tm
                 home = tmp_path / "-".join((*names, name))
                 job = home_with_job(home, architecture, hours=hours, epochs=2)
                 trainers.train(prepare(home, job), 300)
-                found[names[0], name] = read_result(shard_folder(home, job))
+                results[names[0], name] = read_result(shard_folder(home, job))
         finally:
             trainers.stop()
     for name in kinds:
-        (first,), (second,) = (found[order, name].members for order in ("small", "large"))
+        (first,), (second,) = (results[order, name].members for order in ("small", "large"))
         assert first.files["model.safetensors"] == second.files["model.safetensors"]
-        assert [one["val_loss"] for one in first.history] == [one["val_loss"] for one in second.history]
-        peaks = [one.report["rss_peak_mb"] for one in (first, second)]
+        assert [epoch["val_loss"] for epoch in first.history] == [
+            epoch["val_loss"] for epoch in second.history
+        ]
+        peaks = [member.report["rss_peak_mb"] for member in (first, second)]
         assert max(peaks) - min(peaks) < 0.1 * min(peaks), (name, peaks)
-        work = found["small", name].work
+        work = results["small", name].work
         assert work.end > work.begin
         assert work.busy_s is None
         assert work.cpu_s > 0
-    small, large = (found["large", name].members[0].report["rss_peak_mb"] for name in kinds)
+    small, large = (results["large", name].members[0].report["rss_peak_mb"] for name in kinds)
     assert small < large  # though it was trained after it

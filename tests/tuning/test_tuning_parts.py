@@ -61,7 +61,6 @@ def test_what_is_no_range_is_refused(text):
         ({"trials": 0}, "trials"),
         ({"folds": 13}, "folds"),
         ({"overrides": {"lr": 7}}, "overrides"),
-        ({"warm_start": "champion"}, "warm_start"),
     ],
 )
 def test_wrong_values_name_their_field(values, field):
