@@ -36,7 +36,7 @@ from benchmarks._live_record import HOUR, hourly_forecasts, store_candles, walk
 from benchmarks._paired import main
 from schemas.identity import SeriesId
 from tasks.forecasting import chain
-from tasks.forecasting.ledger import score_due
+from tasks.forecasting.record import score_due
 from webapp.app import create_app
 
 FIRST = datetime(2024, 1, 10, tzinfo=UTC)

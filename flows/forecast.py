@@ -23,9 +23,9 @@ from schemas.handover import Failure
 from schemas.identity import SeriesId, check_known, coins_label
 from schemas.scope import CHAMPIONS, ForecastSpec, Scope
 from tasks.forecast import forecast
+from tasks.forecasting.months import latest, series_with_forecasts
+from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.staleness import find_stale
-from tasks.forecasting.stored_forecasts import latest, series_with_forecasts
-from tasks.forecasting.summary import champion_records, read_summary
 from tasks.hub.tree import serving
 from tasks.ingest import ingest
 from tasks.market.sources import check_source

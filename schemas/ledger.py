@@ -72,16 +72,6 @@ class LedgerSummary(Record):
     entries: tuple[LedgerEntry, ...] = ()
 
 
-class DailyState(Record):
-    """The month files from which a series' daily sums were computed.
-
-    `months` maps each month to the digests of its forecasts and scores. `digest`: sha256 of the file with the sums.
-    """
-
-    digest: str
-    months: dict[str, tuple[str, str]]
-
-
 class KnownVersions(Record):
     """The recipe of each version that has issued forecasts of a series."""
 

@@ -2,7 +2,7 @@
 
 from schemas.handover import Score
 from schemas.scope import Scope
-from tasks.forecasting.ledger import score_due
+from tasks.forecasting.record import score_due
 from tasks.running.step import step
 
 

@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import SPOT, SeriesId, market_home, options_of, stored_series, tree_of
-from schemas.ledger import DailyState, KnownVersions, LedgerSummary
+from schemas.ledger import KnownVersions, LedgerSummary
 from schemas.reference import Reference
-from tasks.forecasting import daily, months
-from tasks.forecasting.check_months import check_months
+from tasks.forecasting import months
+from tasks.forecasting.chain import check_months
 from tasks.forecasting.drift import Watch
-from tasks.forecasting.lines import Chain, chain_path
+from tasks.forecasting.record import DAILY, parse_sums
 from tasks.hub.tree import SUMS, packaged_models, tree_faults
 from tasks.judging.inference import verdict
 from tasks.market import klines
@@ -51,14 +51,9 @@ listed. Each file is checked before the next is requested, under any locks held 
 
 @dataclass
 class Verification:
-    """The findings: number of files checked, the damage, and a sentence for each kind that could not be checked.
-
-    `rows_before`: by market, the forecast and score rows stored before their chain began, which therefore does not
-    record their time.
-    """
+    """The findings: number of files checked, the damage, and a sentence for each kind that could not be checked."""
 
     checked: int = 0
-    rows_before: dict[str, int] = field(default_factory=dict)
     damaged: list[Damage] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
 
@@ -73,6 +68,7 @@ def verify_all(
 ) -> Verification:
     """Check all files of the markets; `seen` is called with the number of files checked so far."""
     result = Verification()
+    errors: dict[tuple[str, str], list[str]] = {}  # the markets of each kind and sentence
     for market in markets:
         for kind, checks in KINDS.items():
             try:
@@ -81,15 +77,15 @@ def verify_all(
                     result.checked += 1
                     seen(result.checked)
                     # The futures' candles share the spot manifest: it is reported once.
-                    if damage and damage.path not in {known.path for known in result.damaged}:
+                    if damage and damage.path not in {reported.path for reported in result.damaged}:
                         result.damaged.append(damage)
             except (CpbError, OSError) as error:
-                untrained = isinstance(error, CpbError) and error.code == "no-store"
-                if untrained and not packaged_models(home, market):
-                    continue
-                result.unchecked.append(f"the {kind} of market {market} could not be checked: {error}")
-        if (chain := Chain.read(chain_path(home, market))) and chain.rows_before:
-            result.rows_before[market] = chain.rows_before
+                if getattr(error, "code", "") != "no-store" or packaged_models(home, market):
+                    errors.setdefault((kind, str(error)), []).append(market)
+    result.unchecked = [
+        f"the {kind} of market {', '.join(unchecked)} could not be checked: {text}; then run `cpb verify` again"
+        for (kind, text), unchecked in errors.items()
+    ]
     return result
 
 
@@ -289,14 +285,16 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
         yield _record(ledger / "watch.json", Watch, market, again)
     for series in stored:
         folder, again = series.folder(home, "ledger"), months.forecast_command(series)
-        yield _record(folder / daily.STATE, DailyState, series.name, again)
-        if state := _find(folder / daily.STATE, DailyState, series.name):
-            yield folder / daily.DAILY, partial(digest_fault, folder / daily.DAILY, state.digest), again
+        yield folder / DAILY, partial(_sums_fault, folder / DAILY), again
         yield _record(folder / "versions.json", KnownVersions, series.name, again)
     for path in by_backtest.switch_files(home, market):
         yield _record(path, by_backtest.Switch, by_backtest.about_switch(path), months.RESTORE)
     for path in by_backtest.register_files(home, market):
         yield _record(path, by_backtest.Submission, by_backtest.about(path), months.RESTORE)
+
+
+def _sums_fault(path: Path) -> None:
+    parse_sums(path)
 
 
 def published(home: Path, market: str) -> Iterator[Check]:

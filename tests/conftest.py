@@ -49,6 +49,13 @@ _watching: list = []
 
 
 @pytest.fixture(autouse=True)
+def _new_warnings():
+    """A process says each warning about a file once; here each test does."""
+    if records := sys.modules.get("tasks.storage.records"):
+        records.warn_once.cache_clear()
+
+
+@pytest.fixture(autouse=True)
 def _close_databases():
     """Close the connections that a test leaves in pools: a process with a thousand files open cannot `select`.
 

@@ -12,8 +12,8 @@ from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.forecasts import FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.frames import KLINES
 from schemas.identity import SeriesId
-from tasks.forecasting.losses import scored_rows
 from tasks.forecasting.months import FORECASTS, LEDGER, read_months
+from tasks.forecasting.score import scored_rows
 
 SIGMA, HORIZON = 0.005, 10
 _NORMAL = np.array([NormalDist().inv_cdf(level / 20) for level in range(1, 20)])

@@ -27,7 +27,7 @@ from tasks.features import features
 from tasks.forecast import forecast
 from tasks.forecasting.drift import check_drift
 from tasks.forecasting.issue import issue_forecasts
-from tasks.forecasting.ledger import score_due
+from tasks.forecasting.record import score_due
 from tasks.hub.tree import package
 from tasks.ingest import ingest
 from tasks.judging.fleet import judge_fleet

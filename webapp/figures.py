@@ -14,9 +14,8 @@ from tasks.figures.forecast import forecast_figure
 from tasks.figures.record import coverage_figure, decisions_figure, record_figure
 from tasks.figures.theme import THEMES, themed
 from tasks.figures.training import losses_figure
-from tasks.forecasting import stored_forecasts
-from tasks.forecasting.daily import read_sums
-from tasks.forecasting.summary import SCHEMA, record_by_day
+from tasks.forecasting import months
+from tasks.forecasting.record import DAYS_SCHEMA, read_sums, record_by_day
 from tasks.judging.fleet import stored_score
 from tasks.judging.inference import compared
 from tasks.judging.pool import compare as paired
@@ -76,11 +75,9 @@ def _before(home: Path, series: SeriesId, shown: pl.DataFrame, count: int) -> pl
     length = shown["target_time"][-1] - shown["issued_at"][0]
     end: datetime = shown["issued_at"][0]
     found: list[pl.DataFrame] = []
-    for issued in reversed(
-        stored_forecasts.issues(home, series, (count + 1) * len(shown), end)["issued_at"].to_list()
-    ):
+    for issued in reversed(months.issues(home, series, (count + 1) * len(shown), end)["issued_at"].to_list()):
         if len(found) < count and issued + length <= end:
-            found.append(stored_forecasts.latest(home, series, issued))
+            found.append(months.latest(home, series, issued))
             end = issued
     return pl.concat(found) if found else None
 
@@ -99,7 +96,7 @@ def _by_day(home: Path, series: SeriesId) -> tuple[pl.DataFrame, bool]:
     """Return the days of the live forecasts, or of the replays if there are none, and whether they are live."""
     known = summary(home, series.market)
     if known is None:
-        return pl.DataFrame(schema=SCHEMA), False
+        return pl.DataFrame(schema=DAYS_SCHEMA), False
     sums = read_sums(home, series).filter(pl.col("role") == CHAMPION)
     live = bool(sums["live"].any())
     return record_by_day(sums, series, known.made_at, live=live), live

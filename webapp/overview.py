@@ -8,9 +8,9 @@ import polars as pl
 
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, MARKETS, SIM, Market, SeriesId, market_option, stored_series
-from tasks.forecasting import stored_forecasts
+from tasks.forecasting import months
 from tasks.forecasting.drift import alarms
-from tasks.forecasting.summary import champion_records
+from tasks.forecasting.record import champion_records
 from webapp import registry
 from webapp.answers import MarketInfo, Overview, OverviewRow
 from webapp.reading import candle_rows, default_market, identity, mend, newest, summary, too_old
@@ -51,11 +51,11 @@ def overview(home: Path, market: Market) -> Answer:
 
 
 def _stored(home: Path) -> list[SeriesId]:
-    return sorted({*stored_forecasts.series_with_forecasts(home), *stored_series(home, "klines")})
+    return sorted({*months.series_with_forecasts(home), *stored_series(home, "klines")})
 
 
 def _markets(home: Path, everything: list[SeriesId]) -> list[MarketInfo]:
-    with_forecast = stored_forecasts.series_with_forecasts(home)
+    with_forecast = months.series_with_forecasts(home)
     first = default_market(home)
     found = {market: [s for s in everything if s.market == market] for market in MARKETS}
     return [

@@ -22,12 +22,12 @@ from schemas.identity import (
     symbol_of,
 )
 from schemas.ledger import LedgerSummary as LiveRecord
-from tasks.forecasting import stored_forecasts
+from tasks.forecasting import months
 from tasks.forecasting.drift import alarms
-from tasks.forecasting.ledger import newest_scored
 from tasks.forecasting.months import forecast_command, month_files
+from tasks.forecasting.record import read_summary
+from tasks.forecasting.score import newest_scored
 from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale, newest_month, with_source
-from tasks.forecasting.summary import read_summary
 from tasks.market.klines import read_klines
 from webapp.answers import (
     Candles,
@@ -85,7 +85,7 @@ def mend(home: Path, series: Sequence[SeriesId]) -> str:
 
 def all_series(home: Path) -> list[SeriesInfo]:
     """Return every series with forecasts or candles: series with forecasts first, real markets before simulated."""
-    with_forecast = set(stored_forecasts.series_with_forecasts(home))
+    with_forecast = set(months.series_with_forecasts(home))
     known = with_forecast.union(stored_series(home, "klines"))
     # the page does not support monthly candles
     ordered = sorted(
@@ -114,12 +114,12 @@ def default_market(home: Path) -> Market:
 @kept_while(lambda home, series: series_state(home, series, "forecasts"), 1000)
 def newest(home: Path, series: SeriesId) -> pl.DataFrame:
     """Return the rows of the newest forecast, or an empty frame; cached while the series' files are unchanged."""
-    return stored_forecasts.latest(home, series)
+    return months.latest(home, series)
 
 
 def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None) -> pl.DataFrame:
     """Return the rows of the forecast issued at an instant, default the newest; raises `MemberError` without one."""
-    rows = stored_forecasts.latest(home, series, issued_at) if issued_at else newest(home, series)
+    rows = months.latest(home, series, issued_at) if issued_at else newest(home, series)
     if not rows.is_empty() and issued_at in (None, rows["issued_at"][0]):
         return rows
     if issued_at is None or newest(home, series).is_empty():
@@ -142,7 +142,7 @@ def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None =
     """Return the issue times of the newest `limit` forecasts; raises `MemberError` if the series has no forecast."""
     if newest(home, series).is_empty():
         raise _no_forecast(home, series)
-    rows = stored_forecasts.issues(home, series, limit, until)
+    rows = months.issues(home, series, limit, until)
     return Answer(Forecasts(**identity(series), forecasts=[]), "forecasts", rows)
 
 

@@ -102,8 +102,6 @@ def verify(
         show(f"{damage.path}  {damage.reason}  -> {damage.command}")
     for sentence in result.unchecked:
         say(sentence)
-    for name, rows in result.rows_before.items():
-        say(f"{count(rows, 'row')} of forecasts and scores ({name}) were stored before the chain began")
     if result.checked or result.damaged:
         say(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged")
     elif result.is_good:
@@ -111,10 +109,7 @@ def verify(
     code = EXIT_COMPLETE if result.is_good else EXIT_FATAL
     if json:
         damaged = [damage.model_dump(mode="json") for damage in result.damaged]
-        emit({
-            "checked": result.checked, "damaged": damaged, "unchecked": result.unchecked,
-            "rows_before_chain": result.rows_before, "exit": code,
-        })  # fmt: skip
+        emit({"checked": result.checked, "damaged": damaged, "unchecked": result.unchecked, "exit": code})
     raise typer.Exit(code)
 
 

@@ -81,8 +81,8 @@ def ledger(
 
     Example: cpb ledger --coins BTC --timeframes 1h
     """
-    from tasks.forecasting.stored_forecasts import series_with_forecasts
-    from tasks.forecasting.summary import ledger_rows
+    from tasks.forecasting.months import series_with_forecasts
+    from tasks.forecasting.record import ledger_rows
 
     home = stored_home()
     stored = series_with_forecasts(home)

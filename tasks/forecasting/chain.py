@@ -6,29 +6,35 @@ would be as safe, but its rows could not be checked with a few lines of Python.
 A draft's name contains its sha256, so the line alone describes what is to be done. It is first written to
 `chain.pending`, which commits the batch, and removed when the files are renamed and the line is appended: after a crash
 at any point either both the rows and the line are stored, or neither, and the next process completes the batch.
+
+`check_months` compares what is stored with the chain, for `cpb verify`.
 """
 
 import hashlib
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import polars as pl
 
 from schemas.errors import CpbError, DamagedError, MemberError
+from schemas.forecasts import KEY
 from schemas.identity import SeriesId, market_home
 from tasks.forecasting.lines import (
     ORIGIN,
-    BatchKind,
+    Chain,
     Entry,
+    FileRecord,
     Line,
+    Slice,
+    broken_line,
     chain_path,
+    first_misfit,
     last_line,
     line_hash,
     parse_line,
@@ -41,13 +47,14 @@ from tasks.forecasting.months import (
     Tree,
     files_of_market,
     load,
-    log_once,
     month_bytes,
+    owner_of,
+    parse_rows,
 )
-from tasks.running.parallel import run_each
+from tasks.running.parallel import run_each, thread_pool
 from tasks.storage.files import DiskFull, is_disk_full, rename, sync, write_bytes
 from tasks.storage.locks import locked
-from tasks.storage.records import file_digest
+from tasks.storage.records import warn_once
 
 log = logging.getLogger("cpb")
 
@@ -60,7 +67,7 @@ ANY_ERROR = (Exception, pl.exceptions.PanicException)
 WRITERS = 8
 """Files written concurrently: a disk handles many syncs in hardly more time than a single sync."""
 
-_TREES: dict[Kind, Tree] = {"forecasts": FORECASTS, "scores": LEDGER}
+_CHECKERS = 2  # Python threads; polars and hashing use further threads
 
 
 def append(
@@ -69,7 +76,7 @@ def append(
     """Store the rows of a batch that are not stored yet, and their line; the first row under a key is kept.
 
     A null `made_at` is set to the current time. An error in one series does not stop the others: a damaged month stays
-    as it is, and its series fails until the file is restored.
+    as it is, and its series fails until the file is restored. A damaged chain goes on, with a warning.
 
     Args:
         batch: rows by series, all of one market.
@@ -80,30 +87,33 @@ def append(
     """
     if not batch:
         return {}
-    tree, found = _TREES[kind], dict[SeriesId, list[Entry] | CpbError]()
+    tree = FORECASTS if kind == "forecasts" else LEDGER
+    staged = dict[SeriesId, list[Entry] | CpbError]()
     try:
         with chain_lock(home, market):
+            if kind == "forecasts":
+                _warn_of_damage(chain_path(home, market))
             now = datetime.now(UTC)
             with _drafts(home, market, [series.folder(home, tree.name) for series in batch]):
-                found |= _stage_all(home, market, tree, batch, now)
-                _commit(
-                    home,
-                    market,
-                    kind,
-                    [entry for mine in found.values() if isinstance(mine, list) for entry in mine],
-                    now,
-                )
+                calls = [
+                    partial(_stage, home, market, series, tree, rows, now) for series, rows in batch.items()
+                ]
+                # Concurrently: most of the time is spent waiting for the disk.
+                staged |= dict(zip(batch, run_each(calls, WRITERS), strict=True))  # type: ignore[arg-type]
+                entries = [entry for part in staged.values() if isinstance(part, list) for entry in part]
+                if entries:
+                    _commit(home, market, kind, entries, now)
     except ANY_ERROR as error:
         # The whole batch failed: nothing is stored, or the next writer completes it.
-        return {
-            s: known if isinstance(known := found.get(s), CpbError) else as_error(s, error) for s in batch
-        }
+        parts = {series: staged.get(series) for series in batch}
+        return {s: part if isinstance(part, CpbError) else as_error(s, error) for s, part in parts.items()}
     return {
-        s: new if isinstance(new, CpbError) else sum(entry.rows for entry in new) for s, new in found.items()
+        series: part if isinstance(part, CpbError) else sum(entry.rows for entry in part)
+        for series, part in staged.items()
     }
 
 
-def as_error(series: SeriesId | str, error: BaseException) -> CpbError:
+def as_error(series: SeriesId, error: BaseException) -> CpbError:
     """Return an error as a `CpbError`; an unexpected error is also logged with its traceback."""
     if isinstance(error, CpbError):
         return error
@@ -115,21 +125,37 @@ def as_error(series: SeriesId | str, error: BaseException) -> CpbError:
 
 
 @contextmanager
-def chain_lock(home: Path, market: str, begin: bool = True) -> Iterator[None]:
+def chain_lock(home: Path, market: str) -> Iterator[None]:
     """Hold the write lock of a market's forecasts and scores; an interrupted batch is completed first.
 
-    Args:
-        begin: start a missing chain, with a line for all rows that are already stored.
-
     Raises:
-        DamagedError: the line of an interrupted batch is damaged.
+        DamagedError: the line of an interrupted batch is damaged, or the chain is missing.
     """
-    path = chain_path(home, market)
-    with locked(path.with_name(".chain.lock")):
-        _finish_pending(home, market)
-        if begin and not path.exists():
-            _begin_chain(home, market)
+    chain, pending = chain_path(home, market), pending_path(home, market)
+    with locked(chain.with_name(".chain.lock")):
+        if pending.exists():
+            try:
+                line = parse_line(pending.read_bytes())
+            except DamagedError as error:  # written by rename, so a crash never leaves it partial
+                raise DamagedError(
+                    f"{pending} is damaged: {error}; {RESTORE} with all of forecasts and ledger, or delete it: rows "
+                    "of its batch that are in place then have no line in the chain", field=str(pending),
+                ) from error  # fmt: skip
+            _put_in_place(home, market, line)
+        if not chain.exists() and any(files_of_market(home, market)):
+            raise DamagedError(
+                f"{chain} is missing though rows were stored with lines in it: {RESTORE} or from what `cpb publish` "
+                "wrote; until then nothing is stored", field=str(chain),
+            )  # fmt: skip
         yield
+
+
+def _warn_of_damage(chain: Path) -> None:
+    with suppress(FileNotFoundError):
+        if number := broken_line(chain):
+            warn_once(
+                f"{chain} is damaged (line {number} does not fit): {RESTORE}; forecasts go on being stored"
+            )
 
 
 @contextmanager
@@ -148,103 +174,46 @@ def _drafts(home: Path, market: str, folders: Sequence[Path]) -> Iterator[None]:
             sweep()
 
 
-def _checked(
-    batch: Mapping[SeriesId, pl.DataFrame], market: str, tree: Tree, now: datetime
-) -> dict[SeriesId, pl.DataFrame]:
-    """Return the rows as they are to be stored; raises the first error in any of them."""
-    if others := [series for series in batch if series.market != market]:
-        raise MemberError(f"{others[0]} is not of market {market}", code="rows", field="market")
-    whole = pl.concat(batch.values(), how="vertical")
-    tree.check(whole)
-    if "made_at" in tree.schema:
-        whole = whole.with_columns(pl.col("made_at").fill_null(now))
-    sizes = [len(rows) for rows in batch.values()]
-    owners = np.repeat(np.arange(len(batch)), sizes)
-    names = {f: pl.Series([getattr(s, f) for s in batch]).gather(owners) for f in ("symbol", "timeframe")}
-    if not all(sizes) or not all((whole[field] == expected).all() for field, expected in names.items()):
-        text = f"rows of another series cannot be stored under {next(iter(batch))}"
-        raise MemberError(text, code="rows", field="symbol")
-    starts = np.cumsum([0, *sizes]).tolist()
-    return {s: whole.slice(start, size) for s, start, size in zip(batch, starts[:-1], sizes, strict=True)}
+def _stage(
+    home: Path, market: str, series: SeriesId, tree: Tree, rows: pl.DataFrame, now: datetime
+) -> list[Entry] | CpbError:
+    """Write drafts of a series' months with the new rows appended, and sync them; return their entries or the error."""
+    try:
+        tree.check(rows)
+        values = {"market": {market}, "symbol": set(rows["symbol"]), "timeframe": set(rows["timeframe"])}
+        if others := [name for name in values if values[name] != {getattr(series, name)}]:
+            text = f"rows of another series cannot be stored under {series}"
+            raise MemberError(text, code="rows", field=others[0])
+        if "made_at" in rows.columns:
+            rows = rows.with_columns(pl.col("made_at").fill_null(now))
+        months = rows.group_by(pl.col("issued_at").dt.strftime("%Y-%m"), maintain_order=True)
+        return [
+            entry
+            for (month,), part in months
+            if (entry := _draft(home, series, tree, f"{month}.parquet", part))
+        ]
+    except ANY_ERROR as error:
+        return as_error(series, error)
 
 
-def _stage_all(
-    home: Path,
-    market: str,
-    tree: Tree,
-    batch: Mapping[SeriesId, pl.DataFrame],
-    now: datetime,
-) -> dict[SeriesId, list[Entry] | CpbError]:
-    """Check the rows and write the drafts of all series concurrently: most of the time is spent waiting for the disk.
-
-    The contract is checked on all rows at once, since every rule compares rows of a single series; if that fails, it
-    is checked series by series.
-    """
-    checked = dict[SeriesId, pl.DataFrame]()
-    with suppress(*ANY_ERROR):
-        checked = _checked(batch, market, tree, now)
-
-    def stage(series: SeriesId, rows: pl.DataFrame) -> list[Entry] | CpbError:
-        try:
-            rows = checked[series] if checked else _checked({series: rows}, market, tree, now)[series]
-            return _stage(home, series, tree, rows)
-        except ANY_ERROR as error:
-            return as_error(series, error)
-
-    found = run_each([partial(stage, *item) for item in batch.items()], WRITERS)
-    return dict(zip(batch, found, strict=True))  # type: ignore[arg-type]
-
-
-def _stage(home: Path, series: SeriesId, tree: Tree, rows: pl.DataFrame) -> list[Entry]:
-    """Write drafts of a series' months with the new rows appended; raises `DamagedError` for a damaged month."""
-    months = rows.with_columns(month=pl.col("issued_at").dt.strftime("%Y-%m"))
-    entries: list[Entry] = []
-    for (month,), part in months.partition_by("month", as_dict=True).items():
-        path = series.folder(home, tree.name) / f"{month}.parquet"
-        new, old = part.drop("month").unique(tree.key, keep="first", maintain_order=True), None
-        with suppress(FileNotFoundError):
-            old = load(home, series, tree, path)
-            new = new.join(old, on=list(tree.key), how="anti")
-        if not new.is_empty():
-            entries.append(
-                _draft(home, series.market, path, new if old is None else pl.concat([old, new]), new)
-            )
-    return entries
-
-
-def _draft(home: Path, market: str, path: Path, whole: pl.DataFrame, new: pl.DataFrame) -> Entry:
-    """Write a month's rows to a draft next to its file and sync it; return its entry."""
-    data = month_bytes(path, whole)
+def _draft(home: Path, series: SeriesId, tree: Tree, name: str, rows: pl.DataFrame) -> Entry | None:
+    """Write a month with its new rows appended to a draft next to its file; None if no row is new."""
+    path = series.folder(home, tree.name) / name
+    new = rows.unique(KEY, keep="first", maintain_order=True)
+    old = new.clear()
+    with suppress(FileNotFoundError):
+        old = load(home, series, tree, path)
+        new = new.join(old, on=list(KEY), how="anti", maintain_order="left")
+    if new.is_empty():
+        return None
+    data = month_bytes(path, pl.concat([old, new]))
     digest = hashlib.sha256(data).hexdigest()
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = _draft_of(path, digest)
     draft.write_bytes(data)
     sync(draft)
-    return Entry(_place(home, market, path), len(new), rows_digest(new), digest)
-
-
-def _place(home: Path, market: str, path: Path) -> str:
-    """Return a path relative to the market's home, as lines record it."""
-    return path.relative_to(market_home(home, market)).as_posix()
-
-
-def _begin_chain(home: Path, market: str) -> None:
-    """Start a chain, with one line for all stored months; the caller holds the lock."""
-    entries = []
-    for series, tree, path in files_of_market(home, market):
-        try:
-            rows = load(home, series, tree, path)
-        except DamagedError as error:
-            log_once(path, f"{error}; it is left out of the chain")
-            continue
-        if not rows.is_empty():
-            entries.append(Entry(_place(home, market, path), len(rows), rows_digest(rows), file_digest(path)))
-    if entries:
-        log.warning(
-            "%s is missing although rows were stored with it: a new chain records them as stored before it; restore "
-            "the old one from a backup or from what `cpb publish` wrote, if possible", chain_path(home, market),
-        )  # fmt: skip
-    _commit(home, market, "before", entries, datetime.now(UTC))
+    place = path.relative_to(market_home(home, series.market)).as_posix()
+    return Entry(place, len(new), rows_digest(new), digest)
 
 
 def _draft_of(path: Path, sha256: str) -> Path:
@@ -257,53 +226,23 @@ def pending_path(home: Path, market: str) -> Path:
     return chain_path(home, market).with_name("chain.pending")
 
 
-def _commit(home: Path, market: str, kind: BatchKind, entries: Sequence[Entry], now: datetime) -> None:
+def _commit(home: Path, market: str, kind: Kind, entries: Sequence[Entry], now: datetime) -> None:
     """Commit a batch, whose drafts are on disk."""
-    if not entries:
-        return
     chain = chain_path(home, market)
     chain.parent.mkdir(parents=True, exist_ok=True)
-    line = _next_line(chain, kind, entries, now)
-    write_bytes(pending_path(home, market), line.encode())
-    sync(chain.parent)
-    _put_in_place(home, market, line)
-
-
-def _finish_pending(home: Path, market: str) -> None:
-    """Complete the batch of a killed process; the caller holds the lock.
-
-    Raises:
-        DiskFull, OSError: it cannot be completed now; the next call tries again.
-        DamagedError: its line is damaged. It is written by rename, so a crash never leaves it partial.
-    """
-    pending = pending_path(home, market)
-    try:
-        line = parse_line(pending.read_bytes())
-    except FileNotFoundError:
-        return
-    except DamagedError as error:
-        raise DamagedError(
-            f"{pending} is damaged: {error}; {RESTORE} with all of forecasts and ledger, or delete it: rows of its "
-            "batch that are in place then have no line in the chain", field=str(pending),
-        ) from error  # fmt: skip
-    _put_in_place(home, market, line)
-
-
-def _next_line(chain: Path, kind: BatchKind, entries: Sequence[Entry], now: datetime) -> Line:
-    """Return the chain's next line. It also follows a damaged last line, which `cpb verify` reports."""
     number, previous = 0, ORIGIN
     with suppress(FileNotFoundError):
         if raw := last_line(chain):
             previous = line_hash(raw)  # for a damaged line, the hash of its current text
             try:
                 number = parse_line(raw).number
-            except DamagedError as error:
+            except DamagedError:
                 number = len(chain.read_bytes().splitlines())
-                log_once(
-                    chain, f"the last line of {chain} is damaged ({error}); `cpb verify` says what to do"
-                )
     time = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    return Line(number + 1, time, kind, tuple(entries), previous)
+    line = Line(number + 1, time, kind, tuple(entries), previous)
+    write_bytes(pending_path(home, market), line.encode())
+    sync(chain.parent)
+    _put_in_place(home, market, line)
 
 
 def _put_in_place(home: Path, market: str, line: Line) -> None:
@@ -341,3 +280,55 @@ def _append_line(chain: Path, line: bytes) -> None:
         os.fsync(file.fileno())
     if new:
         sync(chain.parent)
+
+
+def check_months(home: Path, market: str) -> Iterator[tuple[Path, str]]:
+    """Yield a market's chain, and its months of forecasts and scores, each with its fault ("" for none).
+
+    Writers wait meanwhile. A home that cannot be written has none, and gets no lock.
+    """
+    base, path, pending = market_home(home, market), chain_path(home, market), pending_path(home, market)
+    with ExitStack() as stack:
+        if (pending.exists() or any(files_of_market(home, market))) and os.access(base, os.W_OK):
+            try:
+                stack.enter_context(chain_lock(home, market))
+            except DamagedError as error:
+                if error.field == str(pending):
+                    yield pending, str(error)
+        chain = Chain.read(path)
+        stored = {month.relative_to(base).as_posix() for _, _, month in files_of_market(home, market)}
+        if chain is None:
+            if stored:
+                yield path, "the file is missing, though rows were stored with lines in it"
+        elif stored or chain.lines:  # else the file may not be cpb's
+            yield path, chain.fault
+        records = None if chain is None or chain.fault else chain.files
+
+        def check(name: str) -> tuple[Path, str]:
+            slices = None if records is None else records.get(name, FileRecord()).slices
+            return base / name, _fault(
+                base / name, FORECASTS if name.startswith("forecasts") else LEDGER, slices
+            )
+
+        months = [name for name in sorted(stored.union(records or ())) if owner_of(name, market)]
+        with thread_pool(_CHECKERS, "verify") as pool:
+            yield from pool.map(check, months)
+
+
+def _fault(path: Path, tree: Tree, slices: Sequence[Slice] | None) -> str:
+    """Return the fault of a month file, "" for none; `slices`: the chain's, None if it is missing or damaged."""
+    try:
+        rows = parse_rows(path, tree.schema)
+    except FileNotFoundError:
+        return "the file is missing"
+    except DamagedError as error:
+        return (
+            f"{error}; line {slices[0].line} of the chain records its first batch" if slices else str(error)
+        )
+    misfit = None if slices is None else first_misfit(rows, slices)
+    if not misfit:
+        return ""
+    start, line = misfit
+    if not line:
+        return f"row {start + 1} and the rows after it have no line in the chain"
+    return f"row {start + 1}, or a later row of the same batch, is missing or differs from line {line} of the chain"

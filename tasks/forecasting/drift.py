@@ -5,7 +5,7 @@ far. A forecast is processed once, in order of origin, when all its steps are sc
 newest month of each series, whatever the age of the ledger.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -18,8 +18,9 @@ from schemas.handover import Alarm, Failure, Record, Watching
 from schemas.identity import SeriesId, tree_of
 from schemas.reference import BANDS, Promise, Reference
 from schemas.scope import Scope
-from tasks.forecasting.issue import ANY_ERROR, Champion, failure, reference_of
-from tasks.forecasting.losses import evidence_rows
+from tasks.forecasting.chain import ANY_ERROR
+from tasks.forecasting.issue import Champion, failure, reference_of
+from tasks.forecasting.score import evidence_rows
 from tasks.forecasting.staleness import find_stale
 from tasks.judging.drift import ALARM, NOTICEABLE, RECOVERED, Capital, Outcome, limits
 from tasks.storage.locks import locked
@@ -64,41 +65,27 @@ class Watch(Record):
 def check_drift(scope: Scope, champions: Sequence[Champion]) -> Watching:
     """Process new scores since the last check and return an alarm per champion; a failure does not stop the others."""
     now = scope.as_of or datetime.now(UTC)
-    late = {
-        stale.series: str(stale)
-        for stale in find_stale(scope.home, [c.series for c in champions], scope.as_of)
-    }
-    known = read_watch(scope.home, scope.market).series
-    found: list[SeriesWatch] = []
+    stale = find_stale(scope.home, [champion.series for champion in champions], scope.as_of)
+    late = {finding.series: str(finding) for finding in stale}
+    stored = read_watch(scope.home, scope.market).series
+    watched: list[SeriesWatch] = []
     failures: list[Failure] = []
     for champion in champions:
+        series, folder = champion.series, champion.folder
         try:
-            before = known.get(champion.series.name)
-            found.append(_check(scope, champion, before, now, late))
+            reference, recipe = reference_of(series, folder), str(recipe_of(read_config(folder)))
+            watch = follow(stored.get(series.name), series, champion.model_version, recipe, reference)
+            watch = update(watch, evidence_rows(scope.home, series, watch.taken_to, scope.as_of))
+            watched.append(judge(watch, now, late.get(series, "")))
         except ANY_ERROR as error:
-            failures.append(failure(champion.series, "watch", error))
-    if found:
-        keep(scope.home, scope.market, found)
-    return Watching(alarms=tuple(map(alarm_of, found)), failures=tuple(failures))
-
-
-def _check(
-    scope: Scope,
-    champion: Champion,
-    before: SeriesWatch | None,
-    now: datetime,
-    late: Mapping[SeriesId, str],
-) -> SeriesWatch:
-    series = champion.series
-    reference = reference_of(series, champion.folder)
-    recipe = str(recipe_of(read_config(champion.folder)))
-    state = follow(before, series, champion.model_version, recipe, reference)
-    state = update(state, evidence_rows(scope.home, [series], state.taken_to, scope.as_of))
-    return judge(state, now, late.get(series, ""))
+            failures.append(failure(series, "watch", error))
+    if watched:
+        keep(scope.home, scope.market, watched)
+    return Watching(alarms=tuple(map(alarm_of, watched)), failures=tuple(failures))
 
 
 def follow(
-    known: SeriesWatch | None, series: SeriesId, version: str, recipe: str, reference: Reference
+    watch: SeriesWatch | None, series: SeriesId, version: str, recipe: str, reference: Reference
 ) -> SeriesWatch:
     """Return the state to continue from under the current champion.
 
@@ -109,30 +96,30 @@ def follow(
         version, recipe, reference: the champion's; `recipe` is unchanged by a refresh.
     """
     promises = {version: reference.promised}
-    if known is None or known.recipe != recipe or len(known.crps) != reference.horizon:
+    if watch is None or watch.recipe != recipe or len(watch.crps) != reference.horizon:
         crps = (0.0,) * reference.horizon
         return SeriesWatch(series=series, recipe=recipe, model_version=version, promises=promises, crps=crps)
-    if known.model_version == version:
-        return known
-    promises = {known.model_version: known.promises.get(known.model_version), **promises}
-    return known.model_copy(update={"model_version": version, "promises": promises})
+    if watch.model_version == version:
+        return watch
+    promises = {watch.model_version: watch.promises.get(watch.model_version), **promises}
+    return watch.model_copy(update={"model_version": version, "promises": promises})
 
 
-def update(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
+def update(watch: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     """Return the state after processing the new forecasts in `rows` (`evidence_rows` of this series' champions).
 
     Forecasts of versions without a promise entry are skipped, and so are forecasts completed only after a later
     forecast was processed.
     """
-    new = rows.filter(pl.col("version").is_in(list(known.promises))).sort("issued_at")
-    if known.taken_to is not None:
-        new = new.filter(pl.col("issued_at") > known.taken_to)
+    new = rows.filter(pl.col("model_version").is_in(list(watch.promises))).sort("issued_at")
+    if watch.taken_to is not None:
+        new = new.filter(pl.col("issued_at") > watch.taken_to)
     new = new.unique("issued_at", keep="last", maintain_order=True)
     if new.is_empty():
-        return known
-    capital = _capital(known)
+        return watch
+    capital = _capital(watch)
     for row in new.iter_rows(named=True):
-        promise = known.promises[row["version"]]
+        promise = watch.promises[row["model_version"]]
         # Without a promise: nominal coverage and the reference's CRPS.
         coverage, ratio = (promise.coverage_step_1, promise.crps_ratio) if promise else ({}, 1.0)
         missed, ref_missed = (
@@ -140,19 +127,19 @@ def update(known: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
         )
         outcome = Outcome(missed, ref_missed, row["crps"], row["ref_crps"], row["ref_width"])
         limit = limits(coverage, ratio, promise.reference_coverage_step_1 if promise else None)
-        capital.take(outcome, limit, known.series.seconds)
-    return known.model_copy(
+        capital.take(outcome, limit, watch.series.seconds)
+    return watch.model_copy(
         update={
             "bands": float(capital.bands),
             "excess": float(capital.excess),
             "crps": tuple(capital.crps.tolist()),
-            "taken": known.taken + len(new),
+            "taken": watch.taken + len(new),
             "taken_to": new["issued_at"][-1],
         }
     )
 
 
-def judge(known: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
+def judge(watch: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
     """Return the state with its verdict: `fine`, `watch` or `drifted`, and the reason in one sentence.
 
     Only evidence from forecasts sets `drifted`, until the evidence falls below `RECOVERED`.
@@ -160,72 +147,60 @@ def judge(known: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
     Args:
         late: a sentence about data that is too old, else "".
     """
-    evidence = evidence_of(known)
+    evidence = evidence_of(watch)
     total = sum(evidence.values())
-    drifted = total >= ALARM or (known.state == "drifted" and total >= RECOVERED)
-    reasons = []
+    drifted = total >= ALARM or (watch.state == "drifted" and total >= RECOVERED)
+    reasons = [late] if late else []
     if drifted or total >= NOTICEABLE:
         claims = {"bands": "closes miss the bands more often", "crps": "the CRPS is larger"}
         wrong = " and ".join(text for claim, text in claims.items() if evidence[claim] > 1)
-        reasons.append(
-            f"{known.model_version} does worse than its test span: {wrong or 'evidence has not fallen back yet'}; "
-            f"evidence {total:.1f}, an alarm from {ALARM:.0f}"
+        reasons.insert(
+            0,
+            f"{watch.model_version} does worse than its test span: {wrong or 'evidence has not fallen back yet'}; "
+            f"evidence {total:.1f}, an alarm from {ALARM:.0f}",
         )
-    reasons += [late] if late else []
     state: State = "drifted" if drifted else "watch" if reasons else "fine"
-    since = (known.since or now) if drifted else None
-    return known.model_copy(update={"state": state, "reason": "; ".join(reasons), "since": since})
+    since = (watch.since or now) if drifted else None
+    return watch.model_copy(update={"state": state, "reason": "; ".join(reasons), "since": since})
 
 
-def _capital(known: SeriesWatch) -> Capital:
-    capital = Capital(len(known.crps))
-    capital.bands, capital.excess = np.array(known.bands), np.array(known.excess)
-    capital.crps = np.array(known.crps)
+def _capital(watch: SeriesWatch) -> Capital:
+    capital = Capital(len(watch.crps))
+    capital.bands, capital.excess, capital.crps = map(np.array, (watch.bands, watch.excess, watch.crps))
     return capital
 
 
-def evidence_of(known: SeriesWatch) -> dict[str, float]:
+def evidence_of(watch: SeriesWatch) -> dict[str, float]:
     """Return the evidence by claim: `bands` (misses at step 1) and `crps`."""
-    return {name: float(value) for name, value in _capital(known).evidence.items()}
+    return {name: float(value) for name, value in _capital(watch).evidence.items()}
 
 
-def alarm_of(known: SeriesWatch) -> Alarm:
+def alarm_of(watch: SeriesWatch) -> Alarm:
     """Return the state as the record passed between steps."""
+    fields = watch.model_dump(include={"state", "reason", "model_version", "since"})
     return Alarm(
-        series=known.series,
-        state=known.state,
-        reason=known.reason,
-        model_version=known.model_version,
-        evidence=evidence_of(known),
-        threshold=ALARM,
-        forecasts=known.taken,
-        since=known.since,
+        series=watch.series, evidence=evidence_of(watch), threshold=ALARM, forecasts=watch.taken, **fields
     )
 
 
 def read_watch(home: Path, market: str) -> Watch:
     """Return the record of a market; empty if it is missing or damaged."""
-    return find_record(_path(home, market), Watch, of=market) or Watch()
+    return find_record(tree_of(home, "ledger", market) / FILE_NAME, Watch, of=market) or Watch()
 
 
 def alarms(home: Path, market: str) -> list[Alarm]:
     """Return the last verdict on each series of a market, in order."""
-    return [alarm_of(known) for _, known in sorted(read_watch(home, market).series.items())]
+    return [alarm_of(watch) for _, watch in sorted(read_watch(home, market).series.items())]
 
 
-def keep(home: Path, market: str, found: Iterable[SeriesWatch]) -> None:
+def keep(home: Path, market: str, watched: Iterable[SeriesWatch]) -> None:
     """Store the states of some series of a market, keeping the others. Atomic, under a lock."""
-    path = _path(home, market)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = tree_of(home, "ledger", market) / FILE_NAME
     with locked(path.with_name(".watch.lock")):
-        known = read_watch(home, market).series
-        for new in found:
-            before = known.get(new.series.name)
+        stored = read_watch(home, market).series
+        for watch in watched:
+            before = stored.get(watch.series.name)
             # otherwise another run has processed more of the same champion's forecasts: keep its state
-            if before is None or new.recipe != before.recipe or new.taken >= before.taken:
-                known[new.series.name] = new
-        write_record(path, Watch(series=dict(sorted(known.items()))), of=market, compact=True)
-
-
-def _path(home: Path, market: str) -> Path:
-    return tree_of(home, "ledger", market) / FILE_NAME
+            if before is None or watch.recipe != before.recipe or watch.taken >= before.taken:
+                stored[watch.series.name] = watch
+        write_record(path, Watch(series=dict(sorted(stored.items()))), of=market, compact=True)

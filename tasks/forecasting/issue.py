@@ -21,15 +21,18 @@ from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.forecasts import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
+from schemas.ledger import KnownVersions
 from schemas.reference import Reference
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
-from tasks.forecasting.daily import note_version
+from tasks.forecasting.months import LEDGER
 from tasks.judging.baselines import reference_quantiles
 from tasks.judging.scores import Array
 from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.feature_files import market_key, newest_markets, newest_series
+from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_config, read_reference, recipe_of
+from tasks.storage.records import find_record, write_record
 
 LEARNT = "learnt"
 """Code of the failure for an origin inside the candles that a model was trained or selected on."""
@@ -128,6 +131,29 @@ def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
     """Return the failure of one series; an unexpected error is also logged with its traceback."""
     known = error if isinstance(error, cpbmodels.ModelError) else as_error(series, error)
     return Failure.of(series, step, known)
+
+
+LOCK, _VERSIONS = ".lock", "versions.json"
+"""Lock of a series' folder in the ledger, for the files beside the months; and the recipes of versions there.
+
+Rows contain only the version, and the registry no longer lists versions that were pruned.
+"""
+
+
+def recipes_of(home: Path, series: SeriesId) -> dict[str, str]:
+    """Return the known recipes by version (`cpb-BTCUSDT-1h/3`)."""
+    versions = find_record(series.folder(home, LEDGER.name) / _VERSIONS, KnownVersions, of=series.name)
+    return dict(versions.recipes) if versions else {}
+
+
+def note_version(home: Path, series: SeriesId, model_version: str, recipe: str) -> None:
+    """Record the recipe of a version that issues forecasts; concurrent writes by other processes are kept."""
+    if recipes_of(home, series).get(model_version) == recipe:
+        return
+    path = series.folder(home, LEDGER.name) / _VERSIONS
+    with locked(path.with_name(LOCK)):
+        versions = KnownVersions(recipes={**recipes_of(home, series), model_version: recipe})
+        write_record(path, versions, of=series.name, compact=True)
 
 
 def _reads_market(champion: Champion) -> bool:

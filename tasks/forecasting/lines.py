@@ -18,7 +18,7 @@ from schemas.errors import DamagedError
 from schemas.identity import tree_of
 
 BatchKind = Literal["forecasts", "scores", "before"]
-"""Kinds of lines: forecasts stored, scores stored, rows that existed before the chain began."""
+"""Kinds of lines: forecasts stored, scores stored; `before`: rows found without a line by an older version."""
 
 ORIGIN = "0" * 64
 """`previous` of the first line."""
@@ -79,12 +79,15 @@ def parse_line(raw: bytes) -> Line:
     if raw[-_TAIL_BYTES:] != f'{_TAIL}{line_hash(raw)}"}}\n'.encode():
         raise DamagedError("its hash does not match its text")
     try:
-        found = json.loads(raw)
-        entries = tuple(Entry(**entry) for entry in found["entries"])
-        line = Line(found["number"], found["time"], found["kind"], entries, found["previous"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedError("it is not a line of a chain") from error
-    if line.kind not in get_args(BatchKind) or not all(type(e.rows) is int and e.rows >= 0 for e in entries):
+        fields = json.loads(raw)
+        entries = tuple(Entry(**entry) for entry in fields["entries"])
+        line = Line(fields["number"], fields["time"], fields["kind"], entries, fields["previous"])
+        is_valid = line.kind in get_args(BatchKind) and all(
+            type(e.rows) is int and e.rows >= 0 for e in entries
+        )
+    except (ValueError, KeyError, TypeError):
+        is_valid = False
+    if not is_valid:
         raise DamagedError("it is not a line of a chain")
     return line
 
@@ -103,14 +106,25 @@ def read_lines(path: Path) -> Iterator[Line]:
                 line = parse_line(raw)
             except DamagedError as error:
                 raise DamagedError(f"line {number} does not fit: {error}") from error
-            if line.number != number:
-                raise DamagedError(f"line {number} does not fit: it is numbered {line.number}")
-            if line.previous != previous:
-                raise DamagedError(
-                    f"line {number} does not fit: its `previous` is not the hash of line {number - 1}"
-                )
+            if (line.number, line.previous) != (number, previous):
+                raise DamagedError(f"line {number} does not fit: it does not follow line {number - 1}")
             previous = raw[-_TAIL_BYTES + len(_TAIL) : -3].decode()
             yield line
+
+
+def broken_line(path: Path) -> int:
+    """Return the number of the first line that does not follow the line before, 0 if all do.
+
+    By hashes only, so that each run can check a chain of years.
+    """
+    previous = ORIGIN
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            expected = line_hash(raw)
+            if not raw.endswith(f'"previous":"{previous}"{_TAIL}{expected}"}}\n'.encode()):
+                return number
+            previous = expected
+    return 0
 
 
 def last_line(path: Path) -> bytes:
@@ -147,13 +161,11 @@ class FileRecord:
 class Chain:
     """A chain's record of all files of a market, by their path below the market's home.
 
-    `fault` names the invalid line (empty if there is none); `files` then covers the lines before it. `rows_before`:
-    rows that existed before the chain began.
+    `fault` names the invalid line (empty if there is none); `files` then covers the lines before it.
     """
 
     files: dict[str, FileRecord] = field(default_factory=dict)
     lines: int = 0
-    rows_before: int = 0
     fault: str = ""
 
     @classmethod
@@ -162,22 +174,16 @@ class Chain:
         chain = cls()
         try:
             for line in read_lines(path):
-                chain.add(line)
+                chain.lines = line.number
+                for entry in line.entries:
+                    record = chain.files.setdefault(entry.file, FileRecord())
+                    record.slices.append(Slice(line.number, entry.rows, entry.rows_sha256))
+                    record.file_sha256 = entry.file_sha256
         except FileNotFoundError:
             return None
         except DamagedError as error:
             chain.fault = str(error)
         return chain
-
-    def add(self, line: Line) -> None:
-        """Add the next line."""
-        self.lines = line.number
-        for entry in line.entries:
-            record = self.files.setdefault(entry.file, FileRecord())
-            record.slices.append(Slice(line.number, entry.rows, entry.rows_sha256))
-            record.file_sha256 = entry.file_sha256
-        if line.kind == "before":
-            self.rows_before += sum(entry.rows for entry in line.entries)
 
 
 class RowDigests:

@@ -1,4 +1,4 @@
-"""Month files: `HOME/forecasts/interval=IV/symbol=SYM/YYYY-MM.parquet`, and the same under `ledger`.
+"""Month files of forecasts and scores: `HOME/forecasts/interval=IV/symbol=SYM/YYYY-MM.parquet`, also under `ledger`.
 
 Rows are only appended (`chain.append`), by rename; one file per month (with a file per forecast, 40 hourly series would
 make 350,000 files a year). A damaged file is reported and skipped on reading; writing to it fails until it is restored.
@@ -10,8 +10,6 @@ allocation of exabytes) for about one in a thousand flipped bits of a page, whic
 
 import hashlib
 import io
-import logging
-import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,17 +20,9 @@ from typing import Any
 import polars as pl
 
 from schemas.errors import DamagedError, MemberError
-from schemas.forecasts import (
-    FORECAST_SCHEMA,
-    KEY,
-    LEDGER_SCHEMA,
-    check_columns,
-    check_forecasts,
-    check_ledger,
-)
+from schemas.forecasts import FORECAST_SCHEMA, LEDGER_SCHEMA, check_columns, check_forecasts, check_ledger
 from schemas.identity import SeriesId, stored_series
-
-log = logging.getLogger("cpb")
+from tasks.storage.records import warn_once
 
 MONTH_FILE = re.compile(r"(forecasts|ledger)(-\w+)?/interval=(\w+)/symbol=(\w+)/([0-9]{4}-[0-9]{2})\.parquet")
 """Path of a month file below a market's home, or in a published record."""
@@ -43,7 +33,7 @@ NO_PARQUET = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, 
 RESTORE = "restore it from a backup"
 """What to do about a damaged file that no command makes again."""
 
-_KEY, _BLANK = "cpb.sha256", "0" * 64
+_KEY, _BLANK = "cpb.sha256", b"0" * 64
 _MARK = b"\x18\x0a" + _KEY.encode() + b"\x18\x40"
 """The bytes before the 64 hex digits, in the footer's metadata: both texts with their lengths, as Thrift has them."""
 _TAIL = 8  # a parquet file ends with the length of its footer, 4 bytes, and "PAR1"
@@ -51,34 +41,24 @@ _TAIL = 8  # a parquet file ends with the length of its footer, 4 bytes, and "PA
 
 @dataclass(frozen=True)
 class Tree:
-    """One kind of month files.
-
-    `name` is its folder below the home, `schema` and `check` the contract of its rows, `key` the columns that identify
-    a row.
-    """
+    """One kind of month files: its folder below the home, and the contract of its rows."""
 
     name: str
     schema: dict[str, Any]
-    key: tuple[str, ...]
     check: Callable[[pl.DataFrame], pl.DataFrame]
 
 
-LEDGER = Tree("ledger", LEDGER_SCHEMA, KEY, check_ledger)
-FORECASTS = Tree("forecasts", FORECAST_SCHEMA, KEY, check_forecasts)
+LEDGER = Tree("ledger", LEDGER_SCHEMA, check_ledger)
+FORECASTS = Tree("forecasts", FORECAST_SCHEMA, check_forecasts)
 TREES = (LEDGER, FORECASTS)
 
 
 def owner_of(name: str, market: str) -> tuple[SeriesId, Tree] | None:
     """Return the series and tree of a month file by its path below the market's home; None for any other path."""
-    if found := MONTH_FILE.fullmatch(name):
-        tree = next(tree for tree in TREES if tree.name == found[1])
-        return SeriesId(market, found[4], found[3]), tree  # type: ignore[arg-type]
+    if match := MONTH_FILE.fullmatch(name):
+        tree = next(tree for tree in TREES if tree.name == match[1])
+        return SeriesId(market, match[4], match[3]), tree  # type: ignore[arg-type]
     return None
-
-
-def month_of(moment: datetime) -> str:
-    """Return the month of a UTC time, as `2024-01`."""
-    return f"{moment.year:04d}-{moment.month:02d}"
 
 
 def month_files(folder: Path) -> list[Path]:
@@ -102,10 +82,10 @@ def read_months(
 
     A damaged file is skipped and logged once; the other months are still read.
     """
-    first, last = month_of(since) if since else "", month_of(until) if until else "9999-12"
-    files = [f for f in month_files(series.folder(home, tree.name)) if first <= f.stem <= last]
+    first, last = f"{since:%Y-%m}" if since else "", f"{until:%Y-%m}" if until else "9999-12"
+    files = [file for file in month_files(series.folder(home, tree.name)) if first <= file.stem <= last]
     parts = [rows for file in files if (rows := read_month(home, series, tree, file.stem)) is not None]
-    frame = pl.concat(parts) if parts else pl.DataFrame(schema=tree.schema)
+    frame = pl.concat([pl.DataFrame(schema=tree.schema), *parts])
     if since:
         frame = frame.filter(pl.col("issued_at") >= since)
     return frame.filter(pl.col("issued_at") <= until) if until else frame
@@ -113,14 +93,49 @@ def read_months(
 
 def read_month(home: Path, series: SeriesId, tree: Tree, month: str) -> pl.DataFrame | None:
     """Return a month's rows; None if the file is missing, or damaged, which is logged once."""
-    path = series.folder(home, tree.name) / f"{month}.parquet"
     try:
-        return load(home, series, tree, path)
+        return load(home, series, tree, series.folder(home, tree.name) / f"{month}.parquet")
     except FileNotFoundError:
         return None
     except DamagedError as error:
-        log_once(path, str(error))
+        warn_once(str(error))
         return None
+
+
+def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
+    """Return a month file's rows.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+        DamagedError: it is not the file written, or may not be read; the message states the file, the reason and what
+            to do.
+    """
+    try:
+        return parse_rows(path, tree.schema)
+    except DamagedError as error:
+        place = path.relative_to(home).as_posix()
+        text = f"{place} is damaged: {error}; {RESTORE}: until then {series} stores nothing in that month"
+        raise DamagedError(text, field=place) from error
+
+
+def parse_rows(path: Path, schema: dict[str, Any]) -> pl.DataFrame:
+    """Return the rows of a file written by `month_bytes`; errors as in `load`, but the message is only the reason."""
+    try:
+        content = path.read_bytes()
+        if not (start := _digest_start(content)) or content[start : start + 64] != _digest(
+            path, content, start
+        ):
+            raise DamagedError("its sha256 differs from the recorded sha256")
+        return check_columns(pl.read_parquet(io.BytesIO(content), hive_partitioning=False), schema)
+    except FileNotFoundError:
+        raise
+    except MemberError as error:
+        raise DamagedError(str(error)) from error
+    except OSError as error:
+        raise DamagedError(f"it cannot be read ({error.strerror})") from error
+    except NO_PARQUET as error:
+        text = (str(error).splitlines() or [type(error).__name__])[0][:80]
+        raise DamagedError(f"no rows can be read from it ({text})") from error
 
 
 def count_rows(path: Path) -> int:
@@ -133,110 +148,34 @@ def count_rows(path: Path) -> int:
         return -1
 
 
-def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
-    """Return a month file's rows.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        DamagedError: it is not the file written, or may not be read; the message states the file, the reason and what
-            to do.
-    """
-    try:
-        return parse_rows(tree, read_bytes(path))
-    except DamagedError as error:
-        place = path.relative_to(home)
-        raise DamagedError(
-            f"{place} is damaged: {error}; {RESTORE}: until then {series} stores nothing in that month",
-            field=place.as_posix(),
-        ) from error
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return the bytes of a month file if they match its own digest.
-
-    Hashing costs a third of a read (1.3 ms a month), so a process hashes each state of a file once.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        DamagedError: they do not match, or the file may not be read; the message is only the reason.
-    """
-    try:
-        with path.open("rb") as file:
-            content, state = file.read(), _state(os.fstat(file.fileno()))
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise DamagedError(f"it cannot be read ({error.strerror})") from error
-    if _checked.get(path) != state:
-        at = _digest_at(content)
-        if at < 0 or content[at : at + 64] != _own_digest(path, content, at):
-            raise DamagedError("its sha256 differs from the recorded sha256")
-        _checked[path] = state
-    return content
-
-
 def month_bytes(path: Path, rows: pl.DataFrame) -> bytes:
-    """Return the content of the month file at `path` with these rows, its digest included."""
+    """Return the content of the file at `path` with these rows, its digest included."""
     buffer = io.BytesIO()
     # Without statistics, which no reader uses: they are 6 kB of a file and a third of the time.
-    rows.write_parquet(buffer, compression="zstd", statistics=False, metadata={_KEY: _BLANK})
+    rows.write_parquet(buffer, compression="zstd", statistics=False, metadata={_KEY: _BLANK.decode()})
     content = bytearray(buffer.getbuffer())
-    at = _digest_at(content)
-    content[at : at + 64] = _own_digest(path, content, at)
+    start = _digest_start(content)
+    content[start : start + 64] = _digest(path, content, start)
     return bytes(content)
 
 
-def recorded_digest(path: Path) -> str:
-    """Return the digest in a month file without checking it: the identity of its content; "" if there is none."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL))
-            file.seek(max(0, size - _TAIL - _footer_bytes(file.read())))
-            footer = file.read()
-    except FileNotFoundError:
-        return ""
-    at = _digest_at(footer)
-    return footer[at : at + 64].decode(errors="replace") if at >= 0 else ""
+def _digest_start(content: bytes | bytearray) -> int:
+    """Return where the digest begins in a file's bytes; 0 if it has none."""
+    footer = max(0, len(content) - _TAIL - int.from_bytes(content[-_TAIL:][:4], "little"))
+    mark = content.rfind(_MARK, footer)
+    return 0 if mark < 0 else mark + len(_MARK)
 
 
-def _digest_at(content: bytes | bytearray) -> int:
-    """Return where the digest begins in a file's bytes, or in those of its footer; -1 if it has none."""
-    start = max(0, len(content) - _TAIL - _footer_bytes(content[-_TAIL:]))
-    found = content.rfind(_MARK, start)
-    return -1 if found < 0 else found + len(_MARK)
-
-
-def _footer_bytes(tail: bytes | bytearray) -> int:
-    return int.from_bytes(tail[:4], "little")
-
-
-def _own_digest(path: Path, content: bytes | bytearray, at: int) -> bytes:
+def _digest(path: Path, content: bytes | bytearray, start: int) -> bytes:
     """Return the sha256, in hex, of a file's path and of its bytes with zeros in place of the digest.
 
     The path below the market's home is included, so that exchanged files are found.
     """
     view = memoryview(content)
     digest = hashlib.sha256("/".join(path.parts[-4:]).encode())
-    for part in (view[:at], _BLANK.encode(), view[at + 64 :]):
+    for part in (view[:start], _BLANK, view[start + 64 :]):
         digest.update(part)
     return digest.hexdigest().encode()
-
-
-def parse_rows(tree: Tree, content: bytes) -> pl.DataFrame:
-    """Return the rows in a month file's bytes; the message of a `DamagedError` is only the reason."""
-    try:
-        rows = pl.read_parquet(io.BytesIO(content), hive_partitioning=False)
-        return check_columns(rows, tree.schema)
-    except MemberError as error:
-        raise DamagedError(str(error)) from error
-    except NO_PARQUET as error:
-        raise _no_rows(error) from error
-
-
-def _no_rows(error: BaseException) -> DamagedError:
-    text = (str(error).splitlines() or [type(error).__name__])[0][:80]
-    return DamagedError(f"no rows can be read from it ({text})")
 
 
 def forecast_command(series: SeriesId) -> str:
@@ -244,21 +183,51 @@ def forecast_command(series: SeriesId) -> str:
     return f"cpb forecast {series.options}"
 
 
-def log_once(path: Path, text: str) -> None:
-    """Log a warning about a file once per state of the file: page reloads must not fill the log."""
-    try:
-        state = _state(path.stat())
-    except OSError:
-        state = None
-    if (path, state) not in _logged:
-        _logged.add((path, state))
-        log.warning("%s", text)
+def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.DataFrame:
+    """Return the newest forecast of one series (issued by `until`), its steps in order; empty without forecasts.
+
+    Of several champions' forecasts at the same time, the last written.
+    """
+    for rows in _newest_months(home, series, until):
+        if not rows.is_empty():
+            newest = rows.filter(pl.col("issued_at") == pl.col("issued_at").max())
+            return newest.filter(pl.col("model_version") == pl.col("model_version").last()).sort("step")
+    return pl.DataFrame(schema=FORECAST_SCHEMA)
 
 
-_State = tuple[int, int, int]
-_checked: dict[Path, _State] = {}
-_logged: set[tuple[Path, _State | None]] = set()
+def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
+    """Return the newest `limit` forecasts of a series (issued by `until`), oldest first, each selected as by `latest`.
+
+    Columns: `issued_at`, `model_version`, `role`, `made_at`, and `live`: made before the first target candle closed.
+    Months are read from the newest backwards, only as many as needed.
+    """
+    columns = ["issued_at", "model_version", "role", "made_at"]
+    live = (pl.col("made_at") < pl.col("target_time")).fill_null(False).alias("live")
+    shown = pl.DataFrame(schema={**{name: FORECAST_SCHEMA[name] for name in columns}, "live": pl.Boolean})
+    for rows in _newest_months(home, series, until):
+        issued = (
+            rows.filter(pl.col("step") == 1).select(*columns, live).sort("issued_at", maintain_order=True)
+        )
+        shown = pl.concat([issued.unique("issued_at", keep="last", maintain_order=True), shown])
+        if len(shown) >= limit:
+            break
+    return shown.tail(limit)
 
 
-def _state(status: os.stat_result) -> _State:
-    return status.st_ino, status.st_mtime_ns, status.st_size
+def _newest_months(home: Path, series: SeriesId, until: datetime | None) -> Iterator[pl.DataFrame]:
+    """Yield the rows (issued by `until`), month by month from the newest backwards."""
+    for path in reversed(month_files(series.folder(home, FORECASTS.name))):
+        if until and path.stem > f"{until:%Y-%m}":
+            continue
+        rows = read_month(home, series, FORECASTS, path.stem)
+        if rows is not None:
+            yield rows.filter(pl.col("issued_at") <= until) if until else rows
+
+
+def series_with_forecasts(home: Path, market: str | None = None) -> list[SeriesId]:
+    """Return every series (of `market`, default of all) that has forecasts, in order."""
+    return [
+        series
+        for series in stored_series(home, FORECASTS.name)
+        if market in (None, series.market) and month_files(series.folder(home, FORECASTS.name))
+    ]

@@ -14,8 +14,7 @@ import polars as pl
 
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, OWN, SIM, SeriesId
-from tasks.forecasting import stored_forecasts
-from tasks.forecasting.months import forecast_command, month_of
+from tasks.forecasting.months import forecast_command, latest
 from tasks.market.klines import ingest_command, read_klines
 
 PUBLISHING_DELAY = timedelta(hours=6)
@@ -41,7 +40,11 @@ class Stale:
 
     def __str__(self) -> str:
         """Return the finding and the remedy as one sentence."""
-        return f"{self.finding}; refresh it with {self._remedy}"
+        if self.what == "forecast":
+            return f"{self.finding}; refresh it with `{forecast_command(self.series)}`"
+        return (
+            f"{self.finding}; refresh it with {with_source(ingest_command(self.series), self.series.market)}"
+        )
 
     @property
     def finding(self) -> str:
@@ -49,12 +52,6 @@ class Stale:
         hours = self.age.total_seconds() / 3600
         age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
         return f"{self.series}: the newest {self.what} is {age} old ({self.newest:%Y-%m-%dT%H:%MZ})"
-
-    @property
-    def _remedy(self) -> str:
-        if self.what == "forecast":
-            return f"`{forecast_command(self.series)}`"
-        return with_source(ingest_command(self.series), self.series.market)
 
 
 def with_source(command: str, market: str) -> str:
@@ -77,20 +74,18 @@ def find_stale(
     """
     now = now or datetime.now(UTC)
     real = [s for s in series if s.market != SIM and s.timeframe in INTERVAL_SECONDS]
-    newest = {s: last for s in real if (last := _newest_close(home, s, now))}
-    leaders: dict[str, datetime] = {}
-    for s, (closed, _) in newest.items():
-        leaders[s.market] = max(closed, leaders.get(s.market, closed))
-    found: list[Stale] = []
+    newest = {s: close for s in real if (close := _newest_close(home, s, now))}
+    stale: list[Stale] = []
     for s, (closed, live) in newest.items():
-        if leaders[s.market] - closed > STOPPED_AFTER:
+        leader = max(close for other, (close, _) in newest.items() if other.market == s.market)
+        if leader - closed > STOPPED_AFTER:
             continue
         oldest = oldest_allowed(s, now, live) - grace
         if closed < oldest:
-            found.append(Stale(s, "candle", closed, now - closed))
-        elif (issued := newest_forecast(home, s, now)) and issued < oldest:
-            found.append(Stale(s, "forecast", issued, now - issued))
-    return found
+            stale.append(Stale(s, "candle", closed, now - closed))
+        elif (issued := latest(home, s, now)["issued_at"].max()) and issued < oldest:  # type: ignore[operator]
+            stale.append(Stale(s, "forecast", issued, now - issued))  # type: ignore[arg-type, operator]
+    return stale
 
 
 def oldest_allowed(series: SeriesId, now: datetime, live: bool) -> datetime:
@@ -101,15 +96,9 @@ def oldest_allowed(series: SeriesId, now: datetime, live: bool) -> datetime:
     return published - INTERVALS_ALLOWED * timedelta(seconds=series.seconds)
 
 
-def newest_forecast(home: Path, series: SeriesId, now: datetime | None = None) -> datetime | None:
-    """Return when the newest forecast of a series was issued (by `now`), None without forecasts."""
-    rows = stored_forecasts.latest(home, series, now)
-    return rows["issued_at"][0] if len(rows) else None
-
-
 def newest_month(home: Path, series: SeriesId, until: datetime | None) -> datetime | None:
     """Return the start of the newest stored month of candles (not after `until`): older months need not be read."""
-    last = month_of(until) if until else "9999-12"
+    last = f"{until:%Y-%m}" if until else "9999-12"
     months = [f.stem for f in series.folder(home, "klines").glob("????-??.parquet") if f.stem <= last]
     return datetime.strptime(max(months), "%Y-%m").replace(tzinfo=UTC) if months else None
 
@@ -121,15 +110,12 @@ def _newest_close(home: Path, series: SeriesId, now: datetime) -> tuple[datetime
         return None
     since = month - timedelta(days=32)  # the newest month may have no candle closed by `now` yet
     try:
-        confirmed, newest = (_last_close(home, series, since, now, confirmed) for confirmed in (True, False))
+        confirmed, newest = (
+            read_klines(home, series, since=since, as_of=now, columns=["open_time"], confirmed=confirmed)
+            .select(pl.col("open_time").max())
+            .item()
+            for confirmed in (True, False)
+        )
     except CpbError:  # unreadable candles: reported when read for a forecast, and by `cpb verify`
         return None
-    return (newest, newest != confirmed) if newest else None
-
-
-def _last_close(
-    home: Path, series: SeriesId, since: datetime, now: datetime, confirmed: bool
-) -> datetime | None:
-    frame = read_klines(home, series, since=since, as_of=now, columns=["open_time"], confirmed=confirmed)
-    last = frame.select(pl.col("open_time").max()).item()
-    return last + timedelta(seconds=series.seconds) if last else None
+    return (newest + timedelta(seconds=series.seconds), newest != confirmed) if newest else None

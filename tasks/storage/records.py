@@ -137,8 +137,14 @@ def find_record(path: Path, kind: type[R], *, of: str = "") -> R | None:
     except FileNotFoundError:
         return None
     except DamagedError as error:
-        log.warning("%s", error)
+        warn_once(str(error))
         return None
+
+
+@cache
+def warn_once(text: str) -> None:
+    """Log a warning once per process: page reloads must not fill the log."""
+    log.warning("%s", text)
 
 
 def member_subject(path: Path) -> str:

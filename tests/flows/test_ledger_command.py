@@ -10,7 +10,7 @@ from live_record import made_forecasts, write_walk
 
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
-from tasks.forecasting.ledger import score_due
+from tasks.forecasting.record import score_due
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
 FIRST = datetime(2025, 1, 1, tzinfo=UTC)

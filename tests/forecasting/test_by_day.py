@@ -4,8 +4,7 @@ import pytest
 from forecast_tools import PEPE
 from test_live_record import DAY, FIRST, entry, fill, scored
 
-from tasks.forecasting.daily import read_sums
-from tasks.forecasting.summary import SCHEMA, record_by_day
+from tasks.forecasting.record import DAYS_SCHEMA, read_sums, record_by_day
 
 
 def by_day(home, now, live=True):
@@ -17,7 +16,7 @@ def test_its_last_day_is_the_summary(tmp_path):
     scored(tmp_path, now)
     found = by_day(tmp_path, now)
     known, last = entry(tmp_path), found.row(-1, named=True)
-    assert dict(found.schema) == SCHEMA
+    assert dict(found.schema) == DAYS_SCHEMA
     assert (len(found), last["day"]) == (known.days, known.last)
     assert last["ratio"] == pytest.approx(known.crps_ratio)
     assert (last["low"], last["high"]) == pytest.approx((known.crps_ratio_low, known.crps_ratio_high))
@@ -35,5 +34,5 @@ def test_live_forecasts_and_replays_are_apart_and_none_is_an_empty_frame(tmp_pat
     now = fill(tmp_path, 5)
     assert by_day(tmp_path, now).is_empty()
     scored(tmp_path, now)
-    assert dict(by_day(tmp_path, now, live=False).schema) == SCHEMA
+    assert dict(by_day(tmp_path, now, live=False).schema) == DAYS_SCHEMA
     assert by_day(tmp_path, now, live=False).is_empty()

@@ -19,9 +19,9 @@ from verifying import verify_forecasts as verify
 
 from schemas.errors import CpbError
 from tasks.forecasting import chain
-from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, read_lines, rows_digest
 from tasks.forecasting.months import month_bytes
+from tasks.forecasting.record import score_due
 
 PEPE_MAY = "forecasts/interval=1h/symbol=PEPEUSDT/2025-05.parquet"
 PEPE_JUNE = PEPE_MAY.replace("05.parquet", "06.parquet")
@@ -183,20 +183,31 @@ def test_a_chain_that_is_cut_off_is_found_by_the_rows_it_leaves_without_a_line(h
         assert found[PEPE_JUNE].startswith("row 51 and the rows after it")
 
 
-def test_a_chain_that_is_gone_is_found(home):
-    chain_path(home, "spot").unlink()
+def test_without_its_chain_a_market_is_named_and_stores_nothing_until_it_is_restored(home):
+    path = chain_path(home, "spot")
+    content = path.read_bytes()
+    path.unlink()
 
     assert set(faults(home)) == {CHAIN}
-    assert not chain_path(home, "spot").exists()
+    for error in issue(home, 11).values():
+        assert error.code == "damaged"
+        assert "chain.jsonl is missing though rows were stored" in str(error)
+        assert "restore it from a backup" in str(error)
+    assert not path.exists()
+    path.write_bytes(content)
+    assert issue(home, 11) == {PEPE: 10, BTC: 10}
+    assert faults(home) == {}
 
 
-def test_who_writes_next_says_that_the_chain_was_gone(home, caplog):
-    chain_path(home, "spot").unlink()
+def test_behind_a_damaged_chain_forecasts_are_stored_with_one_warning(home, caplog):
+    alter_text(3, b'"rows":10', b'"rows":20')(home)
+
     for hours in (11, 12):
-        chain.append(home, "spot", "forecasts", {PEPE: rows_at(hours)})
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "chain.jsonl is missing although rows were stored with it" in said
-    assert [line.kind for line in lines_of(home)] == ["before", "forecasts", "forecasts"]
+        assert issue(home, hours) == {PEPE: 10, BTC: 10}
+
+    (warning,) = [entry.getMessage() for entry in caplog.records]
+    assert "chain.jsonl is damaged (line 3 does not fit): restore it from a backup" in warning
+    assert faults(home)[CHAIN].startswith("line 3 does not fit")
 
 
 def test_scores_without_forecasts_and_without_a_chain_are_found(home):
@@ -253,20 +264,6 @@ def test_a_file_that_the_chain_does_not_know_is_found(home):
     shutil.copytree((home / PEPE_JUNE).parent, home / "forecasts/interval=1h/symbol=ETHUSDT")
 
     assert len(faults(home)) == 2
-
-
-def test_a_store_whose_chain_is_gone_gets_one_that_says_what_was_there_before_it(home):
-    chain_path(home, "spot").unlink()
-    everything = read(home, PEPE)
-
-    issue(home, 20)
-
-    lines = lines_of(home)
-    assert [line.kind for line in lines] == ["before", "forecasts"]
-    assert sum(entry.rows for entry in lines[0].entries) == 2 * (100 + SCORED)
-    assert read(home, PEPE)[:100].equals(everything)
-    assert faults(home) == {}
-    assert Chain.read(chain_path(home, "spot")).rows_before == 2 * (100 + SCORED)
 
 
 @pytest.mark.parametrize("there", [0, 1, 200, -1])
@@ -356,30 +353,14 @@ def test_a_kill_at_any_access_to_a_file_leaves_rows_and_line_or_neither(tmp_path
     assert all(p.stat().st_size < 1e6 for p in drafts)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_kill_while_a_chain_begins_leaves_no_half(tmp_path, forking):
-    for limit in range(1, 100):
-        home = tmp_path / str(limit)
-        issue(home, 5)
-        chain_path(home, "spot").unlink()
-        killed = killed_at(forking, home, limit, hours=6)
-        assert all(type(new) is int for new in issue(home, 6).values())
-        assert faults(home) == {}
-        assert len(read(home, BTC)) == 20
-        assert len(read(home, PEPE)) == 20
-        assert [line.kind for line in lines_of(home)].count("before") == 1
-        if not killed:
-            break
-    assert 30 < limit < 99
-
-
 @pytest.mark.parametrize("limit", [3, 10, 15])
-def test_a_kill_leaves_rows_and_line_or_neither(tmp_path, forking, limit):
-    issue(tmp_path, 0)
+@pytest.mark.parametrize("stored", [0, 1])  # 0: the chain begins with this batch
+def test_a_kill_leaves_rows_and_line_or_neither(tmp_path, forking, limit, stored):
+    for hours in range(stored):
+        issue(tmp_path, hours)
 
-    assert killed_at(forking, tmp_path, limit, hours=1)
-    check_after_a_kill(tmp_path, 1, before=10)
+    assert killed_at(forking, tmp_path, limit, hours=stored)
+    check_after_a_kill(tmp_path, stored, before=10 * stored)
 
 
 WRITER = """

@@ -26,8 +26,8 @@ from tasks.forecasting.drift import (
     read_watch,
     update,
 )
-from tasks.forecasting.ledger import score_due
-from tasks.forecasting.losses import evidence_rows
+from tasks.forecasting.record import score_due
+from tasks.forecasting.score import evidence_rows
 from tasks.storage.files import write_json
 from tasks.storage.model_folder import write_reference
 
@@ -96,7 +96,7 @@ def looked(home, now, *champions):
 
 
 def rows_of(home, series=PEPE):
-    return evidence_rows(home, [series])
+    return evidence_rows(home, series)
 
 
 def test_bands_that_hold_are_fine_and_narrow_ones_drift(tmp_path):

@@ -3,11 +3,11 @@
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
+from forecast_tools import HOUR, PEPE, START, append, rows_at, write_candles
 from live_record import ledger
 
-from tasks.forecasting.ledger import score_due
-from tasks.forecasting.losses import evidence_rows
+from tasks.forecasting.record import score_due
+from tasks.forecasting.score import evidence_rows
 
 LAST = 8.25e-6
 CLOSES = [LAST * (1 + 0.002 * (-1) ** i * i) for i in range(1, 60)]
@@ -36,30 +36,24 @@ def test_a_row_is_the_mean_over_the_steps_of_one_forecast(tmp_path):
         pl.col("model_version").str.ends_with("/1"), pl.col("issued_at") == START
     )
 
-    found = evidence_rows(tmp_path, [PEPE]).row(0, named=True)
+    found = evidence_rows(tmp_path, PEPE).row(0, named=True)
 
-    assert (found["series"], found["issued_at"]) == (PEPE.name, START)
-    assert found["version"] == f"{PEPE.registered}/1"
+    assert (found["model_version"], found["issued_at"]) == (f"{PEPE.registered}/1", START)
     assert found["crps"] == pytest.approx(scored["crps"].mean())
     assert found["ref_crps"] == pytest.approx(scored["ref_crps"].mean())
     assert found["ref_crps"] != pytest.approx(found["crps"])
     width = np.log(scored["ref_q90"] / scored["ref_q10"]).mean()
     assert found["ref_width"] == pytest.approx(width)
     assert found["covered_80_step_1"] == scored["covered_80"][0]
-    assert found["scored_at"] == START + 40 * HOUR
 
 
-def test_every_origin_has_a_row_for_each_version_and_series_in_order(tmp_path):
+def test_every_origin_has_a_row_for_each_version_in_order(tmp_path):
     filled(tmp_path)
-    filled(tmp_path, BTC)
 
-    found = evidence_rows(tmp_path, [PEPE, BTC], since=START + HOUR)
+    rows = evidence_rows(tmp_path, PEPE, since=START + HOUR)
 
-    assert found.select("issued_at", "series", "version").rows() == [
-        (START + hour * HOUR, series.name, f"{series.registered}/{number}")
-        for hour in (1, 2)
-        for series in (BTC, PEPE)
-        for number in (1, 2)
+    assert rows.select("issued_at", "model_version").rows() == [
+        (START + hour * HOUR, f"{PEPE.registered}/{number}") for hour in (1, 2) for number in (1, 2)
     ]
 
 
@@ -73,7 +67,7 @@ def test_unfinished_replayed_and_reference_less_forecasts_are_left_out(tmp_path)
     write_candles(tmp_path, CLOSES)
 
     score_due(tmp_path, [PEPE], START + 39 * HOUR)
-    assert evidence_rows(tmp_path, [PEPE]).is_empty()  # the last one's last step has not closed
+    assert evidence_rows(tmp_path, PEPE).is_empty()  # the last one's last step has not closed
 
     score_due(tmp_path, [PEPE], START + 40 * HOUR)
-    assert evidence_rows(tmp_path, [PEPE])["issued_at"].to_list() == [START + 30 * HOUR]
+    assert evidence_rows(tmp_path, PEPE)["issued_at"].to_list() == [START + 30 * HOUR]

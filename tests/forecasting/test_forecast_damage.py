@@ -23,9 +23,8 @@ from verifying import verify_forecasts as verify
 
 from schemas.errors import DamagedError
 from tasks.forecasting import months
-from tasks.forecasting.ledger import score_due
-from tasks.forecasting.months import FORECASTS
-from tasks.forecasting.stored_forecasts import latest
+from tasks.forecasting.months import FORECASTS, latest
+from tasks.forecasting.record import score_due
 
 
 def cut(path):

@@ -10,7 +10,7 @@ from live_record import read
 from schemas.errors import MemberError
 from schemas.forecasts import FORECAST_SCHEMA
 from tasks.forecasting.issue import contract_rows
-from tasks.forecasting.stored_forecasts import latest, series_with_forecasts
+from tasks.forecasting.months import latest, series_with_forecasts
 
 
 def test_a_ten_step_forecast_is_ten_rows_of_the_contract(tmp_path):

@@ -18,8 +18,8 @@ from schemas.forecasts import REFERENCE_COLUMNS
 from schemas.reference import Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting import issue
-from tasks.forecasting.daily import recipes_of
-from tasks.forecasting.stored_forecasts import latest, series_with_forecasts
+from tasks.forecasting.issue import recipes_of
+from tasks.forecasting.months import latest, series_with_forecasts
 from tasks.storage.model_folder import write_reference
 
 LINK = BTC.__class__("spot", "LINKUSDT", "1h")

@@ -15,8 +15,8 @@ from forecast_tools import (
 )
 from live_record import ledger
 
-from tasks.forecasting.ledger import score_due
 from tasks.forecasting.months import load
+from tasks.forecasting.record import score_due
 
 
 def score(home, now, series=PEPE):
@@ -129,7 +129,7 @@ def test_months_that_are_scored_to_the_last_row_are_not_read_again(tmp_path, mon
     append(tmp_path, PEPE, rows_at(13))
     seen = []
     monkeypatch.setattr(
-        "tasks.forecasting.ledger.load",
+        "tasks.forecasting.score.load",
         lambda home, series, tree, path: (
             seen.append((tree.name, path.stem)) or load(home, series, tree, path)
         ),

@@ -9,18 +9,23 @@ import polars as pl
 import pytest
 from forecast_tools import BTC, PEPE, files_of, flip
 from live_record import ledger, made_forecasts, write_walk
+from verifying import verify_ledger
 
 from schemas.identity import SeriesId
 from schemas.ledger import TOO_FEW
-from tasks.forecasting import chain, daily
-from tasks.forecasting.daily import DAILY, STATE, daily_sums, day_sums, note_version, recipes_of
-from tasks.forecasting.ledger import newest_scored, score_due
-from tasks.forecasting.summary import (
+from tasks.forecasting import chain, record, score
+from tasks.forecasting.issue import note_version, recipes_of
+from tasks.forecasting.record import (
+    DAILY,
     MAX_VERSIONS,
     SUMMARY,
+    daily_sums,
+    day_sums,
     ledger_rows,
     read_summary,
+    score_due,
 )
+from tasks.forecasting.score import newest_scored
 
 FIRST = datetime(2025, 1, 20, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
@@ -168,9 +173,9 @@ def test_scoring_reads_only_the_months_that_changed(tmp_path, monkeypatch):
     scored(tmp_path, FIRST + 45 * DAY)
     before = daily_sums(tmp_path, PEPE)
     seen = []
-    read = daily.read_month
+    read = record.read_month
     monkeypatch.setattr(
-        daily, "read_month", lambda h, s, t, month: (seen.append(month), read(h, s, t, month))[1]
+        record, "read_month", lambda h, s, t, month: (seen.append(month), read(h, s, t, month))[1]
     )
 
     scored(tmp_path, now)
@@ -179,7 +184,7 @@ def test_scoring_reads_only_the_months_that_changed(tmp_path, monkeypatch):
     after = daily_sums(tmp_path, PEPE)
     early = pl.col("day") < datetime(2025, 3, 1).date()
     assert after.filter(early).equals(before.filter(early))
-    assert after.equals(day_sums(ledger(tmp_path, PEPE)), null_equal=True)
+    assert after.drop("source").equals(day_sums(ledger(tmp_path, PEPE)), null_equal=True)
 
 
 def test_sums_made_while_a_file_is_being_replaced_are_made_again_when_it_is(tmp_path):
@@ -189,27 +194,29 @@ def test_sums_made_while_a_file_is_being_replaced_are_made_again_when_it_is(tmp_
     early = path.read_bytes()
     scored(tmp_path, now)
     late, expected = path.read_bytes(), daily_sums(tmp_path, PEPE)
-    path.write_bytes(early)  # the index has the new digest already, and the old one
-    (PEPE.folder(tmp_path, "ledger") / STATE).unlink()
+    path.write_bytes(early)
     assert daily_sums(tmp_path, PEPE)["rows"].sum() < expected["rows"].sum()
 
     path.write_bytes(late)
-    assert daily_sums(tmp_path, PEPE).equals(expected)
+    assert daily_sums(tmp_path, PEPE).drop("source").equals(expected.drop("source"))
 
 
-@pytest.mark.parametrize("name", [DAILY, STATE])
-@pytest.mark.parametrize("fault", ["missing", "flipped"])
-def test_damaged_or_missing_sums_are_made_again(tmp_path, name, fault):
+@pytest.mark.parametrize("place", [None, *(i / 8 for i in range(8))])
+def test_damaged_or_missing_sums_are_named_and_made_again(tmp_path, place):
     scored(tmp_path, fill(tmp_path, 12))
-    path = PEPE.folder(tmp_path, "ledger") / name
+    path = PEPE.folder(tmp_path, "ledger") / DAILY
     expected = daily_sums(tmp_path, PEPE)
-    if fault == "missing":
+    assert verify_ledger(tmp_path) == []
+    if place is None:
         path.unlink()
     else:
-        flip(path)
+        flip(path, place)
+        (damage,) = verify_ledger(tmp_path)
+        assert damage.path == path.relative_to(tmp_path).as_posix()
 
     assert daily_sums(tmp_path, PEPE).equals(expected)
     assert daily_sums(tmp_path, PEPE).equals(expected)
+    assert verify_ledger(tmp_path) == []
 
 
 def test_a_missing_or_damaged_record_is_made_again_by_the_command_and_not_by_the_page(tmp_path):
@@ -250,10 +257,8 @@ def test_the_newest_scored_rows_are_found_without_reading_every_month(tmp_path, 
     scored(tmp_path, fill(tmp_path, 60, every=1))
     everything = ledger(tmp_path, PEPE).sort("target_time", "issued_at", "step")
     seen = []
-    from tasks.forecasting import ledger as module
-
-    read = module.read_month
-    monkeypatch.setattr(module, "read_month", lambda h, s, t, m: (seen.append(m), read(h, s, t, m))[1])
+    read = score.read_month
+    monkeypatch.setattr(score, "read_month", lambda h, s, t, m: (seen.append(m), read(h, s, t, m))[1])
 
     for limit in (1, 200, 12_000):
         assert newest_scored(tmp_path, PEPE, limit).equals(everything.tail(limit))

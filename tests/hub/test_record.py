@@ -23,9 +23,8 @@ from schemas.errors import CpbError
 from schemas.forecasts import REFERENCE_COLUMNS
 from schemas.identity import SeriesId, tree_of
 from tasks.forecasting.chain import append, pending_path
-from tasks.forecasting.ledger import score_due
 from tasks.forecasting.lines import chain_path, last_line
-from tasks.forecasting.summary import ledger_rows
+from tasks.forecasting.record import ledger_rows, score_due
 from tasks.hub import record
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree

@@ -30,11 +30,10 @@ from verifying import verify_champions, verify_features, verify_fleets, verify_f
 import cpbmodels
 from schemas.errors import CpbError
 from schemas.handover import Damage, SeriesRecord, ShardResult
-from tasks.forecasting import months
 from tasks.market.klines import read_klines
 from tasks.signals.feature_files import newest_series, read_features, write_features
 from tasks.storage.model_folder import CONFIG, WEIGHTS
-from tasks.storage.records import find_record, read_npz
+from tasks.storage.records import find_record, read_npz, warn_once
 from tasks.tracking.registry import champions
 from tasks.training.shard import JOB, RESULT, prepare, read_job
 
@@ -168,8 +167,7 @@ def try_kind(home: Path, kind: Kind, flips: int, chance: random.Random) -> Tally
 
 def _forget_checks() -> None:
     """Read like a process of its own, which checks every file and says each thing once."""
-    for known in (months._checked, months._logged):
-        known.clear()
+    warn_once.cache_clear()
 
 
 @contextmanager

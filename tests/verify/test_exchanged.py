@@ -73,7 +73,7 @@ FILES = {
     "weights of champions": of_champions("model.safetensors"),
     "forecasts": of_both("forecasts", "2025-05.parquet"),
     "scores": of_both("ledger", "2025-05.parquet"),
-    "sums of scores": of_both("ledger", "daily.json"),
+    "sums of scores": of_both("ledger", "daily.parquet"),
     "versions": of_both("ledger", "versions.json"),
     "published weights": published("model.safetensors"),
     "published scores": published("metrics.json"),

@@ -6,8 +6,7 @@ import pytest
 from serving import client_of
 from webapp_store import BTC, SIM_BTC, small_home
 
-from tasks.forecasting.daily import read_sums
-from tasks.forecasting.summary import read_summary, record_by_day
+from tasks.forecasting.record import read_summary, read_sums, record_by_day
 from tasks.judging.fleet import score_file
 from tasks.judging.member import MemberScore
 from webapp import figures

@@ -11,7 +11,7 @@ from schemas.frames import KLINES
 from schemas.identity import ModelId, SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.issue import contract_rows
-from tasks.forecasting.ledger import score_due
+from tasks.forecasting.record import score_due
 from tasks.tracking.registry import Champion
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
 

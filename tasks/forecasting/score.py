@@ -1,0 +1,168 @@
+"""Scores of stored forecasts: the realised closes of due rows, and the losses of scored rows.
+
+The ledger (`HOME/ledger`) holds realised closes in separate files: forecasts are joined with it on reading and never
+rewritten. A row is scored once, when its candle has closed and is stored; if the candle is missing (an exchange
+outage), or the price level has leapt since the forecast (another unit), the row stays unscored.
+
+Losses are those of the model and of the reference: CRPS, tails, coverage, in log-return.
+"""
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+
+from cpbmodels.data.prices import level_leaps
+from cpbmodels.data.rows import QUANTILE_COLUMNS
+from schemas.forecasts import KEY, LEDGER_SCHEMA, REFERENCE_COLUMNS
+from schemas.identity import SeriesId
+from schemas.reference import BANDS
+from tasks.forecasting.months import FORECASTS, LEDGER, count_rows, load, month_files, read_month, read_months
+from tasks.judging.scores import BANDS as BAND_LEVELS
+from tasks.judging.scores import TAILS, pinball
+from tasks.market.klines import read_klines
+
+ORIGIN = ("model_version", "role", "issued_at")
+"""Columns that identify one forecast of a series."""
+
+
+def scores_due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
+    """Return the ledger rows of a series' unscored forecasts whose candle has closed by `now`; empty if none are due.
+
+    Raises:
+        DamagedError: a month of forecasts or scores.
+    """
+    due = _due(home, series, now)
+    if due.is_empty():
+        return pl.DataFrame(schema=LEDGER_SCHEMA)
+    step = timedelta(seconds=series.seconds)
+    first: datetime = due["issued_at"].min() - step  # type: ignore[operator, assignment]
+    columns = ["open", "close"]
+    klines = read_klines(home, series, since=first, as_of=now, columns=columns, confirmed=False)
+    leaps = level_leaps(*(klines[name].to_numpy() for name in columns))
+    closes = klines.select(
+        target_time=pl.col("open_time").cast(pl.Datetime("us", "UTC")) + step,
+        realised_close="close",
+        level=pl.Series(leaps.cumsum()),
+    )
+    closed = due.join(closes, on="target_time", how="inner").filter(pl.col("target_time") <= now)
+    origins = closes.select(issued_at="target_time", level_before="level")
+    closed = closed.join(origins, on="issued_at", how="left", maintain_order="left")
+    closed = closed.filter(pl.col("level_before").is_null() | (pl.col("level_before") == pl.col("level")))
+    return closed.with_columns(scored_at=pl.lit(now, pl.Datetime("us", "UTC"))).select(*LEDGER_SCHEMA)
+
+
+def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
+    """Return key and target time of unscored rows whose candle has closed by `now`."""
+    columns = [*KEY, "target_time"]
+    parts = [pl.DataFrame(schema=FORECASTS.schema).select(columns)]
+    for path in month_files(series.folder(home, FORECASTS.name)):
+        # A month whose rows are all scored is not read again, so that the work does not grow with history.
+        scores = series.folder(home, LEDGER.name) / path.name
+        if path.stem > f"{now:%Y-%m}" or count_rows(path) == count_rows(scores) >= 0:
+            continue
+        due = load(home, series, FORECASTS, path).filter(pl.col("target_time") <= now).select(columns)
+        if scores.exists():
+            due = due.join(load(home, series, LEDGER, scores), on=list(KEY), how="anti")
+        parts.append(due)
+    return pl.concat(parts)
+
+
+def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
+    """Return the forecast rows that have a score, in their order, with the score's columns and losses.
+
+    Added columns: `realised_close`, `scored_at`; `live` (made before the target candle closed; false for replays);
+    `crps`, `tail` (mean pinball loss at 5 and 95 %), both of the log-return since `last_close`, comparable across
+    coins; `covered_50 covered_80 covered_90`; the same of the reference as `ref_…` (null for rows without a
+    reference); `ref_width`: the reference's log(q90 / q10), mean over the steps of a forecast, a scale of the loss that
+    is known at the origin, in which losses are added up across coins and times; `horizon`: steps of the forecast; and
+    `direction_hit`: whether the median is on the realised side of `last_close`; null if either equals it.
+
+    Args:
+        rows: forecast rows of one series, complete forecasts.
+        scores: rows of the ledger.
+    """
+    width = (pl.col("ref_q90") / pl.col("ref_q10")).log().mean().over(ORIGIN)
+    whole = rows.with_columns(ref_width=width, horizon=pl.col("step").max().over(ORIGIN))
+    joined = whole.join(scores, on=list(KEY), how="inner", maintain_order="left")
+    closes = pl.col("realised_close")
+    moved = (closes - pl.col("last_close")).sign() * (pl.col("q50") - pl.col("last_close")).sign()
+    model, reference = (_losses(joined, columns) for columns in (QUANTILE_COLUMNS, REFERENCE_COLUMNS))
+    return joined.with_columns(
+        (pl.col("made_at") < pl.col("target_time")).fill_null(False).alias("live"),
+        pl.when(moved != 0).then(moved > 0).alias("direction_hit"),
+        **model,
+        **{f"ref_{name}": values for name, values in reference.items()},
+    )
+
+
+def _losses(rows: pl.DataFrame, columns: tuple[str, ...]) -> dict[str, pl.Series]:
+    """Return the columns of `scored_rows` for one forecaster; null if it has no quantiles."""
+    prices, closes = rows.select(columns).to_numpy(), rows["realised_close"].to_numpy()
+    last = rows["last_close"].to_numpy()
+    loss = pinball(np.log(prices / last[:, None]), np.log(closes / last))
+    losses = {"crps": 2 * loss.mean(axis=-1), "tail": loss[:, list(TAILS)].mean(axis=-1)}
+    inside = {
+        f"covered_{band}": (closes >= prices[:, low]) & (closes <= prices[:, high])
+        for band, (low, high) in BAND_LEVELS.items()
+    }
+    unknown = rows[columns[0]].is_null().arg_true()
+    return {
+        name: pl.Series(name, values).scatter(unknown, None) for name, values in (losses | inside).items()
+    }
+
+
+def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
+    """Return the newest `limit` scored rows of one series by target time, newest last.
+
+    Months are read from the newest backwards, only as many as needed.
+    """
+    newest = scored_rows(*(pl.DataFrame(schema=tree.schema) for tree in (FORECASTS, LEDGER)))
+    for path in reversed(month_files(series.folder(home, LEDGER.name)) if limit else []):
+        rows, scores = (read_month(home, series, tree, path.stem) for tree in (FORECASTS, LEDGER))
+        if rows is None or scores is None:
+            continue
+        newest = pl.concat([scored_rows(rows, scores), newest]).sort("target_time", "issued_at", "step")
+        newest = newest.tail(limit)
+        # Forecasts of earlier months target at most this month's first hours.
+        reach = pl.duration(seconds=series.seconds * pl.col("step").max())
+        first = rows.select(pl.col("issued_at").min() + reach).item()
+        if len(newest) == limit and newest["target_time"][0] > first:
+            break
+    return newest
+
+
+_STEP_1 = tuple(f"{whose}covered_{band}" for whose in ("", "ref_") for band in BANDS)
+
+
+def evidence_rows(
+    home: Path, series: SeriesId, since: datetime | None = None, until: datetime | None = None
+) -> pl.DataFrame:
+    """Return one row per live forecast of a series with a reference and a score for every step, by origin and version.
+
+    If a champion was replaced between two runs at the same origin, both versions have a row. Months outside the bounds
+    are not read.
+
+    Args:
+        since, until: bounds of `issued_at`, UTC, both inclusive.
+
+    Returns:
+        `issued_at`; `model_version`; `crps`, `ref_crps`: means over all steps of the model's and the reference's CRPS
+        (log-return); `ref_width`, as in `scored_rows`; `covered_N_step_1`, `ref_covered_N_step_1`: whether the first
+        close was inside the central band of N % of the model, of the reference.
+    """
+    rows = read_months(home, series, FORECASTS, since, until).filter(pl.col("ref_q50").is_not_null())
+    steps = rows.group_by(ORIGIN).agg(steps=pl.len())
+    scored = scored_rows(rows, read_months(home, series, LEDGER, since, until)).sort("step")
+    forecasts = scored.group_by(ORIGIN).agg(
+        pl.len().alias("scored"),
+        pl.col("live").all(),
+        pl.col("crps", "ref_crps").mean(),
+        pl.col("ref_width").first(),
+        pl.col(_STEP_1).first().name.suffix("_step_1"),
+    )
+    whole = forecasts.join(steps, on=list(ORIGIN), how="inner")
+    return whole.filter(pl.col("live"), pl.col("scored") == pl.col("steps")).sort(
+        "issued_at", "model_version"
+    )
