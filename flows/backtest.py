@@ -29,8 +29,7 @@ from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_back
 from tasks.backtesting.judge import Backtest
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
-from tasks.train import check_engine, opened_engine
-from tasks.training.local import Engine
+from tasks.train import Engine, opened_engine
 from tasks.training.shard import ShardsInUse
 
 
@@ -40,7 +39,6 @@ def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) ->
     Raises:
         CpbError: no series can be used, or an output folder, the device or a baseline's package is not available.
     """
-    check_engine(spec)
     check_backtest(spec)
     spec = read_pairs(spec, say)
     contest = by_backtest.open_contest(spec) if spec.gate else None

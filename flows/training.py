@@ -43,8 +43,7 @@ from tasks.tracking.store import (
     store_errors,
 )
 from tasks.tracking.wandb import check_installed, is_wanted, mirror
-from tasks.train import check_engine, opened_engine, train
-from tasks.training.local import Engine
+from tasks.train import Engine, opened_engine, train
 from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
 from tasks.training.shard import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
@@ -151,7 +150,6 @@ def run_training(
         CpbError: nothing could be ingested or trained; a started run is marked failed. Before any download: the device,
             the source or MLflow's artifact folder cannot be used, or wandb is not installed.
     """
-    check_engine(spec)
     check_source(spec.scope)
     check_place(open_store())
     if is_wanted(spec.wandb):
@@ -348,7 +346,7 @@ def train_fleets(
         for shard in queue
     ]
     ended = steps.each(train, calls, workers=at_once, then=lambda index, found: then(queue[index], found))
-    engine.leave()
+    engine.close()
     found = dict(zip(map(job_key, queue), ended, strict=True))
     return [[found[job_key(shard)] for shard in fleet.shards] for fleet in fleets]
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,12 +10,15 @@ from schemas.errors import CpbError, install_extra
 from schemas.handover import Failure, ShardJob, ShardResult
 from schemas.run import LOCAL, RAY, RunSpec
 from tasks.running.step import Retry, step
-from tasks.training.local import Engine, LocalEngine, TrainerDied, check_device
+from tasks.training.local import LocalEngine, TrainerDied
 from tasks.training.plan import job_key
 from tasks.training.progress import FleetProgress
-from tasks.training.ray import ADDRESS, check_cluster, connected
+from tasks.training.ray import ADDRESS, RayEngine, connected
 
 RETRY_WAIT_S = 5.0
+
+Engine = LocalEngine | RayEngine
+"""The resources that a run plans for, and that train its shards."""
 
 
 @step("train", run_name="train {job.architecture}", workers=64)
@@ -37,43 +40,24 @@ def train(
         progress.ended(job)
 
 
-def check_engine(spec: RunSpec) -> None:
-    """Check the engine's settings before anything is fetched.
+@contextmanager
+def opened_engine(spec: RunSpec) -> Iterator[Engine]:
+    """Yield the engine named by the run, or else the cluster of `RAY_ADDRESS`, or else this machine.
+
+    Opened before anything is fetched: a trainer on a GPU starts meanwhile, and a device that cannot be used is named.
 
     Raises:
         UsageError: a setting is invalid, or the device is not available.
-        CpbError: Ray is not installed, nothing responds at the cluster's address, or its token is missing or
-            readable by other users.
+        CpbError: Ray is not installed, or its cluster cannot be used.
     """
-    if _engine_name(spec) == LOCAL:
-        check_device(spec.device)
+    if (spec.engine or (RAY if os.environ.get(ADDRESS) else LOCAL)) == LOCAL:
+        with closing(LocalEngine(spec)) as local:
+            yield local
         return
     if find_spec("ray") is None:
         raise CpbError(
             f"engine ray: the package ray is not installed; run {install_extra('ray')}, or train with --engine local",
             code="extra-missing", field="engine",
         )  # fmt: skip
-    check_cluster()
-
-
-def _engine_name(spec: RunSpec) -> str:
-    return spec.engine or (RAY if os.environ.get(ADDRESS) else LOCAL)
-
-
-@contextmanager
-def opened_engine(spec: RunSpec) -> Iterator[Engine]:
-    """Yield the engine named by the run, or else the cluster of `RAY_ADDRESS`, or else this machine.
-
-    Raises:
-        UsageError: the device is not available.
-        CpbError: Ray's cluster cannot be used.
-    """
-    if _engine_name(spec) != LOCAL:
-        with connected(spec) as engine:
-            yield engine
-        return
-    local = LocalEngine(spec)
-    try:
-        yield local
-    finally:
-        local.leave()
+    with connected(spec) as cluster:
+        yield cluster

@@ -41,9 +41,8 @@ from tasks.running.step import Step
 from tasks.score import score
 from tasks.signals.feature_files import write_features
 from tasks.tracking.store import open_store
-from tasks.train import opened_engine, train
+from tasks.train import Engine, opened_engine, train
 from tasks.training import trainer
-from tasks.training.local import Engine
 from tasks.training.plan import plan_fleet
 from tasks.training.progress import FleetProgress
 from tasks.watch import watch

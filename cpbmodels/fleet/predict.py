@@ -1,7 +1,4 @@
-"""Forecasts of many models together: models of equal options are stacked into one fleet, windows into batches.
-
-Also plots of forecasts; they need matplotlib, an extra of the library.
-"""
+"""Forecasts of many models together: models of equal options are stacked into one fleet, windows into batches."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,14 +19,13 @@ from cpbmodels.data.paths import Paths, coin_factors, draw_closes
 from cpbmodels.data.series import Prediction, Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
-from cpbmodels.errors import ModelError, pip_install
+from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, Scaling
 from cpbmodels.fleet.net import Net, windows_in_flight
 
 if TYPE_CHECKING:
     import pandas as pd
     import polars as pl
-    from matplotlib.axes import Axes
 
     from cpbmodels.fleet.member import Member
 
@@ -107,33 +103,6 @@ class Forecast:
     def paths(self, n: int = 1000, seed: int = 0) -> Paths:
         """n joint paths of the close over the horizon; `Paths.close` is [1, n, H]. See `cpbmodels.paths`."""
         return paths([self], n, seed)
-
-    def plot(self, candles: int = 60, ax: Axes | None = None) -> Axes:
-        """Draw the last candles' closes, the median and the 50 % and 90 % intervals; needs matplotlib."""
-        check_forecasts_prices(self.probabilities)
-        try:
-            import matplotlib.pyplot as plt
-        except ImportError:
-            raise ModelError(f"Drawing needs matplotlib: {pip_install('matplotlib')}.") from None
-        if ax is None:
-            _, ax = plt.subplots(figsize=(9, 4), layout="constrained")
-        series, row = self.series, self.issued_row
-        first = max(row - candles + 1, 0)
-        past: list[Any] = list(range(first - row, 1))
-        future: list[Any] = list(range(len(self.candle) + 1))
-        if series.times is not None:
-            step = timedelta(seconds=series.step_seconds)
-            past = [self.issued_at + step * count for count in past]
-            future = [self.issued_at + step * count for count in future]
-        ax.plot(past, series.prices[first : row + 1, 3], color="black", linewidth=1, label="close")
-        last = self.last_close
-        for alpha, low, high, name in ((0.2, 0.05, 0.95, "90 %"), (0.35, 0.25, 0.75, "50 %")):
-            bottom, top = ([last, *self.close[level]] for level in (low, high))
-            ax.fill_between(future, bottom, top, color="tab:blue", alpha=alpha, linewidth=0, label=name)
-        ax.plot(future, [last, *self.close[0.5]], color="tab:blue", label="median")
-        ax.set_title(f"{series.symbol} {series.timeframe}".strip() or "forecast")
-        ax.legend(loc="best", frameon=False)
-        return ax
 
     def __repr__(self) -> str:
         """One line: which candles follow what, and the last step's median and 90 % interval."""

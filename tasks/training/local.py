@@ -6,8 +6,7 @@ is resident: importing torch and opening a GPU takes up to 10 s. It locks its GP
 done, so that another command can train in between.
 
 A GPU's slot is a file lock named by the device's UUID, which is the same for every process, however
-`CUDA_VISIBLE_DEVICES` renumbers the devices, and for every user of the machine. A CPU slot counts only within this
-process.
+`CUDA_VISIBLE_DEVICES` renumbers the devices, and for every user of the machine.
 """
 
 import json
@@ -18,12 +17,12 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from schemas.errors import BusyError, CpbError, UsageError
 from schemas.errors import count as named
@@ -288,18 +287,15 @@ class Trainers:
             log.warning("%s: its trainer died (%s); started again without Triton kernels", folder, end.last)
             return self._call(trainer, folder, watch)
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the trainers and release their devices' memory."""
         self._pool.stop()
 
 
 def run_trainer(folder: Path, slots: Slots, timeout_s: float, on_progress: Report | None = None) -> None:
     """Train one job with a new trainer; see `Trainers`."""
-    trainers = Trainers(slots)
-    try:
+    with closing(Trainers(slots)) as trainers:
         trainers.train(folder, timeout_s, on_progress)
-    finally:
-        trainers.stop()
 
 
 def _watch(folder: Path, timeout_s: float, on_progress: Report | None) -> Callable[[], None]:
@@ -353,28 +349,6 @@ def _death(folder: Path, end: Died) -> TrainerDied:
     return TrainerDied(message)
 
 
-class Engine(Protocol):
-    """The resources that a run plans for, and that train its shards."""
-
-    gpus: bool  # whether shards train on GPUs
-    cores: Cores  # of this machine, shared by trainers and judges
-
-    def plan(self, shards: int) -> int:
-        """Prepare for a plan of `shards` shards; return how many to pass to `run` concurrently, each in a thread."""
-        ...
-
-    def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
-        """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
-
-        Raises CpbError if the shard failed as a whole, `TrainerDied` if another try may succeed.
-        """
-        ...
-
-    def leave(self) -> None:
-        """Release the training resources: the run trains no further shards."""
-        ...
-
-
 def kernel_cache(folder: Path) -> dict[str, str]:
     """Return the environment that keeps compiled kernels in `triton` below a folder: a home's, or a node's.
 
@@ -384,13 +358,14 @@ def kernel_cache(folder: Path) -> dict[str, str]:
 
 
 class LocalEngine:
-    """This machine. Further shards wait in the order of submission.
+    """This machine. Further shards wait in the order of submission; `gpus`: whether they train on GPUs.
 
     With GPUs, the trainers start immediately, concurrently with ingestion. On a CPU they would only occupy its cores,
     and their thread count depends on the plan: they start with the first shard that is not trained yet.
     """
 
     def __init__(self, spec: RunSpec) -> None:
+        check_device(spec.device)
         self._device, gpus = spec.device, gpus_of(spec.device)
         self.gpus = bool(gpus)
         self.cores = Cores(max(1, usable_cores() - len(gpus)))
@@ -404,18 +379,22 @@ class LocalEngine:
             self._trainers.start()
 
     def plan(self, shards: int) -> int:
-        """Prepare a trainer per GPU, or per core; the caller queues the shards, largest first."""
+        """Prepare for a plan of `shards` shards; return how many to pass to `run` concurrently, each in a thread."""
         if not self.gpus:
             self._slots = plan_slots(self._device, shards)
             self._trainers = Trainers(self._slots, self.cores, self._env)
         return self._slots.workers
 
     def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
-        """Train a shard on the next free trainer; see `Engine`."""
+        """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
+
+        Raises:
+            CpbError: the shard failed as a whole; `TrainerDied` if another try may succeed.
+        """
         folder = prepare(root, job)
         self._trainers.train(folder, timeout_s, partial(progress.update, job), progress.waiting)
         return read_result(folder)
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """End the trainers, which releases their memory."""
-        self._trainers.stop()
+        self._trainers.close()

@@ -10,7 +10,6 @@ Anyone with Ray's token can run code on every machine of the cluster, so its fil
 
 import logging
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -58,7 +57,6 @@ MIN_CALLS = 64
 """Shards submitted at once on a small cluster; on a larger one twice as many as it trains at once. Each has a thread
 here, and its features in Ray's object store."""
 
-_PLACE = re.compile(r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9._-]+):(?P<port>[0-9]{1,5})", re.IGNORECASE)
 _CONNECT_S, _POLL_S = 5.0, 0.3
 _CANCEL_S = 1.5
 """Maximum seconds for a cancelled task to end its trainer: Ctrl-C takes 3 s in total."""
@@ -70,25 +68,33 @@ Files = dict[str, NDArray[np.uint8]]
 def check_cluster() -> None:
     """Check the cluster's address and token, and whether something listens there: Ray would wait for minutes.
 
+    Makes the token of a cluster on this machine if there is none: Ray would make it readable by all users.
+
     Raises:
-        UsageError: the address is invalid.
+        UsageError: the address is invalid; it is not shown, it may hold a password.
         CpbError: nothing responds at the address, or there is no token, or other users can read it.
     """
     address = os.environ.get(ADDRESS, "")
     if address not in HERE:
-        place = _PLACE.fullmatch(address)
-        if not place:
-            shown = "(not shown, it may hold a password)" if "@" in address else repr(address)
-            raise UsageError(
-                f"{ADDRESS} {shown} is not HOST:PORT of a cluster's head, as in 10.0.0.5:6379",
-                code="ray-address", field=ADDRESS,
-            )  # fmt: skip
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or {"/", "@"} & {*host}:
+            message = f"{ADDRESS} is not HOST:PORT of a cluster's head, as in 10.0.0.5:6379"
+            raise UsageError(message, code="ray-address", field=ADDRESS)
         try:
-            socket.create_connection((place["host"].strip("[]"), int(place["port"])), _CONNECT_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
         except (OSError, OverflowError) as error:
             raise _unreachable(error) from error
-    if os.environ.get(AUTH_MODE, "token") == "token" and not os.environ.get(TOKEN):
-        _check_token(address)
+    if os.environ.get(AUTH_MODE, "token") != "token" or os.environ.get(TOKEN):
+        return
+    path = Path(os.environ.get(TOKEN_FILE) or "~/.ray/auth_token").expanduser()
+    if not path.exists() and address in HERE:
+        write_secret(path, secrets.token_hex(32))
+    elif not path.exists() or path.stat().st_mode & 0o077:
+        raise CpbError(
+            f"Ray's token {path} must be there with mode 600, as whoever reads it can run code on the cluster: "
+            "copy it from the head, or make a new one",
+            code="ray-token", field=str(path),
+        )  # fmt: skip
 
 
 def _unreachable(error: Exception) -> CpbError:
@@ -100,21 +106,6 @@ def _unreachable(error: Exception) -> CpbError:
     )  # fmt: skip
 
 
-def _check_token(address: str) -> None:
-    """Refuse a token readable by others, or a missing token of a remote cluster; create a missing local token."""
-    path = Path(os.environ.get(TOKEN_FILE) or "~/.ray/auth_token").expanduser()
-    if path.exists():
-        problem = "can be read by others, who could run code on the cluster: make a new one"
-        refused = path.stat().st_mode & 0o077
-    elif address in HERE:
-        write_secret(path, secrets.token_hex(32))  # Ray would make it readable by all users
-        return
-    else:
-        problem, refused = f"is missing: copy it from the head of the cluster {address}", 1
-    if refused:
-        raise CpbError(f"Ray's token {path} {problem}, with mode 600", code="ray-token", field=str(path))
-
-
 @contextmanager
 def connected(spec: RunSpec) -> Iterator["RayEngine"]:
     """Connect to the cluster, and disconnect at the end of the block, which ends running tasks.
@@ -122,6 +113,7 @@ def connected(spec: RunSpec) -> Iterator["RayEngine"]:
     Raises:
         CpbError: the cluster cannot be used, or none of its nodes can train on the run's device.
     """
+    check_cluster()
     os.environ.setdefault(AUTH_MODE, "token")  # read when Ray is imported
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -147,7 +139,7 @@ def connected(spec: RunSpec) -> Iterator["RayEngine"]:
 
 
 class RayEngine:
-    """A connected cluster as the engine of a run; see `Engine`."""
+    """A connected cluster as the engine of a run: does what `LocalEngine` does."""
 
     def __init__(self, ray: Any, spec: RunSpec) -> None:
         self._ray, self._home, self._threads = ray, spec.scope.home.absolute(), 1
@@ -182,7 +174,7 @@ class RayEngine:
         return min(shards, max(MIN_CALLS, 2 * int(at_once)))
 
     def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
-        """Train a shard on the cluster; see `Engine`."""
+        """Train a shard on the cluster: skipped if done, else with its files from and to this machine."""
         folder = prepare(root, job)
         if not (folder / RESULT).exists():
             progress.waiting("on the Ray cluster")
@@ -218,7 +210,7 @@ class RayEngine:
             self._ray.wait([value], timeout=_CANCEL_S)
             raise
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Disconnect: from now on, losing the head does not end this process."""
         self._ray.shutdown()
 

@@ -73,8 +73,8 @@ def train_members(
         how: passed to `cpbmodels.train_fleet`.
     """
     if not is_universal(job.architecture):
-        return _averaged(
-            job, _train(job, loaded, [s for m, _ in loaded for s in _seeds(m, job)], checkpoint, how)
+        return _train(
+            job, loaded, [seed for member, _ in loaded for seed in _seeds(member, job)], checkpoint, how
         )
     # Trained together: all of a job without folds, else each fold's timeframes separately.
     parts: dict[tuple[int, str], list[tuple[JobMember, Series]]] = defaultdict(list)
@@ -87,8 +87,8 @@ def train_members(
         folder = checkpoint
         if checkpoint and first.fold:
             folder = checkpoint / f"fold-{first.fold}-{first.model.series.timeframe}"
-        trained = _averaged(job, _train(job, part, _seeds(first, job), folder, how))
-        by_timeframe = {model.config["timeframe"]: model for model in trained}
+        models = _train(job, part, _seeds(first, job), folder, how)
+        by_timeframe = {model.config["timeframe"]: model for model in models}
         served |= {m.name: by_timeframe[m.model.series.timeframe] for m, _ in part}
     return [served[m.name] for m, _ in loaded]
 
@@ -100,8 +100,9 @@ def _part(member: JobMember) -> tuple[int, str]:
 def _train(
     job: ShardJob, loaded: Loaded, seeds: list[int], checkpoint: Path | None, how: dict[str, Any]
 ) -> list[Member]:
+    """Return one model per group of copies; its report records if any copy diverged."""
     universal = is_universal(job.architecture)
-    return cpbmodels.train_fleet(
+    trained = cpbmodels.train_fleet(
         [series for _, series in loaded] if universal else [s for _, s in loaded for _ in range(job.seeds)],
         architecture=base_of(job.architecture),
         preset=job.preset,
@@ -111,10 +112,6 @@ def _train(
         **how,
         **job.overrides,
     )
-
-
-def _averaged(job: ShardJob, trained: list[Member]) -> list[Member]:
-    """Return one model per group of copies; its report records if any copy diverged."""
     copies = (trained[i : i + job.seeds] for i in range(0, len(trained), job.seeds))
     return [same[0] if len(same) == 1 else cpbmodels.ensemble(same) for same in copies]
 
@@ -235,11 +232,11 @@ def train_job(folder: Path, kernels_off: str = "") -> ShardResult:
             reason = f"{spec.model}: training diverged ({why}); try a smaller learning rate"
             failures.append(Failure.of(spec.model, "train", MemberError(reason, code="diverged")))
         with new_folder(folder / "members") as draft:
-            members = _write_members(draft, job, good, progress, _Predictor(device))
+            members = tuple(_write_members(draft, job, good, progress, device))
         result = ShardResult(
             key=job_key(job),
             architecture=job.architecture,
-            members=tuple(members),
+            members=members,
             failures=tuple(failures),
             train_seconds=time.perf_counter() - started,
             work=work(),
@@ -308,23 +305,16 @@ Trained = list[tuple[JobMember, cpbmodels.Series, cpbmodels.Member]]
 
 
 def _write_members(
-    draft: Path, job: ShardJob, trained: Trained, progress: ProgressFile, predict: "_Predictor"
-) -> list[TrainedMember]:
+    draft: Path, job: ShardJob, trained: Trained, progress: ProgressFile, device: str
+) -> Iterator[TrainedMember]:
     """Write every member's folder, a few at a time: the forecasts of 40 members would take half a gigabyte."""
-    members: list[TrainedMember] = []
     for start in range(0, len(trained), _MEMBERS_AT_ONCE):
         progress.forecasting(start, len(trained))
-        members += _write_some(draft, job, trained[start : start + _MEMBERS_AT_ONCE], predict)
-    return members
-
-
-def _write_some(draft: Path, job: ShardJob, trained: Trained, predict: "_Predictor") -> list[TrainedMember]:
-    members = []
-    for spec, series, model in trained:
-        folder = draft / spec.name / "model"
-        model.save(folder, extra=_extra(job, spec, series, model))
-        members.append(
-            TrainedMember(
+        part = trained[start : start + _MEMBERS_AT_ONCE]
+        for spec, series, model in part:
+            folder = draft / spec.name / "model"
+            model.save(folder, extra=_extra(job, spec, series, model))
+            yield TrainedMember(
                 model=spec.model,
                 name=spec.name,
                 files={file.name: file_digest(file) for file in sorted(folder.iterdir())},
@@ -332,41 +322,25 @@ def _write_some(draft: Path, job: ShardJob, trained: Trained, predict: "_Predict
                 report=plain(model.report),
                 flat_band=model.config.get("flat_band"),
             )
-        )
-    for split in ("validation", "test"):
-        origins = [series.origins(split, model.context, model.horizon) for _, series, model in trained]
-        forecasts = predict([m for _, _, m in trained], [s for _, s, _ in trained], origins)
-        for (spec, _, _), forecast in zip(trained, forecasts, strict=True):
-            # An error is left to the member's judge, which asks the model and reports it.
-            if isinstance(forecast, cpbmodels.Prediction):
-                _save_forecasts(draft / spec.name / f"{split}.npz", forecast)
-    return members
+        for split in ("validation", "test"):
+            for (spec, _, _), forecast in zip(part, _predict(part, split, device), strict=True):
+                # An error is left to the member's judge, which asks the model and reports it.
+                if isinstance(forecast, cpbmodels.Prediction):
+                    _save_forecasts(draft / spec.name / f"{split}.npz", forecast)
 
 
-class _Predictor:
-    """Forecasts on the device that trained; after running out of its memory, on the CPU."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def __call__(
-        self,
-        members: Sequence[cpbmodels.Member],
-        series: Sequence[cpbmodels.Series],
-        origins: Sequence[np.ndarray],
-    ) -> list[cpbmodels.Prediction | cpbmodels.ModelError]:
-        """Return the forecasts of member i on series i from origins i, or why there are none."""
-        try:
-            return predict_each(members, series, origins, device=self._device)
-        except torch.OutOfMemoryError:
-            if self._device == "cpu":
-                raise
-            log.warning(
-                "too little GPU memory for the forecasts of the test span: they are computed on the CPU"
-            )
-        self._device = "cpu"
-        torch.cuda.empty_cache()
-        return self(members, series, origins)
+def _predict(trained: Trained, split: str, device: str) -> list[cpbmodels.Prediction | cpbmodels.ModelError]:
+    """Return the forecasts of a span on the device that trained, on the CPU where its memory does not suffice."""
+    series, models = [s for _, s, _ in trained], [m for _, _, m in trained]
+    origins = [s.origins(split, m.context, m.horizon) for _, s, m in trained]
+    try:
+        return predict_each(models, series, origins, device=device)
+    except torch.OutOfMemoryError:
+        if device == "cpu":
+            raise
+    log.warning("too little GPU memory for the forecasts of the %s span: they are computed on the CPU", split)
+    torch.cuda.empty_cache()
+    return predict_each(models, series, origins)
 
 
 def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:

@@ -256,18 +256,6 @@ def test_a_classifier_forecasts_no_price():
     assert "up" in repr(member.forecast(series))
 
 
-def test_the_picture_shows_median_and_intervals():
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    series = Series.from_frame(candles(), "BTCUSDT")
-    forecast = train_fleet([series], "robust-har", "smoke", seeds=[1], device="cpu")[0].forecast(series)
-    ax = forecast.plot(candles=24)
-    assert [line.get_label() for line in ax.lines] == ["close", "median"]
-    assert [len(line.get_xdata()) for line in ax.lines] == [24, 11]
-    np.testing.assert_array_equal(ax.lines[1].get_ydata()[1:], forecast.close[0.5])
-
-
 @pytest.mark.skipif(not MIRROR.exists(), reason="needs the mirror of real klines")
 @pytest.mark.parametrize("symbol", ["BTCUSDT", "LUNAUSDT", "ATOMUSDT"])
 def test_real_klines_with_holes_and_relistings_give_the_pipelines_columns(symbol, tmp_path):
@@ -284,9 +272,11 @@ def test_real_klines_with_holes_and_relistings_give_the_pipelines_columns(symbol
     name = SeriesId("spot", symbol, "1h")
     wanted = read_features(tmp_path, write_features(tmp_path, name))
     klines = read_klines(tmp_path, name)
-    found = Series.from_frame(pandas_of(klines.select("open_time", "open", "high", "low", "close", "volume")))
-    assert found.names == wanted.names
-    np.testing.assert_array_equal(found.segments, wanted.segments)
-    np.testing.assert_allclose(found.features, wanted.features, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(found.volatility, wanted.volatility, rtol=0, atol=1e-12)
+    series = Series.from_frame(
+        pandas_of(klines.select("open_time", "open", "high", "low", "close", "volume"))
+    )
+    assert series.names == wanted.names
+    np.testing.assert_array_equal(series.segments, wanted.segments)
+    np.testing.assert_allclose(series.features, wanted.features, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(series.volatility, wanted.volatility, rtol=0, atol=1e-12)
     assert len(feature_frame(klines, "1h")) == len(wanted)

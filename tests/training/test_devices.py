@@ -222,7 +222,7 @@ def test_a_trainer_locks_its_gpu_for_a_shard_and_takes_the_free_one(locks_in, wo
                 assert not (folders[2] / "device").exists()
             last.join(60)
     finally:
-        trainers.stop()
+        trainers.close()
     assert [(shard / "device").read_text() for shard in folders] == [two[1]] * 3
     assert not any(locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in two)
 

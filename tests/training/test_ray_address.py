@@ -25,19 +25,12 @@ def token(tmp_path, monkeypatch):
     return path
 
 
-@pytest.mark.parametrize("address", [":6379", "head", "auto", "ray://head:10001", "http://head:6379"])
-def test_what_is_no_place_is_refused(token, monkeypatch, address):
+@pytest.mark.parametrize("address", [":6379", "head", "auto", "ray://head:10001", "user:hunter2@head:6379"])
+def test_what_is_no_place_is_refused_and_not_shown(token, monkeypatch, address):
     monkeypatch.setenv("RAY_ADDRESS", address)
     with pytest.raises(UsageError, match="is not HOST:PORT") as caught:
         check_cluster()
     assert (caught.value.code, caught.value.field) == ("ray-address", "RAY_ADDRESS")
-    assert address in str(caught.value)
-
-
-def test_what_may_be_a_password_is_not_shown(token, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "user:hunter2@head:6379")
-    with pytest.raises(UsageError) as caught:
-        check_cluster()
     assert "hunter2" not in str(caught.value)
 
 

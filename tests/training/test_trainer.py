@@ -99,7 +99,7 @@ def test_a_shard_has_the_same_bits_and_figures_whatever_was_trained_before_it(tm
                 trainers.train(prepare(home, job), 300)
                 results[names[0], name] = read_result(shard_folder(home, job))
         finally:
-            trainers.stop()
+            trainers.close()
     for name in kinds:
         (first,), (second,) = (results[order, name].members for order in ("small", "large"))
         assert first.files["model.safetensors"] == second.files["model.safetensors"]

@@ -54,7 +54,7 @@ def test_it_is_told_when_a_trainer_is_free_which_is_the_same_process_for_all_sha
     try:
         ended = run_each([partial(trainers.train, shard, 30, None, told) for shard in folders], 3)
     finally:
-        trainers.stop()
+        trainers.close()
     assert ended == [None] * 3
     assert all(later - earlier >= 0.4 for earlier, later in pairwise(starts))
     assert len({(shard / "pid").read_text() for shard in folders}) == 1
@@ -72,7 +72,7 @@ def test_after_a_death_the_next_shard_gets_a_new_trainer_and_the_others_go_on(tm
     try:
         ended = run_each([partial(trainers.train, tmp_path / name, 30) for name in names], 2)
     finally:
-        trainers.stop()
+        trainers.close()
     assert [type(error) for error in ended] == [type(None), TrainerDied, type(None), type(None)]
     assert "CpbError: bad" in str(ended[1])
     assert not trainers_in(tmp_path)
