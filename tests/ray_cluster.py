@@ -2,10 +2,7 @@
 
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {
@@ -47,18 +44,6 @@ class SmallCluster:
         """End the cluster."""
         self.clear()
         self.cluster.shutdown()
-
-
-def trainers_of(place):
-    """The trainers of the node with this temporary folder."""
-    found = []
-    for one in psutil.process_iter(["cmdline", "status"]):
-        command = one.info["cmdline"] or []
-        if "--multiprocessing-fork" in command and one.info["status"] != "zombie":
-            with suppress(psutil.Error):
-                if one.environ().get("TMPDIR") == str(place):
-                    found.append(one)
-    return found
 
 
 ATTACK = """

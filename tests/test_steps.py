@@ -41,8 +41,9 @@ from tasks.running.step import Step
 from tasks.score import score
 from tasks.signals.feature_files import write_features
 from tasks.tracking.store import open_store
-from tasks.train import Engine, opened_engine, train
+from tasks.train import opened_engine, train
 from tasks.training import trainer
+from tasks.training.local import LocalEngine
 from tasks.training.plan import plan_fleet
 from tasks.training.progress import FleetProgress
 from tasks.watch import watch
@@ -51,7 +52,7 @@ PLAIN = {
     "ingest": bring_up_to_date,
     "features": write_features,
     "plan": plan_fleet,
-    "train": Engine.run,
+    "train": LocalEngine.run,
     "evaluate": judge_fleet,
     "promote": decide_night,
     "publish": package,

@@ -53,7 +53,7 @@ class BroadcastBiases(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.shapes = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -61,7 +61,7 @@ class BroadcastBiases(TorchDispatchMode):
             added, beta = args[0], (kwargs or {}).get("beta", 1)
             strides = [stride for stride, size in zip(added.stride(), added.shape, strict=True) if size > 1]
             if beta and (added.shape != out.shape or 0 in strides):
-                self.found.append((str(func), tuple(added.shape), tuple(out.shape)))
+                self.shapes.append((str(func), tuple(added.shape), tuple(out.shape)))
         return out
 
 
@@ -73,7 +73,7 @@ def test_no_product_lays_out_a_bias(architecture, options):
     with BroadcastBiases() as log:
         step()
         step.fleet.evaluate(step.bank, step.origins, step.weight, 2)
-    assert log.found == []
+    assert log.shapes == []
 
 
 @pytest.mark.parametrize(

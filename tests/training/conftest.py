@@ -49,8 +49,8 @@ def start_parent(folder):
         return started[-1]
 
     yield start
-    for one in started:
-        one.kill()
-        one.wait()
+    for parent in started:
+        parent.kill()
+        parent.wait()
     for trainer in trainers_in(folder):
         trainer.kill()

@@ -27,10 +27,9 @@ def planned_in(home, **options):
         patch.setattr(shards, "MIN_MEMBERS", 1)
         patch.setattr(shards, "MAX_MEMBERS", 1)
         spec = RunSpec(**SPEC | options)
-        found = ingest(spec.scope)
-        records = [features(spec.scope, series) for series in found.series]
+        records = [features(spec.scope, series) for series in ingest(spec.scope).series]
         (fleet,) = plan(spec, records).fleets
-    assert [len(shard.members) for shard in fleet.shards] == [1] * len(found.series)
+    assert [len(shard.members) for shard in fleet.shards] == [1] * len(records)
     return fleet
 
 
@@ -42,7 +41,7 @@ def copied(home, place):
 
 def models(root, fleet):
     """Every trained model's weights and score, judged here where it is not yet: bytes and figures."""
-    found = {}
+    trained = {}
     for shard in fleet.shards:
         folder = shard_folder(root, shard)
         members = read_result(folder).members
@@ -52,6 +51,6 @@ def models(root, fleet):
             place = member_folder(folder, member.name)
             weights = (place / "model" / "model.safetensors").read_bytes()
             with np.load(score_file(place)) as score:
-                found[member.name] = weights, {name: score[name].tobytes() for name in score.files}
-    assert len(found) == len(fleet.members)
-    return found
+                trained[member.name] = weights, {name: score[name].tobytes() for name in score.files}
+    assert len(trained) == len(fleet.members)
+    return trained

@@ -1,7 +1,6 @@
 """Calls side by side, and their end by Ctrl-C in a real terminal after polars has taken the signal's handler."""
 
 import os
-import resource
 import sys
 import threading
 import time
@@ -201,6 +200,7 @@ FUTURE = """\
         pool.submit(train, "a", 1)
         pool.submit(time.sleep, 600).result()
 """
+CALLS = "[partial(train, n, 2) for n in 'abc']"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
@@ -208,19 +208,9 @@ STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     ("body", "trainers", "query", "worker_code"),
     [
         pytest.param("    train('a', 1)", 1, QUERY, "", id="in the main thread"),
-        pytest.param(
-            "    run_each([partial(train, n, 2) for n in 'abc'], 3)", 2, QUERY, "", id="one awaits a slot"
-        ),
-        pytest.param(
-            "    run_each([partial(train, n, 2) for n in 'abc'], 2)", 2, QUERY, "", id="one has not begun"
-        ),
-        pytest.param(
-            "    run_each([lambda: run_each([partial(train, n, 2) for n in 'ab'], 2)], 1)",
-            2,
-            QUERY,
-            "",
-            id="nested",
-        ),
+        pytest.param(f"    run_each({CALLS}, 3)", 2, QUERY, "", id="a call awaits a slot"),
+        pytest.param(f"    run_each({CALLS}, 2)", 2, QUERY, "", id="a call has not begun"),
+        pytest.param(f"    run_each([lambda: run_each({CALLS}, 2)], 1)", 2, QUERY, "", id="nested"),
         pytest.param("    run_each([partial(train, 'a', 1)], 1)", 1, QUERY, STUBBORN, id="ignores SIGTERM"),
         pytest.param(LATE, 1, "", "", id="polars is imported while the main thread waits"),
         pytest.param(FUTURE, 1, QUERY, "", id="an untimed future.result() in a pool of its own"),
@@ -258,22 +248,3 @@ def test_polars_takes_the_handler_in_a_way_that_makes_untimed_waits_deaf(tmp_pat
     )
     done = os.popen(f"{sys.executable} -c '{code}'").read()
     assert done.strip() == "True"
-
-
-def test_the_terminal_of_these_tests_works_with_many_open_files(tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if 0 <= soft < 2048:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (2048, hard))
-    opened = []
-    try:
-        while not opened or opened[-1] <= 1024:  # what select() takes at most
-            opened.append(os.open(tmp_path, os.O_RDONLY))
-        terminal = Terminal([sys.executable, "-c", "import time; print('shown', flush=True); time.sleep(60)"])
-        try:
-            terminal.read_until(lambda: "shown" in terminal.screen)
-        finally:
-            terminal.close()
-    finally:
-        for number in opened:
-            os.close(number)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -9,9 +9,9 @@ import time
 from importlib.util import find_spec
 
 import pytest
-from ray_cluster import ATTACK, ENVIRONMENT, PYTHON, ROOT, SmallCluster, trainers_of
+from ray_cluster import ATTACK, ENVIRONMENT, PYTHON, ROOT, SmallCluster
 from small_shards import SPEC, copied, models, planned_in
-from trainer_tools import wait_until
+from trainer_tools import children_with, wait_until
 
 from flows.runner import Runner
 from flows.training import train_fleets
@@ -67,8 +67,13 @@ def train(home, fleet, **options):
         patch.setenv("CPB_HOME", str(home))
         spec = RunSpec(**SPEC | LONG | options)
         with opened_engine(spec) as engine:
-            (found,) = train_fleets(spec, Runner(), engine, [fleet])
-    return found
+            (results,) = train_fleets(spec, Runner(), engine, [fleet])
+    return results
+
+
+def trainers_of(node):
+    """The trainers of the node with this temporary folder."""
+    return children_with("TMPDIR", node)
 
 
 def shards_on(node):
@@ -86,7 +91,7 @@ def test_two_nodes_train_the_models_of_this_machine_and_keep_nothing(cluster, pl
     for name in "ab":
         cluster.add(tmp_path / name)
     there = copied(home, tmp_path / "home")
-    assert all(isinstance(one, ShardResult) and one.members for one in train(there, fleet))
+    assert all(isinstance(result, ShardResult) and result.members for result in train(there, fleet))
     assert models(there / "sim", fleet) == expected
     assert not [path for name in "ab" for path in (tmp_path / name).glob("cpb-shard-*")]
     written = results(there, fleet)
@@ -104,8 +109,8 @@ def test_what_cannot_run_is_refused_in_one_sentence(cluster, planned, tmp_path, 
     ):
         with monkeypatch.context() as patch:
             patch.setattr(engine_ray, name, value)
-            failures = [failure for one in train(there, fleet) for failure in one.failures]
-            assert {one.code for one in failures} == {code}
+            failures = [failure for result in train(there, fleet) for failure in result.failures]
+            assert {failure.code for failure in failures} == {code}
     with pytest.raises(CpbError, match="no node of the Ray cluster has CPU 1, GPU 1"):
         train(there, fleet, device="cuda")
 
@@ -131,11 +136,11 @@ def site(folder, code):
 
 
 def is_training(node, home):
-    return [p for one in shards_on(node) for p in one.glob("checkpoints/*/*") if p.suffix == ".safetensors"]
+    return [p for shard in shards_on(node) for p in shard.glob("checkpoints/*/*.safetensors")]
 
 
 def is_sending(node, home):
-    return [p for one in shards_on(node) for p in one.glob("result.json")]
+    return [p for shard in shards_on(node) for p in shard.glob("result.json")]
 
 
 @pytest.mark.parametrize("moment", [is_training, is_sending])
@@ -147,20 +152,15 @@ def test_a_node_that_is_lost_costs_its_shard_alone(cluster, planned, tmp_path, m
     there = copied(home, tmp_path / "home")
     killed = []
 
-    def kill():
-        def found():
-            killed[:] = [node for node in nodes if moment(node, there)]
-            return killed
+    def at_work():
+        killed[:] = [node for node in nodes if moment(node, there)]
+        return killed
 
-        wait_until(found, 300)
-        cluster.kill(killed[0])
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    found = train(there, fleet)
+    killer = when(at_work, lambda: cluster.kill(killed[0]))
+    results = train(there, fleet)
     killer.join(300)
     assert killed
-    assert all(one.members for one in found), found
+    assert all(result.members for result in results), results
     assert models(there / "sim", fleet) == expected
 
 
@@ -181,10 +181,10 @@ def test_a_trainer_that_is_killed_is_started_again(cluster, planned, tmp_path, c
     node = tmp_path / "a"
     cluster.add(node)
     there = copied(home, tmp_path / "home")
-    killer = when(lambda: is_training(node, there), lambda: [one.kill() for one in trainers_of(node)])
-    found = train(there, fleet)
+    killer = when(lambda: is_training(node, there), lambda: [child.kill() for child in trainers_of(node)])
+    results = train(there, fleet)
     killer.join(300)
-    assert all(one.members for one in found), found
+    assert all(result.members for result in results), results
     assert models(there / "sim", fleet) == expected
     assert "train is tried again" in caplog.text
     assert "Traceback" not in "".join(capfd.readouterr())  # Ray's own words about it
@@ -264,27 +264,15 @@ def test_nobody_without_the_token_gets_in(cluster, tmp_path):
         PYTHON,
         "-m",
         "flows.cli",
-        "train-all",
-        "--engine",
-        "ray",
-        "--source",
-        "sim",
-        "--coins",
-        "BTC",
-        "--json",
+        *["train-all", "--engine", "ray", "--source", "sim", "--coins", "BTC", "--json"],
     ]
     place = {"CPB_HOME": str(tmp_path / "data"), "RAY_ADDRESS": cluster.address, "RAY_AUTH_TOKEN": "0" * 64}
-    cpb = subprocess.Popen(
-        command,
-        env=clean | place | {"PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    for one in tries:
-        said, errors = one.communicate(timeout=200)
+    env = clean | place | {"PYTHONPATH": str(ROOT)}
+    cpb = subprocess.Popen(command, env=env, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    for attempt in tries:
+        said, errors = attempt.communicate(timeout=200)
         assert "inside" not in said
-        assert "refused" in said or one.returncode != 0, said + errors
+        assert "refused" in said or attempt.returncode != 0, said + errors
     told = json.loads(cpb.communicate(timeout=200)[0])
     assert (told["code"], told["exit"]) == ("ray-unreachable", 1)
     assert "\n" not in told["error"]

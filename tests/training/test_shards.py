@@ -51,7 +51,9 @@ def test_a_shard_is_the_same_job_as_a_plan_of_its_members_alone():
     members, spec = universe(), RunSpec(preset="seed-gru")
     for shard in fleet(members, preset="seed-gru").shards:
         assert plan_job(spec, "gru", shard.members) == shard
-        assert [job_key(one) for one in fleet(shard.members, preset="seed-gru").shards] == [job_key(shard)]
+        assert [job_key(again) for again in fleet(shard.members, preset="seed-gru").shards] == [
+            job_key(shard)
+        ]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5, 7, 8, 40, 41, 81, 127, 128, 129, 300])

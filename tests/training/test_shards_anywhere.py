@@ -44,9 +44,9 @@ def train(planned, tmp_path, monkeypatch):
         monkeypatch.setattr(local, "gpus_of", lambda device: slots.gpus)
         spec = RunSpec(**SPEC)
         with opened_engine(spec) as engine, Judges(engine.cores) as judges:
-            (found,) = train_fleets(spec, Runner(), engine, [fleet])
-            judge_fleet(home / "sim", fleet, zip(fleet.shards, found, strict=True), judges)
-        assert [len(one.members) for one in found if isinstance(one, ShardResult)] == [1, 1]
+            (results,) = train_fleets(spec, Runner(), engine, [fleet])
+            judge_fleet(home / "sim", fleet, zip(fleet.shards, results, strict=True), judges)
+        assert [len(result.members) for result in results if isinstance(result, ShardResult)] == [1, 1]
         return home / "sim"
 
     return run
@@ -77,20 +77,20 @@ def test_one_slot_two_slots_two_devices_and_a_killed_trainer_give_the_same_model
     keys = [shard_folder(planned[0], shard).name for shard in fleet.shards]
 
     killed = 0
-    expected = models(train(Slots((), 1, 1), "one"), fleet)
-    assert [one[1:] for one in ordered] == [("1", "")] * 2
+    expected = models(train(Slots((), 1, 1), "single"), fleet)
+    assert [order[1:] for order in ordered] == [("1", "")] * 2
     ordered.clear()
     assert models(train(Slots((), 2, 1), "two"), fleet) == expected
-    assert sorted(one[0] for one in ordered) == sorted(keys)
+    assert sorted(order[0] for order in ordered) == sorted(keys)
     ordered.clear()
     assert models(train(Slots(("GPU-of-a-test", "GPU-of-another"), 2, 1), "devices"), fleet) == expected
-    assert sorted(one[2] for one in ordered) == ["GPU-of-a-test", "GPU-of-another"]
+    assert sorted(order[2] for order in ordered) == ["GPU-of-a-test", "GPU-of-another"]
     ordered.clear()
     killed = 1
     lost = train(Slots((), 1, 1), "lost")
     assert models(lost, fleet) == expected
     first = ordered[0][0]
-    assert [one[0] for one in ordered] == [first, first, next(key for key in keys if key != first)]
+    assert [order[0] for order in ordered] == [first, first, next(key for key in keys if key != first)]
     ordered.clear()
     judged.clear()
     killed = 0

@@ -22,13 +22,18 @@ def serve(orders):
 
 def trainers_in(folder):
     """The running children that find their modules beside this folder, as the fixture `worker` arranges."""
-    found = []
-    for one in psutil.process_iter(["cmdline", "status"]):
-        if "--multiprocessing-fork" in (one.info["cmdline"] or []) and one.info["status"] != "zombie":
+    return children_with("PYTHONPATH", folder.parent.resolve())
+
+
+def children_with(name, place):
+    """The running children of `multiprocessing` whose environment variable begins with a path."""
+    children = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if "--multiprocessing-fork" in (process.info["cmdline"] or []) and process.info["status"] != "zombie":
             with suppress(psutil.Error):
-                if one.environ().get("PYTHONPATH", "").startswith(str(folder.parent.resolve())):
-                    found.append(one)
-    return found
+                if process.environ().get(name, "").startswith(str(place)):
+                    children.append(process)
+    return children
 
 
 def wait_until(done, timeout=60.0):
