@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, RootModel, computed_field, create_model
+from pydantic import BaseModel, Field, computed_field, create_model
 
 from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.handover import Alarm, Decision
@@ -49,10 +49,6 @@ class SeriesInfo(OfSeries):
 
     issued_at: datetime | None
     model_version: str | None
-
-
-class SeriesList(RootModel[list[SeriesInfo]]):
-    """Every series with forecasts or candles."""
 
 
 class _Step(BaseModel):

@@ -1,67 +1,51 @@
-"""The routes under `/api`: their parameters and responses, and the files that each response depends on."""
+"""The routes under `/api`: their parameters, and what they answer with."""
 
 import re
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import Depends, FastAPI, Query, Request, Response
-from pydantic import AfterValidator, BeforeValidator
+import polars as pl
+from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Path as InPath
+from pydantic import AfterValidator, BaseModel, BeforeValidator
 
 from schemas.errors import MemberError, UsageError
-from schemas.identity import INTERVAL_SECONDS, MARKETS, OWN, Market, SeriesId, symbol_of
-from webapp import overview as overviews
-from webapp import reading, registry, trainings
-from webapp.answers import (
-    Candles,
-    Changes,
-    Decisions,
-    Forecast,
-    Forecasts,
-    Health,
-    Leaderboard,
-    Ledger,
-    Models,
-    Overview,
-    Problem,
-    Runs,
-    SeriesList,
-)
-from webapp.replies import (
-    Answer,
-    Format,
-    Replies,
-    State,
-    digest,
-    market_state,
-    respond,
-    series_state,
-    tree_state,
-)
+from schemas.identity import INTERVAL_SECONDS, OWN, SIM, Market, SeriesId, symbol_of
+from tasks.figures.theme import THEMES, themed
+from webapp import answers, figures, read, runs
+from webapp.figures import MAX_EARLIER, ThemeName
 
-OPTIONS: dict[int | str, dict[str, Any]] = {422: {"model": Problem, "description": "impossible option"}}
-SERIES: dict[int | str, dict[str, Any]] = {
-    404: {"model": Problem, "description": "unknown series"},
-    **OPTIONS,
+OPTIONS: dict[int | str, dict[str, Any]] = {
+    422: {"model": answers.Problem, "description": "impossible option"}
 }
-CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
+SERIES: dict[int | str, dict[str, Any]] = {
+    404: {"model": answers.Problem, "description": "unknown series"}, **OPTIONS,
+}  # fmt: skip
+_CSV: dict[int | str, dict[str, Any]] = {200: {"content": {"text/csv": {"schema": {"type": "string"}}}}}
 
 MarketOption = Annotated[
     Market | None,
     Query(description="default: spot, or the market that has stored data; sim where no other has any"),
 ]
-Form = Annotated[Format, Query(alias="format", description="csv: the list in the answer as a table")]
+Form = Annotated[
+    Literal["json", "csv"], Query(alias="format", description="csv: the answer's list as a table")
+]
 Limit = Annotated[int, Query(ge=1, le=5000)]
 TimeframeOption = Annotated[str | None, Query(description="only this candle length", max_length=3)]
 RunOption = Annotated[
     str | None,
     Query(description="only rows of this run: its id, or its first characters", pattern="^[0-9a-f]{4,32}$"),
 ]
-
-
-_YEARS = r"^(19[7-9]|2[01]\d|22[0-5])\d-"
-"""Pattern for the beginning of an instant: JSON Schema has no range of times."""
+Theme = Annotated[ThemeName, Query(description="of the colours")]
+TwoModels = Annotated[
+    str,
+    Query(
+        description="two models: har,gru or har,gru/smoke",
+        max_length=200,
+        json_schema_extra={"pattern": r"^[^,]*[^,\s][^,]*,[^,]*[^,\s][^,]*$"},
+    ),
+]
 
 
 def _date(text: str) -> str:
@@ -73,221 +57,190 @@ def _date(text: str) -> str:
 
 def _utc(given: datetime) -> datetime:
     """Return an instant in UTC, which is also its zone if it has none; refuse years without candles."""
-    found = given.replace(tzinfo=given.tzinfo or UTC)
+    instant = given.replace(tzinfo=given.tzinfo or UTC)
     # the range of int64 nanoseconds since 1970
-    if not datetime(1970, 1, 1, tzinfo=UTC) <= found < datetime(2262, 1, 1, tzinfo=UTC):
+    if not datetime(1970, 1, 1, tzinfo=UTC) <= instant < datetime(2262, 1, 1, tzinfo=UTC):
         raise ValueError("use a date from 1970 to 2261")
-    return found.astimezone(UTC)
+    return instant.astimezone(UTC)
 
 
 Instant = Annotated[datetime, BeforeValidator(_date), AfterValidator(_utc)]
-_PATTERN = {"pattern": _YEARS}
+_YEARS: dict[str, Any] = {"pattern": r"^(19[7-9]|2[01]\d|22[0-5])\d-"}
+"""Pattern for the beginning of an instant: JSON Schema has no range of times."""
 Until = Annotated[
-    Instant | None, Query(description="newest close; UTC where no zone is given", json_schema_extra=_PATTERN)
-]
-IssuedUntil = Annotated[
-    Instant | None, Query(description="newest issue; UTC where no zone is given", json_schema_extra=_PATTERN)
+    Instant | None,
+    Query(description="newest close or issue; UTC where no zone is given", json_schema_extra=_YEARS),
 ]
 IssuedAt = Annotated[
     Instant | None,
-    Query(description="the forecast issued at this time; default: the newest", json_schema_extra=_PATTERN),
+    Query(description="the forecast issued at this time; default: the newest", json_schema_extra=_YEARS),
 ]
 
 
-class Api:
-    """State shared by the routes: the home, and the cached responses."""
+def table(rows: list[Any], name: str, **common: object) -> Response:
+    """Return rows (models or dicts) as CSV; a text that a spreadsheet would execute as a formula gets an apostrophe.
 
-    def __init__(self, home: Path) -> None:
-        self.home, self.replies = home, Replies()
+    Args:
+        name: of the file; letters that are not ASCII are replaced.
+        common: columns with one value for all rows, before the others.
+    """
+    plain = [common | (row.model_dump(mode="json") if isinstance(row, BaseModel) else row) for row in rows]
+    frame = pl.DataFrame(plain, infer_schema_length=None).select(~pl.selectors.nested())
+    escaped = frame.with_columns(pl.col(pl.String).str.replace(r"^([=+\-@\t\r])", "'$1"))
+    file = name.encode("ascii", "replace").decode().replace("?", "_")
+    headers = {"Content-Disposition": f'attachment; filename="cpb-{file}.csv"'}
+    return Response(escaped.write_csv(), headers=headers, media_type="text/csv")
 
-    def market(self, market: Market | None) -> Market:
-        """Return the market of a request."""
-        return market or reading.default_market(self.home)
 
-    def series(self, symbol: str, timeframe: str, market: MarketOption = None) -> SeriesId:
-        """Return the series in a path; raises `MemberError` if it is invalid."""
+def _series_table(series: SeriesId, what: str, rows: list[Any]) -> Response:
+    name = f"{_label(series.market)}-{series.symbol}-{series.timeframe}-{what}"
+    return table(rows, name, **runs.identity(series), simulated=series.market == SIM)
+
+
+def _label(market: Market) -> str:
+    return "simulated" if market == SIM else market
+
+
+def routes(home: Path) -> APIRouter:
+    """Return the routes over the store in `home`."""
+    router = APIRouter()
+
+    def market_of(market: MarketOption = None) -> Market:
+        return market or read.default_market(home)
+
+    MarketIn = Annotated[Market, Depends(market_of)]
+
+    def series_of(symbol: str, timeframe: str, market: MarketIn) -> SeriesId:
         if timeframe not in INTERVAL_SECONDS:
             raise MemberError(
                 f"timeframe {timeframe!r} is unknown: choose from {', '.join(INTERVAL_SECONDS)}"
             )
         try:
-            found = self.market(market)
-            return SeriesId(found, symbol_of(symbol, quoted=found == OWN), timeframe)
+            return SeriesId(market, symbol_of(symbol, quoted=market == OWN), timeframe)
         except UsageError as error:
             raise MemberError(str(error)) from error
 
-    def reply(
-        self,
-        request: Request,
-        key: tuple[Any, ...],
-        state: State,
-        make: Callable[[], Answer],
-        form: Format = "json",
-        name: str = "",
-    ) -> Response:
-        """Respond with the result of `make`, cached by `key` while the state is unchanged."""
-
-        def render() -> bytes:
-            made = make()
-            return made.csv() if form == "csv" else made.json()
-
-        return respond(request, self.replies.get((*key, form), state, render), form, name)
-
-    def of_series(
-        self, request: Request, what: str, series: SeriesId, options: tuple[Any, ...], state: State,
-        make: Callable[[], Answer], form: Format,
-    ) -> Response:  # fmt: skip
-        """Respond with data of a series; arguments as in `reply`."""
-        name = f"cpb-{_label(series.market)}-{series.symbol}-{series.timeframe}-{what}"
-        return self.reply(request, (what, series, *options), state, make, form, name)
+    Series = Annotated[SeriesId, Depends(series_of)]
+    _add_lists(router, home, MarketIn)
+    _add_series(router, home, Series)
+    _add_figures(router, home, Series, MarketIn)
+    return router
 
 
-def add_api(app: FastAPI, api: Api) -> None:
-    """Add the routes that return lists and tables."""
-    Series = Annotated[SeriesId, Depends(api.series)]
-    _add_lists(app, api)
-    _add_models(app, api, Series)
-    _add_series(app, api, Series)
-
-
-def _add_lists(app: FastAPI, api: Api) -> None:
-    home = api.home
-
-    def stored() -> State:
-        trees = tuple(tree_state(home, tree) for tree in ("klines", "provisional", "forecasts"))
-        return (*trees, *(market_state(home, market) for market in MARKETS))
-
-    @app.get("/healthz", response_model=Health)
-    def healthz(request: Request) -> Response:
+def _add_lists(router: APIRouter, home: Path, MarketIn: Any) -> None:
+    @router.get("/healthz")
+    def healthz() -> answers.Health:
         """Return the state of the service, the amount of its data, and stale data."""
-        return api.reply(request, ("health",), (stored(), _minute()), lambda: Answer(reading.health(home)))
+        return read.health(home)
 
-    @app.get("/api/symbols", response_model=SeriesList)
-    def symbols(request: Request) -> Response:
+    @router.get("/api/symbols")
+    def symbols() -> list[answers.SeriesInfo]:
         """List every series with forecasts or candles, of all markets."""
-        return api.reply(
-            request, ("symbols",), stored(), lambda: Answer(SeriesList(reading.all_series(home)))
-        )
+        return read.all_series(home)
 
-    @app.get("/api/overview", response_model=Overview, responses={**CSV, **OPTIONS})
-    def overview(request: Request, market: MarketOption = None, form: Form = "json") -> Response:
+    @router.get("/api/overview", responses=OPTIONS)
+    def overview(market: MarketIn) -> answers.Overview:
         """Return an overview of all series of a market."""
-        chosen = api.market(market)
-        state = (stored(), registry.state(), _minute())
-        return api.reply(
-            request, ("overview", chosen), state, lambda: overviews.overview(home, chosen), form,
-            f"cpb-{_label(chosen)}-overview",
-        )  # fmt: skip
+        return read.overview(home, market)
 
-    @app.get("/api/runs", response_model=Runs, responses={**CSV, **OPTIONS})
-    def runs(
-        request: Request, limit: Annotated[int, Query(ge=1, le=200)] = 20, form: Form = "json"
-    ) -> Response:
+    @router.get("/api/runs", responses=OPTIONS)
+    def flow_runs(limit: Annotated[int, Query(ge=1, le=200)] = 20) -> answers.Runs:
         """Return the trainings in progress, and the newest runs of the flow, of all markets."""
-        # Renewed every minute: when a run's process dies, no stored data changes.
-        state = (trainings.trainings_state(home), registry.state(), _minute())
-        return api.reply(
-            request, ("runs", limit), state, lambda: trainings.runs(home, limit), form, "cpb-runs"
-        )
+        return runs.runs(home, limit)
 
-    @app.get("/api/changes", response_model=Changes)
-    def changes(request: Request) -> Response:
+    @router.get("/api/changes")
+    def changes() -> answers.Changes:
         """Return a token for each part of the stored data; cheap enough for a request every few seconds."""
-        board, training = registry.state(), trainings.trainings_state(home)
-        parts = {
-            "candles": (tree_state(home, "klines"), tree_state(home, "provisional")),
-            "forecasts": tree_state(home, "forecasts"),
-            "ledger": tree_state(home, "ledger"),
-            "board": board,
-            "runs": (board, training),
-        }
-        tokens = Changes(**{name: digest(state) for name, state in parts.items()})
-        return api.reply(request, ("changes",), (parts,), lambda: Answer(tokens))
+        return runs.changes(home)
 
-
-def _add_models(app: FastAPI, api: Api, Series: Any) -> None:
-    @app.get("/api/leaderboard", response_model=Leaderboard, responses={**CSV, **OPTIONS})
+    @router.get("/api/leaderboard", response_model=answers.Leaderboard, responses={**_CSV, **OPTIONS})
     def leaderboard(
-        request: Request, market: MarketOption = None, timeframe: TimeframeOption = None,
-        run: RunOption = None, form: Form = "json",
-    ) -> Response:  # fmt: skip
+        market: MarketIn, timeframe: TimeframeOption = None, run: RunOption = None, form: Form = "json"
+    ) -> Any:
         """Return a market's architectures and champions against the random walk."""
-        chosen = api.market(market)
-        return api.reply(
-            request, ("leaderboard", chosen, timeframe, run), registry.state(),
-            lambda: registry.leaderboard(chosen, timeframe, run), form, f"cpb-{_label(chosen)}-leaderboard",
-        )  # fmt: skip
+        board = runs.leaderboard(market, timeframe, run)
+        return board if form == "json" else table(board.rows, f"{_label(market)}-leaderboard")
 
-    @app.get("/api/models/{symbol}/{timeframe}", response_model=Models, responses={**CSV, **SERIES})
-    def models(request: Request, series: Series, form: Form = "json") -> Response:
+
+def _add_series(router: APIRouter, home: Path, Series: Any) -> None:
+    @router.get("/api/models/{symbol}/{timeframe}", responses=SERIES)
+    def models(series: Series) -> answers.Models:
         """Return the newest judged model of each architecture on a series."""
-        state = registry.state()
-        return api.of_series(request, "models", series, (), state, lambda: registry.models(series), form)
+        return runs.models(series)
 
-    @app.get("/api/decisions/{symbol}/{timeframe}", response_model=Decisions, responses={**CSV, **SERIES})
-    def decisions(
-        request: Request,
-        series: Series,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        form: Form = "json",
-    ) -> Response:
+    @router.get("/api/decisions/{symbol}/{timeframe}", responses=SERIES)
+    def decisions(series: Series, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> answers.Decisions:
         """Return the decisions on a series' champion after each run, and their reasons, newest first."""
-        return api.of_series(
-            request, "decisions", series, (limit,), registry.state(), lambda: registry.decisions(series, limit), form
-        )  # fmt: skip
+        return runs.decisions(series, limit)
 
-
-def _add_series(app: FastAPI, api: Api, Series: Any) -> None:
-    home = api.home
-
-    @app.get("/api/forecast/{symbol}/{timeframe}", response_model=Forecast, responses={**CSV, **SERIES})
-    def forecast(
-        request: Request, series: Series, issued_at: IssuedAt = None, form: Form = "json"
-    ) -> Response:
-        """Return the newest forecast, or the forecast of a given issue time."""
-        return api.of_series(
-            request, "forecast", series, (issued_at,), series_state(home, series, "forecasts"),
-            lambda: reading.forecast(home, series, issued_at), form,
-        )  # fmt: skip
-
-    @app.get("/api/forecasts/{symbol}/{timeframe}", response_model=Forecasts, responses={**CSV, **SERIES})
-    def forecasts(
-        request: Request, series: Series, until: IssuedUntil = None, limit: Limit = 200, form: Form = "json"
-    ) -> Response:
-        """Return the issue times of forecasts, newest last; each can be used as `issued_at` of a forecast."""
-        return api.of_series(
-            request, "forecasts", series, (until, limit), series_state(home, series, "forecasts"),
-            lambda: reading.forecasts(home, series, limit, until), form,
-        )  # fmt: skip
-
-    @app.get("/api/candles/{symbol}/{timeframe}", response_model=Candles, responses={**CSV, **SERIES})
-    def candles(
-        request: Request, series: Series, until: Until = None, limit: Limit = 200, form: Form = "json"
-    ) -> Response:
-        """Return stored candles, the newest last."""
-        return api.of_series(
-            request, "candles", series, (until, limit), series_state(home, series, "klines", "provisional"),
-            lambda: reading.candles(home, series, limit, until), form,
-        )  # fmt: skip
-
-    @app.get("/api/ledger/{symbol}/{timeframe}", response_model=Ledger, responses={**CSV, **SERIES})
-    def ledger(
-        request: Request,
-        series: Series,
-        limit: Annotated[int, Query(ge=0, le=5000)] = 200,
-        form: Form = "json",
-    ) -> Response:
+    @router.get("/api/ledger/{symbol}/{timeframe}", responses=SERIES)
+    def ledger(series: Series, limit: Annotated[int, Query(ge=0, le=5000)] = 200) -> answers.Ledger:
         """Return the scores of the forecasts against the random walk, and the newest `limit` scored rows."""
-        return api.of_series(
-            request, "ledger", series, (limit,), series_state(home, series, "forecasts", "ledger"),
-            lambda: reading.scored(home, series, limit), form,
-        )  # fmt: skip
+        return read.scored(home, series, limit)
+
+    responses = {**_CSV, **SERIES}
+
+    @router.get("/api/forecast/{symbol}/{timeframe}", response_model=answers.Forecast, responses=responses)
+    def forecast(series: Series, issued_at: IssuedAt = None, form: Form = "json") -> Any:
+        """Return the newest forecast, or the forecast of a given issue time."""
+        answer = read.forecast(home, series, issued_at)
+        return answer if form == "json" else _series_table(series, "forecast", answer.steps)
+
+    @router.get("/api/forecasts/{symbol}/{timeframe}", response_model=answers.Forecasts, responses=responses)
+    def forecasts(series: Series, until: Until = None, limit: Limit = 200, form: Form = "json") -> Any:
+        """Return the issue times of forecasts, newest last; each can be used as `issued_at` of a forecast."""
+        answer = read.forecasts(home, series, limit, until)
+        return answer if form == "json" else _series_table(series, "forecasts", answer.forecasts)
+
+    @router.get("/api/candles/{symbol}/{timeframe}", response_model=answers.Candles, responses=responses)
+    def candles(series: Series, until: Until = None, limit: Limit = 200, form: Form = "json") -> Any:
+        """Return stored candles, the newest last."""
+        answer = read.candles(home, series, limit, until)
+        return answer if form == "json" else _series_table(series, "candles", answer.candles)
 
 
-def _label(market: Market) -> str:
-    return "simulated" if market == "sim" else market
+def _add_figures(router: APIRouter, home: Path, Series: Any, MarketIn: Any) -> None:
+    def themed_figure(drawn: dict[str, Any], theme: ThemeName, market: Market | None) -> answers.Figure:
+        meta = {"market": market, "simulated": market == SIM} if market else {}
+        return answers.Figure(**themed(figures.noted(drawn, **meta), THEMES[theme]))
 
+    @router.get("/api/figures/forecast/{symbol}/{timeframe}", responses=SERIES)
+    def forecast(
+        series: Series, until: Until = None, issued_at: IssuedAt = None, limit: Limit = 500,
+        earlier: Annotated[int, Query(ge=0, le=MAX_EARLIER)] = 0, theme: Theme = "light",
+    ) -> answers.Figure:  # fmt: skip
+        """Return candles with a forecast over them, and the realised closes."""
+        drawn = figures.forecast(home, series, limit, until, issued_at, earlier)
+        return themed_figure(drawn, theme, series.market)
 
-def _minute() -> int:
-    """Return the current minute, for responses that contain an age."""
-    return int(datetime.now(UTC).timestamp() // 60)
+    @router.get("/api/figures/{name}/{symbol}/{timeframe}", responses=SERIES)
+    def of_series(
+        name: Literal["record", "coverage", "decisions"], series: Series, theme: Theme = "light"
+    ) -> answers.Figure:
+        """Return over time: the CRPS ratio, the share of closes inside the bands, or the champion's decisions."""
+        if name == "decisions":
+            return themed_figure(figures.decisions(series), theme, series.market)
+        return themed_figure(figures.over_time(home, series, name), theme, series.market)
+
+    @router.get("/api/figures/losses/{run_id}", responses=SERIES)
+    def losses(
+        run_id: Annotated[str, InPath(pattern="^[0-9a-f]{32}$")], theme: Theme = "light"
+    ) -> answers.Figure:
+        """Return the losses per epoch of a model's run, or of a fleet's first models."""
+        return themed_figure(figures.losses(run_id), theme, None)
+
+    @router.get("/api/figures/compare", responses=OPTIONS)
+    def compare(
+        models: TwoModels, market: MarketIn, timeframe: TimeframeOption = None, theme: Theme = "light"
+    ) -> answers.Figure:
+        """Return two models side by side, on the coins that both were judged on over the same test span."""
+        return themed_figure(figures.compare(home, market, timeframe, models), theme, market)
+
+    @router.get("/api/figures/{name}", responses=OPTIONS)
+    def of_board(
+        name: Literal["board", "coins"], market: MarketIn, timeframe: TimeframeOption = None,
+        theme: Theme = "light",
+    ) -> answers.Figure:  # fmt: skip
+        """Return the leaderboard's architectures, or its coins."""
+        drawn = figures.board(market, timeframe) if name == "board" else figures.coins(market, timeframe)
+        return themed_figure(drawn, theme, market)

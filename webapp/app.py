@@ -14,10 +14,9 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from schemas.errors import CpbError, MemberError, UsageError
-from webapp import registry
+from webapp import runs
 from webapp.answers import Problem
-from webapp.api import Api, add_api
-from webapp.api_figures import add_figures
+from webapp.api import routes
 
 _STATIC = Path(__file__).parent / "static"
 _PAGE_HEADERS = {"Cache-Control": "no-cache"}
@@ -57,16 +56,14 @@ def create_app(home: Path) -> FastAPI:
     app.mount("/plotly", GZipMiddleware(plotly, compresslevel=6), name="plotly")
     _add_problems(app)
     _add_pages(app)
-    api = Api(home)
-    add_api(app, api)
-    add_figures(app, api)
+    app.include_router(routes(home))
     return app
 
 
 @asynccontextmanager
 async def _warmed(_app: FastAPI) -> AsyncIterator[None]:
     """Load MLflow during the first requests: it takes seconds, for which the first overview would have to wait."""
-    Thread(target=registry.load, daemon=True, name="mlflow").start()
+    Thread(target=runs.load, daemon=True, name="mlflow").start()
     yield
 
 

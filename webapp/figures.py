@@ -8,21 +8,18 @@ import polars as pl
 
 from schemas.errors import CpbError, UsageError, count
 from schemas.forecasts import CHAMPION
-from schemas.identity import SIM, Market, SeriesId, market_home
+from schemas.identity import Market, SeriesId, market_home
 from tasks.figures.board import UNKNOWN, board_figure, coins_figure, compare_figure
 from tasks.figures.forecast import forecast_figure
 from tasks.figures.record import coverage_figure, decisions_figure, record_figure
-from tasks.figures.theme import THEMES, themed
 from tasks.figures.training import losses_figure
 from tasks.forecasting import months
 from tasks.forecasting.record import DAYS_SCHEMA, read_sums, record_by_day
 from tasks.judging.fleet import stored_score
 from tasks.judging.inference import compared
 from tasks.judging.pool import compare as paired
-from webapp import registry
-from webapp.answers import Figure
-from webapp.reading import candle_rows, forecast_at, newest, summary
-from webapp.replies import Answer, kept_while, series_state
+from webapp import runs
+from webapp.read import candle_rows, forecast_at, record
 
 ThemeName = Literal["light", "dark"]
 
@@ -32,13 +29,8 @@ MAX_EARLIER = 20
 _DECISIONS = 400
 
 
-def answer(figure: dict[str, Any], theme: ThemeName, market: Market | None) -> Answer:
-    """Return a figure in a theme's colours as an answer; `layout.meta` names its market."""
-    of = {"market": market, "simulated": market == SIM} if market else {}
-    return Answer(Figure(**themed(_noted(figure, **of), THEMES[theme])))
-
-
-def _noted(figure: dict[str, Any], **facts: Any) -> dict[str, Any]:
+def noted(figure: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """Return a figure with more facts in `layout.meta`."""
     layout = figure["layout"]
     return {**figure, "layout": {**layout, "meta": {**layout["meta"], **facts}}}
 
@@ -62,7 +54,7 @@ def forecast(
     Raises:
         MemberError: the series has no candles, or no forecast of that instant.
     """
-    shown = newest(home, series) if issued_at is None else forecast_at(home, series, issued_at)
+    shown = forecast_at(home, series, issued_at) if issued_at else months.latest(home, series)
     candles = candle_rows(home, series, limit, until)
     if issued_at and not until and len(candles) and issued_at < candles["open_time"][0]:
         after = shown["target_time"][-1] + limit // 4 * timedelta(seconds=series.seconds)
@@ -74,12 +66,12 @@ def forecast(
 def _before(home: Path, series: SeriesId, shown: pl.DataFrame, count: int) -> pl.DataFrame | None:
     length = shown["target_time"][-1] - shown["issued_at"][0]
     end: datetime = shown["issued_at"][0]
-    found: list[pl.DataFrame] = []
+    earlier: list[pl.DataFrame] = []
     for issued in reversed(months.issues(home, series, (count + 1) * len(shown), end)["issued_at"].to_list()):
-        if len(found) < count and issued + length <= end:
-            found.append(months.latest(home, series, issued))
+        if len(earlier) < count and issued + length <= end:
+            earlier.append(months.latest(home, series, issued))
             end = issued
-    return pl.concat(found) if found else None
+    return pl.concat(earlier) if earlier else None
 
 
 def over_time(home: Path, series: SeriesId, name: Literal["record", "coverage"]) -> dict[str, Any]:
@@ -88,29 +80,28 @@ def over_time(home: Path, series: SeriesId, name: Literal["record", "coverage"])
     `layout.meta.live`: whether the forecasts are live.
     """
     days, live = _by_day(home, series)
-    return _noted(record_figure(days) if name == "record" else coverage_figure(days), live=live)
+    return noted(record_figure(days) if name == "record" else coverage_figure(days), live=live)
 
 
-@kept_while(lambda home, series: series_state(home, series, "ledger"), 200)
 def _by_day(home: Path, series: SeriesId) -> tuple[pl.DataFrame, bool]:
     """Return the days of the live forecasts, or of the replays if there are none, and whether they are live."""
-    known = summary(home, series.market)
-    if known is None:
+    of_market = record(home, series.market)
+    if of_market is None:
         return pl.DataFrame(schema=DAYS_SCHEMA), False
     sums = read_sums(home, series).filter(pl.col("role") == CHAMPION)
     live = bool(sums["live"].any())
-    return record_by_day(sums, series, known.made_at, live=live), live
+    return record_by_day(sums, series, of_market.made_at, live=live), live
 
 
 def decisions(series: SeriesId) -> dict[str, Any]:
     """Return the decisions about a series' champion over time; none if the store cannot be read."""
-    return decisions_figure(registry.decided_on(series, _DECISIONS)[0])
+    return decisions_figure(runs.decisions(series, _DECISIONS).decisions)
 
 
 def board(market: Market, timeframe: str | None) -> dict[str, Any]:
     """Return the architectures of a market's leaderboard; none if the store cannot be read."""
     try:
-        rows = registry.board_rows(market, timeframe, None)
+        rows = runs.board_rows(market, timeframe, None)
     except CpbError:
         rows = []
     return board_figure(rows)
@@ -118,7 +109,7 @@ def board(market: Market, timeframe: str | None) -> dict[str, Any]:
 
 def coins(market: Market, timeframe: str | None) -> dict[str, Any]:
     """Return the ratio of each architecture on each coin, for a single timeframe."""
-    return coins_figure(_of_one_timeframe(registry.coin_rows(market, timeframe)))
+    return coins_figure(_of_one_timeframe(runs.coin_rows(market, timeframe)))
 
 
 def compare(home: Path, market: Market, timeframe: str | None, models: str) -> dict[str, Any]:
@@ -135,13 +126,13 @@ def compare(home: Path, market: Market, timeframe: str | None, models: str) -> d
     names = [name.strip() for name in models.split(",")]
     if len(names) != 2 or not all(names):
         raise _not_two(models, "must name two architectures, as in har,gru or har,gru/smoke")
-    rows = _of_one_timeframe(registry.coin_rows(market, timeframe))
+    rows = _of_one_timeframe(runs.coin_rows(market, timeframe))
     first, second = ({row["symbol"]: row for row in _of_model(rows, name, models)} for name in names)
     common = [symbol for symbol in first if symbol in second]
     same = [s for s in common if first[s]["test_span"] and first[s]["test_span"] == second[s]["test_span"]]
     pairs = [{"symbol": s, "first": first[s]["crps_ratio"], "second": second[s]["crps_ratio"]} for s in same]
     drawn = compare_figure(names[0], names[1], pairs, left_out=len(common) - len(same))
-    return _noted(drawn, note=_paired_test(home, market, names, [(first[s], second[s]) for s in same]))
+    return noted(drawn, note=_paired_test(home, market, names, [(first[s], second[s]) for s in same]))
 
 
 def _paired_test(
@@ -153,25 +144,25 @@ def _paired_test(
     if names[0] == names[1] or not pairs:
         return "No paired test: the two models' losses on the same forecasts are not stored here, or by other code."
     first, second = names
-    found = compared(first, second, *paired([a for a, _ in pairs], [b for _, b in pairs]))
+    result = compared(first, second, *paired([a for a, _ in pairs], [b for _, b in pairs]))
     return (
-        f"Paired test on the same forecasts of {count(len(pairs), 'coin')}: {found}. Of several pairs tried, one in "
+        f"Paired test on the same forecasts of {count(len(pairs), 'coin')}: {result}. Of several pairs tried, one in "
         "twenty without a difference has p under 0.05."
     )
 
 
 def _of_model(rows: list[dict[str, Any]], name: str, models: str) -> list[dict[str, Any]]:
-    architecture, told, preset = name.partition("/")
-    found = [
+    architecture, told, wanted = name.partition("/")
+    of_architecture = [
         row
         for row in rows
-        if row["architecture"] == architecture and (not told or preset == (row["preset"] or UNKNOWN))
+        if row["architecture"] == architecture and (not told or wanted == (row["preset"] or UNKNOWN))
     ]
-    presets = sorted({row["preset"] or UNKNOWN for row in found})
+    presets = sorted({row["preset"] or UNKNOWN for row in of_architecture})
     if len(presets) > 1:
-        choices = " or ".join(f"{architecture}/{one}" for one in presets)
+        choices = " or ".join(f"{architecture}/{preset}" for preset in presets)
         raise _not_two(models, f"may mean {name} of several presets: write {choices}")
-    return found
+    return of_architecture
 
 
 def _not_two(models: str, why: str) -> UsageError:
@@ -180,7 +171,7 @@ def _not_two(models: str, why: str) -> UsageError:
 
 def losses(run_id: str) -> dict[str, Any]:
     """Return losses per epoch; errors as in `boards.loss_histories`."""
-    return losses_figure(registry.histories(run_id))
+    return losses_figure(runs.loss_histories(run_id))
 
 
 def _of_one_timeframe(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from tasks.market import mirror
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import DAY, Months, grid_of, months, period_bounds, source_file, to_us, whole_candles
-from webapp.reading import all_series
+from webapp.read import all_series
 
 BTC = key(interval=MONTH)
 PERIODS = months(period_bounds("2023-11")[0], period_bounds("2025-03")[1])  # a leap February, ms and µs

@@ -28,7 +28,7 @@ from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import start_parent
 from tasks.tracking.store import KEEP, PRUNED, find_run, make_sqlite, open_store, sqlite_path
-from webapp import registry
+from webapp import runs
 
 pruning = import_module("tasks.tracking.prune")
 ROOT = Path(__file__).resolve().parents[2]
@@ -139,7 +139,7 @@ def test_the_boards_of_the_last_nights_stay_and_those_of_pruned_nights_go(nights
     nights.prune()
     assert leaderboard(nights.flow(5)) == before[5]
     assert leaderboard() == before[7]
-    shown = registry.leaderboard("spot").head  # the page
+    shown = runs.leaderboard("spot")  # the page
     assert (shown.rows, shown.note, len(shown.champions)) == (before[7], None, 2)
     with pytest.raises(CpbError) as error:
         leaderboard(nights.flow(1))

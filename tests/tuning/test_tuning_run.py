@@ -22,7 +22,7 @@ from tasks.tuning import search as loop  # noqa: E402
 from tasks.tuning import trials as batches  # noqa: E402
 from tasks.tuning.at_work import searches_at_work  # noqa: E402
 from tasks.tuning.study import Study  # noqa: E402
-from webapp.trainings import runs  # noqa: E402
+from webapp.runs import runs  # noqa: E402
 
 ASKED = {
     "source": "sim", "coins": "BTC,ETH", "timeframes": "1h", "preset": "smoke", "architectures": "gru",
@@ -133,7 +133,7 @@ def test_a_budget_that_ends_within_the_first_epoch_leaves_the_trials_out(place, 
 
     def late(*given, **options):
         at_work.extend(searches_at_work(place / "home/sim"))
-        at_work.extend(runs(place / "home", 5).head.trainings)
+        at_work.extend(runs(place / "home", 5).trainings)
         found = train(*given, **options | {"deadline": time.monotonic()})
         assert found == [None] * 4
         return found

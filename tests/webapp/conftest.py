@@ -5,6 +5,13 @@ from browsing import browsing
 from serving import client_of
 from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, fill, fill_record, track
 
+from webapp import runs
+
+
+@pytest.fixture(autouse=True)
+def _nothing_kept():
+    runs._cache.clear()
+
 
 @pytest.fixture(scope="session")
 def filled(tmp_path_factory):

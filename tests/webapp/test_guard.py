@@ -11,7 +11,7 @@ from serving import client_of, serve
 from flows.ops.guard import PAGE, Guard
 from schemas.errors import UsageError
 from webapp import app as webapp_app
-from webapp import reading
+from webapp import read
 from webapp.app import create_app
 
 PATHS = ["/", "/docs", "/openapi.json", "/static/page.js", "/static/nothing.js", "/nothing", "/healthz", "/api/symbols",
@@ -114,7 +114,7 @@ def test_an_unexpected_fault_is_one_sentence_with_the_same_headers(tmp_path, mon
     def broken(_home):
         raise RuntimeError("secret path /home/someone")
 
-    monkeypatch.setattr(reading, "all_series", broken)
+    monkeypatch.setattr(read, "all_series", broken)
     with client_of(tmp_path, raise_server_exceptions=False) as client:
         answer = client.get("/api/symbols")
 

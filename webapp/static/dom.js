@@ -29,11 +29,10 @@ export function button(text, onclick, attributes = {}) {
   return h("button", { type: "button", onclick, ...attributes }, text);
 }
 
-// What is shown, as a file: the same question to the API, asked for CSV or JSON.
-export function downloads(path, what) {
-  const csv = `${path}${path.includes("?") ? "&" : "?"}format=csv`;
+// What is shown, as a file: the same question to the API; `csv`: its list as a table, too.
+export function downloads(path, what, { csv = false } = {}) {
   return h("p", { class: "downloads" },
-    h("a", { href: csv, download: "", "aria-label": `CSV of ${what}` }, "CSV"), " ",
+    csv && h("a", { href: `${path}${path.includes("?") ? "&" : "?"}format=csv`, download: "", "aria-label": `CSV of ${what}` }, "CSV"), " ",
     h("a", { href: path, target: "_blank", rel: "noopener", "aria-label": `JSON of ${what}, opens a new tab` }, "JSON"));
 }
 

@@ -59,7 +59,7 @@ export async function open(root, { options }, remember) {
       phoneSort());
     notices.replaceChildren(...[asked.market === "sim" && h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED),
       h("p", { class: "finding" }, first && !board.verdict ? begun() : board.verdict ? ["Of the champions, the models that serve now: ", marked(board.verdict)] : sentence(board.note || "no model of this market has been judged yet; `cpb train-all` trains and judges them"))].filter(Boolean));
-    links.replaceChildren(downloads(ask("/api/leaderboard", { market: asked.market, timeframe: asked.timeframe }), "the leaderboard"));
+    links.replaceChildren(downloads(ask("/api/leaderboard", { market: asked.market, timeframe: asked.timeframe }), "the leaderboard", { csv: true }));
   }
 
   function begun() {

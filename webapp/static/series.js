@@ -154,9 +154,9 @@ function numbers(forecast) {
 }
 
 function files(series, issue, isNewest) {
-  const candles = h("div", { class: "file" }, "Candles ", downloads(ofSeries("candles", series, { limit: 5000 }), "the newest 5,000 candles"));
+  const candles = h("div", { class: "file" }, "Candles ", downloads(ofSeries("candles", series, { limit: 5000 }), "the newest 5,000 candles", { csv: true }));
   if (!issue) return candles;
   return h("div", { class: "files" },
-    h("div", { class: "file" }, "This forecast ", downloads(ofSeries("forecast", series, isNewest ? {} : { issued_at: issue.issued_at }), "this forecast")),
-    h("div", { class: "file" }, "All forecasts ", downloads(ofSeries("forecasts", series, { limit: 5000 }), "the list of forecasts")), candles);
+    h("div", { class: "file" }, "This forecast ", downloads(ofSeries("forecast", series, isNewest ? {} : { issued_at: issue.issued_at }), "this forecast", { csv: true })),
+    h("div", { class: "file" }, "All forecasts ", downloads(ofSeries("forecasts", series, { limit: 5000 }), "the list of forecasts", { csv: true })), candles);
 }

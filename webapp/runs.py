@@ -1,0 +1,281 @@
+"""What MLflow's store and the trainers' files say: boards, champions, decisions, runs; and what of all has changed.
+
+Results for which the MLflow store or many series are read are kept for `_TTL_S` seconds, or until `changes` sees that
+anything stored has changed.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import polars as pl
+from cachetools import TTLCache, cached
+from cachetools.keys import hashkey
+
+from schemas.errors import CpbError, DamagedError
+from schemas.handover import Decision
+from schemas.identity import APART, MARKETS, SPOT, Market, SeriesId, market_home, tree_of
+from tasks.hub.card import verdict
+from tasks.storage.files import read_json_or_none
+from tasks.tracking import boards
+from tasks.tracking.registry import Champion, champions, decisions_on, newest_decisions
+from tasks.tracking.store import Store, open_store, sqlite_path, store_errors, tracking_uri
+from tasks.training.local import PROGRESS
+from tasks.training.shard import JOB, RESULT, is_training, read_job, shard_folders
+from tasks.tuning.at_work import SEARCH, searches_at_work
+from webapp import answers
+
+_TTL_S = 5
+_cache: TTLCache[Any, Any] = TTLCache(1000, _TTL_S)
+_cache_changed = threading.Condition()
+_last_changes: dict[Path, answers.Changes] = {}
+_reading_store = threading.RLock()
+
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+
+
+def briefly(function: F) -> F:
+    """Keep a function's results for `_TTL_S` seconds; one thread computes a result, the others wait for it."""
+    key = partial(hashkey, function.__qualname__)
+    return cast(F, cached(_cache, key=key, condition=_cache_changed)(function))
+
+
+def changes(home: Path) -> answers.Changes:
+    """Return a token for each part of the stored data, from the newest modification of its files and folders."""
+    trees = {name: _trees(home, name) for name in ("klines", "provisional", "forecasts", "ledger")}
+    database = sqlite_path(tracking_uri())
+    board = [database, database.with_name(f"{database.name}-wal")] if database else []
+    minute = "" if database else f"-{datetime.now(UTC):%H%M}"  # a server's changes are not seen
+    training = [path for folder in _at_work(home) for path in (folder, folder / PROGRESS)]
+    records = [
+        tree_of(home, "ledger", market) / name
+        for market in MARKETS
+        for name in ("summary.json", "watch.json")
+    ]
+    now = answers.Changes(
+        candles=_newest([*trees["klines"], *trees["provisional"]]),
+        forecasts=_newest(trees["forecasts"]),
+        ledger=_newest([*trees["ledger"], *records]),
+        board=_newest(board) + minute,
+        runs=_newest([*board, *training]) + minute,
+    )
+    with _cache_changed:
+        if _last_changes.get(home) != now:
+            _cache.clear()
+        _last_changes[home] = now
+    return now
+
+
+def _trees(home: Path, tree: str) -> list[Path]:
+    """Return the series' folders of a tree in all markets; they change whenever a file is replaced by renaming."""
+    return [
+        folder for market in MARKETS for folder in tree_of(home, tree, market).glob("interval=*/symbol=*")
+    ]
+
+
+def _newest(paths: Iterable[Path]) -> str:
+    times = []
+    for path in paths:
+        with suppress(FileNotFoundError):
+            times.append(path.stat().st_mtime_ns)
+    return f"{len(times)}-{max(times, default=0)}"
+
+
+@contextmanager
+def _store() -> Iterator[Store]:
+    """Yield the store, locked for this thread; raises `CpbError` if it cannot be read."""
+    with _reading_store, store_errors():
+        yield open_store(create=False)
+
+
+def load() -> None:
+    """Load MLflow and open its store so that no request has to wait; errors are reported by the first request."""
+    with suppress(CpbError), _store():
+        pass
+
+
+def _or_note(read: Callable[[Store], list[T]], missing: str | None = None) -> tuple[list[T], str | None]:
+    """Return what `read` finds in the store, and a note if that is nothing: `missing`, or why it cannot be read."""
+    try:
+        with _store() as store:
+            results = read(store)
+    except CpbError as error:
+        return [], str(error)
+    return results, None if results else missing
+
+
+def leaderboard(market: Market, timeframe: str | None = None, run: str | None = None) -> answers.Leaderboard:
+    """Return a market's leaderboard over its finished runs, and its champions; a note says why it is empty.
+
+    Args:
+        run: id of a flow's run, or the beginning of an id, to restrict the rows to that run.
+    """
+    rows: list[dict[str, Any]] = []
+    serving: list[Champion] = []
+    decided: dict[SeriesId, Decision] = {}
+    note = None
+    try:
+        serving, decided = champions_of(market)
+        rows = board_rows(market, timeframe, run)
+    except CpbError as error:
+        note = str(error)
+    return answers.Leaderboard(
+        market=market,
+        rows=rows,
+        columns=boards.COLUMNS,
+        champions=[_champion(champion, decided.get(champion.series)) for champion in serving],
+        verdict=verdict(serving) if serving else None,
+        note=note,
+    )
+
+
+def _champion(champion: Champion, decision: Decision | None) -> answers.ChampionInfo:
+    return answers.ChampionInfo(
+        **identity(champion.series),
+        model_version=champion.model_version,
+        architecture=champion.architecture or None,
+        preset=champion.preset or None,
+        verdict=champion.verdict or None,
+        reason=champion.tags.get("reason"),
+        decision=decision,
+        selected_on=champion.selected_on or None,
+        metrics={name: value for name, value in champion.metrics.items() if name.startswith("test_")},
+    )
+
+
+def identity(series: SeriesId) -> dict[str, Any]:
+    """Return the first fields of every response about a series."""
+    return {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
+
+
+@briefly
+def _members() -> pl.DataFrame:
+    with _store() as store:
+        return boards.read_members(store)
+
+
+def board_rows(market: Market, timeframe: str | None, run: str | None) -> list[dict[str, Any]]:
+    """Return the rows of a market's leaderboard; arguments as in `leaderboard`.
+
+    Raises:
+        CpbError: there are none, or the run is of another market.
+    """
+    rows = boards.leaderboard(run, _members(), market=market, timeframes=[timeframe] if timeframe else None)
+    of_market = [row for row in rows if row["market"] == market]  # rows of a run are not filtered by market
+    if not of_market:
+        other = rows[0]["market"]
+        raise CpbError(f"run {run} is of market {other}: ask for it with market={other}")
+    return [row for row in of_market if timeframe in (None, row["timeframe"])]
+
+
+def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
+    """Return the ratio of each architecture of the leaderboard on each coin; empty if there are none."""
+    with suppress(CpbError):
+        return boards.coin_ratios(_members(), board_rows(market, timeframe, None))
+    return []
+
+
+def loss_histories(run_id: str) -> dict[str, list[dict[str, float]]]:
+    """Return the losses per epoch of a run's models; errors as in `boards.loss_histories`."""
+    with _store() as store:
+        return boards.loss_histories(store, run_id)
+
+
+@briefly
+def champions_of(market: Market) -> tuple[list[Champion], dict[SeriesId, Decision]]:
+    """Return a market's champions, and the newest decision on every series; raises `CpbError` without a store."""
+    with _store() as store:
+        return champions(market=market, store=store), newest_decisions(store)
+
+
+def models(series: SeriesId) -> answers.Models:
+    """Return a series' newest judged model of each architecture and preset; a note says why there are none."""
+    missing = f"no judged model of {series} is in the MLflow store; train some with `cpb train-all {series.options}`"
+    judged, note = _or_note(lambda store: boards.judged_models(store, series), missing)
+    return answers.Models(**identity(series), models=judged, note=note)
+
+
+def decisions(series: SeriesId, limit: int) -> answers.Decisions:
+    """Return the newest decisions on a series, newest first; a note says why there are none."""
+    missing = f"nothing has been decided on {series} yet; `cpb train-all {series.options}` trains candidates"
+    made, note = _or_note(lambda store: decisions_on(store, series, limit), missing)
+    return answers.Decisions(**identity(series), decisions=made, note=note)
+
+
+def runs(home: Path, limit: int) -> answers.Runs:
+    """Return the trainings in progress, and the newest `limit` runs of the flow."""
+    flow_runs, note = _or_note(
+        lambda store: [answers.FlowRun(**dict(run)) for run in boards.newest_flow_runs(store, limit)]
+    )
+    return answers.Runs(trainings=list(_trainings(home)), runs=flow_runs, note=note)
+
+
+def _at_work(home: Path) -> list[Path]:
+    """Return the folders of the shards and searches that processes of this machine are training."""
+    roots = [market_home(home, market) for market in (SPOT, *APART)]
+    shards = [folder for root in roots for folder in shard_folders(root) if not (folder / RESULT).exists()]
+    searches = [folder for root in roots for folder, _ in searches_at_work(root)]
+    return [*filter(is_training, shards), *searches]
+
+
+def _trainings(home: Path) -> Iterator[answers.Training]:
+    searches = {
+        folder: search
+        for market in (SPOT, *APART)
+        for folder, search in searches_at_work(market_home(home, market))
+    }
+    for folder in _at_work(home):
+        if search := searches.get(folder):
+            yield answers.Training(
+                market=search.market,
+                fleet=folder.name,
+                architecture=f"search of {search.architecture}",
+                preset=search.preset,
+                device=search.device,
+                # of the batch: its trials on every series and fold
+                members=(read_json_or_none(folder / PROGRESS) or {}).get("members", 0),
+                symbols=sorted(search.symbols),
+                timeframes=sorted(search.timeframes),
+                **_progress(folder, folder / SEARCH),
+            )
+            continue
+        try:
+            job = read_job(folder)
+        except (DamagedError, FileNotFoundError):  # reported by the flow that started it
+            continue
+        series = [member.model.series for member in job.members]
+        yield answers.Training(
+            market=series[0].market,
+            fleet=folder.name,
+            architecture=job.architecture,
+            preset=job.preset,
+            device=job.device,
+            members=len(series),
+            symbols=sorted({member.symbol for member in series}),
+            timeframes=sorted({member.timeframe for member in series}),
+            **_progress(folder, folder / JOB),
+        )
+
+
+def _progress(folder: Path, began: Path) -> dict[str, Any]:
+    """Return the progress of a training since its current start, when the file `began` was written."""
+    path = folder / PROGRESS
+    progress: dict[str, Any] | None = read_json_or_none(path)
+    started = began.stat().st_mtime
+    since = {"since": datetime.fromtimestamp(started, UTC)}
+    if progress is None or path.stat().st_mtime < started:
+        return since  # the trainer has not begun; the file is from an earlier process
+    return since | {
+        "epoch": progress["epoch"],
+        "epochs": progress["epochs"],
+        "train_loss": progress["train_loss"],
+        "val_loss": progress["val_loss"],
+        "windows_per_s": progress.get("windows_per_s"),
+        "seconds_per_epoch": progress.get("seconds"),
+        "eta_seconds": progress["eta_s"],
+    }
