@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from schemas.errors import DamagedError, MemberError
-from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord, SplitBounds
+from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord
 from schemas.identity import ModelId
 from schemas.run import RunSpec
 from tasks.forecasting.staleness import STOPPED_AFTER
@@ -39,7 +39,10 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
 
     `gpus`: the shards are to be trained on GPUs, and are sized for them.
     """
-    records, stopped = _traded(records)
+    newest = max((r.last_us for r in records), default=0)
+    oldest = newest - STOPPED_AFTER // timedelta(microseconds=1)
+    stopped = [r for r in records if r.last_us < oldest]
+    records = [r for r in records if r.last_us >= oldest]
     timeframes = dict.fromkeys(r.series.timeframe for r in records)
     bounds = {t: split_bounds([r for r in records if r.series.timeframe == t]) for t in timeframes}
     usable, failures = [], []
@@ -50,40 +53,24 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
         except (MemberError, DamagedError) as error:
             failures.append(Failure.of(record.series, "plan", error))
     idle = idle_architectures(spec, [r.series for r in usable])
-    trained = {
-        name: [r for r in usable if name not in idle.get(r.series.timeframe, ())] for name in spec.names
-    }
-    fleets = tuple(_fleet(spec, name, found, bounds, gpus) for name, found in trained.items() if found)
-    return Plan(tuple(usable), fleets, tuple(failures), tuple(stopped), idle_sentence(idle))
+    fleets = []
+    for name in spec.names:
+        label = preset_label(spec, name)
+        members = [
+            JobMember(
+                model=ModelId(name, label, r.series, member_seed(spec.seed, name, r.series)),
+                features=r,
+                bounds=bounds[r.series.timeframe],
+            )
+            for r in usable
+            if name not in idle.get(r.series.timeframe, ())
+        ]
+        if members:
+            fleets.append(plan_fleet(spec, name, members, gpu=gpus))
+    return Plan(tuple(usable), tuple(fleets), tuple(failures), tuple(stopped), idle_sentence(idle))
 
 
 def idle_sentence(idle: Mapping[str, Sequence[str]]) -> str:
     """Return a sentence on the architectures that are not trained, by timeframe; "" without any."""
     left = "; ".join(f"{', '.join(names)} at {timeframe}" for timeframe, names in idle.items())
     return f"not trained, as they serve no coin there: {left}" if left else ""
-
-
-def _traded(records: Sequence[SeriesRecord]) -> tuple[list[SeriesRecord], list[SeriesRecord]]:
-    """Return the series still traded, and those whose last candle is `STOPPED_AFTER` older than the newest of all."""
-    newest = max((r.last_us for r in records), default=0)
-    oldest = newest - STOPPED_AFTER // timedelta(microseconds=1)
-    return [r for r in records if r.last_us >= oldest], [r for r in records if r.last_us < oldest]
-
-
-def _fleet(
-    spec: RunSpec,
-    architecture: str,
-    records: Sequence[SeriesRecord],
-    bounds: dict[str, SplitBounds],
-    gpu: bool,
-) -> FleetPlan:
-    recipe = preset_label(spec, architecture)
-    members = [
-        JobMember(
-            model=ModelId(architecture, recipe, r.series, member_seed(spec.seed, architecture, r.series)),
-            features=r,
-            bounds=bounds[r.series.timeframe],
-        )
-        for r in records
-    ]
-    return plan_fleet(spec, architecture, members, gpu=gpu)

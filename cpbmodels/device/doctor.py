@@ -29,8 +29,6 @@ from cpbmodels.kernels.support import described
 
 DEVICES, PCI_DEVICES = Path("/dev"), Path("/sys/bus/pci/devices")
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
-MIN_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
-"""Oldest Linux driver for each CUDA major version (CUDA release notes, minor-version compatibility)."""
 NO_CUPTI = (
     "the profiler saw no GPU kernel, although every operator returned a GPU tensor: CUPTI is missing or not permitted "
     "(a container or the driver's option NVreg_RestrictProfilingToAdminUsers); training does not need it"
@@ -61,12 +59,6 @@ def gpu_evidence() -> GpuEvidence:
     return GpuEvidence(tuple(signs), driver)
 
 
-def driver_too_old(driver: str, cuda: str) -> bool:
-    """Whether the driver cannot run a torch built for this CUDA version ("13.0")."""
-    major, minor = (int(part) for part in driver.split(".")[:2])
-    return (major, minor) < MIN_DRIVER.get(int(cuda.split(".")[0]), (0, 0))
-
-
 def cpu() -> dict[str, Any]:
     """The processor as this process may use it: model, cores, `bf16` (products in hardware), memory in MB."""
     facts: dict[str, str] = {}
@@ -95,32 +87,27 @@ class Problem:
 
 def software_findings(evidence: GpuEvidence) -> tuple[list[Problem], list[str]]:
     """Whether GPU, driver and this torch build fit together: problems with remedies, and notes."""
-    build, cuda = torch.__version__, torch.version.cuda
     if torch.cuda.is_available():
         return [], []
     if not evidence.signs:
         return [], ["no GPU on this machine: everything runs on the CPU"]
-    what = f"this machine has a GPU ({evidence.signs[0]})"
-    if evidence.driver is None:
-        return [Problem(f"{what} but no NVIDIA driver is loaded", "install the driver, then reboot")], []
-    if cuda is None:
-        return [Problem(f"{what} but torch {build} is a CPU-only build", _torch_remedy(evidence.driver))], []
-    if driver_too_old(evidence.driver, cuda):
-        oldest = ".".join(map(str, MIN_DRIVER[int(cuda.split(".")[0])]))
-        remedy = f"update the driver to {oldest} or newer, or {_torch_remedy(evidence.driver)}"
-        return [Problem(f"driver {evidence.driver} is too old for torch {build} (CUDA {cuda})", remedy)], []
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+    what, hidden = f"this machine has a GPU ({evidence.signs[0]}) but", os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and hidden.strip() in ("", "-1"):
-        return [], [f"{what} but CUDA_VISIBLE_DEVICES={hidden!r} hides it; unset it to use the GPU"]
-    remedy = "in a container start it with `--gpus all`; else see what `nvidia-smi` says, or reboot"
-    return [Problem(f"{what} but CUDA does not start", remedy)], []
-
-
-def _torch_remedy(driver: str) -> str:
-    for cuda, tag in (("13", "cu130"), ("12", "cu126")):
-        if not driver_too_old(driver, cuda):
-            return f"install torch's {tag} build; the selector at pytorch.org/get-started gives the command"
-    return f"update the driver ({driver} is too old for any torch that cpb supports)"
+        return [], [f"{what} CUDA_VISIBLE_DEVICES={hidden!r} hides it; unset it to use the GPU"]
+    if evidence.driver is None:
+        return [Problem(f"{what} no NVIDIA driver is loaded", "install the driver, then reboot")], []
+    if torch.version.cuda is None:
+        remedy = (
+            f"install torch's CUDA build for driver {evidence.driver} or older: see pytorch.org/get-started"
+        )
+        return [Problem(f"{what} torch {torch.__version__} is a CPU-only build", remedy)], []
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        why = "no device is visible"
+    except RuntimeError as error:  # torch names a driver that is too old for its build
+        why = _reason(error)
+    remedy = "see what `nvidia-smi` says; update the driver; in a container start it with `--gpus all`"
+    return [Problem(f"{what} CUDA does not start: {why}", remedy)], []
 
 
 def memory_findings(ram_free_mb: float, gpu_free_mb: Mapping[int, float]) -> list[Problem]:

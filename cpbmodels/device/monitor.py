@@ -19,7 +19,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -46,7 +46,7 @@ class GpuState:
 
 
 class GpuCounters:
-    """Counters of one GPU; `available` is False, with the reason in `note`, where NVML cannot be read."""
+    """Counters of one GPU; `read` gives None, with the reason in `note`, where NVML cannot be read."""
 
     def __init__(self, device: torch.device) -> None:
         self.note = ""
@@ -63,11 +63,6 @@ class GpuCounters:
             self.note = f"utilisation and power not measured: NVML says {error}"
             return
         self._nvml = nvml
-
-    @property
-    def available(self) -> bool:
-        """Whether `read` gives figures."""
-        return self._nvml is not None
 
     def read(self) -> GpuState | None:
         """Utilisation and power now; None if NVML does not support it on this GPU (a vGPU or MIG slice)."""
@@ -95,7 +90,6 @@ def _handle(nvml: ModuleType, device: torch.device) -> object:
     return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
 
-@dataclass
 class Monitor:
     """`with Monitor("cuda") as m: train(); m.summary()`; on a CPU it records the memory of the process alone.
 
@@ -103,26 +97,22 @@ class Monitor:
     every process on the GPU, not only this one.
     """
 
-    device: torch.device | str
-    interval: float = 0.5
-    quiet: bool = False
-    _states: list[GpuState] = field(default_factory=list, init=False)
-    _counters: GpuCounters | None = field(default=None, init=False)
-    _thread: threading.Thread | None = field(default=None, init=False)
-    _stop: threading.Event = field(default_factory=threading.Event, init=False)
-    _read: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self._clocks = time.perf_counter(), time.process_time()
-        self.device = torch.device(self.device)
+    def __init__(self, device: torch.device | str, interval: float = 0.5, quiet: bool = False) -> None:
+        self.device, self.interval, self.quiet = torch.device(device), interval, quiet
         self._cuda = self.device.type == "cuda"
+        self._states: list[GpuState] = []
+        self._counters: GpuCounters | None = None
+        self._thread: threading.Thread | None = None
+        self._stop, self._read = threading.Event(), 0
+        self._clocks = time.perf_counter(), time.process_time()
 
     def __enter__(self) -> "Monitor":
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(self.device)
-            self._counters = GpuCounters(torch.device(self.device))
-        if self._counters is not None and self._counters.available:
-            self._thread = threading.Thread(target=self._sample, name="device-monitor", daemon=True)
+            self._counters = GpuCounters(self.device)
+            self._thread = threading.Thread(
+                target=self._sample, args=(self._counters,), name="device-monitor", daemon=True
+            )
             self._thread.start()
         return self
 
@@ -135,11 +125,8 @@ class Monitor:
         if kind is None and self.warning and not self.quiet:
             warnings.warn(self.warning, stacklevel=2)
 
-    def _sample(self) -> None:
-        while not self._stop.wait(self.interval):
-            state = self._counters.read() if self._counters else None
-            if state is None:
-                return
+    def _sample(self, counters: GpuCounters) -> None:
+        while not self._stop.wait(self.interval) and (state := counters.read()) is not None:
             self._states.append(state)
 
     def latest(self) -> dict[str, float]:
@@ -155,12 +142,11 @@ class Monitor:
         if self._cuda:
             reading["gpu_mem_allocated_mb"] = torch.cuda.memory_allocated(self.device) / MB
             reading["gpu_mem_reserved_mb"] = torch.cuda.memory_reserved(self.device) / MB
-            reading["gpu_mem_allocated_peak_mb"] = torch.cuda.max_memory_allocated(self.device) / MB
-            reading["gpu_mem_reserved_peak_mb"] = torch.cuda.max_memory_reserved(self.device) / MB
+            reading |= self._peaks()
         states = self._states[self._read :] or self._states[-1:]  # an epoch may be shorter than the interval
         self._read = len(self._states)
         if states:
-            reading["gpu_util"] = sum(s.utilisation for s in states) / len(states)
+            reading["gpu_util"] = sum(state.utilisation for state in states) / len(states)
             if states[-1].power_w is not None:
                 reading["gpu_power_w"] = states[-1].power_w
         return reading
@@ -171,22 +157,29 @@ class Monitor:
         On a CPU the GPU's figures are 0: none was used. On a GPU whose counters cannot be read, utilisation and power
         are left out (see `note`): 0 would be wrong.
         """
-        summary = {
-            "gpu_mem_allocated_peak_mb": 0.0,
-            "gpu_mem_reserved_peak_mb": 0.0,
-            "rss_peak_mb": resident_mb()["rss_peak_mb"],
-        }
+        figures = {"rss_peak_mb": resident_mb()["rss_peak_mb"]}
         if not self._cuda:
-            return summary | {"gpu_util_mean": 0.0, "gpu_power_mean_w": 0.0}
-        summary["gpu_mem_allocated_peak_mb"] = torch.cuda.max_memory_allocated(self.device) / MB
-        summary["gpu_mem_reserved_peak_mb"] = torch.cuda.max_memory_reserved(self.device) / MB
+            names = (
+                "gpu_mem_allocated_peak_mb",
+                "gpu_mem_reserved_peak_mb",
+                "gpu_util_mean",
+                "gpu_power_mean_w",
+            )
+            return figures | dict.fromkeys(names, 0.0)
+        figures |= self._peaks()
         states = list(self._states)
+        powers = [state.power_w for state in states if state.power_w is not None]
         if states:
-            summary["gpu_util_mean"] = sum(s.utilisation for s in states) / len(states)
-        powers = [s.power_w for s in states if s.power_w is not None]
+            figures["gpu_util_mean"] = sum(state.utilisation for state in states) / len(states)
         if powers:
-            summary["gpu_power_mean_w"] = sum(powers) / len(powers)
-        return summary
+            figures["gpu_power_mean_w"] = sum(powers) / len(powers)
+        return figures
+
+    def _peaks(self) -> dict[str, float]:
+        return {
+            "gpu_mem_allocated_peak_mb": torch.cuda.max_memory_allocated(self.device) / MB,
+            "gpu_mem_reserved_peak_mb": torch.cuda.max_memory_reserved(self.device) / MB,
+        }
 
     @property
     def note(self) -> str:
@@ -196,11 +189,8 @@ class Monitor:
     @property
     def warning(self) -> str:
         """One sentence with reason and remedy if the GPU mostly waited; empty otherwise."""
-        utilisations = [s.utilisation for s in self._states]
-        if len(utilisations) < MIN_SAMPLES:
-            return ""
-        mean = sum(utilisations) / len(utilisations)
-        if mean >= MIN_UTILISATION_PERCENT:
+        mean = sum(state.utilisation for state in self._states) / max(len(self._states), 1)
+        if len(self._states) < MIN_SAMPLES or mean >= MIN_UTILISATION_PERCENT:
             return ""
         return (
             f"the GPU was busy only {mean:.0f} % of the time: each step is too small to fill it, so the "

@@ -89,7 +89,7 @@ def plan_slots(device: str, shards: int) -> Slots:
     if gpus:
         return Slots(gpus, len(gpus), max(1, (os.cpu_count() or 1) // len(gpus)))
     if device != "cpu" and torch_cuda() is None and visible_gpus():
-        log.warning("%s; training on the CPU (`cpb doctor` names the build to install)", _CPU_BUILD)
+        log.warning("%s; training on the CPU (`cpb doctor` says what to install)", _CPU_BUILD)
     cores = usable_cores()
     return Slots((), 1, cores) if shards <= 1 else Slots((), min(cores, shards), 1)
 
