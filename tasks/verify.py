@@ -13,13 +13,12 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import SPOT, SeriesId, market_home, options_of, stored_series, tree_of
-from schemas.ledger import KnownVersions, LedgerSummary
-from schemas.reference import Reference
+from schemas.ledger import KnownVersions, LedgerSummary, Reference
 from tasks.forecasting import months
 from tasks.forecasting.chain import check_months
 from tasks.forecasting.drift import Watch
@@ -36,16 +35,17 @@ from tasks.storage.files import read_json_or_none
 from tasks.storage.model_folder import CONFIG, METRICS, NEEDED, PICTURES, REFERENCE
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_npz
 from tasks.tracking.registry import COPIES, champions, training_command
-from tasks.tracking.store import Store, open_store, store_errors
-from tasks.training.shard import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
+from tasks.tracking.store import open_store, store_errors
+from tasks.training.shard import JOB, LOG, RESULT, is_training, shard_folders
 
 R = TypeVar("R", bound=Record)
 
-Check = tuple[Path, Callable[[], str | None], str]
-"""A file, the function that returns its fault (empty for none), and the command that makes or fetches it again.
+Check = tuple[Path, Callable[[], object], str]
+"""A file, the function that reads it, and the command that makes or fetches it again.
 
-A `DamagedError` or an `OSError` of the function is the fault too; FileNotFoundError: the file was removed since it was
-listed. Each file is checked before the next is requested, under any locks held meanwhile.
+The function returns the fault as a text, empty for none, or anything else for none; a `DamagedError` or an `OSError` is
+the fault too; FileNotFoundError: the file was removed since it was listed. Each file is checked before the next is
+requested, under any locks held meanwhile.
 """
 
 
@@ -89,17 +89,17 @@ def verify_all(
     return result
 
 
-def damage_at(home: Path, path: Path, fault: Callable[[], str | None], command: str) -> Damage | None:
+def damage_at(home: Path, path: Path, read: Callable[[], object], command: str) -> Damage | None:
     """Return the damage of a file, None if it is intact."""
     try:
-        reason = fault()
+        reason = read()
     except FileNotFoundError:
         return None
     except OSError as error:
         reason = f"it cannot be read ({error.strerror})"
     except DamagedError as error:
         reason = str(error)
-    if not reason:
+    if not reason or not isinstance(reason, str):
         return None
     place = path.relative_to(home) if path.is_relative_to(home) else path
     return Damage(path=place.as_posix(), reason=reason, command=command)
@@ -167,11 +167,7 @@ def _remove(*paths: Path) -> str:
 
 def _record(path: Path, kind: type[Record], of: str, command: str) -> Check:
     """Return the check of a record with the subject `of`."""
-
-    def fault() -> None:
-        parse_record(path, kind, of=of)
-
-    return path, fault, command
+    return path, partial(parse_record, path, kind, of=of), command
 
 
 def _find(path: Path, kind: type[R], of: str) -> R | None:
@@ -186,51 +182,39 @@ def fleets(home: Path, market: str) -> Iterator[Check]:
     for folder in shard_folders(market_home(home, market)):
         job = _find(folder / JOB, ShardJob, folder.name)
         result = _find(folder / RESULT, ShardResult, folder.name)
-        is_own = job or result or (folder / LOG).exists()
         of = job.members[0].model.series.market if job else market
-        if not is_own or of != market or is_training(folder):
+        is_ours = job or result or (folder / LOG).exists()
+        if not is_ours or of != market or is_training(folder):
             continue
         command = _train_command(job) if job else _remove(folder / JOB)
-        for name, kind in ((JOB, ShardJob), (RESULT, ShardResult)):
-            yield _record(folder / name, kind, folder.name, command)
-        if (progress := folder / PROGRESS).exists():
-            yield progress, partial(_no_object, progress), _remove(progress)
+        yield _record(folder / JOB, ShardJob, folder.name, command)
+        yield _record(folder / RESULT, ShardResult, folder.name, command)
         for member in result.members if result else ():
             place = folder / "members" / member.name
+            model = place / "model"
             for name, digest in member.files.items():
-                path = place / "model" / name
-                yield path, partial(model_folder.trained_file_damage, path, digest), command
-            judged = (place / "model" / name for name in (METRICS, REFERENCE, *PICTURES))
-            for path in (*place.glob("*.npz"), *(path for path in judged if path.exists())):
-                yield path, partial(_judged_fault, path), command
+                yield model / name, partial(model_folder.trained_file_damage, model / name, digest), command
+            for path in place.glob("*.npz"):
+                yield path, partial(read_npz, path), command
+            for path in (path for name in PICTURES if (path := model / name).exists()):
+                yield path, partial(model_folder.picture_damage, path), command
+            if (path := model / REFERENCE).exists():
+                yield _record(path, Reference, member_subject(path), command)
+            if (path := model / METRICS).exists():
+                yield path, partial(_scores_fault, path), command
 
 
-def _no_object(path: Path) -> str:
-    return "" if isinstance(read_json_or_none(path), dict) else "it is not a JSON object"
-
-
-def _judged_fault(path: Path) -> str:
-    """Return the fault of a file that judging wrote to a member's folder."""
-    if path.name in PICTURES:
-        return model_folder.picture_damage(path)
-    if path.name == METRICS:
-        return _scores_fault(read_json_or_none(path), read_json_or_none(path.with_name(CONFIG)))
-    if path.name == REFERENCE:
-        parse_record(path, Reference, of=member_subject(path))
-    else:
-        read_npz(path)
-    return ""
-
-
-def _scores_fault(found: Any, config: Any) -> str:
+def _scores_fault(path: Path) -> str:
     """Compare scores with those in the model's config; a damaged config is named by its own check."""
+    config = read_json_or_none(path.with_name(CONFIG))
     if not isinstance(config, dict):
         return ""
     scores = config.get("metrics", {})
     with suppress(KeyError, TypeError, ValueError):
         scores = {**scores, "verdict": verdict(scores)}
     # As text, since NaN is not equal to itself.
-    return "" if json.dumps(found) == json.dumps(scores) else f"its scores are not those in {CONFIG}"
+    is_same = json.dumps(read_json_or_none(path)) == json.dumps(scores)
+    return "" if is_same else f"its scores are not those in {CONFIG}"
 
 
 def _train_command(job: ShardJob) -> str:
@@ -247,13 +231,13 @@ def _train_command(job: ShardJob) -> str:
     return f"cpb {command} {scope} {recipe} --since {since} --as-of {until}"
 
 
-def champion_files(home: Path, market: str, store: Store | None = None) -> Iterator[Check]:
+def champion_files(home: Path, market: str) -> Iterator[Check]:
     """Yield the files of a market's champions; of a tracking server's, this machine's copies.
 
     Raises:
         CpbError: the MLflow store cannot be read, or (code `no-store`) there is none.
     """
-    store = store or open_store(create=False)
+    store = open_store(create=False)
     with store_errors():
         registered = champions(market=market, store=store)
     for champion in registered:
@@ -285,16 +269,12 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
         yield _record(ledger / "watch.json", Watch, market, again)
     for series in stored:
         folder, again = series.folder(home, "ledger"), months.forecast_command(series)
-        yield folder / DAILY, partial(_sums_fault, folder / DAILY), again
+        yield folder / DAILY, partial(parse_sums, folder / DAILY), again
         yield _record(folder / "versions.json", KnownVersions, series.name, again)
     for path in by_backtest.switch_files(home, market):
         yield _record(path, by_backtest.Switch, by_backtest.about_switch(path), months.RESTORE)
     for path in by_backtest.register_files(home, market):
         yield _record(path, by_backtest.Submission, by_backtest.about(path), months.RESTORE)
-
-
-def _sums_fault(path: Path) -> None:
-    parse_sums(path)
 
 
 def published(home: Path, market: str) -> Iterator[Check]:

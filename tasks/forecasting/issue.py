@@ -21,8 +21,7 @@ from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.forecasts import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
-from schemas.ledger import KnownVersions
-from schemas.reference import Reference
+from schemas.ledger import KnownVersions, Reference
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
 from tasks.forecasting.months import LEDGER

@@ -18,8 +18,7 @@ from schemas.errors import DamagedError
 from schemas.forecasts import CHAMPION
 from schemas.handover import Failure, Score
 from schemas.identity import INTERVAL_SECONDS, SIM, SeriesId, stored_series, tree_of
-from schemas.ledger import LedgerEntry, LedgerSummary
-from schemas.reference import BANDS
+from schemas.ledger import BANDS, LedgerEntry, LedgerSummary
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import LOCK, failure, recipes_of, store_batch
 from tasks.forecasting.months import (

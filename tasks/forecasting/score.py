@@ -17,7 +17,7 @@ from cpbmodels.data.prices import level_leaps
 from cpbmodels.data.rows import QUANTILE_COLUMNS
 from schemas.forecasts import KEY, LEDGER_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
-from schemas.reference import BANDS
+from schemas.ledger import BANDS
 from tasks.forecasting.months import FORECASTS, LEDGER, count_rows, load, month_files, read_month, read_months
 from tasks.judging.scores import BANDS as BAND_LEVELS
 from tasks.judging.scores import TAILS, pinball

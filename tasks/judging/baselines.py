@@ -17,7 +17,7 @@ from cpbmodels.data.prices import LAMBDA
 from cpbmodels.data.series import Series
 from schemas.errors import CpbError, install_extra
 from schemas.identity import SeriesId
-from schemas.reference import Promise, Reference
+from schemas.ledger import Reference, TestMetrics
 from tasks.judging.scores import LEVELS, Array
 
 Rows = NDArray[np.int64]
@@ -112,7 +112,9 @@ def import_extra(package: str) -> Any:
         ) from error
 
 
-def fit_reference(series: Series, name: SeriesId, horizon: int, promised: Promise | None = None) -> Reference:
+def fit_reference(
+    series: Series, name: SeriesId, horizon: int, promised: TestMetrics | None = None
+) -> Reference:
     """Fit the reference on the training origins of a series, which must have a training span.
 
     Args:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from schemas.reference import BANDS
+from schemas.ledger import BANDS
 from tasks.judging.scores import Array
 
 ALARM = 10.0

@@ -19,7 +19,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.fleet.config import JUDGED, PARTS, parse, sealed
 from schemas.errors import DamagedError
 from schemas.identity import Recipe
-from schemas.reference import Reference
+from schemas.ledger import Reference
 from schemas.run import UNIVERSAL_SUFFIX
 from tasks.storage.files import write_bytes, write_json
 from tasks.storage.records import (

@@ -15,7 +15,7 @@ from cpbmodels.data.prices import LAMBDA
 from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import MemberError
 from schemas.forecasts import REFERENCE_COLUMNS
-from schemas.reference import Reference
+from schemas.ledger import Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting import issue
 from tasks.forecasting.issue import recipes_of

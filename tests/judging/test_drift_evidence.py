@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from schemas.reference import BANDS
+from schemas.ledger import BANDS
 from tasks.judging.drift import TOLERANCE_EXCESS, TOLERANCE_MISSES, Capital, Outcome, limits
 
 HOUR = 3600

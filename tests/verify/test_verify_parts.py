@@ -140,16 +140,6 @@ def test_a_damaged_record_of_a_fleet_is_named(stored, damage, name):
     assert one(verify_fleets(stored, MARKET)).path == (folder / name).relative_to(stored).as_posix()
 
 
-def test_a_progress_file_that_cannot_be_read_is_named_and_removed(stored):
-    progress = fleet_of(stored) / "progress.json"
-    assert list(verify_fleets(stored, MARKET)) == []
-    cut(progress)
-    damage = one(verify_fleets(stored, MARKET))
-    assert damage.path.endswith("/progress.json")
-    subprocess.run(shlex.split(damage.command), check=True)
-    assert list(verify_fleets(stored, MARKET)) == []
-
-
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize(
     "name",
