@@ -20,7 +20,7 @@ BANDS = (50, 80, 90)
 """Central bands whose coverage is recorded, in per cent."""
 
 
-class TestMetrics(Record):
+class JudgedMetrics(Record):
     """Metrics of a model on its test span. `n`: number of origins; targets of neighbouring origins overlap.
 
     `crps_ratio`: model / reference, both mean losses over all steps, with its 95 % interval. `tail_ratio`: ratio of the
@@ -42,7 +42,7 @@ class TestMetrics(Record):
     def of(
         cls, metrics: Mapping[str, float], coverage_step_1: Mapping[int, float],
         reference_coverage_step_1: Mapping[int, float],
-    ) -> "TestMetrics":  # fmt: skip
+    ) -> "JudgedMetrics":  # fmt: skip
         """Return them from a member's metrics (`test_…`)."""
         return cls(
             n=int(metrics["test_n"]),
@@ -71,7 +71,7 @@ class Reference(Record):
     decay: float
     origins: int
     span: tuple[int, int]
-    promised: TestMetrics | None = None
+    promised: JudgedMetrics | None = None
 
     @property
     def horizon(self) -> int:

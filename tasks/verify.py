@@ -99,7 +99,7 @@ def damage_at(home: Path, path: Path, read: Callable[[], object], command: str) 
         reason = f"it cannot be read ({error.strerror})"
     except DamagedError as error:
         reason = str(error)
-    if not reason or not isinstance(reason, str):
+    if not isinstance(reason, str) or not reason:
         return None
     place = path.relative_to(home) if path.is_relative_to(home) else path
     return Damage(path=place.as_posix(), reason=reason, command=command)

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from schemas.handover import Alarm, Failure, Record, Watching
 from schemas.identity import SeriesId, tree_of
-from schemas.ledger import BANDS, Reference, TestMetrics
+from schemas.ledger import BANDS, Reference, JudgedMetrics
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import Champion, failure, reference_of
@@ -43,7 +43,7 @@ class SeriesWatch(Record):
     series: SeriesId
     recipe: str
     model_version: str
-    promises: dict[str, TestMetrics | None]
+    promises: dict[str, JudgedMetrics | None]
     bands: float = 0.0
     excess: float = 0.0
     crps: tuple[float, ...]

@@ -17,7 +17,7 @@ from cpbmodels.data.prices import LAMBDA
 from cpbmodels.data.series import Series
 from schemas.errors import CpbError, install_extra
 from schemas.identity import SeriesId
-from schemas.ledger import Reference, TestMetrics
+from schemas.ledger import Reference, JudgedMetrics
 from tasks.judging.scores import LEVELS, Array
 
 Rows = NDArray[np.int64]
@@ -113,7 +113,7 @@ def import_extra(package: str) -> Any:
 
 
 def fit_reference(
-    series: Series, name: SeriesId, horizon: int, promised: TestMetrics | None = None
+    series: Series, name: SeriesId, horizon: int, promised: JudgedMetrics | None = None
 ) -> Reference:
     """Fit the reference on the training origins of a series, which must have a training span.
 

@@ -16,7 +16,7 @@ from cpbmodels.data.series import Prediction, Series
 from cpbmodels.data.wide import NO_MARKET
 from schemas.handover import Failure, JobMember, ShardJob, TrainedMember
 from schemas.identity import SeriesId
-from schemas.ledger import BANDS, Reference, TestMetrics
+from schemas.ledger import BANDS, Reference, JudgedMetrics
 from tasks.judging.baselines import fit_reference, realised, reference_quantiles
 from tasks.judging.classes import judge_classes
 from tasks.judging.fleet import score_file
@@ -65,7 +65,7 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         first = {band: float(score.steps[f"coverage_{band}"][0]) for band in BANDS}
         truth = realised(series, test.origins, 1)
         reference_first = {band: float(coverage(other[:, :1], truth, band)[0]) for band in BANDS}
-        promised = TestMetrics.of(score.metrics, first, reference_first)
+        promised = JudgedMetrics.of(score.metrics, first, reference_first)
         write_reference(folder / "model", fitted.model_copy(update={"promised": promised}))
         forecast_png(folder / "model" / "forecast.png", series, test)
     else:

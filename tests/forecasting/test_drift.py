@@ -11,7 +11,7 @@ from live_record import HORIZON, made_forecasts, write_walk
 
 from schemas.handover import Alarm
 from schemas.identity import SeriesId
-from schemas.ledger import BANDS, Reference, TestMetrics
+from schemas.ledger import BANDS, Reference, JudgedMetrics
 from schemas.scope import ScopeSpec
 from tasks.forecasting import chain
 from tasks.forecasting.drift import (
@@ -36,7 +36,7 @@ FIRST = datetime(2025, 1, 1, tzinfo=UTC)
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 PAST = 1300
 """Candles before the first forecast."""
-PROMISE = TestMetrics(
+PROMISE = JudgedMetrics(
     n=2000, crps_ratio=1.0, crps_ratio_low=0.99, crps_ratio_high=1.01, tail_ratio=1.0,
     coverage={band: band / 100 for band in BANDS}, coverage_step_1={band: band / 100 for band in BANDS},
 )  # fmt: skip
