@@ -16,7 +16,7 @@ from pydantic import Field
 
 from schemas.handover import Alarm, Failure, Record, Watching
 from schemas.identity import SeriesId, tree_of
-from schemas.ledger import BANDS, Reference, JudgedMetrics
+from schemas.ledger import BANDS, JudgedMetrics, Reference
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import Champion, failure, reference_of

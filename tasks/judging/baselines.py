@@ -17,7 +17,7 @@ from cpbmodels.data.prices import LAMBDA
 from cpbmodels.data.series import Series
 from schemas.errors import CpbError, install_extra
 from schemas.identity import SeriesId
-from schemas.ledger import Reference, JudgedMetrics
+from schemas.ledger import JudgedMetrics, Reference
 from tasks.judging.scores import LEVELS, Array
 
 Rows = NDArray[np.int64]

@@ -16,7 +16,7 @@ from cpbmodels.data.series import Prediction, Series
 from cpbmodels.data.wide import NO_MARKET
 from schemas.handover import Failure, JobMember, ShardJob, TrainedMember
 from schemas.identity import SeriesId
-from schemas.ledger import BANDS, Reference, JudgedMetrics
+from schemas.ledger import BANDS, JudgedMetrics, Reference
 from tasks.judging.baselines import fit_reference, realised, reference_quantiles
 from tasks.judging.classes import judge_classes
 from tasks.judging.fleet import score_file
