@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.rows import forecast_rows
+from cpbmodels.data.series import forecast_rows
 from cpbmodels.data.student_t import QUANTILES
 from schemas.forecasts import FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.frames import KLINES

@@ -14,10 +14,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what follows at run time by name, spelled out for type checkers and completion
-    from cpbmodels.adapters.hub import from_hub
     from cpbmodels.arch import ArchitectureInfo, architecture, architectures
-    from cpbmodels.arch.options import PROFILES, Preset
-    from cpbmodels.arch.presets import PRESETS, preset, without_effect
+    from cpbmodels.arch.options import PRESETS, PROFILES, Preset, preset, without_effect
     from cpbmodels.data.paths import Paths
     from cpbmodels.data.series import Prediction, Series
     from cpbmodels.data.student_t import QUANTILES
@@ -26,14 +24,14 @@ if TYPE_CHECKING:  # what follows at run time by name, spelled out for type chec
     from cpbmodels.fleet.predict import Forecast, forecast_all, paths, predict
     from cpbmodels.fleet.results import EpochRecord, StepRecord
     from cpbmodels.fleet.train import train_fleet, why_not
+    from cpbmodels.hub import from_hub
 
 __version__ = "0.2.0"
 
 _EXPORTS = {
-    "adapters.hub": ("from_hub",),
+    "hub": ("from_hub",),
     "arch": ("ArchitectureInfo", "architecture", "architectures"),
-    "arch.options": ("PROFILES", "Preset"),
-    "arch.presets": ("PRESETS", "preset", "without_effect"),
+    "arch.options": ("PRESETS", "PROFILES", "Preset", "preset", "without_effect"),
     "data.paths": ("Paths",),
     "data.series": ("Prediction", "Series"),
     "data.student_t": ("QUANTILES",),

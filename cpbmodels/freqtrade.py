@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpbmodels.data.figures import FEATURE_WARMUP, INTERVAL_SECONDS
+from cpbmodels.data import FEATURE_WARMUP, INTERVAL_SECONDS
 from cpbmodels.data.paths import SCORES
 from cpbmodels.data.prices import PRICES, is_candle
-from cpbmodels.data.rows import QUANTILE_COLUMNS
-from cpbmodels.data.series import Series
+from cpbmodels.data.series import QUANTILE_COLUMNS, Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.member import Member, load, other_symbol

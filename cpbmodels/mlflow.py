@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpbmodels.data.prices import PRICES
-from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS, to_pandas
-from cpbmodels.data.series import Series
+from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS, Series, to_pandas
 from cpbmodels.errors import ModelError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 import polars as pl
 
-from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.errors import MemberError
 from schemas.identity import INTERVAL_SECONDS
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from cpbmodels.data import FEATURE_WARMUP
 from cpbmodels.data.columns import FEATURES
-from cpbmodels.data.figures import FEATURE_WARMUP
 from cpbmodels.data.prices import PRICES
 from schemas.errors import MemberError
 

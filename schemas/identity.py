@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, get_args
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
-from cpbmodels.data.figures import INTERVAL_SECONDS
+from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import UsageError
 
 COINS = (

@@ -8,10 +8,10 @@ from unittest.mock import patch
 
 import torch
 
-from cpbmodels.arch import cells, deferred, heads, layers, recurrent
+from cpbmodels.arch import decoder, heads, layers, recurrent
 from cpbmodels.fleet import fleet
 
-MODULES = (cells, deferred, fleet, heads, layers, recurrent)
+MODULES = (decoder, fleet, heads, layers, recurrent)
 
 
 def gru_cell(inputs, hidden, h, input_bias=None, hidden_bias=None):

@@ -8,7 +8,7 @@ from statistics import NormalDist
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.forecasts import FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.frames import KLINES
 from schemas.identity import SeriesId

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, computed_field, create_model
 
-from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.handover import Alarm, Decision
 from schemas.identity import SIM, Market
 from schemas.ledger import LedgerEntry

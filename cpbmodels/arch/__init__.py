@@ -27,12 +27,12 @@ _BUILT_IN = {
     "gru": "cpbmodels.arch.gru:Gru",
     "lstm": "cpbmodels.arch.lstm:Lstm",
     "lstm-manual": "cpbmodels.arch.lstm:LstmManual",
-    "linear": "cpbmodels.arch.linear:Linear",
+    "linear": "cpbmodels.arch.har:Linear",
     "har": "cpbmodels.arch.har:Har",
     "robust-har": "cpbmodels.arch.har:RobustHar",
     "line": "cpbmodels.arch.line:Line",
-    "walk": "cpbmodels.arch.walk:Walk",
-    "average": "cpbmodels.arch.average:Average",
+    "walk": "cpbmodels.arch.line:Walk",
+    "average": "cpbmodels.arch.line:Average",
     "classifier-gru": "cpbmodels.arch.gru:ClassifierGru",
 }
 

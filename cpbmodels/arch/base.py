@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cpbmodels.arch.draws import Draws
 from cpbmodels.arch.heads import HEADS, Head
-from cpbmodels.arch.layers import Param, Weights
+from cpbmodels.arch.layers import Draws, Param, Weights, is_exactly
 from cpbmodels.arch.options import COMMON_PRESETS, SIZES, Preset
-from cpbmodels.arch.per_member import is_exactly
 from cpbmodels.data.prices import RETURNS
 from cpbmodels.data.ranges import TrainingOrigins
 from cpbmodels.data.series import Series

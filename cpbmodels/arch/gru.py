@@ -13,10 +13,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
-from cpbmodels.arch.cells import GRU_GATES, gru_cell, stacked_params
-from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, step_params
-from cpbmodels.arch.draws import Draws, dropout
-from cpbmodels.arch.layers import Param, Weights, linear, linear_params
+from cpbmodels.arch.decoder import (
+    GRU_GATES,
+    DeferredAttention,
+    DeferredLinear,
+    gru_cell,
+    stacked_params,
+    step_params,
+)
+from cpbmodels.arch.layers import Draws, Param, Weights, dropout, linear, linear_params
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.recurrent import gru, no_kernels
 

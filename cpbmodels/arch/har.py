@@ -5,9 +5,13 @@ robust HAR's solution (`initial_weights`), so that the few hundred steps before 
 line misses.
 
 `robust-har`: one linear map to the log of the coming range, fitted in closed form. The reference to beat.
+
+`linear`: each input column has its own linear map from the window to the horizon; a last map mixes columns.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import torch
@@ -15,11 +19,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch, MemberData
-from cpbmodels.arch.draws import Draws, dropout
 from cpbmodels.arch.heads import START_DF, START_SCALE
-from cpbmodels.arch.layers import Param, Weights, linear, linear_params
+from cpbmodels.arch.layers import Draws, Param, Weights, dropout, linear, linear_params
 from cpbmodels.arch.options import Preset
-from cpbmodels.data.figures import ROLLING
+from cpbmodels.data import ROLLING
 from cpbmodels.data.ranges import RangeModel, fit_ranges
 from cpbmodels.data.student_t import QUANTILES, t_quantiles
 
@@ -173,3 +176,31 @@ class RobustHar(OfOneCandle):
             data.origins(), data.columns, self.options.calendar, self.options.horizon, self.options.input_clip
         )
         return fitted_weights(fitted) | ({"calendar": fitted.hours} if fitted.calendar else {})
+
+
+class Linear(Architecture):
+    """No non-linearity anywhere: what a sequence model must at least beat."""
+
+    spec = ArchitectureSpec(defaults={"weight_decay": 1e-2})
+
+    @override
+    def params(self) -> list[Param]:
+        context, steps = self.options.context, self.head.steps
+        return [
+            Param("channel.weight", (self.inputs, context, steps), 1 / math.sqrt(context)),
+            Param("channel.bias", (1, self.inputs * steps), 0.0),
+            Param("mix.weight", (self.inputs, self.head.size), 0.1 / math.sqrt(self.inputs)),
+            Param("mix.bias", (1, self.head.size), 0.0),
+        ]
+
+    @override
+    def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
+        K, B, C, F = batch.inputs.shape
+        steps = self.head.steps
+        # Columns join the member axis: [K x F, B, C] times [K x F, C, steps] is one batched product.
+        columns = batch.inputs.permute(0, 3, 1, 2).reshape(K * F, B, C)
+        mapped = torch.bmm(columns, w["channel.weight"].reshape(K * F, C, steps)).view(K, F, B, steps)
+        per_step = mapped.permute(0, 2, 3, 1).reshape(K, B * steps, F)
+        bias = w["channel.bias"].view(K, 1, steps, F)
+        per_step = (per_step.view(K, B, steps, F) + bias).view(K, B * steps, F)
+        return linear(per_step, w, "mix").view(K, B, steps, self.head.size)

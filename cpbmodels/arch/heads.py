@@ -21,9 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from typing_extensions import override
 
-from cpbmodels.arch.layers import Param, Weights
+from cpbmodels.arch.layers import Param, Weights, by_row, is_exactly
 from cpbmodels.arch.options import Preset
-from cpbmodels.arch.per_member import by_row, is_exactly
 from cpbmodels.arch.torch_private import softplus_backward
 from cpbmodels.data.ranges import MAX_LOG_SCALE
 from cpbmodels.data.student_t import QUANTILES, t_quantiles

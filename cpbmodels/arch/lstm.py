@@ -10,10 +10,17 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
-from cpbmodels.arch.cells import LSTM_GATES, State, stacked_params
-from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, LstmStep, lstm_step, step_params
-from cpbmodels.arch.draws import Draws
-from cpbmodels.arch.layers import Param, Weights, linear, linear_params
+from cpbmodels.arch.decoder import (
+    LSTM_GATES,
+    DeferredAttention,
+    DeferredLinear,
+    LstmStep,
+    State,
+    lstm_step,
+    stacked_params,
+    step_params,
+)
+from cpbmodels.arch.layers import Draws, Param, Weights, linear, linear_params
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.recurrent import lstm, no_kernels
 

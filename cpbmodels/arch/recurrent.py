@@ -26,11 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cpbmodels.arch.cells import State, lstm_cell_by_hand
-from cpbmodels.arch.draws import Draws, dropout
-from cpbmodels.arch.layers import Weights, biased, on_gpu
+from cpbmodels.arch.decoder import State, lstm_cell_by_hand
+from cpbmodels.arch.layers import Draws, PerRow, Weights, biased, dropout, on_gpu
 from cpbmodels.arch.options import Preset
-from cpbmodels.arch.per_member import PerRow
 from cpbmodels.arch.torch_private import (
     fused_gru_cell,
     fused_gru_cell_backward,
@@ -87,7 +85,7 @@ def input_gates(x: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
 
 
 class GruSequence(torch.autograd.Function):
-    """All steps of one GRU layer from its input gates [K, T, B, 3H]. Equations: `cells._GruCell`."""
+    """All steps of one GRU layer from its input gates [K, T, B, 3H]. Equations: `decoder._GruCell`."""
 
     @staticmethod
     def forward(ctx: Any, gates: Tensor, w_hh: Tensor, b_hh: Tensor) -> Tensor:
@@ -201,7 +199,7 @@ class GruFused(torch.autograd.Function):
 
 
 class LstmSequence(torch.autograd.Function):
-    """All steps of one LSTM layer from its gates [K, T, B, 4H] (all biases added). Equations: `cells.lstm_gates`."""
+    """All steps of one LSTM layer from its gates [K, T, B, 4H] (all biases added). Equations: `decoder.lstm_gates`."""
 
     @staticmethod
     def forward(ctx: Any, gates: Tensor, w_hh: Tensor) -> State:

@@ -16,10 +16,18 @@ from torch import Tensor
 from typing_extensions import override
 
 from cpbmodels.arch.base import SEED_PRESET, SEED_TUNED, Architecture, ArchitectureSpec, Batch
-from cpbmodels.arch.draws import Draws, dropout
-from cpbmodels.arch.layers import Param, Weights, attend, linear, linear_params, normalise
+from cpbmodels.arch.layers import (
+    Draws,
+    Param,
+    Weights,
+    attend,
+    dropout,
+    is_exactly,
+    linear,
+    linear_params,
+    normalise,
+)
 from cpbmodels.arch.options import Preset
-from cpbmodels.arch.per_member import is_exactly
 
 Cache = list[tuple[Tensor, Tensor]]
 """Keys and values [K x B x heads, T, d / heads] per decoder layer."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.figures import INTERVAL_SECONDS
+from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.data.prices import PRICES, check_prices
 from cpbmodels.errors import ModelError
 

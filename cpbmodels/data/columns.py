@@ -11,7 +11,7 @@ from datetime import timedelta
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.figures import CEILING, FLOOR, INTERVAL_SECONDS, ROLLING
+from cpbmodels.data import CEILING, FLOOR, INTERVAL_SECONDS, ROLLING
 from cpbmodels.data.prices import (
     CANDLE_COLUMNS,
     PRICES,

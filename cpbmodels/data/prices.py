@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from cpbmodels.data.figures import SEGMENT_JUMP
+from cpbmodels.data import SEGMENT_JUMP
 from cpbmodels.errors import ModelError
 
 PRICES = ("open", "high", "low", "close")

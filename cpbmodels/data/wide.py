@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cpbmodels.data.figures import CEILING, FLOOR
+from cpbmodels.data import CEILING, FLOOR
 from cpbmodels.data.prices import segment_age
 
 if TYPE_CHECKING:

@@ -13,9 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cpbmodels.arch.draws import Draws
-from cpbmodels.arch.layers import Layout, Weights, on_gpu
-from cpbmodels.arch.per_member import PerRow, by_row
+from cpbmodels.arch.layers import Draws, Layout, PerRow, Weights, by_row, on_gpu
 from cpbmodels.arch.torch_private import foreach_add_, foreach_copy_, fused_adam_, fused_adamw_
 from cpbmodels.fleet.bank import Bank, Scaling
 from cpbmodels.fleet.net import Net
@@ -82,7 +80,7 @@ class Fleet:
     flat: master weights [K, P]. best: the snapshot that is exported, [K, P]. first, second: Adam's moments [K, P].
     steps: optimizer steps [K], float32 as torch's fused optimizers want them. loss_sum: losses of this epoch [K].
     scale: fp16 only, the loss scale [K, 1] of each member, so that small gradients do not vanish.
-    differing: [K] for each option in which the members differ (`per_member.IN_STEP`).
+    differing: [K] for each option in which the members differ (`options.IN_STEP`).
     kernels: steps run on `cpbmodels.kernels`. The optimizer then leaves a fresh copy of the weights behind, so
         `compute_weights` is refreshed once before an epoch instead of in every step.
     """

@@ -24,8 +24,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch import find
-from cpbmodels.arch.options import SCHEDULES, Preset
-from cpbmodels.arch.per_member import IN_RATE, differing
+from cpbmodels.arch.options import IN_RATE, SCHEDULES, Preset, differing
 from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.fleet.bank import Bank, Scaling, Task, epoch_order, steps_per_epoch

@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch import ENTRY_POINT_GROUP, architectures, find
-from cpbmodels.arch.average import NAME as AVERAGE
-from cpbmodels.arch.options import Preset
-from cpbmodels.arch.per_member import PER_MEMBER
-from cpbmodels.arch.presets import check_together
-from cpbmodels.data.figures import FEATURE_WARMUP
+from cpbmodels.arch.line import AVERAGE
+from cpbmodels.arch.options import PER_MEMBER, Preset, check_together
+from cpbmodels.data import FEATURE_WARMUP
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, shown

@@ -15,11 +15,9 @@ from torch.utils.checkpoint import checkpoint
 
 from cpbmodels.arch import find
 from cpbmodels.arch.base import Batch
-from cpbmodels.arch.draws import Draws
 from cpbmodels.arch.heads import HEADS, to_feedback
-from cpbmodels.arch.layers import Layout, Param, Weights, embed
+from cpbmodels.arch.layers import Draws, Layout, Param, Weights, embed, is_exactly
 from cpbmodels.arch.options import Preset
-from cpbmodels.arch.per_member import is_exactly
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
 from cpbmodels.data.prices import RETURNS, SCALED
 from cpbmodels.errors import ModelError

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.heads import Classes
-from cpbmodels.arch.per_member import differing
+from cpbmodels.arch.options import differing
 from cpbmodels.data.paths import Paths, coin_factors, draw_closes
 from cpbmodels.data.series import Prediction, Series
 from cpbmodels.data.student_t import QUANTILES
@@ -87,7 +87,7 @@ class Forecast:
         Raises:
             ModelError: the series has no times, or the model is a classifier, which forecasts no price.
         """
-        from cpbmodels.data.rows import forecast_rows
+        from cpbmodels.data.series import forecast_rows
 
         check_forecasts_prices(self.probabilities)
         return forecast_rows(
@@ -96,7 +96,7 @@ class Forecast:
 
     def to_pandas(self) -> pd.DataFrame:
         """The rows of `to_frame` for pandas, without pyarrow (which polars' own `to_pandas` needs)."""
-        from cpbmodels.data.rows import to_pandas
+        from cpbmodels.data.series import to_pandas
 
         return to_pandas(self.to_frame())
 
@@ -329,7 +329,7 @@ def predict_rows(member: Member, series: Series, since: datetime | str | None = 
     Raises:
         ModelError: see `Forecast.to_frame`; also when `since` is not an aware time.
     """
-    from cpbmodels.data.rows import forecast_rows
+    from cpbmodels.data.series import forecast_rows
 
     origins = np.flatnonzero(series.usable(member.context)).astype(np.int64)
     if since is not None:

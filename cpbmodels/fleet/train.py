@@ -23,11 +23,10 @@ import numpy as np
 import torch
 
 from cpbmodels.arch import find
-from cpbmodels.arch.average import NAME as AVERAGE
 from cpbmodels.arch.base import MemberData
-from cpbmodels.arch.options import Preset
-from cpbmodels.arch.per_member import fleet_key, fleet_options, overrides_by_member
-from cpbmodels.arch.presets import preset as resolve
+from cpbmodels.arch.line import AVERAGE
+from cpbmodels.arch.options import PER_MEMBER, Preset, fleet_key, overrides_by_member
+from cpbmodels.arch.options import preset as resolve
 from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
@@ -284,7 +283,9 @@ def _shrink(job: FleetJob, size: int) -> tuple[int, FleetJob]:
 
 def _train_one(job: FleetJob) -> list[Member]:
     """One fleet, from initial weights (or checkpoint) to finished members."""
-    job = replace(job, options=fleet_options(job.options, [task.options for task in job.tasks]))
+    # Members that agree in an option give the fleet their plain number, not that of the training's first member.
+    first = job.tasks[0].options
+    job = replace(job, options=replace(job.options, **{name: getattr(first, name) for name in PER_MEMBER}))
     if find(job.architecture).spec.closed_form:
         return _solve_one(job)
     off = kernels_off(job.architecture, job.options, job.device, job.compute, job.kernels)

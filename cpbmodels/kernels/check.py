@@ -22,8 +22,7 @@ from torch import Tensor
 
 import cpbmodels
 from cpbmodels.arch import find
-from cpbmodels.arch.options import Preset
-from cpbmodels.arch.per_member import IN_RATE
+from cpbmodels.arch.options import IN_RATE, Preset
 from cpbmodels.device.monitor import driver_version
 from cpbmodels.device.steps import FleetStep, fleet_step
 from cpbmodels.fleet.checkpoint import write_whole

@@ -19,9 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from cpbmodels.arch.base import Batch
-from cpbmodels.arch.cells import State
-from cpbmodels.arch.draws import Draws
-from cpbmodels.arch.layers import Weights
+from cpbmodels.arch.decoder import State
+from cpbmodels.arch.layers import Draws, Weights
 from cpbmodels.kernels.recurrent import (
     gru,
     gru_step,

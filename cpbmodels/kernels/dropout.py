@@ -1,4 +1,4 @@
-"""Dropout in one launch, forward or backward: the hash of `cpbmodels.arch.draws` in registers, with the same bits.
+"""Dropout in one launch, forward or backward: the hash of `cpbmodels.arch.layers` in registers, with the same bits.
 
 Shapes: x [K, ...] with n values for each of K members, n any number below 2^31. A program hashes `BLOCK` counters of a
 member; each gives two values. Integer arithmetic is int32 and wraps, as there; a factor is rounded to x's dtype before
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cpbmodels.arch.per_member import PerRow
+from cpbmodels.arch.layers import PerRow
 from cpbmodels.kernels.support import launch
 
 BLOCK = 1024

@@ -6,7 +6,7 @@ layer's program all steps of one member's rows, with the weights on the chip. B 
 repeat the last row and write the same values), a multiple of 16 backward, where the carried gradient is added in place.
 
 Precision: products of the compute dtype with float32 sums; functions, cell states and carried gradients in float32;
-states, gates and their gradients are stored in the compute dtype. Gate order and equations: `cpbmodels.arch.cells`.
+states, gates and their gradients are stored in the compute dtype. Gate order and equations: `cpbmodels.arch.decoder`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cpbmodels.arch.draws import Draws, dropout
-from cpbmodels.arch.layers import Weights
-from cpbmodels.arch.per_member import PerRow
+from cpbmodels.arch.layers import Draws, PerRow, Weights, dropout
 from cpbmodels.kernels.support import launch, product, shared_bytes
 
 WHOLE_LAYER_WIDTH = 128
@@ -65,7 +63,7 @@ def _gru_cell(a_r, a_z, a_n, g_n, h):
 
 @triton.jit
 def _gru_cell_back(d_h, r, z, n, g_n, h):
-    """d_r, d_z, d_n before their functions, and d_g of g_n, from dL/dh': as in `cells._GruCell.backward`."""
+    """d_r, d_z, d_n before their functions, and d_g of g_n, from dL/dh': as in `decoder._GruCell.backward`."""
     d_n = d_h * (1 - z) * (1 - n * n)
     return d_n * g_n * r * (1 - r), d_h * (h - n) * z * (1 - z), d_n, d_n * r
 
@@ -170,7 +168,7 @@ def _lstm_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s
     i, f, g, o = _get4(kept, H)
     tanh_c = _tanh(tl.load(new_c + k * s_nc + at))
     carried = d_c + k * (B * H) + at  # read and written by the thread that holds the place: whole tiles only
-    # dL/dc' [BM, BU]; the four gradients behind it are those of `cells.lstm_gates_backward`.
+    # dL/dc' [BM, BU]; the four gradients behind it are those of `decoder.lstm_gates_backward`.
     d = tl.load(carried) + d_h * o * (1 - tanh_c * tanh_c)
     out = d_gates + k * s_d + rows[:, None] * (4 * H) + u[None, :]
     before = tl.load(c + k * s_c + at)

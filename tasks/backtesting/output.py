@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.rows import forecast_rows
-from cpbmodels.data.series import Prediction
+from cpbmodels.data.series import Prediction, forecast_rows
 from schemas.forecasts import check_backtest_rows
 from schemas.run import BacktestSpec
 from tasks.backtesting.fleets import TrainedFleet

@@ -14,8 +14,7 @@ import numpy as np
 import polars as pl
 
 import cpbmodels
-from cpbmodels.data.rows import QUANTILE_COLUMNS, forecast_rows
-from cpbmodels.data.series import Series
+from cpbmodels.data.series import QUANTILE_COLUMNS, Series, forecast_rows
 from cpbmodels.data.wide import NO_MARKET, Market
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.forecasts import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS

@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.prices import level_leaps
-from cpbmodels.data.rows import QUANTILE_COLUMNS
+from cpbmodels.data.series import QUANTILE_COLUMNS
 from schemas.forecasts import KEY, LEDGER_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from schemas.ledger import BANDS

@@ -29,7 +29,7 @@ OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
 FILE_JUMP = 1.1
 """|ln(open / previous close)| between two adjacent source files above which one file has another symbol's data.
 
-About ln 3; a separate constant from `cpbmodels.data.figures.SEGMENT_JUMP`: it decides which files are refused, not how
+About ln 3; a separate constant from `cpbmodels.data.SEGMENT_JUMP`: it decides which files are refused, not how
 features are cut.
 """
 

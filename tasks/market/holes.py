@@ -11,7 +11,7 @@ from math import log
 
 import numpy as np
 
-from cpbmodels.data.figures import SEGMENT_JUMP
+from cpbmodels.data import SEGMENT_JUMP
 from schemas.identity import SeriesId
 from tasks.market.layout import DAY, SourceFile, grid_of, whole_candles
 from tasks.market.manifest import Anomaly, FileRecord, Part
@@ -31,7 +31,7 @@ LACKING = (ABSENT, QUARANTINED, FAILED)
 RELISTING_JUMP = log(5)
 """|ln(open / previous close)| across a pause above which it is another coin under the old name, or another unit.
 
-Higher than `cpbmodels.data.figures.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains
+Higher than `cpbmodels.data.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains
 a hole in a report; features restart after every hole, whatever the price did.
 """
 

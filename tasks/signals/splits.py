@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from pydantic import BaseModel, ConfigDict
 
-from cpbmodels.data.figures import EMBARGO, FEATURE_WARMUP, HORIZON
+from cpbmodels.data import EMBARGO, FEATURE_WARMUP, HORIZON
 from cpbmodels.data.series import Series
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord, SplitBounds

@@ -50,8 +50,7 @@ _TRAINING = ("cpbmodels", "tasks/training/trainer.py", "tasks/signals")
 _NOT_TRAINING = (
     # Parts of the light library not used in training: user frames, published models, other programs.
     "cpbmodels/__init__.py", "cpbmodels/data/candles.py", "cpbmodels/errors.py",
-    "cpbmodels/freqtrade.py", "cpbmodels/adapters", "cpbmodels/mlflow.py",
-    "cpbmodels/data/rows.py",
+    "cpbmodels/freqtrade.py", "cpbmodels/hub.py", "cpbmodels/mlflow.py",
     # Measures a device and chooses the profile: they set how a model is trained, like the device itself.
     "cpbmodels/device",
     # Records and contracts: a job contains their values. Candles: a job contains the digest of its training candles.

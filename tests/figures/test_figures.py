@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plotly import graph_objects
 
-from cpbmodels.data.rows import QUANTILE_COLUMNS
+from cpbmodels.data.series import QUANTILE_COLUMNS
 from schemas.handover import Decision
 from schemas.identity import SeriesId
 from tasks.figures import board, forecast, judged, record, training

@@ -114,7 +114,7 @@ def test_pip_takes_the_library_from_the_repository_and_checks_its_hash(hub, tmp_
 
     done = pip(requirement, "--no-deps", "--target", str(tmp_path / "lib"))
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "lib/cpbmodels/adapters/hub.py").is_file()
+    assert (tmp_path / "lib/cpbmodels/hub.py").is_file()
 
     _kind, oid = hub.repos[REPO].files[light_wheel().name]
     hub.blobs[oid] = light_wheel().data + b"\0"

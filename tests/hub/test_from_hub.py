@@ -10,7 +10,7 @@ from fake_hub import TOKEN, fake_hub
 from hub_models import REPO, publish_models, series, trained
 
 from cpbmodels import ModelError, from_hub, load
-from cpbmodels.adapters.hub import commit_of, fetch, list_models
+from cpbmodels.hub import commit_of, fetch, list_models
 
 
 @pytest.fixture

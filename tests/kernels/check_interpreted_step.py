@@ -5,7 +5,7 @@ import pytest
 import torch
 from fleets import SmallFleet, difference
 
-from cpbmodels.arch.draws import Draws, dropout
+from cpbmodels.arch.layers import Draws, dropout
 from cpbmodels.fleet import fleet
 from cpbmodels.fleet.fleet import BETAS, EPSILON
 from cpbmodels.kernels.optimizer import update

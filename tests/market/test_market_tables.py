@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from market_tools import build, key
 
+from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.data.columns import feature_frame
-from cpbmodels.data.figures import INTERVAL_SECONDS
 from cpbmodels.data.prices import PRICES
 from schemas.errors import UsageError
 from schemas.frames import KLINES

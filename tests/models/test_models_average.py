@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cpbmodels import ModelError, Series, ensemble, load, predict, preset, train_fleet
 from cpbmodels.arch.heads import bent, pinball
-from cpbmodels.arch.walk import LEVELS, _gradient
+from cpbmodels.arch.line import LEVELS, _gradient
 from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, WIDE_COLUMNS, with_market
 
 ROWS = 1200

@@ -10,9 +10,8 @@ from candles import LEARNT, series_for, walk
 from gpu_on_cpu import gpu_path
 
 from cpbmodels import architectures, forecast_all, load, predict, train_fleet
-from cpbmodels.arch.deferred import DeferredAttention, DeferredLinear, lstm_step
-from cpbmodels.arch.draws import Draws
-from cpbmodels.arch.layers import attend
+from cpbmodels.arch.decoder import DeferredAttention, DeferredLinear, lstm_step
+from cpbmodels.arch.layers import Draws, attend
 from cpbmodels.arch.recurrent import GruFused, GruSequence, gru, input_gates, lstm, lstm_fused, lstm_sequence
 from cpbmodels.fleet import predict as prediction
 from cpbmodels.fleet.fleet import Fleet
@@ -154,7 +153,7 @@ def test_live_forecasts_take_one_thread_and_leave_the_setting_as_it_was(monkeypa
 def test_cached_decoding_equals_decoding_all_steps_again():
     """Feed the cached decoder's own medians to the parallel, masked decoder: the same outputs."""
     from cpbmodels.arch.base import Batch
-    from cpbmodels.arch.presets import preset
+    from cpbmodels.arch.options import preset
     from cpbmodels.fleet.net import Net
 
     net = Net(

@@ -8,7 +8,7 @@ import torch
 from candles import walk
 
 from cpbmodels import train_fleet
-from cpbmodels.arch import deferred
+from cpbmodels.arch import decoder
 from cpbmodels.fleet.fleet import Fleet
 
 SMALL = {
@@ -30,7 +30,7 @@ BREAKS = {"decoder": "_AttentionUse.forward", "backward": "_AttentionUse.backwar
 def made(monkeypatch):
     """Weak references to every fleet, and to every object that stores what the steps of a decoder leave."""
     refs = []
-    for cls in (Fleet, *(getattr(deferred, name) for name in PARTS)):
+    for cls in (Fleet, *(getattr(decoder, name) for name in PARTS)):
 
         def noted(self, *rest, start=cls.__init__):
             start(self, *rest)
@@ -45,7 +45,7 @@ def made(monkeypatch):
 def test_out_of_memory_in_a_decoder_leaves_nothing_behind(architecture, where, made, monkeypatch):
     """With the collector off: what a cycle holds would still be there when half the fleet starts."""
     cls, method = (part for part in BREAKS[where].split("."))
-    inner, calls, left = getattr(getattr(deferred, cls), method), [], []
+    inner, calls, left = getattr(getattr(decoder, cls), method), [], []
 
     def scarce(*rest):
         calls.append(1)
@@ -55,7 +55,7 @@ def test_out_of_memory_in_a_decoder_leaves_nothing_behind(architecture, where, m
 
     collect = gc.collect
     monkeypatch.setattr(gc, "collect", lambda: left.extend(ref for ref in made if ref() is not None))
-    monkeypatch.setattr(getattr(deferred, cls), method, staticmethod(scarce))
+    monkeypatch.setattr(getattr(decoder, cls), method, staticmethod(scarce))
     gc.disable()
     try:
         members = train_fleet([walk(500, seed=s) for s in (1, 2)], architecture, seeds=[1, 2], **SMALL)

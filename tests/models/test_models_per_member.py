@@ -6,7 +6,7 @@ import torch
 from candles import LEARNT, series_for
 
 from cpbmodels import ModelError, architecture, predict, train_fleet
-from cpbmodels.arch.per_member import PER_MEMBER
+from cpbmodels.arch.options import PER_MEMBER
 
 SMALL = {
     "preset": "smoke",

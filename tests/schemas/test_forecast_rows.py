@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 
-from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.errors import MemberError
 from schemas.forecasts import (
     BACKTEST_SCHEMA,

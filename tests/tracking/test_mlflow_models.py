@@ -25,7 +25,7 @@ from test_runs import fleet_of, log_member, member
 from verifying import verify_champions as verify
 
 import cpbmodels
-from cpbmodels.data.rows import MEDIAN_COLUMNS, QUANTILE_COLUMNS
+from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.storage.wheel import light_wheel
 from tasks.tracking.prune import LOADED, logged_names, unlogged_file

@@ -87,9 +87,9 @@ def project(tmp_path, monkeypatch):
 def test_a_comment_leaves_every_stored_fleet_as_it_is(project):
     before = project()
     assert project("schemas/errors.py", "def count", "# a comment\ndef count") == before
-    assert project("cpbmodels/adapters/hub.py", "import", "LINE_WIDTH_PT = 3\nimport") == before
+    assert project("cpbmodels/hub.py", "import", "LINE_WIDTH_PT = 3\nimport") == before
     assert project("cpbmodels/arch/heads.py", '"""', '"""Another docstring. ') == before
-    assert project("cpbmodels/data/figures.py", "HORIZON = 10", "HORIZON = 11  # steps") != before
+    assert project("cpbmodels/data/__init__.py", "HORIZON = 10", "HORIZON = 11  # steps") != before
 
 
 @pytest.fixture(scope="module")

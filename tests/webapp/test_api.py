@@ -4,7 +4,7 @@ import pytest
 from serving import client_of
 from webapp_store import BTC, ETH, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
 
-from cpbmodels.data.rows import QUANTILE_COLUMNS
+from cpbmodels.data.series import QUANTILE_COLUMNS
 from schemas.identity import SeriesId
 
 SERIES_PATHS = ["forecast", "ledger", "candles"]

@@ -1,1 +1,0 @@
-"""The Hugging Face Hub; its library is imported when it is used."""
