@@ -8,15 +8,17 @@ the product, as `Draws.factors` does, and the product is rounded once.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from cpbmodels.arch.layers import PerRow
 from cpbmodels.kernels.support import launch
+
+if TYPE_CHECKING:
+    from cpbmodels.arch.layers import PerRow
 
 BLOCK = 1024
 
