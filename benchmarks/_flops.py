@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from cpbmodels.arch.options import preset
+from cpbmodels.arch.presets import preset
 from cpbmodels.device import steps
 
 COUNTED_AS = {"lstm": "lstm-manual"}  # oneDNN's and cuDNN's fused LSTMs hide their products from the counter

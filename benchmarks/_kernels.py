@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.layers import Layout
-from cpbmodels.arch.options import preset
+from cpbmodels.arch.presets import preset
 from cpbmodels.arch.torch_private import TorchDispatchMode
 from cpbmodels.device import steps
 

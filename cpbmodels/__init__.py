@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what follows at run time by name, spelled out for type checkers and completion
     from cpbmodels.arch import ArchitectureInfo, architecture, architectures
-    from cpbmodels.arch.options import PRESETS, PROFILES, Preset, preset, without_effect
+    from cpbmodels.arch.options import PROFILES, Preset
+    from cpbmodels.arch.presets import PRESETS, preset, without_effect
     from cpbmodels.data.paths import Paths
     from cpbmodels.data.series import Prediction, Series
     from cpbmodels.data.student_t import QUANTILES
@@ -31,7 +32,8 @@ __version__ = "0.2.0"
 _EXPORTS = {
     "hub": ("from_hub",),
     "arch": ("ArchitectureInfo", "architecture", "architectures"),
-    "arch.options": ("PRESETS", "PROFILES", "Preset", "preset", "without_effect"),
+    "arch.options": ("PROFILES", "Preset"),
+    "arch.presets": ("PRESETS", "preset", "without_effect"),
     "data.paths": ("Paths",),
     "data.series": ("Prediction", "Series"),
     "data.student_t": ("QUANTILES",),

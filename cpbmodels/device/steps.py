@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from cpbmodels.arch import architecture as info_of
-from cpbmodels.arch.options import Preset, preset
+from cpbmodels.arch.options import Preset
+from cpbmodels.arch.presets import preset
 from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from cpbmodels.arch import ENTRY_POINT_GROUP, architectures, find
 from cpbmodels.arch.line import AVERAGE
-from cpbmodels.arch.options import PER_MEMBER, Preset, check_together
+from cpbmodels.arch.options import PER_MEMBER, Preset
+from cpbmodels.arch.presets import check_together
 from cpbmodels.data import FEATURE_WARMUP
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES

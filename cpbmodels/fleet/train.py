@@ -26,7 +26,7 @@ from cpbmodels.arch import find
 from cpbmodels.arch.base import MemberData
 from cpbmodels.arch.line import AVERAGE
 from cpbmodels.arch.options import PER_MEMBER, Preset, fleet_key, overrides_by_member
-from cpbmodels.arch.options import preset as resolve
+from cpbmodels.arch.presets import preset as resolve
 from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError

@@ -11,7 +11,8 @@ import typer
 
 import cpbmodels
 from cpbmodels.arch import find
-from cpbmodels.arch.options import ALIASES, CHOICES, RANGES, all_presets
+from cpbmodels.arch.options import ALIASES, CHOICES, RANGES
+from cpbmodels.arch.presets import all_presets
 from schemas.presets import PRESET_ABOUT, PRESET_ARCHITECTURES, PRESET_COPIES
 
 OPTIONS_FILE = Path(cpbmodels.__file__).parent / "arch" / "options.py"

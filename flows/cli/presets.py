@@ -66,7 +66,7 @@ def presets(
 
 def _described(name: str) -> dict[str, Any]:
     """Return what a preset is for and trains; `problem`: the message with which a run rejects it."""
-    from cpbmodels.arch.options import all_presets
+    from cpbmodels.arch.presets import all_presets
 
     try:
         spec = RunSpec(preset=name)

@@ -4,7 +4,7 @@ import torch
 
 from benchmarks import naive
 from benchmarks._walks import walk
-from cpbmodels.arch.options import preset
+from cpbmodels.arch.presets import preset
 
 SMALL = naive.Recipe(width=8, layers=2, heads=2, batch=16, dropout=0.0)
 

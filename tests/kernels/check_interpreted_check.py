@@ -5,7 +5,7 @@ import mutants
 import pytest
 from gpu_on_cpu import gpu_path
 
-from cpbmodels.arch.options import preset
+from cpbmodels.arch.presets import preset
 from cpbmodels.kernels import check
 
 TINY = preset("seed-gru", "gru", hidden_dim=16, n_layers=1, context=3, horizon=1, batch_size=16)

@@ -4,7 +4,7 @@ import bf16
 import mutants
 import pytest
 
-from cpbmodels.arch.options import preset
+from cpbmodels.arch.presets import preset
 from cpbmodels.kernels import check
 
 

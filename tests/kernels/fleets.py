@@ -2,7 +2,7 @@
 
 import torch
 
-from cpbmodels.arch.options import preset
+from cpbmodels.arch.presets import preset
 from cpbmodels.device.steps import fleet_step
 from cpbmodels.fleet.net import Net
 

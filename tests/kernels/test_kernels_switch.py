@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cpbmodels.arch import find
-from cpbmodels.arch.options import preset
+from cpbmodels.arch.presets import preset
 from cpbmodels.fleet.graphs import Graphs
 from cpbmodels.kernels import check, support
 

@@ -153,7 +153,7 @@ def test_live_forecasts_take_one_thread_and_leave_the_setting_as_it_was(monkeypa
 def test_cached_decoding_equals_decoding_all_steps_again():
     """Feed the cached decoder's own medians to the parallel, masked decoder: the same outputs."""
     from cpbmodels.arch.base import Batch
-    from cpbmodels.arch.options import preset
+    from cpbmodels.arch.presets import preset
     from cpbmodels.fleet.net import Net
 
     net = Net(

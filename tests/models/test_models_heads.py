@@ -6,7 +6,8 @@ from scipy import stats
 
 from cpbmodels import load, predict, train_fleet
 from cpbmodels.arch.heads import HEADS
-from cpbmodels.arch.options import Preset, preset
+from cpbmodels.arch.options import Preset
+from cpbmodels.arch.presets import preset
 from cpbmodels.data.student_t import QUANTILES, t_quantiles
 
 CPU, F64 = torch.device("cpu"), torch.float64
