@@ -93,9 +93,9 @@ def add_forecasts(
         closes = series.times + series.step_seconds * 1_000_000
         origins = np.flatnonzero(series.usable(member.context) & (closes >= first)).astype(np.int64)
         if len(origins):
-            found = predict([member], [series], [origins])[0]
-            check_forecasts_prices(found.probabilities)
-            returns = found.quantiles[:, [step - 1 for step in wanted]]
+            prediction = predict([member], [series], [origins])[0]
+            check_forecasts_prices(prediction.probabilities)
+            returns = prediction.quantiles[:, [step - 1 for step in wanted]]
             prices = series.prices[origins, 3][:, None, None] * np.exp(returns)
             values[rows[origins]] = np.concatenate([forecast_sigma(returns)[..., None], prices], axis=-1)
     if np.isnan(values).all():
@@ -211,7 +211,7 @@ def _double(member: Member) -> Member:
         return member
     config = {**member.config, "dtype": "float64"}
     if member.parts:
-        return replace(member, config=config, parts=tuple(_double(one) for one in member.parts))
+        return replace(member, config=config, parts=tuple(_double(part) for part in member.parts))
     doubled = {name: getattr(member, name).double() for name in ("rows", "mean", "inverse", "table")}
     return replace(member, config=config, **doubled)
 

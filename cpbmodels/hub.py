@@ -62,8 +62,8 @@ def list_models(repo: str, revision: str | None = None) -> list[str]:
     """The folders of a repository's models, as in `BTCUSDT/1h`, sorted, in one request; errors as in `from_hub`."""
     client = _client()
     with _explained(repo, revision):
-        found = client.HfApi(endpoint=_endpoint()).model_info(repo, revision=revision)
-    models = (_MODEL.fullmatch(file.rfilename) for file in found.siblings or ())
+        info = client.HfApi(endpoint=_endpoint()).model_info(repo, revision=revision)
+    models = (_MODEL.fullmatch(file.rfilename) for file in info.siblings or ())
     return sorted(f"{model[1]}/{model[2]}" for model in models if model)
 
 
@@ -112,8 +112,8 @@ def _explained(repo: str, revision: str | None, model: str = "") -> Iterator[Non
 
     hub = re.sub(r"//[^/@]*@", "//", _endpoint() or constants.ENDPOINT)  # a password in it is not shown
     # Of requests, httpx or httpx2, by the client's version: what its HTTP errors and failed connections have in common.
-    known = [kind for kind in errors.HfHubHTTPError.__mro__ if kind.__module__ != "builtins"]
-    transport: type[Exception] = known[-1]
+    causes = [kind for kind in errors.HfHubHTTPError.__mro__ if kind.__module__ != "builtins"]
+    transport: type[Exception] = causes[-1]
     wrong_name = ModelError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models.")
     if not _REPO.fullmatch(repo):
         raise wrong_name

@@ -76,14 +76,14 @@ def utc_times(times: pd.Series) -> pd.Series:
         return times
     if times.dtype.kind == "O" and pd.api.types.infer_dtype(times, skipna=True) in ("integer", "floating"):
         return pd.to_numeric(times)
-    found = pd.to_datetime(times, utc=True, format="ISO8601", errors="coerce")
-    if (wrong := np.flatnonzero(found.isna() & times.notna())).size:
+    parsed = pd.to_datetime(times, utc=True, format="ISO8601", errors="coerce")
+    if (wrong := np.flatnonzero(parsed.isna() & times.notna())).size:
         row = int(wrong[0])
         raise ModelError(
             f"open_time {times.iloc[row]!r} in row {row} is not a time: give aware datetimes, ISO 8601 texts, or "
             "seconds, milliseconds or microseconds since 1970."
         )
-    return found
+    return parsed
 
 
 def signature() -> ModelSignature:

@@ -65,11 +65,11 @@ def gpu_path():
     patches = [
         patch.object(module, "on_gpu", lambda x: True) for module in MODULES if hasattr(module, "on_gpu")
     ]
-    for one in patches:
-        one.start()
+    for replacement in patches:
+        replacement.start()
     try:
         yield
     finally:
-        for one in patches:
-            one.stop()
+        for replacement in patches:
+            replacement.stop()
         library._destroy()

@@ -63,14 +63,14 @@ def architectures() -> list[str]:
 
 def architecture(name: str) -> ArchitectureInfo:
     """What is known of an architecture by name. ModelError if it is unknown or unusable; imports torch."""
-    found = find(name)
+    kind = find(name)
     points = () if name in _BUILT_IN else _registered()[name]
     return ArchitectureInfo(
         name=name,
-        closed_form=found.spec.closed_form,
-        classifier=found.is_classifier(),
-        presets=tuple(found.spec.presets),
-        default_preset=found.spec.default_preset,
+        closed_form=kind.spec.closed_form,
+        classifier=kind.is_classifier(),
+        presets=tuple(kind.spec.presets),
+        default_preset=kind.spec.default_preset,
         package=", ".join(_package(point) for point in points),
     )
 
@@ -79,8 +79,8 @@ def find(name: str) -> type[Architecture]:
     """The class of an architecture by name."""
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
-        found: type[Architecture] = getattr(import_module(module), attribute)
-        return found
+        kind: type[Architecture] = getattr(import_module(module), attribute)
+        return kind
     if name not in _registered():
         raise ModelError(unknown_choice("architecture", name, architectures()))
     return _load(name)
@@ -97,22 +97,24 @@ def problems() -> list[ModelError]:
 
 
 def _import_all() -> tuple[dict[str, type[Architecture]], list[ModelError]]:
-    found, errors = {}, _name_collisions(_registered())
+    kinds, errors = {}, _name_collisions(_registered())
     for name in architectures():
         try:
-            found[name] = find(name)
+            kinds[name] = find(name)
         except ModelError as error:  # reported by `problems`, and whenever this name is requested
             errors.append(error)
-    return found, errors
+    return kinds, errors
 
 
 @cache
 def _registered() -> dict[str, tuple[EntryPoint, ...]]:
     """Entry points of other packages by name; more than one if packages register the same name."""
-    found: dict[str, list[EntryPoint]] = {}
-    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda one: (one.name, _package(one))):
-        found.setdefault(point.name, []).append(point)
-    by_name = {name: tuple(points) for name, points in found.items()}
+    points: dict[str, list[EntryPoint]] = {}
+    for point in sorted(
+        entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, _package(point))
+    ):
+        points.setdefault(point.name, []).append(point)
+    by_name = {name: tuple(points) for name, points in points.items()}
     for error in _name_collisions(by_name):
         log.warning("%s", error)
     return by_name
@@ -143,13 +145,13 @@ def _load(name: str) -> type[Architecture]:
             f"architecture {name!r} is registered by the packages {packages}: uninstall all but one of them."
         )
     try:
-        found = check_definition(points[0].load())
+        kind = check_definition(points[0].load())
     except Exception as error:  # any error of that package's code: its name belongs into the message
         raise ModelError(
             f"architecture {name!r} of the package {packages} cannot be used ({type(error).__name__}: {error}): "
             "update or uninstall that package."
         ) from error
-    return found
+    return kind
 
 
 def _package(point: EntryPoint) -> str:

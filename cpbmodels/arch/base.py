@@ -96,9 +96,9 @@ class MemberData:
         """The member's training origins by series, as rows of each series."""
         out = []
         for index in self.task.members:
-            one, start = self.series[index], self.starts[index]
-            rows = self.task.train[(self.task.train >= start) & (self.task.train < start + len(one))]
-            out.append((one, rows - start))
+            series, start = self.series[index], self.starts[index]
+            rows = self.task.train[(self.task.train >= start) & (self.task.train < start + len(series))]
+            out.append((series, rows - start))
         return out
 
 
@@ -172,10 +172,10 @@ class Architecture(ABC):
 
     def next_input(self, raw: Tensor, step: int, batch: Batch, forced: list[Tensor] | None) -> Tensor:
         """The candle [K, B, 4] the decoder reads after `step`: its own median, or the truth where it is forced."""
-        own = self.head.feedback(raw)
+        median = self.head.feedback(raw)
         if forced is None or batch.truth is None:
-            return own
-        return _Forced.apply(own, forced[step], batch.truth[:, :, step])
+            return median
+        return _Forced.apply(median, forced[step], batch.truth[:, :, step])
 
     def decoder_masks(self, like: Tensor, draws: Draws | None) -> Masks:
         """Dropout factors [K, B, H] per step and layer after the first, for a decoder with the state `like`."""
@@ -197,9 +197,9 @@ class _Forced(torch.autograd.Function):
     """The truth where it is forced, else `own`; autograd would also fill a tensor for the other branch's zero."""
 
     @staticmethod
-    def forward(ctx: Any, own: Tensor, forced: Tensor, truth: Tensor) -> Tensor:
+    def forward(ctx: Any, median: Tensor, forced: Tensor, truth: Tensor) -> Tensor:
         ctx.save_for_backward(forced)
-        return torch.where(forced, truth, own)
+        return torch.where(forced, truth, median)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
@@ -217,7 +217,7 @@ def check_definition(candidate: Any) -> type[Architecture]:
     """The class itself if it is a usable Architecture with a consistent spec, else ModelError with the reason."""
     if not (isinstance(candidate, type) and issubclass(candidate, Architecture)):
         raise ModelError(f"{candidate!r} is not a subclass of cpbmodels.arch.base.Architecture")
-    spec, options = candidate.spec, {one.name for one in fields(Preset)}
+    spec, options = candidate.spec, {field.name for field in fields(Preset)}
     named = {*spec.defaults, *spec.fixed, *(name for values in spec.presets.values() for name in values)}
     wrong = {
         "its spec names options that do not exist": named - options,

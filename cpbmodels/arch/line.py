@@ -85,8 +85,8 @@ class Line(OfOneCandle):
 
     def columns(self, batch: Batch, w: Views) -> Tensor:
         """[K, B, D]: the own columns, and the market's columns or their forecast from the own columns."""
-        own, market, unknown, _ = batch.inputs.flatten(2).split([len(OWN), len(MARKET_COLUMNS), 1, 1], -1)
-        return torch.cat([own, torch.where(unknown > 0.5, linear(own, w, "market"), market)], -1)
+        coin, market, unknown, _ = batch.inputs.flatten(2).split([len(OWN), len(MARKET_COLUMNS), 1, 1], -1)
+        return torch.cat([coin, torch.where(unknown > 0.5, linear(coin, w, "market"), market)], -1)
 
     def line(self, columns: Tensor, quarter: Tensor, w: Views) -> Tensor:
         """[K, B, H, 4]: open, log-scale, high and low, from columns [K, B, D] and the quarter's code [K, B]."""
@@ -119,26 +119,34 @@ class Line(OfOneCandle):
 
 def last_days(training: TrainingOrigins, days: int, days_within_the_hour: int) -> TrainingOrigins:
     """The origins of the last days before the newest origin; all origins of a series without times."""
-    times = [one.times[origins] for one, origins in training if one.times is not None and len(origins)]
-    if not times or any(one.times is None for one, _ in training):
+    times = [
+        series.times[origins] for series, origins in training if series.times is not None and len(origins)
+    ]
+    if not times or any(series.times is None for series, _ in training):
         return training
     span = days if training[0][0].step_seconds >= 3600 else days_within_the_hour
-    first = max(int(own[-1]) for own in times) - span * DAY_US
-    return [(one, origins[one.times[origins] >= first]) for one, origins in training if one.times is not None]
+    first = max(int(instants[-1]) for instants in times) - span * DAY_US
+    return [
+        (series, origins[series.times[origins] >= first])
+        for series, origins in training
+        if series.times is not None
+    ]
 
 
 def _with_market(training: TrainingOrigins) -> TrainingOrigins:
     """The origins whose market is known; all origins if it is known for none."""
-    known = [(one, origins[one.columns((NO_MARKET,))[origins, 0] == 0]) for one, origins in training]
-    return known if any(len(origins) for _, origins in known) else training
+    with_market = [
+        (series, origins[series.columns((NO_MARKET,))[origins, 0] == 0]) for series, origins in training
+    ]
+    return with_market if any(len(origins) for _, origins in with_market) else training
 
 
 def _market_from_own(model: RangeModel, training: TrainingOrigins) -> np.ndarray:
     """[1 + own, market]: intercept and slopes of each market column on the own columns, by ridge regression."""
-    own, market = 1 + len(OWN), len(MARKET_COLUMNS)
-    gram, moment = np.zeros((own, own)), np.zeros((own, market))
-    for one, origins in training:
-        rows = model.inputs(one)[origins]
+    coin, market = 1 + len(OWN), len(MARKET_COLUMNS)
+    gram, moment = np.zeros((coin, coin)), np.zeros((coin, market))
+    for series, origins in training:
+        rows = model.inputs(series)[origins]
         design = np.column_stack([np.ones(len(rows)), rows[:, : len(OWN)]])
         gram += design.T @ design
         moment += design.T @ rows[:, len(OWN) :]
@@ -198,8 +206,8 @@ def _added(inputs: Tensor, w: Views, copy: int) -> Tensor:
 def _scaling(model: RangeModel, training: TrainingOrigins) -> tuple[np.ndarray, np.ndarray]:
     """Mean and inverse standard deviation [D] of the columns at the training origins; 1 for a constant column."""
     count, total, squares = 0, np.zeros(len(model.names)), np.zeros(len(model.names))
-    for one, origins in training:
-        rows = model.inputs(one)[origins]
+    for series, origins in training:
+        rows = model.inputs(series)[origins]
         count, total, squares = count + len(rows), total + rows.sum(0), squares + (rows**2).sum(0)
     mean = total / count
     spread = np.sqrt(np.maximum(squares / count - mean**2, 0))
@@ -222,17 +230,17 @@ def _windows(
     inputs = np.empty((needed, len(model.names)), np.float32)
     base, targets = (np.empty((needed, len(steps)), np.float32) for _ in range(2))
     weight = np.empty((needed, 1), np.float32)
-    for index, (one, origins) in enumerate(training):
+    for index, (series, origins) in enumerate(training):
         at = np.flatnonzero(owner == index)
         if not len(at):  # a coin without an origin in these years
             continue
         rows = origins[drawn[at] - first[index]]
-        sigma, close = one.volatility[rows][:, None], np.log(one.prices[:, 3])
-        inputs[at] = ((model.inputs(one)[rows] - mean) * inverse).clip(-INPUT_CLIP, INPUT_CLIP)
-        base[at] = np.log(model.scale(one, rows) / (sigma * np.sqrt(steps)))
+        sigma, close = series.volatility[rows][:, None], np.log(series.prices[:, 3])
+        inputs[at] = ((model.inputs(series)[rows] - mean) * inverse).clip(-INPUT_CLIP, INPUT_CLIP)
+        base[at] = np.log(model.scale(series, rows) / (sigma * np.sqrt(steps)))
         moves = close[rows[:, None] + steps] - close[rows][:, None]
         targets[at] = (moves / (sigma * np.sqrt(steps))).clip(-TARGET_CLIP, TARGET_CLIP)
-        weight[at] = (sigma / one.volatility[origins].mean()) ** WEIGHT_POWER
+        weight[at] = (sigma / series.volatility[origins].mean()) ** WEIGHT_POWER
     return (
         torch.from_numpy(inputs),
         torch.from_numpy(base),
@@ -250,7 +258,7 @@ def _learn(
     averaged = row.detach().clone()
     optimizer, steps = torch.optim.AdamW([row], lr=RATE, weight_decay=DECAY), len(windows[0]) // BATCH
     for step, (inputs, base, targets, weight) in enumerate(
-        zip(*(one.split(BATCH) for one in windows), strict=True)
+        zip(*(tensor.split(BATCH) for tensor in windows), strict=True)
     ):
         rise, fall = (
             (step + 1) / RATE_WARMUP,
@@ -307,7 +315,7 @@ def combined(options: Preset, members: list[Preset]) -> Preset:
     """The options of an average, as what it reads: every member's columns and the longest context."""
     return replace(
         options,
-        context=max(one.context for one in members),
-        features=tuple(dict.fromkeys(name for one in members for name in one.features)),
-        calendar=next((one.calendar for one in members if one.calendar), ""),
+        context=max(member.context for member in members),
+        features=tuple(dict.fromkeys(name for member in members for name in member.features)),
+        calendar=next((member.calendar for member in members if member.calendar), ""),
     )

@@ -351,12 +351,12 @@ def _lstm_onednn(x: Tensor, w: Weights, name: str) -> State:
     """torch's own LSTM kernel, member by member."""
     parts = [w[f"{name}.{part}"].unbind(0) for part in ("w_ih", "w_hh", "b_ih", "b_hh")]
     outs, cells = [], []
-    for own, w_ih, w_hh, b_ih, b_hh in zip(x.unbind(0), *parts, strict=True):
-        zero = own.new_zeros(1, own.shape[1], w_hh.shape[-1])
+    for windows, w_ih, w_hh, b_ih, b_hh in zip(x.unbind(0), *parts, strict=True):
+        zero = windows.new_zeros(1, windows.shape[1], w_hh.shape[-1])
         flat = [w_ih, w_hh, b_ih[0], b_hh[0]]
         # has_biases, num_layers, dropout, train, bidirectional, batch_first: x is [T, B, in]
         out, _, cell = lstm_kernel(
-            own, (zero, zero), flat, True, 1, 0.0, torch.is_grad_enabled(), False, False
+            windows, (zero, zero), flat, True, 1, 0.0, torch.is_grad_enabled(), False, False
         )
         outs.append(out)
         cells.append(cell[0])

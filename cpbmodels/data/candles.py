@@ -36,13 +36,12 @@ _BINANCE = (
 """Columns of Binance's kline files, which have no header line."""
 _SEPARATORS = ",;\t|"
 _MAX_LINES_BEFORE = 100  # in which the header is looked for
-_TIME = re.compile(
-    r"^\s*(?P<date>\d{4}-\d\d-\d\d)(?:[T ](?P<minute>\d\d:\d\d)(?P<second>:\d\d)?(?P<part>\.\d+)?)?"
-    r"\s*(?P<zone>Z|UTC|GMT|[+-]\d\d(?::?\d\d)?)?\s*$"
-)
-_TIMEFRAMES = {seconds: name for name, seconds in INTERVAL_SECONDS.items()}
 _FIRST_MONDAY = 4 * 86_400 * 1_000_000
 """1970-01-05 in microseconds: weeks begin on Mondays."""
+_SEVERAL_TICKERS = (
+    "it has several tickers in one table: give one at a time, with yfinance as download(TICKER, "
+    "multi_level_index=False)."
+)
 
 
 class Candles(NamedTuple):
@@ -75,13 +74,11 @@ def read_file(path: Path) -> tuple[pl.DataFrame, list[str]]:
             content = gzip.decompress(content)
         wide = content[:2] in (b"\xff\xfe", b"\xfe\xff")  # as MetaTrader writes
         return _read_text(content.decode("utf-16" if wide else "utf-8-sig", "replace"), str(path))
-    except (pl.exceptions.PolarsError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except (pl.exceptions.PolarsError, EOFError, OSError, zlib.error) as error:
         reason = str(error).strip().splitlines()[0][:120]
         raise ModelError(
-            f"{path} cannot be read ({reason}); save it again as CSV with a header line."
+            f"{path} cannot be read ({reason}): check its name, or save it again as CSV with a header line."
         ) from error
-    except OSError as error:
-        raise ModelError(f"{path} cannot be read ({error.strerror or error}); check its name.") from error
 
 
 def _read_text(text: str, label: str) -> tuple[pl.DataFrame, list[str]]:
@@ -98,8 +95,7 @@ def _read_text(text: str, label: str) -> tuple[pl.DataFrame, list[str]]:
         decimal_comma=separator != "," and any(re.fullmatch(r"-?\d+,\d+", cell) for cell in first),
         infer_schema_length=None,
     )
-    lines_before = f"has {place} line{'s' * (place > 1)} before its header, left out"
-    return table, [lines_before] if place else []
+    return table, [f"has {place} lines before its header, left out"] if place else []
 
 
 def _header(lines: list[str], label: str) -> tuple[int, str]:
@@ -121,9 +117,9 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(r'"?[\d.]+"?', text.strip()) is not None
 
 
-def _name(column: str) -> str:
+def _name(column: Any) -> str:
     """`<OPEN>`, `"Open"`, `Open Time` -> `open`, `open`, `open_time`."""
-    name = column.strip(" <>\"'").lower().replace(" ", "_")
+    name = str(column).strip(" <>\"'").lower().replace(" ", "_")
     return _SHORT.get(name, name)
 
 
@@ -148,199 +144,181 @@ def read_candles(
     if isinstance(frame, str | Path):
         frame, notes = read_file(Path(frame))
         naive_is_utc = True
-    table, listed = _table(frame, label)
-    whole = table.filter(~pl.all_horizontal(pl.all().is_null())) if table.width else table
-    if blank := table.height - whole.height:
-        notes.append(f"has {blank} blank row{'s' * (blank > 1)}, left out")
-    if not whole.height and table.width:
+    table = _table(frame, label)
+    rows = table.filter(~pl.all_horizontal(pl.all().is_null())) if table.width else table
+    if blank := table.height - rows.height:
+        notes.append(f"has {blank} blank rows, left out")
+    if table.width and not rows.height:
         raise ModelError(f"{label}: there is no candle in it.")
-    times = _open_times(whole, listed, label, naive_is_utc)
+    times = _open_times(rows, frame, label, naive_is_utc)
     if len(times) > 1 and (np.diff(times) < 0).all():
-        whole, times = whole.reverse(), times[::-1]
+        rows, times = rows.reverse(), times[::-1]
         notes.append("has its newest candle first and is read the other way round")
-    _check_order(times, label)
-    numbers = {name: _numbers(whole, name, label) for name in PRICES}
-    if "volume" in whole.columns:
-        numbers["volume"] = _numbers(whole, "volume", label)
-        if (wrong := ~(np.isfinite(numbers["volume"]) & (numbers["volume"] >= 0))).any():
-            raise ModelError(
-                f"{label}: the volume in row {wrong.argmax()} is negative or missing: repair it, or drop the column."
-            )
-    check_prices(np.column_stack([numbers[name] for name in PRICES]), label)
     timeframe = _timeframe(times, timeframe, label)
-    candles = pl.DataFrame({"open_time": times, **numbers}).with_columns(
-        pl.col("open_time").cast(pl.Datetime("us", "UTC"))
-    )
-    closed = _closed(candles, timeframe, partial, label)
-    if candles.height - closed > 1:  # one is the candle that is being made
+    numbers = {
+        name: _numbers(rows, name, label) for name in (*PRICES, "volume") if name in (*PRICES, *rows.columns)
+    }
+    check_prices(np.column_stack([numbers[name] for name in PRICES]), label)
+    volume = numbers.get("volume", np.zeros(1))
+    if (wrong := ~(np.isfinite(volume) & (volume >= 0))).any():
+        raise ModelError(
+            f"{label}: the volume in row {wrong.argmax()} is negative or missing: repair it, or drop the column."
+        )
+    candles = pl.DataFrame({"open_time": pl.Series(times).cast(pl.Datetime("us", "UTC")), **numbers})
+    length, now = timedelta(seconds=INTERVAL_SECONDS[timeframe]), datetime.now(UTC)
+    closed = int((candles["open_time"] <= now - length).sum())
+    if closed < candles.height and partial == "refuse":
+        raise ModelError(
+            f"{label}: the last candle closes at {candles['open_time'][-1] + length:%Y-%m-%d %H:%M} UTC, which has "
+            'not come yet: leave it out, or pass partial="drop".'
+        )
+    if candles.height - closed > 1:  # a single candle is the one that is being made
         notes.append(
             f"ends with {candles.height - closed} candles that close after now, which are left out: its times may be "
             "shifted, they must be those at which candles open, in UTC"
         )
-    return Candles(candles.head(closed), timeframe, whole.head(closed), notes)
+    return Candles(candles.head(closed), timeframe, rows.head(closed), notes)
 
 
-def _table(frame: Any, label: str) -> tuple[pl.DataFrame, list[str]]:
-    """The columns, their names in small letters, of pandas those that are read and the index as a time; all names."""
-    package = type(frame).__module__.partition(".")[0]
-    if package == "pandas" and hasattr(frame, "columns"):
-        listed = [str(name) for name in frame.columns]
-        frame = _pandas(frame, label)
+def _table(frame: Any, label: str) -> pl.DataFrame:
+    """The columns, their names in small letters; of pandas those that are read, and the index as a time."""
+    if type(frame).__module__.partition(".")[0] == "pandas" and hasattr(frame, "columns"):
+        frame = _from_pandas(frame, label)
     elif isinstance(frame, pl.LazyFrame):
         frame = frame.collect()
-    elif not isinstance(frame, pl.DataFrame):
-        if not hasattr(frame, "__arrow_c_stream__"):
-            raise ModelError(
-                f"{label}: a {type(frame).__name__} is not a table of candles: give a pandas, polars or Arrow table, "
-                "or bare arrays to Series.from_ohlc."
-            )
-        frame = pl.DataFrame(frame)
+    elif not hasattr(frame, "__arrow_c_stream__"):
+        raise ModelError(
+            f"{label}: a {type(frame).__name__} is not a table of candles: give a pandas, polars or Arrow table, or "
+            "bare arrays to Series.from_ohlc."
+        )
+    frame = pl.DataFrame(frame)
     columns: dict[str, pl.Series] = {}
     for column in sorted(frame.columns, key=lambda column: column not in _READ):  # `t` before Binance's `T`
         columns.setdefault(_name(column), frame[column])
     table = pl.DataFrame([columns[name].alias(name) for name in dict.fromkeys(map(_name, frame.columns))])
-    if "volume" not in table.columns:  # `Volume BTC` of a coin and `Volume USDT` behind it
+    if "volume" not in columns:  # `Volume BTC` of a coin and `Volume USDT` behind it
         table = table.rename(
-            dict.fromkeys([c for c in table.columns if c.startswith("volume_")][:1], "volume")
+            dict.fromkeys([name for name in columns if name.startswith("volume_")][:1], "volume")
         )
-    return _one_header(table, label), listed if package == "pandas" else frame.columns
-
-
-def _one_header(table: pl.DataFrame, label: str) -> pl.DataFrame:
-    """The table without yfinance's further header lines: `Price,Close,…`, `Ticker,BTC-USD,…`, `Datetime,,…`."""
-    if not table.columns or table.columns[0] != "price" or table["price"].dtype != pl.String:
+    if table.columns[:1] != ["price"] or table["price"].dtype != pl.String:
         return table
-    heads = table.head(2).filter(pl.col("price").str.to_lowercase().is_in(["ticker", "date", "datetime"]))
-    if "close" in table.columns and any(
-        re.match(r"close(_duplicated_|\.)\d", name) for name in table.columns
+    # yfinance's further header lines: `Price,Close,…`, `Ticker,BTC-USD,…`, `Datetime,,…`
+    if "close" in columns and any(re.match(r"close(_duplicated_|\.)\d", name) for name in columns):
+        raise ModelError(f"{label}: {_SEVERAL_TICKERS}")
+    heads = table["price"].head(2).str.to_lowercase().is_in(["ticker", "date", "datetime"])
+    return table.slice(int(heads.sum())).rename({"price": "datetime"})
+
+
+def _from_pandas(frame: Any, label: str) -> pl.DataFrame:
+    if frame.columns.nlevels > 1:  # yfinance's price and ticker
+        levels = [frame.columns.get_level_values(i) for i in range(frame.columns.nlevels)]
+        frame = frame.set_axis(next((level for level in levels if "Close" in level), levels[0]), axis=1)
+        if frame.columns.has_duplicates:
+            raise ModelError(f"{label}: {_SEVERAL_TICKERS}")
+    columns = {str(name): frame.iloc[:, i] for i, name in reversed(list(enumerate(frame.columns)))}
+    if not {_name(name) for name in columns} & {*TIME_NAMES} and (
+        _name(frame.index.name) in TIME_NAMES or type(frame.index).__name__ == "DatetimeIndex"
     ):
-        raise _several_tickers(label)
-    return table.slice(heads.height).rename({"price": "datetime"})
+        columns["open_time"] = frame.index.to_series()
+    out = {}
+    for name, column in reversed(columns.items()):
+        if _name(name) not in _READ and not re.match(r"volume_|price$|close\.\d", _name(name)):
+            continue
+        values = column.to_numpy()
+        if getattr(column.dtype, "tz", None) is not None:
+            values = column.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
+            out[name] = pl.Series(values.astype("datetime64[us]")).dt.replace_time_zone("UTC")
+        elif values.dtype.kind == "M":
+            out[name] = pl.Series(values.astype("datetime64[us]"))
+        elif values.dtype.kind == "O":
+            out[name] = pl.Series(
+                [None if value != value else value for value in values.tolist()], strict=False
+            )
+        else:
+            out[name] = pl.Series(values, nan_to_null=True)
+    return pl.DataFrame(out)
 
 
-def _several_tickers(label: str) -> ModelError:
-    return ModelError(
-        f"{label}: it has several tickers in one table: give one at a time, with yfinance as "
-        "download(TICKER, multi_level_index=False)."
-    )
-
-
-def _pandas(frame: Any, label: str) -> pl.DataFrame:
-    names, index = frame.columns, frame.index
-    if names.nlevels > 1:  # yfinance's price and ticker
-        levels = (names.get_level_values(i) for i in range(names.nlevels))
-        names = next((level for level in levels if "Close" in level), names)
-        if names.has_duplicates:
-            raise _several_tickers(label)
-    columns = {str(name): frame.iloc[:, i] for i, name in reversed(list(enumerate(names)))}
-    if not any(_name(name) in TIME_NAMES for name in columns) and (
-        _name(str(index.name)) in TIME_NAMES or type(index).__name__ == "DatetimeIndex"
-    ):
-        columns["open_time"] = index.to_series()
-    read = {
-        name: column
-        for name, column in reversed(columns.items())
-        if _name(name) in _READ or re.match(r"volume_|price$|close\.\d", _name(name))
-    }
-    return pl.DataFrame([_from_pandas(column).alias(name) for name, column in read.items()])
-
-
-def _from_pandas(column: Any) -> pl.Series:
-    zone = getattr(column.dtype, "tz", None)
-    if zone is not None:
-        instants = column.dt.tz_convert("UTC").dt.tz_localize(None)
-        return pl.Series(instants.to_numpy().astype("datetime64[us]")).dt.replace_time_zone("UTC")
-    values = column.to_numpy()
-    if values.dtype.kind == "M":
-        return pl.Series(values.astype("datetime64[us]"))
-    if values.dtype.kind == "O":
-        return pl.Series([None if value != value else value for value in values.tolist()], strict=False)
-    return pl.Series(values, nan_to_null=True)
-
-
-def _open_times(table: pl.DataFrame, listed: list[str], label: str, naive_is_utc: bool) -> np.ndarray:
-    """The open times in microseconds since 1970 UTC, int64; `listed`: all columns, for the message."""
+def _open_times(table: pl.DataFrame, frame: Any, label: str, naive_is_utc: bool) -> np.ndarray:
+    """The open times in microseconds since 1970 UTC, int64, each later than the one before or all descending."""
     columns = {name: table[name] for name in TIME_NAMES if name in table.columns}
     if not columns:
-        unsplit = len(listed) == 1 and re.search(r"[;\t|]", listed[0])
+        listed = ", ".join(map(str, getattr(frame, "columns", table.columns))) or "none"
         raise ModelError(
-            f"{label}: there is no time: give a column {', '.join(TIME_NAMES)}, or a time index (columns: "
-            f"{', '.join(listed) or 'none'}){': read it with its separator and decimal comma' * bool(unsplit)}."
+            f"{label}: there is no time: give a column {', '.join(TIME_NAMES)}, or a time index (columns: {listed})."
         )
     if "date" in columns and "time" in columns:
         day, clock = (columns[name].cast(pl.String) for name in ("date", "time"))
         if clock.str.contains(r"^\s*\d\d?:").all() and not day.str.contains(":").any():
             columns = {"date": day.str.replace(r"^(\d{4})(\d\d)(\d\d)$", "$1-$2-$3") + " " + clock}
-    clear = [n for n, c in columns.items() if c.dtype.is_numeric() or getattr(c.dtype, "time_zone", None)]
+    clear = [
+        name for name, c in columns.items() if c.dtype.is_numeric() or getattr(c.dtype, "time_zone", None)
+    ]
     name = next(iter(clear or columns))
     column = columns[name]
     if column.null_count():
         raise ModelError(f"{label}: {name} is missing in {column.null_count()} rows: remove them.")
+    what = f"{label}: {name}"
     if column.dtype == pl.String:
         numeric = column.str.strip_chars().cast(pl.Int64, strict=False)
         if 0 < numeric.null_count() < len(column):  # counts, and a line of words below them
-            raise _no_time(column, numeric.is_null(), name, label)
-        column = _from_text(column, name, label) if numeric.null_count() else numeric
+            raise _no_time(column, numeric.is_null(), what)
+        column = _from_text(column, what) if numeric.null_count() else numeric
     if column.dtype == pl.Date:
         column = column.cast(pl.Datetime("us"))
-    if isinstance(column.dtype, pl.Datetime):
-        if column.dtype.time_zone is None:
-            if not naive_is_utc:
-                raise ModelError(
-                    f"{label}: {name} has no time zone, so it is not known which instants are meant: make it UTC, with "
-                    "pandas as dt.tz_localize('UTC'), with polars as dt.replace_time_zone('UTC')."
-                )
-            column = column.dt.replace_time_zone("UTC")
-        return column.cast(pl.Datetime("us", "UTC")).cast(pl.Int64).to_numpy()
     if column.dtype.is_numeric():
-        return _epoch(column.to_numpy(), name, label)
-    raise ModelError(
-        f"{label}: {name} is of the type {column.dtype}: give aware datetimes, or seconds, milliseconds, microseconds "
-        "or nanoseconds since 1970."
-    )
+        return _ordered(_epoch(column, what), label)
+    if not isinstance(column.dtype, pl.Datetime):
+        raise ModelError(
+            f"{what} is of the type {column.dtype}: give aware datetimes, or a count since 1970."
+        )
+    if column.dtype.time_zone is None:
+        if not naive_is_utc:
+            raise ModelError(
+                f"{what} has no time zone, so it is not known which instants are meant: make it UTC, with pandas as "
+                "dt.tz_localize('UTC'), with polars as dt.replace_time_zone('UTC')."
+            )
+        column = column.dt.replace_time_zone("UTC")
+    return _ordered(column.cast(pl.Datetime("us", "UTC")).cast(pl.Int64).to_numpy(), label)
 
 
-def _from_text(column: pl.Series, name: str, label: str) -> pl.Series:
+def _from_text(column: pl.Series, what: str) -> pl.Series:
     """Datetimes of texts: in UTC if each has a zone, without a zone if none has."""
-    text = column.str.replace(r"^\s*(\d{4})[./](\d\d)[./](\d\d)", "$1-$2-$3")
-    parts = text.str.extract_groups(_TIME.pattern).struct.unnest()
-    local = pl.concat_str(
-        "date", pl.lit(" "), pl.col("minute").fill_null("00:00"), pl.col("second").fill_null(":00"),
-        pl.col("part").fill_null(""),
-    )  # fmt: skip
-    hours, minutes = (
-        pl.col("zone").str.extract(digits, 1).cast(pl.Int64, strict=False).fill_null(0)
-        for digits in (r"[+-](\d\d)", r"[+-]\d\d:?(\d\d)")
+    texts = column.str.strip_chars().str.replace(r"^(\d{4})[./](\d\d)[./](\d\d)", "$1-$2-$3")
+    texts = texts.str.replace(r"\s*(Z|UTC|GMT)$", "+00:00").str.replace(r"\s+([+-]\d\d:?\d*)$", "$1")
+    times: list[datetime | None] = []
+    for text in texts.to_list():
+        try:
+            times.append(datetime.fromisoformat(text))
+        except ValueError:
+            times.append(None)
+    aware = [time is not None and time.tzinfo is not None for time in times]
+    wrong = pl.Series(
+        [time is None or zoned is not aware[0] for time, zoned in zip(times, aware, strict=True)]
     )
-    sign = pl.when(pl.col("zone").str.starts_with("-")).then(-1).otherwise(1)
-    ahead = pl.duration(minutes=(hours * 60 + minutes) * sign)
-    found = parts.select(
-        local.str.to_datetime("%Y-%m-%d %H:%M:%S%.f", time_unit="us", strict=False).alias("time") - ahead,
-        "zone",
-    )
-    times, zones = found["time"], found["zone"]
-    wrong = times.is_null() | (zones.is_null() != zones.is_null()[0])
     if wrong.any():
-        raise _no_time(column, wrong, name, label)
-    return times if zones.is_null()[0] else times.dt.replace_time_zone("UTC")
+        raise _no_time(column, wrong, what)
+    if not aware[0]:
+        return pl.Series(times, dtype=pl.Datetime("us"))
+    return pl.Series([time.astimezone(UTC) for time in times if time], dtype=pl.Datetime("us", "UTC"))
 
 
-def _no_time(column: pl.Series, wrong: pl.Series, name: str, label: str) -> ModelError:
+def _no_time(column: pl.Series, wrong: pl.Series, what: str) -> ModelError:
     row = int(wrong.arg_max() or 0)
     return ModelError(
-        f"{label}: {name} {column[row]!r} in row {row} is not a time{' like those before' * (row > 0)}: write "
+        f"{what} {column[row]!r} in row {row} is not a time{' like those before' * (row > 0)}: write "
         "2024-01-31T12:00:00Z, or seconds, milliseconds, microseconds or nanoseconds since 1970."
     )
 
 
-def _epoch(values: np.ndarray, name: str, label: str) -> np.ndarray:
+def _epoch(column: pl.Series, what: str) -> np.ndarray:
     """Microseconds of counts since 1970, each of whose units follows from its size: 1973 to 5138 overlap in no two."""
+    values = column.to_numpy()
     wrong = ~((values >= 1e8) & (values < 5e18))  # NaN, too
     if wrong.any():
         row = int(wrong.argmax())
         raise ModelError(
-            f"{label}: {name} {values[row]:g} in row {row} is not a time since 1970 in s, ms, us or ns: give one of "
-            "these."
+            f"{what} {values[row]:g} in row {row} is not a time since 1970 in s, ms, us or ns: give these."
         )
     whole = values.astype(np.int64)
     fine = np.where(whole >= 10**17, whole // 1_000, whole)
@@ -350,16 +328,16 @@ def _epoch(values: np.ndarray, name: str, label: str) -> np.ndarray:
     return fine
 
 
-def _check_order(times: np.ndarray, label: str) -> None:
+def _ordered(times: np.ndarray, label: str) -> np.ndarray:
     steps = np.diff(times)
-    if (steps > 0).all():
-        return
-    row = int(np.flatnonzero(steps <= 0)[0]) + 1
-    what = "appears twice" if steps[row - 1] == 0 else "is earlier than the candle before"
-    raise ModelError(
-        f"{label}: the candle of {_text(times[row])} in row {row} {what}: give one symbol at a time, sorted by "
-        "time and without duplicates."
-    )
+    if not ((steps > 0).all() or (steps < 0).all()):
+        row = int(np.flatnonzero(steps <= 0)[0]) + 1
+        what = "appears twice" if steps[row - 1] == 0 else "is earlier than the candle before"
+        raise ModelError(
+            f"{label}: the candle of {_text(times[row])} in row {row} {what}: give one symbol at a time, sorted by "
+            "time and without duplicates."
+        )
+    return times
 
 
 def _numbers(table: pl.DataFrame, name: str, label: str) -> np.ndarray:
@@ -374,14 +352,11 @@ def _numbers(table: pl.DataFrame, name: str, label: str) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            values = column.cast(pl.Float64)
+            return column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
     except (pl.exceptions.PolarsError, Warning):
-        wrong = column.filter(column.is_not_null() & column.cast(pl.Float64, strict=False).is_null())
         raise ModelError(
-            f"{label}: {name} is of the type {column.dtype} and not all of its values are numbers (such as "
-            f"{wrong.first()!r}): convert it."
+            f"{label}: {name} is of the type {column.dtype} and not all of its values are numbers: convert it."
         ) from None
-    return values.fill_null(float("nan")).to_numpy()
 
 
 def _timeframe(times: np.ndarray, timeframe: str | None, label: str) -> str:
@@ -392,45 +367,30 @@ def _timeframe(times: np.ndarray, timeframe: str | None, label: str) -> str:
             raise ModelError(f"{label}: one candle has no known length: give a timeframe such as 1h.")
         values, counts = np.unique(steps, return_counts=True)
         usual = int(values[counts.argmax()])
-        seconds, rest = divmod(usual, 1_000_000)
-        if rest or seconds not in _TIMEFRAMES:
+        timeframe = next((name for name, s in INTERVAL_SECONDS.items() if s * 1_000_000 == usual), None)
+        if timeframe is None:
             raise ModelError(
                 f"{label}: the candles are {timedelta(microseconds=usual)} apart, which is none of "
                 f"{', '.join(INTERVAL_SECONDS)}: resample them."
             )
-        timeframe = _TIMEFRAMES[seconds]
     if timeframe not in INTERVAL_SECONDS:
         raise ModelError(
             f"{label}: timeframe {timeframe!r} is unknown: choose {', '.join(INTERVAL_SECONDS)}."
         )
-    length = timedelta(seconds=INTERVAL_SECONDS[timeframe])
-    first = _FIRST_MONDAY if timeframe == "1w" else 0
-    wrong = np.flatnonzero((times - first) % (INTERVAL_SECONDS[timeframe] * 1_000_000))
-    if len(wrong):
-        row = int(wrong[0])
+    length = INTERVAL_SECONDS[timeframe] * 1_000_000
+    off_grid = np.flatnonzero((times - (_FIRST_MONDAY if timeframe == "1w" else 0)) % length)
+    if len(off_grid):
+        row = int(off_grid[0])
         raise ModelError(
             f"{label}: the candle of {_text(times[row])} in row {row} does not lie on the UTC grid of {timeframe} "
             "candles: remove it, give the right timeframe, or check that the times are those at which candles open."
         )
-    shortest = timedelta(microseconds=int(steps.min(initial=2**60)))
-    if len(steps) >= 20 and shortest > length:  # fewer candles may all lie beside gaps
+    if len(steps) >= 20 and steps.min() > length:  # fewer candles may all lie beside gaps
         raise ModelError(
-            f"{label}: its candles are {shortest} and more apart, so they are not those of {timeframe}: give the right "
-            "timeframe."
+            f"{label}: its candles are {timedelta(microseconds=int(steps.min()))} and more apart, so they are not "
+            f"those of {timeframe}: give the right timeframe."
         )
     return timeframe
-
-
-def _closed(candles: pl.DataFrame, timeframe: str, partial: str, label: str) -> int:
-    """The number of candles that have closed by this machine's clock."""
-    length, now = timedelta(seconds=INTERVAL_SECONDS[timeframe]), datetime.now(UTC)
-    closes = candles["open_time"][-1] + length
-    if closes > now and partial == "refuse":
-        raise ModelError(
-            f"{label}: the last candle closes at {closes:%Y-%m-%d %H:%M} UTC, which has not come yet: leave it out, or "
-            'pass partial="drop".'
-        )
-    return int((candles["open_time"] <= now - length).sum())
 
 
 def _text(microseconds: int) -> str:

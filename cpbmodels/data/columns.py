@@ -63,8 +63,8 @@ def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:
     frame = frame.with_columns(_candle_shape(), _location(), *_calendar(timeframe))
     frame = frame.with_columns(_volume_change()) if volume else frame
     frame = frame.with_columns(*_rolling("abs_return"), *_rolling("log_range"))
-    known = [name for name in ("volatility", *FEATURES) if name in frame.columns]
-    numbers = [pl.col(name).cast(pl.Float64).fill_null(math.nan) for name in known]
+    present = [name for name in ("volatility", *FEATURES) if name in frame.columns]
+    numbers = [pl.col(name).cast(pl.Float64).fill_null(math.nan) for name in present]
     return frame.select("open_time", "segment", *PRICES, *numbers)
 
 

@@ -128,7 +128,7 @@ def solve_ridge(gram: np.ndarray, moment: np.ndarray) -> np.ndarray:
 
 
 def _with_origins(training: TrainingOrigins) -> TrainingOrigins:
-    training = [(one, origins) for one, origins in training if len(origins)]
+    training = [(series, origins) for series, origins in training if len(origins)]
     if not training:
         raise ModelError("the robust HAR needs at least one training origin: give it more history.")
     return training
@@ -157,23 +157,24 @@ def _normal_equations(
     ends = dense + np.cumsum([0, *codes.values()])
     parts = [(name, slice(*edges)) for name, edges in zip(codes, pairwise(ends.tolist()), strict=True)]
     gram, moment = np.zeros((ends[-1], ends[-1])), np.zeros((ends[-1], horizon))
-    for one, origins in training:
-        inputs = blank.inputs(one)
+    for series, origins in training:
+        inputs = blank.inputs(series)
         for block in _blocks(origins):
             design = np.column_stack([np.ones(len(block)), inputs[block]])
-            target = future_range(one, block, horizon)
+            target = future_range(series, block, horizon)
             gram[:dense, :dense] += design.T @ design
             moment[:dense] += design.T @ target
-            own = [blank.code(name, one, block) for name in codes]
-            for (name, part), code in zip(parts, own, strict=True):
+            row_codes = [blank.code(name, series, block) for name in codes]
+            for (name, part), code in zip(parts, row_codes, strict=True):
                 sums = _sums_by_code(code, np.hstack([design, target]), codes[name])
                 gram[part, :dense] += sums[:, :dense]
                 gram[part, part] += np.diag(sums[:, 0])  # column 0 is ones: the number of rows per code
                 moment[part] += sums[:, dense:]
-            if len(own) == 2:  # rows of each hour and quarter
+            if len(row_codes) == 2:  # rows of each hour and quarter
                 (_, hours), (_, quarters) = parts
                 pairs = np.bincount(
-                    own[0] * QUARTERS_PER_DAY + own[1], minlength=HOURS_PER_WEEK * QUARTERS_PER_DAY
+                    row_codes[0] * QUARTERS_PER_DAY + row_codes[1],
+                    minlength=HOURS_PER_WEEK * QUARTERS_PER_DAY,
                 )
                 gram[quarters, hours] += pairs.reshape(HOURS_PER_WEEK, QUARTERS_PER_DAY).T
     for _, part in parts:
@@ -198,9 +199,11 @@ def _with_quantiles(fitted: RangeModel, training: TrainingOrigins, horizon: int)
     middle = np.array([0.5])
     for price, levels in enumerate((middle, middle, middle, QUANTILES)):
         start = 0
-        for one, block, scale in _scales(fitted, training):
-            later = one.prices[block[:, None] + np.arange(1, horizon + 1), price]
-            moves[:, start : start + len(block)] = (np.log(later / one.prices[block, 3][:, None]) / scale).T
+        for series, block, scale in _scales(fitted, training):
+            later = series.prices[block[:, None] + np.arange(1, horizon + 1), price]
+            moves[:, start : start + len(block)] = (
+                np.log(later / series.prices[block, 3][:, None]) / scale
+            ).T
             start += len(block)
         quantiles.append(np.stack([np.quantile(row, levels, overwrite_input=True) for row in moves]))
     return replace(fitted, table=quantiles[3], candle=np.hstack(quantiles[:3]))
@@ -208,10 +211,10 @@ def _with_quantiles(fitted: RangeModel, training: TrainingOrigins, horizon: int)
 
 def _scales(fitted: RangeModel, training: TrainingOrigins) -> Iterator[tuple[Series, np.ndarray, np.ndarray]]:
     """Series, block of its origins [N] and their predicted scale [N, H] in log-return."""
-    for one, origins in training:
-        inputs = fitted.inputs(one)
+    for series, origins in training:
+        inputs = fitted.inputs(series)
         for block in _blocks(origins):
-            yield one, block, fitted._scale(one, block, inputs)
+            yield series, block, fitted._scale(series, block, inputs)
 
 
 def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:

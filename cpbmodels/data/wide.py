@@ -65,30 +65,32 @@ class Market:
     @classmethod
     def of(cls, coins: Sequence[Series]) -> Market:
         """Means over the coins that have closed each candle; at row t nothing later than candle t is read."""
-        known = [(one, one.times) for one in coins if one.times is not None]
-        grid = np.unique(np.concatenate([times for _, times in known])) if known else np.zeros(0, np.int64)
-        places = [np.searchsorted(grid, times) for _, times in known]
+        timed = [(series, series.times) for series in coins if series.times is not None]
+        grid = np.unique(np.concatenate([times for _, times in timed])) if timed else np.zeros(0, np.int64)
+        places = [np.searchsorted(grid, times) for _, times in timed]
 
         def spread_out(values: Sequence[np.ndarray]) -> np.ndarray:
             """A column of all coins on the grid: [coins, T], NaN where a coin has no candle."""
-            out = np.full((len(known), len(grid)), np.nan)
-            for row, (own, place) in enumerate(zip(values, places, strict=True)):
-                out[row, place] = own
+            out = np.full((len(timed), len(grid)), np.nan)
+            for row, (column, place) in enumerate(zip(values, places, strict=True)):
+                out[row, place] = column
             return out
 
-        returns = {n: spread_out([_return(one, n) for one, _ in known]) for n in {*MARKET_RETURNS, *SPREADS}}
+        returns = {
+            n: spread_out([_return(series, n) for series, _ in timed]) for n in {*MARKET_RETURNS, *SPREADS}
+        }
         ranges = {
-            n: spread_out([one.columns((f"log_range_mean_{n}",))[:, 0] for one, _ in known])
+            n: spread_out([series.columns((f"log_range_mean_{n}",))[:, 0] for series, _ in timed])
             for n in {*MARKET_RANGES, *BITCOIN_RANGES}
         }
         mean = {n: _mean(values) for n, values in ranges.items()}
-        bitcoin = [row for row, (one, _) in enumerate(known) if _is_bitcoin(one.symbol)]
-        own = {n: ranges[n][bitcoin[0]] if bitcoin else mean[n] for n in BITCOIN_RANGES}
+        bitcoin = [row for row, (series, _) in enumerate(timed) if _is_bitcoin(series.symbol)]
+        bitcoin_ranges = {n: ranges[n][bitcoin[0]] if bitcoin else mean[n] for n in BITCOIN_RANGES}
         columns = [
             *(_mean(returns[n]) for n in MARKET_RETURNS),
             *(_logarithm(np.sqrt(_mean((returns[n] - _mean(returns[n])) ** 2))) for n in SPREADS),
             *(mean[n] for n in MARKET_RANGES),
-            *(np.where(np.isfinite(own[n]), own[n], mean[n]) for n in BITCOIN_RANGES),
+            *(np.where(np.isfinite(bitcoin_ranges[n]), bitcoin_ranges[n], mean[n]) for n in BITCOIN_RANGES),
         ]
         return cls(grid, np.stack(columns, axis=1))
 
@@ -96,13 +98,13 @@ class Market:
         """`MARKET_COLUMNS` and `NO_MARKET` at the rows of a series, [rows, 15]."""
         assert series.times is not None
         place = np.searchsorted(self.times, series.times).clip(max=max(len(self.times) - 1, 0))
-        found = np.full((len(series), len(MARKET_COLUMNS)), np.nan)
+        values = np.full((len(series), len(MARKET_COLUMNS)), np.nan)
         if len(self.times):
-            found = np.where((self.times[place] == series.times)[:, None], self.values[place], np.nan)
+            values = np.where((self.times[place] == series.times)[:, None], self.values[place], np.nan)
         windows = (*MARKET_RANGES, *BITCOIN_RANGES)
-        found[:, -len(windows) :] -= series.columns(tuple(f"log_range_mean_{n}" for n in windows))
-        unknown = ~np.isfinite(found).all(axis=1, keepdims=True)
-        return np.hstack([np.where(unknown, 0.0, found), unknown])
+        values[:, -len(windows) :] -= series.columns(tuple(f"log_range_mean_{n}" for n in windows))
+        unknown = ~np.isfinite(values).all(axis=1, keepdims=True)
+        return np.hstack([np.where(unknown, 0.0, values), unknown])
 
 
 def with_market(series: Sequence[Series]) -> list[Series]:
@@ -112,10 +114,10 @@ def with_market(series: Sequence[Series]) -> list[Series]:
     forecasts better with them, and works without: see `cpbmodels.arch.line`.
     """
     markets = {
-        timeframe: Market.of([one for one in series if one.timeframe == timeframe])
-        for timeframe in dict.fromkeys(one.timeframe for one in series)
+        timeframe: Market.of([coin for coin in series if coin.timeframe == timeframe])
+        for timeframe in dict.fromkeys(coin.timeframe for coin in series)
     }
-    return [one if one.times is None else replace(one, market=markets[one.timeframe]) for one in series]
+    return [coin if coin.times is None else replace(coin, market=markets[coin.timeframe]) for coin in series]
 
 
 def wide_columns(series: Series) -> np.ndarray:
@@ -142,10 +144,10 @@ class _Windows:
     def mean(self, count: int, back: int = 0) -> np.ndarray:
         """Mean over the `count` candles that end `back` candles before each row; NaN where the segment is younger."""
         rows = np.arange(len(self.age))
-        known = self.age >= count + back
-        last = rows[known] + 1 - back
+        complete = self.age >= count + back
+        last = rows[complete] + 1 - back
         out = np.full(len(rows), np.nan)
-        out[known] = (self.total[last] - self.total[last - count]) / count
+        out[complete] = (self.total[last] - self.total[last - count]) / count
         return out
 
 
@@ -162,10 +164,12 @@ def _own(series: Series) -> np.ndarray:
     for backs in (range(day, 8 * day, day), range(7 * day, 35 * day, 7 * day)):
         columns += [_slot(ranges, week, n, [back for back in backs if back >= n]) for n in SLOTS]
     # Not Binance's quote volume: in candles from other sources it may be made up.
-    known = "log_volume_change" in series.names
-    change = series.columns(("log_volume_change",))[:, 0] if known else np.zeros(len(series))
+    has_volume = "log_volume_change" in series.names
+    change = series.columns(("log_volume_change",))[:, 0] if has_volume else np.zeros(len(series))
     money = _Windows.of(np.cumsum(np.nan_to_num(change)) + np.log(series.prices[:, 1:].mean(axis=1)), age)
-    columns += [known * (money.mean(n) - money.mean(WEEK)).clip(-MAX_VOLUME, MAX_VOLUME) for n in VOLUMES]
+    columns += [
+        has_volume * (money.mean(n) - money.mean(WEEK)).clip(-MAX_VOLUME, MAX_VOLUME) for n in VOLUMES
+    ]
     return np.nan_to_num(np.stack(columns, axis=1).astype(np.float64), posinf=0.0, neginf=0.0)
 
 
@@ -173,8 +177,8 @@ def _return(series: Series, n: int) -> np.ndarray:
     """The column `return_{n}` [rows], NaN where the segment is younger."""
     closes, moved = np.log(series.prices[:, 3]), np.full(len(series), np.nan)
     moved[n:] = closes[n:] - closes[:-n]
-    known = segment_age(series.segments) >= n
-    return np.where(known, moved / (series.volatility * np.sqrt(n)), np.nan).clip(-MAX_RETURN, MAX_RETURN)
+    complete = segment_age(series.segments) >= n
+    return np.where(complete, moved / (series.volatility * np.sqrt(n)), np.nan).clip(-MAX_RETURN, MAX_RETURN)
 
 
 def _slot(ranges: _Windows, week: np.ndarray, count: int, backs: Sequence[int]) -> np.ndarray:
@@ -182,14 +186,14 @@ def _slot(ranges: _Windows, week: np.ndarray, count: int, backs: Sequence[int]) 
 
     Of those days or weeks that the segment holds; NaN where it holds none.
     """
-    found = (
+    means = (
         np.stack([ranges.mean(count, back - count) for back in backs])
         if backs
         else np.full((1, len(week)), np.nan)
     )
-    held = np.isfinite(found).sum(axis=0)
+    held = np.isfinite(means).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        ratio = np.log(np.nansum(found, axis=0) / held / week)
+        ratio = np.log(np.nansum(means, axis=0) / held / week)
     return np.where(held > 0, ratio.clip(-MAX_SLOT, MAX_SLOT), np.nan)
 
 

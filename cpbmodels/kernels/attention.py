@@ -169,7 +169,7 @@ class _SelfAttention(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         qkv, bias = ctx.saved_tensors
         d_qkv, part = torch.empty_like(qkv), partial_sums(qkv, qkv.shape[1] // ctx.sizes[0])
-        given, grads, parts = (one.chunk(3, -1) for one in (qkv, d_qkv, part))
+        given, grads, parts = (tensor.chunk(3, -1) for tensor in (qkv, d_qkv, part))
         _attend_back(given, bias.chunk(3, -1), d_out, grads, parts, *ctx.sizes)
         return d_qkv, summed(part, bias), None, None, None
 
@@ -194,7 +194,7 @@ class _CrossAttention(torch.autograd.Function):
         q, bias_q, kv, bias_kv = ctx.saved_tensors
         # d_kv is dense, whatever lies between the rows of kv: `_Memories` multiplies it layer by layer.
         d_q, d_kv = torch.empty_like(q), torch.empty(kv.shape, device=q.device, dtype=q.dtype)
-        part_q, part_kv = (partial_sums(one, q.shape[1] // ctx.sizes[0]) for one in (d_q, d_kv))
+        part_q, part_kv = (partial_sums(tensor, q.shape[1] // ctx.sizes[0]) for tensor in (d_q, d_kv))
         given, biases = (q, *kv.chunk(2, -1)), (bias_q, *bias_kv.chunk(2, -1))
         grads, parts = (d_q, *d_kv.chunk(2, -1)), (part_q, *part_kv.chunk(2, -1))
         _attend_back(given, biases, d_out, grads, parts, *ctx.sizes)

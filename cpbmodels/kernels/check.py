@@ -133,21 +133,23 @@ def same_bits(
         out["a graph"] = _equal(_replayed(step, device), first)
     step.fleet.flat[-1] = torch.nan
     beside = _pass(step)
-    out["a neighbour of NaN"] = _equal([one[:-1] for one in beside], first) and bool(beside[0][-1].isnan())
+    out["a neighbour of NaN"] = _equal([tensor[:-1] for tensor in beside], first) and bool(
+        beside[0][-1].isnan()
+    )
     return out
 
 
-def faults(found: Mapping[str, float]) -> Iterator[str]:
+def faults(distances: Mapping[str, float]) -> Iterator[str]:
     """What is too far off in a result of `compare`, in words."""
     limits = {
-        "gradient": min(GRADIENT_RATIO * found["torch_gradient"] + GRADIENT_EXTRA, GRADIENT_MOST),
+        "gradient": min(GRADIENT_RATIO * distances["torch_gradient"] + GRADIENT_EXTRA, GRADIENT_MOST),
         "loss": LOSS_MOST,
         "validation": LOSS_MOST,
         "update": UPDATE_MOST,
     }
     for name, limit in limits.items():
-        if not found[name] <= limit:  # NaN, too
-            yield f"{name} {found[name]:.1e} off, {limit:.1e} allowed"
+        if not distances[name] <= limit:  # NaN, too
+            yield f"{name} {distances[name]:.1e} off, {limit:.1e} allowed"
 
 
 def _trial(
@@ -185,15 +187,15 @@ def _update(step: FleetStep, gradient: Tensor) -> list[Tensor]:
     """Change of the weights and both moments [K, P] by one step, which the last row does not take; undone."""
     fleet, long = step.fleet, gradient * 1e3  # longer than `clip` allows, so that the norm counts, too
     tensors = fleet.flat, fleet.first, fleet.second, fleet.steps
-    before = [one.clone() for one in tensors]
+    before = [tensor.clone() for tensor in tensors]
     held = torch.zeros(MEMBERS, device=gradient.device)
     held[-1] = 1
     fleet.grad.copy_(long)  # torch's optimizer reads it there
     fleet.update(fleet.prefix(MEMBERS), long, step.runner.rates[0], held, 1)
-    found = [one - old for one, old in zip(tensors, before, strict=True)]
-    for one, old in zip(tensors, before, strict=True):
-        one.copy_(old)
-    return found[:3]
+    changes = [tensor - old for tensor, old in zip(tensors, before, strict=True)]
+    for tensor, old in zip(tensors, before, strict=True):
+        tensor.copy_(old)
+    return changes[:3]
 
 
 def _replayed(step: FleetStep, device: torch.device) -> list[Tensor]:
@@ -208,13 +210,16 @@ def _replayed(step: FleetStep, device: torch.device) -> list[Tensor]:
     return out
 
 
-def _apart(one: Tensor, right: Tensor) -> float:
+def _apart(computed: Tensor, right: Tensor) -> float:
     """Norm of the difference over the norm of what is right."""
-    return float((one.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
+    return float((computed.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
 
 
 def _equal(some: list[Tensor], all_members: list[Tensor]) -> bool:
-    return all(torch.equal(one, every[: len(one)]) for one, every in zip(some, all_members, strict=True))
+    return all(
+        torch.equal(computed, every[: len(computed)])
+        for computed, every in zip(some, all_members, strict=True)
+    )
 
 
 def _key(architecture: str, options: Preset, device: torch.device, compute: torch.dtype) -> str:

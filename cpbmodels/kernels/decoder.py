@@ -222,7 +222,7 @@ class _Decoder:
         self.hs = [new(K, S + 1, B, H) for _ in range(layers)]
         self.acts = [new(K, S, B, 4 * H) for _ in range(layers)]
         apart = draw.factors is not None
-        self.inputs = [new(K, S, B, H) if apart else own[:, 1:] for own in self.hs[:-1]]
+        self.inputs = [new(K, S, B, H) if apart else states[:, 1:] for states in self.hs[:-1]]
         self.kept = new(K, S, B, H)
         self.raw = torch.empty(K, B, S, OUTPUTS, device=self.xs.device, dtype=torch.float32)
         self.width = triton.next_power_of_2(self.T)
@@ -303,45 +303,52 @@ class _GruSteps(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         L = len(rest) // 5
         layers = [tuple(rest[L + 4 * i : L + 4 * i + 4]) for i in range(L)]
-        own = _Decoder(batch, draw, steps, 1, (keys, values, None, w_out, b_out), L)
-        for h, first in zip(own.hs, rest, strict=False):
+        decoder = _Decoder(batch, draw, steps, 1, (keys, values, None, w_out, b_out), L)
+        for h, first in zip(decoder.hs, rest, strict=False):
             h[:, 0] = first
         for s in range(steps):
-            for i, (h, acts) in enumerate(zip(own.hs, own.acts, strict=True)):
-                x, to = own.read(i, s), (h[:, s + 1], acts[:, s])
-                gru_step(None, x, h[:, s], layers[i], *to, *own.dropped(i, s))  # type: ignore[arg-type]
-            own.attend(own.hs[-1][:, s + 1], s)
-        ctx.own, ctx.weights = own, [layer[:2] for layer in layers]
-        return own.raw.detach()  # else the node would hold its own output, a cycle
+            for i, (h, acts) in enumerate(zip(decoder.hs, decoder.acts, strict=True)):
+                x, to = decoder.read(i, s), (h[:, s + 1], acts[:, s])
+                gru_step(None, x, h[:, s], layers[i], *to, *decoder.dropped(i, s))  # type: ignore[arg-type]
+            decoder.attend(decoder.hs[-1][:, s + 1], s)
+        ctx.decoder, ctx.weights = decoder, [layer[:2] for layer in layers]
+        return decoder.raw.detach()  # else the node would hold its own output, a cycle
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        own, weights = ctx.own, ctx.weights
-        K, B, S, H = own.K, own.B, own.S, own.H
-        grad, d_scores = grad.contiguous(), torch.empty_like(own.shares)
+        decoder, weights = ctx.decoder, ctx.weights
+        K, B, S, H = decoder.K, decoder.B, decoder.S, decoder.H
+        grad, d_scores = grad.contiguous(), torch.empty_like(decoder.shares)
         d_raw = torch.empty_like(grad)
-        d_in, d_hid = ([own.xs.new_empty(K, S, B, 3 * H) for _ in own.hs] for _ in range(2))
-        carry = [own.raw.new_zeros(K, B, H) for _ in own.hs]
-        zero, d_h = own.xs.new_zeros(K, B, 3 * H), own.xs.new_empty(K, B, H)
+        d_in, d_hid = ([decoder.xs.new_empty(K, S, B, 3 * H) for _ in decoder.hs] for _ in range(2))
+        carry = [decoder.raw.new_zeros(K, B, H) for _ in decoder.hs]
+        zero, d_h = decoder.xs.new_zeros(K, B, 3 * H), decoder.xs.new_empty(K, B, H)
         for s in range(S - 1, -1, -1):
             last = s + 1 == S
             after = zero if last else d_in[0][:, s + 1]
-            own.attend_back((grad, d_raw, d_scores, d_h, after), weights[0][0], None, s)
+            decoder.attend_back((grad, d_raw, d_scores, d_h, after), weights[0][0], None, s)
             add, out = d_h, None
-            for i in range(len(own.hs) - 1, -1, -1):
+            for i in range(len(decoder.hs) - 1, -1, -1):
                 after = zero if last else d_hid[i][:, s + 1]
-                before, to = own.hs[i][:, s], (carry[i], d_in[i][:, s], d_hid[i][:, s])
+                before, to = decoder.hs[i][:, s], (carry[i], d_in[i][:, s], d_hid[i][:, s])
                 gru_step_back(
-                    add, out, own.dropped(i, s)[0], after, weights[i][1], own.acts[i][:, s], before, *to
+                    add,
+                    out,
+                    decoder.dropped(i, s)[0],
+                    after,
+                    weights[i][1],
+                    decoder.acts[i][:, s],
+                    before,
+                    *to,
                 )
                 add, out = None, (d_in[i][:, s], weights[i][0])
-        top = own.hs[-1][:, 1:]
-        d_keys, d_values = torch.empty_like(own.keys), torch.empty_like(own.keys)
-        own.memory_back(d_raw, d_scores, top, d_keys, d_values)
+        top = decoder.hs[-1][:, 1:]
+        d_keys, d_values = torch.empty_like(decoder.keys), torch.empty_like(decoder.keys)
+        decoder.memory_back(d_raw, d_scores, top, d_keys, d_values)
         d_first, d_layers = [], []
         for i, (w, hidden, gates) in enumerate(zip(weights, d_hid, d_in, strict=True)):
             d_first.append(torch.bmm(hidden[:, 0], w[1]).add_(carry[i]))
-            x, before = own.inputs[i - 1] if i else own.xs[:, :S], own.hs[i][:, :S]
+            x, before = decoder.inputs[i - 1] if i else decoder.xs[:, :S], decoder.hs[i][:, :S]
             d_layers += [
                 _over_steps(gates, x),
                 _over_steps(hidden, before),
@@ -349,8 +356,8 @@ class _GruSteps(torch.autograd.Function):
                 row_sums(hidden),
             ]
         # What is added to all scores of a query changes no share, so the key's bias has no gradient.
-        d_key_bias = own.xs.new_zeros(K, 1, H)
-        return None, None, None, d_keys, d_values, d_key_bias, *own.out_back(d_raw), *d_first, *d_layers
+        d_key_bias = decoder.xs.new_zeros(K, 1, H)
+        return None, None, None, d_keys, d_values, d_key_bias, *decoder.out_back(d_raw), *d_first, *d_layers
 
 
 class _LstmSteps(torch.autograd.Function):
@@ -364,52 +371,63 @@ class _LstmSteps(torch.autograd.Function):
     ) -> Tensor:  # fmt: skip
         L, H = len(rest) // 5, w_q.shape[-1]
         layers = [tuple(rest[2 * L + 3 * i : 2 * L + 3 * i + 3]) for i in range(L)]
-        own = _Decoder(batch, draw, steps, heads, (memory[..., :H], memory[..., H:], b_v, w_out, b_out), L)
-        K, B = own.K, own.B
-        cells = [own.raw.new_empty(K, steps + 1, B, H) for _ in layers]
+        decoder = _Decoder(
+            batch, draw, steps, heads, (memory[..., :H], memory[..., H:], b_v, w_out, b_out), L
+        )
+        K, B = decoder.K, decoder.B
+        cells = [decoder.raw.new_empty(K, steps + 1, B, H) for _ in layers]
         for i in range(L):
-            own.hs[i][:, 0], cells[i][:, 0] = rest[2 * i], rest[2 * i + 1]
-        queries, (grid, sizes) = torch.empty_like(own.kept), step_tiles(K, B, H)
+            decoder.hs[i][:, 0], cells[i][:, 0] = rest[2 * i], rest[2 * i + 1]
+        queries, (grid, sizes) = torch.empty_like(decoder.kept), step_tiles(K, B, H)
         for s in range(steps):
-            for i, (h, c, acts) in enumerate(zip(own.hs, cells, own.acts, strict=True)):
-                to = h[:, s + 1], c[:, s + 1], acts[:, s], *own.dropped(i, s)
-                lstm_step(own.read(i, s), h[:, s], c[:, s], layers[i], *to)  # type: ignore[arg-type]
-            top, query = own.hs[-1][:, s + 1], queries[:, s]
+            for i, (h, c, acts) in enumerate(zip(decoder.hs, cells, decoder.acts, strict=True)):
+                to = h[:, s + 1], c[:, s + 1], acts[:, s], *decoder.dropped(i, s)
+                lstm_step(decoder.read(i, s), h[:, s], c[:, s], layers[i], *to)  # type: ignore[arg-type]
+            top, query = decoder.hs[-1][:, s + 1], queries[:, s]
             launch(_query, grid, *parts(top, w_q, b_q, query), B, **sizes)
-            own.attend(query, s)
-        ctx.own, ctx.weights, ctx.cells, ctx.queries = own, [layer[:2] for layer in layers], cells, queries
+            decoder.attend(query, s)
+        ctx.decoder, ctx.weights, ctx.cells, ctx.queries = (
+            decoder,
+            [layer[:2] for layer in layers],
+            cells,
+            queries,
+        )
         ctx.w_q, ctx.memory = w_q, memory
-        return own.raw.detach()  # else the node would hold its own output, a cycle
+        return decoder.raw.detach()  # else the node would hold its own output, a cycle
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        own, weights, cells = ctx.own, ctx.weights, ctx.cells
-        K, B, S, H = own.K, own.B, own.S, own.H
-        grad, d_scores = grad.contiguous(), torch.empty_like(own.shares)
+        decoder, weights, cells = ctx.decoder, ctx.weights, ctx.cells
+        K, B, S, H = decoder.K, decoder.B, decoder.S, decoder.H
+        grad, d_scores = grad.contiguous(), torch.empty_like(decoder.shares)
         d_raw = torch.empty_like(grad)
-        d_gates = [own.xs.new_empty(K, S, B, 4 * H) for _ in own.hs]
-        d_c = [own.raw.new_zeros(K, B, H) for _ in own.hs]
-        zero, d_h, d_q = own.xs.new_zeros(K, B, 4 * H), own.xs.new_empty(K, B, H), torch.empty_like(own.kept)
+        d_gates = [decoder.xs.new_empty(K, S, B, 4 * H) for _ in decoder.hs]
+        d_c = [decoder.raw.new_zeros(K, B, H) for _ in decoder.hs]
+        zero, d_h, d_q = (
+            decoder.xs.new_zeros(K, B, 4 * H),
+            decoder.xs.new_empty(K, B, H),
+            torch.empty_like(decoder.kept),
+        )
         for s in range(S - 1, -1, -1):
             last = s + 1 == S
             after = zero if last else d_gates[0][:, s + 1]
-            own.attend_back((grad, d_raw, d_scores, d_h, after), weights[0][0], d_q[:, s], s)
+            decoder.attend_back((grad, d_raw, d_scores, d_h, after), weights[0][0], d_q[:, s], s)
             add, out = d_h, (d_q[:, s], ctx.w_q)
-            for i in range(len(own.hs) - 1, -1, -1):
+            for i in range(len(decoder.hs) - 1, -1, -1):
                 after, c = zero if last else d_gates[i][:, s + 1], (cells[i][:, s], cells[i][:, s + 1])
-                given, to = (after, weights[i][1], own.acts[i][:, s], c), (d_c[i], d_gates[i][:, s])
-                lstm_step_back(add, out, own.dropped(i, s)[0], *given, *to)
+                given, to = (after, weights[i][1], decoder.acts[i][:, s], c), (d_c[i], d_gates[i][:, s])
+                lstm_step_back(add, out, decoder.dropped(i, s)[0], *given, *to)
                 add, out = None, (d_gates[i][:, s], weights[i][0])
         d_memory = torch.empty_like(ctx.memory)
         parts_of = d_memory[..., :H], d_memory[..., H:]
-        d_bv = own.memory_back(d_raw, d_scores, ctx.queries, *parts_of)
-        d_query = _over_steps(d_q, own.hs[-1][:, 1:]), row_sums(d_q)
+        d_bv = decoder.memory_back(d_raw, d_scores, ctx.queries, *parts_of)
+        d_query = _over_steps(d_q, decoder.hs[-1][:, 1:]), row_sums(d_q)
         d_first, d_layers = [], []
         for i, (w, gates) in enumerate(zip(weights, d_gates, strict=True)):
             d_first += [torch.bmm(gates[:, 0], w[1]), d_c[i].to(gates.dtype)]
-            x, before = own.inputs[i - 1] if i else own.xs[:, :S], own.hs[i][:, :S]
+            x, before = decoder.inputs[i - 1] if i else decoder.xs[:, :S], decoder.hs[i][:, :S]
             d_layers += [_over_steps(gates, x), _over_steps(gates, before), row_sums(gates)]
-        return None, None, None, None, d_memory, d_bv, *own.out_back(d_raw), *d_query, *d_first, *d_layers
+        return None, None, None, None, d_memory, d_bv, *decoder.out_back(d_raw), *d_query, *d_first, *d_layers
 
 
 def gru_forward(model: Gru, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:

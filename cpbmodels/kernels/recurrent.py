@@ -335,7 +335,7 @@ def step_tiles(K: int, B: int, H: int, whole: bool = False) -> tuple[tuple[int, 
 
 def parts(*tensors: Tensor | None) -> list[Tensor | int | None]:
     """Each tensor and the distance between its members; None and 0 if there is none."""
-    return [value for one in tensors for value in (one, 0 if one is None else one.stride(0))]
+    return [value for tensor in tensors for value in (tensor, 0 if tensor is None else tensor.stride(0))]
 
 
 def gru_step(

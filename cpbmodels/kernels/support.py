@@ -91,8 +91,8 @@ def shared_bytes(device: torch.device) -> int:
     if device.type != "cuda":
         return 232_448
     # "optin": more than the 48 KB that a program gets unasked
-    found = torch.cuda.get_device_properties(device)
-    return int(found.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # torch's stubs leave it out
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)  # type: ignore[attr-defined]  # torch's stubs leave it out
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> None:
@@ -109,7 +109,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **constants: Any) -> 
 
 def _device_of(args: tuple[Any, ...]) -> torch.cuda.device_of:
     """Triton launches on the current device, whichever the tensors are on."""
-    return torch.cuda.device_of(next(one for one in args if isinstance(one, Tensor)))
+    return torch.cuda.device_of(next(argument for argument in args if isinstance(argument, Tensor)))
 
 
 def partial_sums(like: Tensor, programs: int) -> Tensor:
@@ -149,7 +149,8 @@ def variant(kernel: Any, args: tuple[Any, ...], constants: dict[str, Any]) -> tu
     """Equal for launches that run the same machine code, if plain numbers make no variants (`do_not_specialize`)."""
     # As Triton decides it: by dtype and 16-byte alignment of tensors, and by the type alone of plain numbers.
     kinds = tuple(
-        (one.dtype, one.data_ptr() % 16 == 0) if isinstance(one, Tensor) else type(one) for one in args
+        (argument.dtype, argument.data_ptr() % 16 == 0) if isinstance(argument, Tensor) else type(argument)
+        for argument in args
     )
     return (kernel, kinds, *sorted(constants.items()))
 
@@ -175,6 +176,6 @@ def compile_ahead(step: Callable[[], object]) -> int:
 
         with listening(submit):
             step()
-        for one in made.values():  # raises what a compilation raised
-            one.result()
+        for compilation in made.values():  # raises what a compilation raised
+            compilation.result()
     return len(made)

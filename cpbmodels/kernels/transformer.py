@@ -52,8 +52,8 @@ def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Ten
             x, self_attention(qkv, w[f"{name}.qkv.bias"], S, heads, causal=True), w, f"{name}.mix"
         )
         query = torch.bmm(normed, w[f"{name}.query.weight"])
-        found = cross_attention(query, w[f"{name}.query.bias"], kv, bias, S, heads)
-        x, normed = _feed(*_add(x, found, w, f"{name}.found"), w, name)
+        attended = cross_attention(query, w[f"{name}.query.bias"], kv, bias, S, heads)
+        x, normed = _feed(*_add(x, attended, w, f"{name}.found"), w, name)
     return _out(normed, w).view(K, B, S, model.head.size)
 
 
@@ -91,14 +91,16 @@ def _stepwise(
     for step in range(S):
         x, normed = add_norm(_placed(read.unsqueeze(2), w, "read", w["step"][:, step : step + 1]))
         for depth, (kv, bias) in enumerate(zip(memory, biases, strict=True)):
-            name, own = f"decoder.{depth}", past[depth]
-            own[:, :, step] = torch.bmm(normed, w[f"{name}.qkv.weight"])
+            name, projected = f"decoder.{depth}", past[depth]
+            projected[:, :, step] = torch.bmm(normed, w[f"{name}.qkv.weight"])
             bias_q, bias_kv = w[f"{name}.qkv.bias"].split([d, 2 * d], -1)
-            found = one_query(own[:, :, step, :d], own[..., d:], bias_q, bias_kv, step + 1, heads)
-            x, normed = _add(x, found, w, f"{name}.mix")
+            attended = one_query(
+                projected[:, :, step, :d], projected[..., d:], bias_q, bias_kv, step + 1, heads
+            )
+            x, normed = _add(x, attended, w, f"{name}.mix")
             query, T = torch.bmm(normed, w[f"{name}.query.weight"]), kv.shape[1] // B
-            found = one_query(query, kv.unflatten(1, (B, T)), w[f"{name}.query.bias"], bias, T, heads)
-            x, normed = _feed(*_add(x, found, w, f"{name}.found"), w, name)
+            attended = one_query(query, kv.unflatten(1, (B, T)), w[f"{name}.query.bias"], bias, T, heads)
+            x, normed = _feed(*_add(x, attended, w, f"{name}.found"), w, name)
         raws.append(_out(normed, w))
         read = model.head.feedback(raws[-1])
     return torch.stack(raws, 2)

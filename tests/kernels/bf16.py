@@ -31,7 +31,9 @@ def _cast_impl(builder, source, target):
 
 def _create_dot(builder, a, b, c, input_precision, max_num_imprecise_acc):
     """a [m, k] b [k, n] + c [m, n], in float32: products of bf16 are exact there."""
-    left, right = (_float32(one.data) if one.dtype.scalar == tl.bfloat16 else one.data for one in (a, b))
+    left, right = (
+        _float32(operand.data) if operand.dtype.scalar == tl.bfloat16 else operand.data for operand in (a, b)
+    )
     return TensorHandle(np.matmul(left, right, dtype=c.data.dtype) + c.data, c.dtype.scalar)
 
 

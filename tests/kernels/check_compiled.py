@@ -54,13 +54,17 @@ def test_kernels_fit_on_the_chip_and_have_few_variants(architecture, chip, monke
 @pytest.mark.parametrize("architecture", ["gru", "lstm"])
 def test_the_decoders_attention_writes_where_it_reads_nothing(architecture, monkeypatch):
     """With several warps, which hold the same few values, one could read what another has written."""
-    found = 0
+    checked = 0
     for kernel, args, constants in _launches(architecture, 90, monkeypatch):
         if kernel.__name__ not in ("_attend", "_attend_back"):
             continue
-        found += 1
+        checked += 1
         names = [name for name in kernel.arg_names if name not in constants]
-        tensors = {name: one for name, one in zip(names, args, strict=True) if isinstance(one, torch.Tensor)}
+        tensors = {
+            name: argument
+            for name, argument in zip(names, args, strict=True)
+            if isinstance(argument, torch.Tensor)
+        }
         written = {name for name in tensors if re.search(rf"tl\.store\({name}\b", kernel.src)}
         assert len(written) >= 3
         for name in written:
@@ -69,7 +73,7 @@ def test_the_decoders_attention_writes_where_it_reads_nothing(architecture, monk
             for other in tensors.keys() - written:
                 low, high = _span(tensors[other])
                 assert high <= span[0] or low >= span[1], (name, other)
-    assert found >= 2
+    assert checked >= 2
 
 
 def _span(tensor):

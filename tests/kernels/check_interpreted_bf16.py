@@ -19,7 +19,7 @@ SIZES = {
 
 
 def _whole(gradients):
-    return torch.cat([one.flatten().double() for one in gradients.values()])
+    return torch.cat([gradient.flatten().double() for gradient in gradients.values()])
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_gradients_are_as_close_to_float64_as_torchs(architecture, shared, monke
     mixed = {"compute": torch.bfloat16, **options}
     with gpu_path():
         _, torchs = SmallFleet(architecture, torch.float32, **mixed).gradients()
-    close, found = SmallFleet(architecture, torch.float32, kernels=True, **mixed).gradients()
-    off, limit = (difference(_whole(one), _whole(exact)) for one in (found, torchs))
+    close, ours = SmallFleet(architecture, torch.float32, kernels=True, **mixed).gradients()
+    off, limit = (difference(_whole(gradients), _whole(exact)) for gradients in (ours, torchs))
     print(f"{architecture}: kernels {off:.2e}, torch {limit:.2e}")
     assert off < 1.1 * limit < 0.01
     assert difference(close, losses) < 2e-3

@@ -25,10 +25,10 @@ def test_the_verdict_names_what_is_wrong_and_is_kept(wrong, monkeypatch, tmp_pat
     if wrong:
         mutants.make_wrong(monkeypatch, tmp_path, "gru", wrong)
     with gpu_path():
-        found = check.fault("gru", TINY, mutants.CPU, mutants.BF16)
-    assert found.startswith("wrong on this chip: ") is bool(wrong)
+        verdict = check.fault("gru", TINY, mutants.CPU, mutants.BF16)
+    assert verdict.startswith("wrong on this chip: ") is bool(wrong)
     if wrong == mutants.HELD:
-        assert "update" in found
+        assert "update" in verdict
     if wrong == mutants.NEIGHBOUR:
-        assert found.endswith("other bits with a neighbour of NaN")
-    assert [path.read_text() for path in tmp_path.glob("cpb-*.txt")] == [found]
+        assert verdict.endswith("other bits with a neighbour of NaN")
+    assert [path.read_text() for path in tmp_path.glob("cpb-*.txt")] == [verdict]

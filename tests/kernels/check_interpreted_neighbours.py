@@ -25,11 +25,11 @@ def test_a_member_depends_on_no_neighbour(layer, architecture):
         SmallFleet(architecture, torch.float32, members=members, **options) for members in (2, 3)
     )
     beside.fleet.flat[2] = torch.nan  # a kernel that reads a neighbour's values spreads it
-    (losses, found), (others, wanted) = alone.gradients(), beside.gradients()
+    (losses, gradients), (others, wanted) = alone.gradients(), beside.gradients()
     assert torch.equal(losses, others[:2])
     assert bool(others[2].isnan())
-    for name, one in found.items():
-        assert torch.equal(one, wanted[name][:2]), name
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, wanted[name][:2]), name
     assert torch.equal(alone.validation(13), beside.validation(13)[:2])
 
 
@@ -37,6 +37,6 @@ def test_a_member_depends_on_no_neighbour(layer, architecture):
 def test_a_repeat_has_the_same_bits(architecture):
     options = {"kernels": True, "dropout": 0.3, **SMALL}
     both = (SmallFleet(architecture, torch.float32, **options) for _ in range(2))
-    (losses, found), (again, twice) = (small.gradients() for small in both)
+    (losses, gradients), (again, twice) = (small.gradients() for small in both)
     assert torch.equal(losses, again)
-    assert all(torch.equal(one, twice[name]) for name, one in found.items())
+    assert all(torch.equal(gradient, twice[name]) for name, gradient in gradients.items())

@@ -18,9 +18,9 @@ def layer(request, monkeypatch):
 
 def _compare(architecture, **options):
     exact, wanted = SmallFleet(architecture, torch.float64, **options).gradients()
-    losses, found = SmallFleet(architecture, torch.float32, kernels=True, **options).gradients()
+    losses, computed = SmallFleet(architecture, torch.float32, kernels=True, **options).gradients()
     assert difference(losses, exact) < CLOSE
-    name, off = largest_difference(found, wanted)
+    name, off = largest_difference(computed, wanted)
     assert off < CLOSE, name
 
 

@@ -28,9 +28,9 @@ def test_masks_and_products_have_the_same_bits(shape, kind, rate):
             ours.factors(rate, torch.Size(shape), kind), torchs.factors(rate, torch.Size(shape), kind)
         )
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_()
-    wanted, found = dropout(x, rate, torchs), dropout(x, rate, ours)
-    assert torch.equal(found, wanted)
-    assert torch.equal(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (found, wanted)))
+    wanted, computed = dropout(x, rate, torchs), dropout(x, rate, ours)
+    assert torch.equal(computed, wanted)
+    assert torch.equal(*(torch.autograd.grad(y.square().sum(), x)[0] for y in (computed, wanted)))
 
 
 def _adam(flat, first, second, done, grad, rate, clip, decay, adamw):
@@ -53,19 +53,22 @@ def test_clip_and_adam_equal_float64_row_by_row(adamw, kind, monkeypatch):
     flat = torch.randn(3, 9000, generator=draw)
     before, copy, steps = flat.clone(), flat.to(torch.bfloat16), torch.tensor([4.0, 0.0, 7.0])
     first, second = torch.zeros_like(flat), torch.zeros_like(flat)
-    exact = [one.double().clone() for one in (flat, first, second)]
+    exact = [tensor.double().clone() for tensor in (flat, first, second)]
     held, rates = torch.tensor([0.0, 0.0, 1.0]), torch.tensor([1e-3, 1e-2, 1e-3])
     clips, decays = torch.tensor([1.0, 1e6, 1.0]), torch.tensor([0.01, 0.1, 0.01])
     for _ in range(3):
         grad = torch.randn(flat.shape, generator=draw).to(kind)
         update(flat, copy, grad, (first, second), steps, rates, (clips, decays), held, adamw, BETAS, EPSILON)
         for k in range(2):
-            rows, own = (one[k] for one in exact), (one[k].double() for one in (rates, clips, decays))
-            _adam(*rows, float(steps[k]), grad[k].double(), *own, adamw)
+            rows, limits = (
+                (tensor[k] for tensor in exact),
+                (tensor[k].double() for tensor in (rates, clips, decays)),
+            )
+            _adam(*rows, float(steps[k]), grad[k].double(), *limits, adamw)
     assert steps.tolist() == [7.0, 3.0, 7.0]
     assert torch.equal(flat[2], before[2])
-    for found, wanted in zip((flat, first, second), exact, strict=True):
-        assert difference(found[:2], wanted[:2]) < 2e-7
+    for computed, wanted in zip((flat, first, second), exact, strict=True):
+        assert difference(computed[:2], wanted[:2]) < 2e-7
     assert torch.equal(copy[:2], flat[:2].bfloat16())
 
 

@@ -16,16 +16,16 @@ def _draw(*shape, seed=0):
 
 def _compare(ours, reference, *inputs):
     """Results and all gradients of two functions, float32 against float64; outputs are weighted by random numbers."""
-    exact = [one.requires_grad_() for one in inputs]
-    rounded = [one.detach().float().requires_grad_() for one in inputs]
-    wanted, found = reference(*exact), ours(*rounded)
-    weights = [_draw(*one.shape, seed=7 + k) for k, one in enumerate(wanted)]
-    sum((one * weight).sum() for one, weight in zip(wanted, weights, strict=True)).backward()
-    sum((one * weight.float()).sum() for one, weight in zip(found, weights, strict=True)).backward()
-    for one, other in zip(found, wanted, strict=True):
-        assert difference(one, other) < CLOSE
-    for one, other in zip(rounded, exact, strict=True):
-        assert difference(one.grad, other.grad) < CLOSE
+    exact = [tensor.requires_grad_() for tensor in inputs]
+    rounded = [tensor.detach().float().requires_grad_() for tensor in inputs]
+    wanted, computed = reference(*exact), ours(*rounded)
+    weights = [_draw(*tensor.shape, seed=7 + k) for k, tensor in enumerate(wanted)]
+    sum((tensor * weight).sum() for tensor, weight in zip(wanted, weights, strict=True)).backward()
+    sum((tensor * weight.float()).sum() for tensor, weight in zip(computed, weights, strict=True)).backward()
+    for tensor, other in zip(computed, wanted, strict=True):
+        assert difference(tensor, other) < CLOSE
+    for tensor, other in zip(rounded, exact, strict=True):
+        assert difference(tensor.grad, other.grad) < CLOSE
 
 
 @pytest.mark.parametrize(("rows", "width"), [(40, 32), (7, 48)])
@@ -52,7 +52,7 @@ def test_bias_gelu(width):
 
 
 def _attended(q, k, v, heads, causal):
-    split = (one.unflatten(-1, (heads, -1)).transpose(-2, -3) for one in (q, k, v))
+    split = (tensor.unflatten(-1, (heads, -1)).transpose(-2, -3) for tensor in (q, k, v))
     return F.scaled_dot_product_attention(*split, is_causal=causal).transpose(-2, -3).flatten(-2)
 
 
@@ -86,8 +86,10 @@ def test_one_query():
     q, kv, bias = _draw(2, 5, 32), _draw(2, 5, 7, 64), _draw(2, 1, 96)
     key, value = (kv[:, :, :4] + bias[:, None, :, 32:]).chunk(2, -1)
     wanted = _attended((q + bias[..., :32]).unsqueeze(2), key, value, 2, False).squeeze(2)
-    found = attention.one_query(q.float(), kv.float(), bias[..., :32].float(), bias[..., 32:].float(), 4, 2)
-    assert difference(found, wanted) < CLOSE
+    computed = attention.one_query(
+        q.float(), kv.float(), bias[..., :32].float(), bias[..., 32:].float(), 4, 2
+    )
+    assert difference(computed, wanted) < CLOSE
 
 
 FEW = {"batch_size": 3}  # windows: a program runs for seconds here
@@ -95,16 +97,16 @@ FEW = {"batch_size": 3}  # windows: a program runs for seconds here
 
 def test_gradients_of_a_step_equal_float64():
     losses, exact = SmallFleet("transformer", torch.float64, **FEW).gradients()
-    close, found = SmallFleet("transformer", torch.float32, kernels=True, **FEW).gradients()
+    close, computed = SmallFleet("transformer", torch.float32, kernels=True, **FEW).gradients()
     assert difference(close, losses) < CLOSE
-    assert largest_difference(found, exact)[1] < CLOSE
+    assert largest_difference(computed, exact)[1] < CLOSE
 
 
 @pytest.mark.parametrize("forcing", [1.0, 0.0])
 def test_validation_equals_float64_at_any_width(forcing):
     exact = SmallFleet("transformer", torch.float64, teacher_forcing=forcing).validation(5)
-    found = SmallFleet("transformer", torch.float32, kernels=True, teacher_forcing=forcing).validation(5)
-    assert difference(found, exact) < CLOSE
+    computed = SmallFleet("transformer", torch.float32, kernels=True, teacher_forcing=forcing).validation(5)
+    assert difference(computed, exact) < CLOSE
 
 
 def test_a_member_does_not_depend_on_its_neighbours():

@@ -36,8 +36,8 @@ class SmallFleet:
         fleet, count = self.fleet, len(self.origins)
         fleet.compute_weights.refresh(count)
         share = self.weight / self.weight.sum(1, keepdim=True)
-        found = fleet.backward(self.bank, self.origins, share, fleet.prefix(count), 0)
-        return fleet.loss_sum.clone(), fleet.net.layout.views(found.clone())
+        gradient = fleet.backward(self.bank, self.origins, share, fleet.prefix(count), 0)
+        return fleet.loss_sum.clone(), fleet.net.layout.views(gradient.clone())
 
     def step(self, lr=1e-3):
         """One optimizer step of every member."""
@@ -45,21 +45,23 @@ class SmallFleet:
 
     def validation(self, windows):
         """Mean loss [K] over each member's first windows: no dropout, no teacher forcing."""
-        own, weight = self.origins[:, :windows], self.weight[:, :windows]
-        return self.fleet.evaluate(self.bank, own, weight, windows)
+        origins, weight = self.origins[:, :windows], self.weight[:, :windows]
+        return self.fleet.evaluate(self.bank, origins, weight, windows)
 
 
-def difference(found, exact):
+def difference(computed, exact):
     """Norm of the difference over the norm of the float64 result."""
-    found, exact = found.detach(), exact.detach()
-    return float((found.double() - exact).norm() / exact.norm().clamp(min=1e-30))
+    computed, exact = computed.detach(), exact.detach()
+    return float((computed.double() - exact).norm() / exact.norm().clamp(min=1e-30))
 
 
-def largest_difference(found, exact):
+def largest_difference(computed, exact):
     """The weight whose gradient is farthest off, measured against the whole gradient, and by how much."""
-    whole = torch.cat([one.flatten() for one in exact.values()]).norm()
-    off = {name: float((found[name].double() - one).norm() / whole) for name, one in exact.items()}
-    return max(off.items(), key=lambda one: one[1])
+    whole = torch.cat([gradient.flatten() for gradient in exact.values()]).norm()
+    off = {
+        name: float((computed[name].double() - gradient).norm() / whole) for name, gradient in exact.items()
+    }
+    return max(off.items(), key=lambda gradient: gradient[1])
 
 
 def kernel_launches(run):

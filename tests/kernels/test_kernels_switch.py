@@ -16,14 +16,14 @@ GPU = torch.device("cuda")
 @pytest.fixture
 def chip(monkeypatch):
     """An H100, as far as the switch asks."""
-    found = types.SimpleNamespace(capability=(9, 0), shared=232_448, wrong="")
+    gpu = types.SimpleNamespace(capability=(9, 0), shared=232_448, wrong="")
     monkeypatch.setattr(support, "find_spec", lambda _: object())
     monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: found.capability)
-    monkeypatch.setattr(support, "shared_bytes", lambda _: found.shared)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: gpu.capability)
+    monkeypatch.setattr(support, "shared_bytes", lambda _: gpu.shared)
     monkeypatch.setattr(support, "driver_fault", lambda: "")
-    monkeypatch.setattr(check, "fault", lambda *_: found.wrong)
-    return found
+    monkeypatch.setattr(check, "fault", lambda *_: gpu.wrong)
+    return gpu
 
 
 def _reason(architecture="transformer", device=GPU, compute=torch.bfloat16, wanted=True, **options):
@@ -111,8 +111,8 @@ def test_the_check_is_asked_once_and_a_kernel_that_does_not_run_is_a_reason(monk
         monkeypatch.setattr(check, name, value)
     for _ in range(2):
         monkeypatch.setattr(check, "_verdicts", {})  # as another process
-        found = check.fault("gru", preset("seed-gru", "gru"), torch.device("cpu"), torch.bfloat16)
-        assert found == ("they do not run here: out of resource: shared memory" if error else "")
+        verdict = check.fault("gru", preset("seed-gru", "gru"), torch.device("cpu"), torch.bfloat16)
+        assert verdict == ("they do not run here: out of resource: shared memory" if error else "")
     assert len(asked) == (2 if error else 1)  # an error may pass, a verdict is kept
     other = preset("seed-gru", "gru", hidden_dim=64)
     assert (

@@ -185,9 +185,9 @@ def test_files_that_are_damaged_or_hold_nothing(tmp_path):
 
 
 def test_tables_that_pandas_read_without_their_form(tmp_path):
-    """The separator is named, all columns are listed, and a second ticker is never passed over."""
+    """All columns are listed, and a second ticker is never passed over."""
     path = written(tmp_path, "x.csv", ["date;open;high;low;close", "soon;1,5;1,5;1,5;1,5"])
-    with pytest.raises(ModelError, match=r"columns: date;open;high;low;close\): read it with its separator"):
+    with pytest.raises(ModelError, match=r"columns: date;open;high;low;close\)"):
         Series.from_frame(pd.read_csv(path, sep="#"))
     rows = ["Price,Close,Close,High,High,Low,Low,Open,Open", "Ticker" + ",A,B" * 4, "Datetime" + "," * 8]
     written(tmp_path, "x.csv", [*rows, "2024-01-30 00:00:00+00:00" + ",1" * 8])

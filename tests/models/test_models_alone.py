@@ -65,18 +65,18 @@ print("done")
 
 def closure(*names: str) -> set[str]:
     """Distributions that these need, themselves included, by normalised name."""
-    found, todo = set(), list(names)
+    needed_names, todo = set(), list(names)
     while todo:
         name = todo.pop().lower().replace("_", "-")
-        if name in found:
+        if name in needed_names:
             continue
         try:
             needed = [line for line in requires(name) or [] if "extra ==" not in line]
         except PackageNotFoundError:
             continue  # another platform's
-        found.add(name)
+        needed_names.add(name)
         todo += [re.match(r"[\w.-]+", line)[0] for line in needed]
-    return found
+    return needed_names
 
 
 def run(code: str, *also: str) -> subprocess.CompletedProcess[str]:

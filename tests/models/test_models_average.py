@@ -65,25 +65,25 @@ def test_no_column_looks_ahead(cut):
 def test_a_coin_that_has_not_closed_its_last_candle_changes_no_earlier_row(missing, late):
     frames = list(KLINES.items())
     frames[late] = (frames[late][0], frames[late][1].head(ROWS - missing))
-    found = with_market([Series.from_frame(frame, name) for name, frame in frames])
+    series = with_market([Series.from_frame(frame, name) for name, frame in frames])
     other = (late + 1) % 4
-    now, whole = found[other].columns(MARKET_COLUMNS), market()[other].columns(MARKET_COLUMNS)
+    now, whole = series[other].columns(MARKET_COLUMNS), market()[other].columns(MARKET_COLUMNS)
     np.testing.assert_allclose(now[: ROWS - missing], whole[: ROWS - missing], atol=1e-9)
-    assert (found[other].columns((NO_MARKET,))[-missing:] == 0).all()  # three coins are enough
+    assert (series[other].columns((NO_MARKET,))[-missing:] == 0).all()  # three coins are enough
 
 
 def test_columns_are_what_they_are_defined_as(coins):
-    one, row = coins[1], 1000
-    close, sigma = np.log(one.prices[:, 3]), one.volatility[row]
-    value = dict(zip(WIDE_COLUMNS, one.columns(WIDE_COLUMNS)[row], strict=True))
-    ranges = one.columns(("log_range",))[:, 0]
+    ether, row = coins[1], 1000
+    close, sigma = np.log(ether.prices[:, 3]), ether.volatility[row]
+    value = dict(zip(WIDE_COLUMNS, ether.columns(WIDE_COLUMNS)[row], strict=True))
+    ranges = ether.columns(("log_range",))[:, 0]
     assert value["return_6"] == pytest.approx((close[row] - close[row - 6]) / (sigma * np.sqrt(6)))
     assert value["range_48"] == pytest.approx(np.log(ranges[row - 47 : row + 1].mean() / sigma))
     week = ranges[row - 167 : row + 1].mean()
     assert value["range_336"] == pytest.approx(np.log(ranges[row - 335 : row + 1].mean() / week))
     slots = [ranges[row - 24 * day + 1 : row - 24 * day + 5].mean() for day in range(1, 8)]
     assert value["slot_days_4"] == pytest.approx(np.log(np.mean(slots) / week))
-    traded = np.log(KLINES["ETHUSDT"]["volume"].to_numpy()) + np.log(one.prices[:, 1:].mean(axis=1))
+    traded = np.log(KLINES["ETHUSDT"]["volume"].to_numpy()) + np.log(ether.prices[:, 1:].mean(axis=1))
     expected = traded[row - 5 : row + 1].mean() - traded[row - 167 : row + 1].mean()
     assert value["volume_6"] == pytest.approx(expected, abs=1e-6)
     returns = [s.columns(("return_3",))[row, 0] for s in coins]
@@ -91,25 +91,25 @@ def test_columns_are_what_they_are_defined_as(coins):
     assert value["market_spread_24"] == pytest.approx(
         np.log(np.std([s.columns(("return_24",))[row, 0] for s in coins]))
     )
-    own, bitcoin = (s.columns(("log_range_mean_24",))[row, 0] for s in (one, coins[0]))
-    assert value["bitcoin_range_24"] == pytest.approx(bitcoin - own)
+    ethers, bitcoin = (s.columns(("log_range_mean_24",))[row, 0] for s in (ether, coins[0]))
+    assert value["bitcoin_range_24"] == pytest.approx(bitcoin - ethers)
 
 
 def test_the_quarter_of_the_day_is_new_yorks_in_summer_and_winter():
     frame = candles(1, timedelta(minutes=15), 96 * 200)
-    one = Series.from_frame(frame, "BTCUSDT")
+    series = Series.from_frame(frame, "BTCUSDT")
     clock = (frame["open_time"] + timedelta(minutes=15)).dt.convert_time_zone("America/New_York").dt
     expected = clock.hour().cast(pl.Int64) * 4 + clock.minute() // 15
-    np.testing.assert_array_equal(one.columns((QUARTER,))[:, 0], expected.to_numpy())
+    np.testing.assert_array_equal(series.columns((QUARTER,))[:, 0], expected.to_numpy())
 
 
 def test_without_other_coins_or_a_long_past_every_column_has_its_neutral_value():
-    one = Series.from_frame(KLINES["ETHUSDT"].head(400).drop("volume"))
-    found = dict(zip(WIDE_COLUMNS, one.columns(WIDE_COLUMNS).T, strict=True))
-    assert np.isfinite(one.columns(WIDE_COLUMNS)).all()
-    assert (found["no_market"] == 1).all()
-    assert (found["no_long"] == 1).all()
-    assert not any(found[name].any() for name in (*MARKET_COLUMNS, "range_720", "volume_1"))
+    series = Series.from_frame(KLINES["ETHUSDT"].head(400).drop("volume"))
+    columns = dict(zip(WIDE_COLUMNS, series.columns(WIDE_COLUMNS).T, strict=True))
+    assert np.isfinite(series.columns(WIDE_COLUMNS)).all()
+    assert (columns["no_market"] == 1).all()
+    assert (columns["no_long"] == 1).all()
+    assert not any(columns[name].any() for name in (*MARKET_COLUMNS, "range_720", "volume_1"))
 
 
 def test_origins_and_features_are_those_of_a_series_without_wide_columns(coins):
@@ -124,13 +124,17 @@ def test_origins_and_features_are_those_of_a_series_without_wide_columns(coins):
 def test_a_forecast_from_one_coin_alone_is_the_lines_without_columns_of_the_market(coins):
     (line,) = train_fleet(coins, "line", scope="universal", device="cpu", dtype="float64")
     (alone,) = train_fleet(
-        [replace(one, market=None) for one in coins], "line", scope="universal", device="cpu", dtype="float64"
+        [replace(coin, market=None) for coin in coins],
+        "line",
+        scope="universal",
+        device="cpu",
+        dtype="float64",
     )
     origins = coins[1].origins("validation", 1, 10)
     bare = replace(coins[1], market=None)
     with_it, without, other = (
-        predict([model], [one], [origins])[0].quantiles
-        for model, one in ((line, coins[1]), (line, bare), (alone, bare))
+        predict([model], [coin], [origins])[0].quantiles
+        for model, coin in ((line, coins[1]), (line, bare), (alone, bare))
     )
     assert not np.allclose(with_it, without, rtol=1e-3)
     # Linear forecasts of the market's columns give the line on the own columns alone, up to the ridge.
@@ -155,10 +159,10 @@ def test_the_walk_is_near_its_line_after_few_steps(coins):
         train_fleet(coins, name, "smoke", scope="universal", device="cpu")[0] for name in ("line", "walk")
     )
     origins = coins[1].origins("validation", 1, 10)
-    found = [predict([one], [coins[1]], [origins])[0].quantiles for one in (line, walk)]
-    ratio = np.log(found[1][..., -1] / found[0][..., -1])
+    quantiles = [predict([model], [coins[1]], [origins])[0].quantiles for model in (line, walk)]
+    ratio = np.log(quantiles[1][..., -1] / quantiles[0][..., -1])
     assert 0 < np.abs(ratio).mean() < 0.1
-    assert (np.diff(found[1], axis=-1) >= 0).all()
+    assert (np.diff(quantiles[1], axis=-1) >= 0).all()
 
 
 @pytest.mark.parametrize("name", ["line", "walk"])
@@ -171,9 +175,9 @@ def test_columns_of_line_and_walk_cannot_be_changed(name):
 
 
 def test_the_quantiles_are_the_mean_of_its_members(averages, coins):
-    one, origins = averages[0], coins[2].origins("validation", 1, 10)
-    parts = [predict([part], [coins[2]], [origins])[0] for part in one.parts]
-    whole = predict([one], [coins[2]], [origins])[0]
+    average, origins = averages[0], coins[2].origins("validation", 1, 10)
+    parts = [predict([part], [coins[2]], [origins])[0] for part in average.parts]
+    whole = predict([average], [coins[2]], [origins])[0]
     np.testing.assert_allclose(whole.quantiles, (parts[0].quantiles + parts[1].quantiles) / 2, rtol=1e-12)
     assert (np.diff(whole.quantiles, axis=-1) >= 0).all()
     np.testing.assert_array_equal(whole.candle[..., 3], whole.quantiles[..., 9])
@@ -200,9 +204,9 @@ def test_an_average_of_copies_keeps_one_of_a_closed_form_and_is_read_back(averag
 
 def test_members_may_be_any_architectures_that_forecast_prices(coins):
     options = {"scope": "universal", "device": "cpu", "epochs": 1}
-    (one,) = train_fleet(coins, "average", "smoke", members=("gru", "line"), **options)
-    assert one.context == one.parts[0].context > 1
-    assert np.isfinite(one.forecast(coins[0]).candle).all()
+    (average,) = train_fleet(coins, "average", "smoke", members=("gru", "line"), **options)
+    assert average.context == average.parts[0].context > 1
+    assert np.isfinite(average.forecast(coins[0]).candle).all()
 
 
 @pytest.mark.parametrize(

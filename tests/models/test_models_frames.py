@@ -74,12 +74,12 @@ TABLES = {
 def test_every_kind_of_table_gives_the_same_series(kind):
     frame = candles()
     wanted = Series.from_frame(frame, "BTCUSDT", "1h")
-    found = Series.from_frame(TABLES[kind](frame), "BTCUSDT")
-    assert (found.symbol, found.timeframe, found.names) == ("BTCUSDT", "1h", FEATURES)
-    np.testing.assert_array_equal(found.times, wanted.times)
-    np.testing.assert_array_equal(found.features, wanted.features)
-    np.testing.assert_array_equal(found.volatility, wanted.volatility)
-    assert found.spans == wanted.spans
+    series = Series.from_frame(TABLES[kind](frame), "BTCUSDT")
+    assert (series.symbol, series.timeframe, series.names) == ("BTCUSDT", "1h", FEATURES)
+    np.testing.assert_array_equal(series.times, wanted.times)
+    np.testing.assert_array_equal(series.features, wanted.features)
+    np.testing.assert_array_equal(series.volatility, wanted.volatility)
+    assert series.spans == wanted.spans
 
 
 def without(frame, rows):
@@ -146,9 +146,9 @@ def test_a_candle_that_has_not_closed_is_refused_or_dropped():
     now = frame.with_columns(pl.col("open_time") + shift)
     with pytest.raises(ModelError, match="has not come yet"):
         Series.from_frame(now)
-    found = Series.from_frame(now, partial="drop")
-    assert len(found) == 199
-    assert found.end_of(-1) == hour
+    series = Series.from_frame(now, partial="drop")
+    assert len(series) == 199
+    assert series.end_of(-1) == hour
 
 
 @settings(max_examples=25, deadline=None)

@@ -46,10 +46,10 @@ def new_columns(frame):
 
 def test_every_row_is_what_the_model_predicts_there(model):
     frame = candles()
-    found = add_forecasts(frame, "BTC/USDT", "1h", model)
-    pd.testing.assert_frame_equal(found[frame.columns], frame)
-    assert found.index.equals(frame.index)
-    assert list(new_columns(found).columns) == [
+    table = add_forecasts(frame, "BTC/USDT", "1h", model)
+    pd.testing.assert_frame_equal(table[frame.columns], frame)
+    assert table.index.equals(frame.index)
+    assert list(new_columns(table).columns) == [
         f"cpb_{name}_{h}" for h in range(1, 11) for name in ("sigma", *LEVELS)
     ]
     wanted = model.predict(Series.from_frame(frame, "BTCUSDT"), since=model.known_until).to_pandas()
@@ -58,12 +58,12 @@ def test_every_row_is_what_the_model_predicts_there(model):
         rows = wanted[wanted.step == h].set_index("issued_at").reindex(issued)
         for name in LEVELS:
             np.testing.assert_allclose(
-                found[f"cpb_{name}_{h}"], rows[name].to_numpy(), rtol=6e-6
+                table[f"cpb_{name}_{h}"], rows[name].to_numpy(), rtol=6e-6
             )  # six digits
-    known = issued >= model.known_until
-    assert 400 < known.sum() < 1000
-    np.testing.assert_array_equal(new_columns(found).notna().all(axis=1), known)
-    np.testing.assert_array_equal(new_columns(found).isna().all(axis=1), ~known)
+    unseen = issued >= model.known_until
+    assert 400 < unseen.sum() < 1000
+    np.testing.assert_array_equal(new_columns(table).notna().all(axis=1), unseen)
+    np.testing.assert_array_equal(new_columns(table).isna().all(axis=1), ~unseen)
 
 
 def test_the_past_of_a_row_decides_it_and_nothing_else_to_the_last_bit(model):
@@ -91,10 +91,10 @@ def test_a_model_that_does_not_say_what_it_knows_is_refused(quick):
 
 
 def test_steps_are_chosen_and_columns_replaced(quick):
-    found = add_forecasts(candles(), "BTC/USDT", "1h", quick, steps=[10, 2])
-    assert list(new_columns(found).columns[::20]) == ["cpb_sigma_10", "cpb_sigma_2"]
-    again = add_forecasts(found, "BTC/USDT", "1h", quick, steps=[10, 2])
-    pd.testing.assert_frame_equal(again, found)
+    table = add_forecasts(candles(), "BTC/USDT", "1h", quick, steps=[10, 2])
+    assert list(new_columns(table).columns[::20]) == ["cpb_sigma_10", "cpb_sigma_2"]
+    again = add_forecasts(table, "BTC/USDT", "1h", quick, steps=[10, 2])
+    pd.testing.assert_frame_equal(again, table)
     for wrong in ([0], [11], [1.5], []):
         with pytest.raises(ModelError, match="from 1 to 10"):
             add_forecasts(candles(), "BTC/USDT", "1h", quick, steps=wrong)
@@ -110,9 +110,9 @@ def test_a_folder_is_read_once(quick, tmp_path, monkeypatch):
     adapter._load.cache_clear()
     monkeypatch.setattr(adapter, "load", lambda path: reads.append(path) or load(path))
     for _ in range(3):
-        found = add_forecasts(candles(), "BTC/USDT", "1h", folder)
+        table = add_forecasts(candles(), "BTC/USDT", "1h", folder)
     assert len(reads) == 1
-    pd.testing.assert_frame_equal(found, add_forecasts(candles(), "BTC/USDT", "1h", quick))
+    pd.testing.assert_frame_equal(table, add_forecasts(candles(), "BTC/USDT", "1h", quick))
     with pytest.raises(ModelError, match="missing"):
         add_forecasts(candles(), "BTC/USDT", "1h", tmp_path / "nothing")
 
@@ -121,25 +121,25 @@ def test_live_tables_that_are_short_damaged_or_unfinished_give_nan_and_no_error(
     frame = candles()
     with caplog.at_level(logging.WARNING):
         for rows in (0, 1, 20, 900):
-            found = add_forecasts(frame[:rows], "BTC/USDT", "1h", quick)
-            assert len(found) == rows
-            assert new_columns(found).isna().all(axis=None)
+            table = add_forecasts(frame[:rows], "BTC/USDT", "1h", quick)
+            assert len(table) == rows
+            assert new_columns(table).isna().all(axis=None)
     assert [r.getMessage().count("no forecast in these") for r in caplog.records] == [1, 1, 1, 1]
 
     hour = pd.Timestamp.now(tz="UTC").floor("h")
     live = frame.assign(date=frame["date"] + (hour - frame["date"].iloc[-1]))
-    found = add_forecasts(live, "BTC/USDT", "1h", quick)
-    assert new_columns(found).iloc[-1].isna().all()  # has not closed
-    assert new_columns(found).iloc[-2].notna().all()
+    table = add_forecasts(live, "BTC/USDT", "1h", quick)
+    assert new_columns(table).iloc[-1].isna().all()  # has not closed
+    assert new_columns(table).iloc[-2].notna().all()
 
     for column, value in {"low": -1.0, "close": np.nan, "high": 1e-9, "volume": np.nan}.items():
         broken = frame.copy()
         broken.loc[1200, column] = value
-        found = new_columns(add_forecasts(broken, "BTC/USDT", "1h", quick))
-        assert found.loc[1200:1360].isna().all(axis=None)  # rolling windows of a week
-        assert found.loc[1400:].notna().all(axis=None)
+        table = new_columns(add_forecasts(broken, "BTC/USDT", "1h", quick))
+        assert table.loc[1200:1360].isna().all(axis=None)  # rolling windows of a week
+        assert table.loc[1400:].notna().all(axis=None)
         whole = new_columns(add_forecasts(frame, "BTC/USDT", "1h", quick))
-        pd.testing.assert_frame_equal(found.loc[:1199], whole.loc[:1199])
+        pd.testing.assert_frame_equal(table.loc[:1199], whole.loc[:1199])
 
 
 def test_sigma_is_the_standard_deviation_of_a_normal_and_half_a_68_percent_band_of_others():
@@ -189,11 +189,11 @@ def test_models_lie_by_symbol_and_timeframe_or_one_serves_all(quick, tmp_path):
     strategy = Strategy(None)
     strategy.config = {"user_data_dir": tmp_path}
     quick.save(tmp_path / "cpb" / "BTCUSDT" / "1h")
-    found = strategy.add_forecasts(candles(), {"pair": "BTC/USDT:USDT"})
-    assert list(new_columns(found).columns) == [f"cpb_{name}_10" for name in ("sigma", *LEVELS)]
+    table = strategy.add_forecasts(candles(), {"pair": "BTC/USDT:USDT"})
+    assert list(new_columns(table).columns) == [f"cpb_{name}_10" for name in ("sigma", *LEVELS)]
     with pytest.raises(ModelError, match="ETHUSDT"):
         strategy.add_forecasts(candles(), {"pair": "ETH/USDT"})
     quick.save(tmp_path / "one")
     strategy.cpb_models = tmp_path / "one"
-    pd.testing.assert_frame_equal(strategy.add_forecasts(candles(), {"pair": "ETH/USDT"}), found)
+    pd.testing.assert_frame_equal(strategy.add_forecasts(candles(), {"pair": "ETH/USDT"}), table)
     assert quick.known_until < datetime(2025, 1, 1, tzinfo=UTC)

@@ -57,10 +57,10 @@ def test_any_folder_of_the_library_is_a_model_with_an_mlmodel_beside_it(tmp_path
     opened = pd.date_range("2024-01-01", periods=700, freq="h")
     frame = pd.DataFrame(walk().prices, columns=["open", "high", "low", "close"]).assign(open_time=opened)
 
-    found = mlflow.pyfunc.load_model(str(tmp_path)).predict(frame)
+    rows = mlflow.pyfunc.load_model(str(tmp_path)).predict(frame)
 
     aware = frame.assign(open_time=opened.tz_localize("UTC"))
-    np.testing.assert_array_equal(found["q50"], member.forecast(Series.from_frame(aware)).close[0.5])
+    np.testing.assert_array_equal(rows["q50"], member.forecast(Series.from_frame(aware)).close[0.5])
 
 
 def test_the_signature_needs_no_torch():

@@ -104,7 +104,7 @@ def test_returns_are_compared_at_equal_times_and_a_leap_is_none(coins):
         for name in ("open", "high", "low", "close")
     ).with_columns(PRICES * pl.Series(np.where(rows < 900, 1000.0, 1.0)))
     gone = table.filter(pl.Series((rows < 1100) | (rows > 1105)))
-    forecasts = [member.forecast(Series.from_frame(one, "X")) for one in (first, gone)]
+    forecasts = [member.forecast(Series.from_frame(table, "X")) for table in (first, gone)]
     assert between(paths(forecasts, 4000, seed=1), 0, 1).min() > 0.98
 
 

@@ -68,8 +68,8 @@ def test_an_unknown_name_is_refused_with_the_choices():
 
 def test_presets_of_all_architectures_stand_beside_the_common_ones():
     assert list(cpbmodels.PRESETS)[: len(COMMON_PRESETS)] == list(COMMON_PRESETS)
-    own = {name for one in architectures() for name in architecture(one).presets}
-    assert set(cpbmodels.PRESETS) == own | set(COMMON_PRESETS)
+    special = {name for name in architectures() for name in architecture(name).presets}
+    assert set(cpbmodels.PRESETS) == special | set(COMMON_PRESETS)
 
 
 USE_TCN = """
@@ -96,11 +96,11 @@ def test_an_architecture_of_another_package_trains_saves_and_loads(tmp_path):
     install(site, "toy-arch", {"tcn": "toy_tcn:Tcn"}, toy_tcn=TCN)
     done = python(USE_TCN.format(folder=str(folder)), site)
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["names"] == [*BUILT_IN, "tcn"]
-    assert found["info"] == [False, False, [], "default", "toy-arch 1.2"]
-    assert found["layers"] == 4
-    assert found["no_effect"] == 1
+    report = json.loads(done.stdout)
+    assert report["names"] == [*BUILT_IN, "tcn"]
+    assert report["info"] == [False, False, [], "default", "toy-arch 1.2"]
+    assert report["layers"] == 4
+    assert report["no_effect"] == 1
     with pytest.raises(ModelError, match=f"'tcn', which is not installed here.*{ENTRY_POINT_GROUP}"):
         load(folder)
 
@@ -133,8 +133,8 @@ def test_broken_packages_are_named_and_break_nothing_else(tmp_path):
     install(tmp_path / "g", "twice-b", {"five": "toy_tcn:Tcn"})
     done = python(BROKEN, *sorted(tmp_path.iterdir()))
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["usable"] == [*BUILT_IN, "good"]
+    report = json.loads(done.stdout)
+    assert report["usable"] == [*BUILT_IN, "good"]
     says = {
         "one": ("missing-module 1.2", "no_such_module"),
         "two": ("no-class 1.2", "not a subclass"),
@@ -142,15 +142,15 @@ def test_broken_packages_are_named_and_break_nothing_else(tmp_path):
         "four": ("bad-spec 1.2", "sizes that do not exist: depth"),
         "five": ("twice-a 1.2 and twice-b 1.2",),
     }
-    assert found["errors"].keys() == says.keys()
+    assert report["errors"].keys() == says.keys()
     for name, words in says.items():
-        assert all(word in found["errors"][name] for word in (name, *words)), found["errors"][name]
-        assert "uninstall" in found["errors"][name]
-    (collision,) = set(found["problems"]) - set(found["errors"].values())
+        assert all(word in report["errors"][name] for word in (name, *words)), report["errors"][name]
+        assert "uninstall" in report["errors"][name]
+    (collision,) = set(report["problems"]) - set(report["errors"].values())
     assert "same-name 1.2" in collision
     assert "'gru'" in collision
     assert collision in done.stderr  # a warning: cpbmodels keeps its own
-    assert len(found["problems"]) == 6
+    assert len(report["problems"]) == 6
 
 
 @pytest.mark.parametrize(

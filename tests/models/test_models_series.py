@@ -98,25 +98,25 @@ def leaping(factor, past, reader, rows=900, leap=450):
 @pytest.mark.parametrize("reader", ["arrays", "table"])
 @pytest.mark.parametrize("factor", [1000, 1 / 1000, 10, 1 / 10, 2, 1 / 2])
 def test_nothing_reads_across_a_leap_of_the_price_level(factor, reader):
-    (one, leap), (other, _) = (leaping(factor, past, reader) for past in (1, 2))
-    assert np.flatnonzero(np.diff(one.segments)).tolist() == [leap - 1]
-    names = one.names if reader == "arrays" else (*one.names, *WIDE_COLUMNS)
+    (series, leap), (other, _) = (leaping(factor, past, reader) for past in (1, 2))
+    assert np.flatnonzero(np.diff(series.segments)).tolist() == [leap - 1]
+    names = series.names if reader == "arrays" else (*series.names, *WIDE_COLUMNS)
     for read in (lambda s: s.columns(names), lambda s: s.volatility, lambda s: s.usable(30, 10)):
-        np.testing.assert_allclose(read(one)[leap:], read(other)[leap:], rtol=1e-9, atol=1e-9)
-    assert np.isfinite(one.columns(("r_close",))[leap + 1 :]).all()
-    origins = np.flatnonzero(one.usable(30, 10))
+        np.testing.assert_allclose(read(series)[leap:], read(other)[leap:], rtol=1e-9, atol=1e-9)
+    assert np.isfinite(series.columns(("r_close",))[leap + 1 :]).all()
+    origins = np.flatnonzero(series.usable(30, 10))
     assert not ((origins >= leap - 10) & (origins < leap + 29)).any()
-    for whole in (one, other):  # the windows of all architectures, and the closed form's targets
+    for whole in (series, other):  # the windows of all architectures, and the closed form's targets
         assert np.abs(np.log(whole.prices[origins + 10, 3] / whole.prices[origins, 3])).max() < np.log(1.5)
 
 
 def test_what_is_learnt_after_a_leap_does_not_depend_on_what_came_before():
     pair = [leaping(1000, past, "table")[0] for past in (1, 2)]
-    pair = [replace(one, spans={"train": (450, 700), "validation": (740, 900)}) for one in pair]
+    pair = [replace(first, spans={"train": (450, 700), "validation": (740, 900)}) for first in pair]
     for architecture in ("robust-har", "gru", "line"):
-        one, other = train_fleet(pair, architecture, "smoke", seeds=[0, 0], device="cpu", epochs=1)
-        np.testing.assert_allclose(one.rows, other.rows, rtol=1e-4, atol=1e-6)
-        np.testing.assert_allclose(one.forecast(pair[0]).close, other.forecast(pair[1]).close, rtol=1e-5)
+        first, other = train_fleet(pair, architecture, "smoke", seeds=[0, 0], device="cpu", epochs=1)
+        np.testing.assert_allclose(first.rows, other.rows, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(first.forecast(pair[0]).close, other.forecast(pair[1]).close, rtol=1e-5)
 
 
 def test_shortly_after_a_leap_there_is_no_forecast():
