@@ -202,7 +202,7 @@ class _Forced(torch.autograd.Function):
         return torch.where(forced, truth, median)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (forced,) = ctx.saved_tensors
         return torch.where(forced, _zero(grad.dtype, grad.device), grad), None, None
 

@@ -96,7 +96,7 @@ class _GruCell(torch.autograd.Function):
         return torch.lerp(n, h, z)  # n + z * (h - n): one kernel for (1 - z) * n + z * h
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """From d = dL/dh' [K, B, H], with pre-activations a_r, a_z, a_n (the arguments of the functions above):
 
             da_n = d * (1 - z) * (1 - n^2)         da_r = da_n * g_n * r * (1 - r)
@@ -221,7 +221,7 @@ class _LinearWeight(torch.autograd.Function):
         return weight.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor | None, None]:
         shared = ctx.shared
         x, grad = torch.cat(shared.inputs, 1), torch.cat(shared.grads, 1)  # [K, S x N, in], [K, S x N, out]
         shared.inputs, shared.grads = [], []
@@ -239,7 +239,7 @@ class _LinearUse(torch.autograd.Function):
         return shared(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor, None]:
         x, token = ctx.saved_tensors
         ctx.shared.inputs.append(x.detach())
         ctx.shared.grads.append(grad)
@@ -287,7 +287,7 @@ class _AttentionMemory(torch.autograd.Function):
         return keys.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, Tensor, None]:
         shared = ctx.shared
         query, d_scores, shares, grad = (torch.cat(part, 1) for part in zip(*shared.stored, strict=True))
         shared.stored = []
@@ -306,7 +306,7 @@ class _AttentionUse(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         query, shares, token = ctx.saved_tensors
         shared = ctx.shared
         d_shares = torch.bmm(grad, shared.values.transpose(1, 2))
@@ -358,7 +358,7 @@ class _LstmWeight(torch.autograd.Function):
         return w_ih.new_empty(0)
 
     @staticmethod
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, ...]:
         shared = ctx.shared
         both, grad = (torch.cat(part, 1) for part in zip(*shared.stored, strict=True))
         shared.stored = []
@@ -378,7 +378,7 @@ class _LstmUse(torch.autograd.Function):
         return next_h, next_c
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor | None, ...]:
         both, token, *saved = ctx.saved_tensors
         d_gates, d_c = lstm_gates_backward(grad, grad_c, *saved)
         ctx.shared.stored.append((both, d_gates))

@@ -244,7 +244,7 @@ class _PointFeedback(torch.autograd.Function):
         return torch.where(wicks, F.softplus(shifted), raw)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         shifted, wicks = ctx.saved_tensors
         return torch.where(wicks, softplus_backward(grad, shifted, 1, 20), grad), None
 

@@ -154,7 +154,7 @@ class _SoftmaxBf16(torch.autograd.Function):
         return shares
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (shares,) = ctx.saved_tensors
         weighted = grad * shares
         return torch.addcmul(weighted, shares, weighted.sum(-1, keepdim=True), value=-1)

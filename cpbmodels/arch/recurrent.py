@@ -108,7 +108,7 @@ class GruSequence(torch.autograd.Function):
         return out[:, 1:]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of gates, w_hh and b_hh from those of the states, grad [K, T, B, H].
 
         With dh_t the whole gradient of state t and (w_r, w_z, w_n) the blocks of w_hh, one step is
@@ -174,7 +174,7 @@ class GruFused(torch.autograd.Function):
         return out[:, 1:]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Gradients of gates, w_hh and b_hh from those of the states, grad [K, T, B, H].
 
         The cell's backward kernel gives those of both kinds of gates and the part of dL/dh_{t-1} that bypasses the
@@ -228,7 +228,7 @@ class LstmSequence(torch.autograd.Function):
         return saved[0][:, 1:], c[T]
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of gates and w_hh from those of the states, grad [K, T, B, H], and of the last cell state.
 
         With dh_t and dc_t the whole gradients of state and cell state t, one step is
@@ -295,7 +295,7 @@ class LstmFused(torch.autograd.Function):
         return out[:, 1:], cells[-1].view(K, B, H)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor, grad_c: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of gates and w_hh from those of the states, grad [K, T, B, H], and of the last cell state.
 
         dL/dh_{t-1} is grad_{t-1} and (gradient of the gates) w_hh, added in place.

@@ -70,7 +70,7 @@ class Graphs:
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """The one stream of this process for captures: cuBLAS keeps a workspace (8 to 32 MB) per stream for good."""
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    return torch.cuda.Stream(device)
 
 
 class StepRunner:

@@ -166,7 +166,7 @@ class _SelfAttention(torch.autograd.Function):
         return _attend(qkv.chunk(3, -1), bias.chunk(3, -1), T, heads, causal)
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         qkv, bias = ctx.saved_tensors
         d_qkv, part = torch.empty_like(qkv), partial_sums(qkv, qkv.shape[1] // ctx.sizes[0])
         given, grads, parts = (tensor.chunk(3, -1) for tensor in (qkv, d_qkv, part))
@@ -190,7 +190,7 @@ class _CrossAttention(torch.autograd.Function):
         return _attend((q, *kv.chunk(2, -1)), (bias_q, *bias_kv.chunk(2, -1)), *ctx.sizes)
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, bias_q, kv, bias_kv = ctx.saved_tensors
         # d_kv is dense, whatever lies between the rows of kv: `_Memories` multiplies it layer by layer.
         d_q, d_kv = torch.empty_like(q), torch.empty(kv.shape, device=q.device, dtype=q.dtype)

@@ -105,9 +105,7 @@ class _AddNorm(torch.autograd.Function):
         return total if ctx.adds else x.view_as(x), normed
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: Any, d_total: Tensor | None, d_normed: Tensor
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, d_total: Tensor | None, d_normed: Tensor) -> tuple[Tensor | None, ...]:
         (total,) = ctx.saved_tensors
         K, N, D = total.shape
         d_x, d_normed = torch.empty_like(total), d_normed.contiguous()
@@ -173,7 +171,7 @@ class _BiasGelu(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, Tensor]:
         x, bias = ctx.saved_tensors
         K, N, D = x.shape
         d_x = torch.empty_like(x)

@@ -315,7 +315,7 @@ class _GruSteps(torch.autograd.Function):
         return decoder.raw.detach()  # else the node would hold its own output, a cycle
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         decoder, weights = ctx.decoder, ctx.weights
         K, B, S, H = decoder.K, decoder.B, decoder.S, decoder.H
         grad, d_scores = grad.contiguous(), torch.empty_like(decoder.shares)
@@ -396,7 +396,7 @@ class _LstmSteps(torch.autograd.Function):
         return decoder.raw.detach()  # else the node would hold its own output, a cycle
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         decoder, weights, cells = ctx.decoder, ctx.weights, ctx.cells
         K, B, S, H = decoder.K, decoder.B, decoder.S, decoder.H
         grad, d_scores = grad.contiguous(), torch.empty_like(decoder.shares)

@@ -93,7 +93,7 @@ class _Dropout(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor, None, None]:
         (key,) = ctx.saved_tensors
         d_out = d_out.contiguous()
         _run(d_out, ctx.rate, key, d_x := torch.empty_like(d_out))

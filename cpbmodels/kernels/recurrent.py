@@ -436,7 +436,7 @@ class _GruLayer(torch.autograd.Function):
         return states
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
         states, acts, w_hh = ctx.saved_tensors
         K, T, B, H = states.shape
         grad = grad.contiguous()

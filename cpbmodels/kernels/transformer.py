@@ -115,7 +115,7 @@ class _Memories(torch.autograd.Function):
         return torch.bmm(encoded, weight).chunk(layers, -1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Products layer by layer, without copying the layers' gradients beside each other."""
         encoded, weight = ctx.saved_tensors
         parts, d_weight = weight.chunk(len(grads), -1), weight.new_empty(weight.shape)
