@@ -46,9 +46,7 @@ class JudgedMetrics(Record):
         """Return them from a member's metrics (`test_…`)."""
         return cls(
             n=int(metrics["test_n"]),
-            crps_ratio=metrics["test_crps_ratio"],
-            crps_ratio_low=metrics["test_crps_ratio_low"],
-            crps_ratio_high=metrics["test_crps_ratio_high"],
+            **{f"crps_ratio{end}": metrics[f"test_crps_ratio{end}"] for end in ("", "_low", "_high")},
             tail_ratio=metrics["test_tail_pinball_ratio"],
             coverage={band: metrics[f"test_coverage_{band}"] for band in BANDS},
             coverage_step_1=dict(coverage_step_1),

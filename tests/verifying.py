@@ -7,12 +7,12 @@ def of_kind(kind):
     """Return a function that checks one kind in a home, and returns what is damaged."""
 
     def check(home, market="spot", seen=lambda _path: None, **more):
-        found = []
+        damages = []
         for path, fault, command in KINDS[kind](home, market, **more):
             damage = damage_at(home, path, fault, command)
             seen(path)
-            found += [damage] if damage else []
-        return found
+            damages += [damage] if damage else []
+        return damages
 
     return check
 

@@ -52,7 +52,7 @@ from tasks.forecasting.months import (
     parse_rows,
 )
 from tasks.running.parallel import run_each, thread_pool
-from tasks.storage.files import DiskFull, is_disk_full, rename, sync, write_bytes
+from tasks.storage.files import DiskFull, is_disk_full, sync, write_bytes
 from tasks.storage.locks import locked
 from tasks.storage.records import warn_once
 
@@ -259,7 +259,8 @@ def _put_in_place(home: Path, market: str, line: Line) -> None:
 def _rename(path: Path, sha256: str) -> None:
     """Rename a draft into its place, unless that is done."""
     if (draft := _draft_of(path, sha256)).exists():
-        rename(draft, path)
+        draft.replace(path)
+        sync(path.parent)
 
 
 def _append_line(chain: Path, line: bytes) -> None:

@@ -57,54 +57,39 @@ def issue_forecasts(scope: Scope, champions: Sequence[Champion]) -> ForecastBatc
 
     A series without a usable reference (code `reference`) is still forecast; its rows have null reference columns.
     """
-    rows, failures = _forecasts(scope, champions)
-    stored, more = store_batch(scope.home, "forecasts", rows)
+    failures: list[Failure] = []
+    readers = [market_key(champion.series) for champion in champions if _reads_market(champion)]
+    markets = newest_markets(scope.home, readers, since=scope.since, as_of=scope.as_of)
+
+    def rows_of(champion: Champion) -> pl.DataFrame | None:
+        reference = None
+        try:
+            try:
+                reference = reference_of(champion.series, champion.folder)
+            except MemberError as error:  # a forecast without reference is better than none
+                failures.append(failure(champion.series, "forecast", error))
+            rows = _forecast(champion, scope, reference, markets.get(market_key(champion.series)))
+            config = read_config(champion.folder)
+            _check_unlearnt(champion, config.learnt_until, rows["issued_at"][0])
+            note_version(scope.home, champion.series, champion.model_version, str(recipe_of(config)))
+        except ANY_ERROR as error:
+            failures.append(failure(champion.series, "forecast", error))
+            return None
+        return rows
+
+    # A thread per core: reading candles, computing columns and inference release the GIL.
+    made = run_each([partial(rows_of, champion) for champion in champions], workers=usable_cores())
+    failures.sort(key=lambda failed: str(failed.series))
+    batch = {
+        c.series: rows for c, rows in zip(champions, made, strict=True) if isinstance(rows, pl.DataFrame)
+    }
+    stored, more = store_batch(scope.home, "forecasts", batch)
     return ForecastBatch(
         rows=sum(stored.values()),
-        standing=sum(len(rows[series]) for series in stored),
+        standing=sum(len(batch[series]) for series in stored),
         series=tuple(stored),
         failures=(*failures, *more),
     )
-
-
-def _forecasts(
-    scope: Scope, models: Sequence[Champion]
-) -> tuple[dict[SeriesId, pl.DataFrame], list[Failure]]:
-    """Return the rows of each model's forecast, and the failures."""
-    rows: dict[SeriesId, pl.DataFrame] = {}
-    failures: list[Failure] = []
-    reading = [market_key(model.series) for model in models if _reads_market(model)]
-    of_market = newest_markets(scope.home, reading, since=scope.since, as_of=scope.as_of)
-
-    def of(model: Champion) -> tuple[pl.DataFrame | None, list[Failure]]:
-        made, reference, problems = None, None, list[Failure]()
-        try:
-            try:
-                reference = reference_of(model.series, model.folder)
-            except MemberError as error:  # a forecast without reference is better than none
-                problems.append(failure(model.series, "forecast", error))
-            forecast = forecast_with(
-                cpbmodels.load(model.folder), model.series, model.model_version, scope,
-                reference=reference, market=of_market.get(market_key(model.series)),
-            )  # fmt: skip
-            config = read_config(model.folder)
-            _check_unlearnt(model, config.learnt_until, forecast["issued_at"][0])
-            made = forecast
-            note_version(scope.home, model.series, model.model_version, str(recipe_of(config)))
-        except ANY_ERROR as error:
-            problems.append(failure(model.series, "forecast", error))
-        return made, problems
-
-    # A thread per core: reading candles, computing columns and inference release the GIL.
-    found = run_each([partial(of, model) for model in models], workers=usable_cores())
-    for model, outcome in zip(models, found, strict=True):
-        if isinstance(outcome, Exception):
-            raise outcome
-        made, problems = outcome
-        if made is not None:
-            rows[model.series] = made
-        failures += problems
-    return rows, failures
 
 
 def store_batch(
@@ -114,7 +99,6 @@ def store_batch(
     step: Step = "forecast" if kind == "forecasts" else "score"
     stored: dict[SeriesId, int] = {}
     failures: list[Failure] = []
-
     for market in dict.fromkeys(series.market for series in rows):
         batch = {series: frame for series, frame in rows.items() if series.market == market}
         for series, new in append(home, market, kind, batch).items():
@@ -127,8 +111,8 @@ def store_batch(
 
 def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
     """Return the failure of one series; an unexpected error is also logged with its traceback."""
-    known = error if isinstance(error, cpbmodels.ModelError) else as_error(series, error)
-    return Failure.of(series, step, known)
+    reason = error if isinstance(error, cpbmodels.ModelError) else as_error(series, error)
+    return Failure.of(series, step, reason)
 
 
 LOCK, _VERSIONS = ".lock", "versions.json"
@@ -172,16 +156,10 @@ def _check_unlearnt(champion: Champion, learnt_until: datetime | None, issued_at
         )  # fmt: skip
 
 
-def forecast_with(
-    model: cpbmodels.Member,
-    wanted: SeriesId,
-    model_version: str,
-    scope: Scope,
-    *,
-    reference: Reference | None = None,
-    market: Market | None = None,
+def _forecast(
+    champion: Champion, scope: Scope, reference: Reference | None, market: Market | None
 ) -> pl.DataFrame:
-    """Return a model's forecast from the newest stored candles of a series, as rows of the contract.
+    """Return a model's forecast from the newest stored candles of its series, as rows of the contract.
 
     Args:
         reference: the model's reference; the rows contain its quantiles for the same origin, null without a reference.
@@ -191,20 +169,20 @@ def forecast_with(
         MemberError: there are no candles in the scope.
         ModelError: too few candles for the model, or its forecast is not finite.
     """
-    series = newest_series(scope.home, wanted, since=scope.since, as_of=scope.as_of)
+    series = newest_series(scope.home, champion.series, since=scope.since, as_of=scope.as_of)
     if market is not None:
         series = replace(series, market=market)
-    forecast = model.forecast(series, go_back=True)  # after a gap: the forecast before it is already stored
+    # after a gap: the forecast before it is already stored
+    forecast = cpbmodels.load(champion.folder).forecast(series, go_back=True)
+    row, horizon = forecast.issued_row, len(forecast.candle)
     return contract_rows(
-        wanted,
-        model_version,
-        issued_at=series.end_of(forecast.issued_row),
+        champion.series,
+        champion.model_version,
+        issued_at=series.end_of(row),
         close=np.stack([forecast.close[q] for q in cpbmodels.QUANTILES]),
         candle=forecast.candle,
         last_close=forecast.last_close,
-        reference=reference_prices(reference, series, forecast.issued_row, len(forecast.candle))
-        if reference
-        else None,
+        reference=reference_prices(reference, series, row, horizon) if reference else None,
     )
 
 
@@ -217,9 +195,8 @@ def contract_rows(
     last_close: float,
     *,
     reference: np.ndarray | None = None,
-    made_at: datetime | None = None,
 ) -> pl.DataFrame:
-    """Return one forecast as rows of the contract, steps 1 … H.
+    """Return one forecast as rows of the contract, steps 1 … H; `made_at` is null, and set by `append`.
 
     Args:
         model_version: registered model and version, `cpb-BTCUSDT-1h/3`.
@@ -228,7 +205,6 @@ def contract_rows(
         candle: float64 [H, 4], the median candle's open, high, low, close, in prices.
         last_close: close of the last candle used.
         reference: float64 [19, H], the close's quantiles by the random walk from the same origin, in prices.
-        made_at: UTC time of storing; default null, which `append` replaces by the current time.
 
     Raises:
         ValueError: the arrays' shapes do not match.
@@ -245,7 +221,7 @@ def contract_rows(
         model_version=pl.lit(model_version),
         last_close=pl.lit(float(last_close)),
         role=pl.lit(CHAMPION),
-        made_at=pl.lit(made_at),
+        made_at=pl.lit(None),  # set when it is stored
         **{
             name: pl.lit(None) if reference is None else pl.Series(np.asarray(reference, np.float64)[i])
             for i, name in enumerate(REFERENCE_COLUMNS)
@@ -261,8 +237,8 @@ def reference_of(series: SeriesId, folder: Path) -> Reference:
         MemberError: (code `reference`) the folder has no reference, or a damaged reference.
     """
     try:
-        if known := read_reference(folder):
-            return known
+        if reference := read_reference(folder):
+            return reference
     except DamagedError as error:
         raise _unusable(series, str(error)) from error
     raise _unusable(series, "its model has no record of its reference")

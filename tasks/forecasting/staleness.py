@@ -80,20 +80,14 @@ def find_stale(
         leader = max(close for other, (close, _) in newest.items() if other.market == s.market)
         if leader - closed > STOPPED_AFTER:
             continue
-        oldest = oldest_allowed(s, now, live) - grace
+        # Candles from the REST API are there as soon as they close, those of a day's file hours after the day's end.
+        day = (now - PUBLISHING_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
+        oldest = (now if live else day) - INTERVALS_ALLOWED * timedelta(seconds=s.seconds) - grace
         if closed < oldest:
             stale.append(Stale(s, "candle", closed, now - closed))
         elif (issued := latest(home, s, now)["issued_at"].max()) and issued < oldest:  # type: ignore[operator]
             stale.append(Stale(s, "forecast", issued, now - issued))  # type: ignore[arg-type, operator]
     return stale
-
-
-def oldest_allowed(series: SeriesId, now: datetime, live: bool) -> datetime:
-    """Return the earliest allowed close of a series' newest candle; `live`: it came from the REST API."""
-    published = now
-    if not live:
-        published = (now - PUBLISHING_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
-    return published - INTERVALS_ALLOWED * timedelta(seconds=series.seconds)
 
 
 def newest_month(home: Path, series: SeriesId, until: datetime | None) -> datetime | None:

@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import stat
 import time
@@ -147,12 +146,6 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def rename(path: Path, final: Path) -> None:
-    """Rename a synced file within its folder; a power failure leaves either the old or the new name."""
-    path.replace(final)
-    sync(final.parent)
-
-
 def is_disk_full(error: BaseException) -> bool:
     """Whether an error means that the disk is full; polars and SQLite report it in their text only."""
     number = getattr(error, "errno", None)
@@ -248,8 +241,6 @@ def draft_name(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
 
 
-_VERSION_TEXT = re.compile(rb"\d{1,9}\s*")
-
 VERSION = "2"
 VERSION_FILE = "cpb-version"
 
@@ -258,15 +249,16 @@ def check_home(folder: Path) -> Path:
     """Return the folder if this version can use it as home, or if it does not exist yet.
 
     Raises:
-        CpbError: another version of cpb wrote there (`home-version`), or its version file is damaged.
+        CpbError: another version of cpb wrote there (`home-version`).
     """
-    version = version_of(folder)
-    if version not in ("", VERSION):
-        raise CpbError(
-            f"{folder} was written by another version of cpb (its {VERSION_FILE} says {version}, this version reads "
-            f"{VERSION}): set CPB_HOME to another folder, or use the version that wrote it",
-            code="home-version", field="CPB_HOME",
-        )  # fmt: skip
+    with suppress(FileNotFoundError, NotADirectoryError):
+        version = (folder / VERSION_FILE).read_bytes()[:20]
+        if version.strip() != VERSION.encode():
+            raise CpbError(
+                f"{folder} was written by another version of cpb (its {VERSION_FILE} holds {version!r}, this version "
+                f"reads {VERSION}): set CPB_HOME to another folder, or use the version that wrote it",
+                code="home-version", field="CPB_HOME",
+            )  # fmt: skip
     return folder
 
 
@@ -292,28 +284,8 @@ def stored_home() -> Path:
 
 def mark_home(folder: Path) -> None:
     """Write the version to a home without a version, before anything else is stored there."""
-    if not version_of(folder):
+    if not (folder / VERSION_FILE).exists():
         write_bytes(folder / VERSION_FILE, f"{VERSION}\n".encode())
-
-
-def version_of(folder: Path) -> str:
-    """Return the version of a home, "" if nothing is stored yet.
-
-    Raises:
-        CpbError: the file holds anything but a number (`home-damaged`).
-    """
-    path = folder / VERSION_FILE
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-    if not _VERSION_TEXT.fullmatch(content):
-        raise CpbError(
-            f"{path} is damaged: it holds {content[:20]!r} instead of a number; if this version of cpb wrote that "
-            f"home, repair it with `echo {VERSION} > {shlex.quote(str(path))}`, then check the rest with `cpb verify`",
-            code="home-damaged", field="CPB_HOME",
-        )  # fmt: skip
-    return content.decode().strip()
 
 
 _SECRET = re.compile(

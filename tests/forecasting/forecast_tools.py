@@ -35,7 +35,8 @@ def rows_at(hours=0, last=8.25e-6, series=PEPE, version=1, horizon=10, made_at=L
     close = last * np.exp(np.linspace(-1.6, 1.6, 19)[:, None] * spread)
     candle = np.stack([close[9], close[9] * 1.01, close[9] * 0.99, close[9]], axis=1)
     model = f"{series.registered}/{version}"
-    return contract_rows(series, model, START + hours * HOUR, close, candle, last, made_at=made_at)
+    rows = contract_rows(series, model, START + hours * HOUR, close, candle, last)
+    return rows.with_columns(made_at=pl.lit(made_at, rows.schema["made_at"]))
 
 
 def write_candles(home, closes, series=PEPE, first=START, tree="klines", name=None):

@@ -90,9 +90,9 @@ def filled(home, days, series=PEPE, **options):
 
 
 def looked(home, now, *champions):
-    found = check_drift(scope(home, now), champions or [champion(home)])
-    assert found.failures == ()
-    return found.alarms[0]
+    watching = check_drift(scope(home, now), champions or [champion(home)])
+    assert watching.failures == ()
+    return watching.alarms[0]
 
 
 def rows_of(home, series=PEPE):
@@ -117,9 +117,9 @@ def test_a_market_that_moves_is_no_fault_of_the_model(tmp_path):
     moving = PROMISE.model_copy(update={"coverage_step_1": {50: 0.8, 80: 0.97, 90: 0.99}})
     moving = moving.model_copy(update={"reference_coverage_step_1": moving.coverage_step_1})
     now = filled(tmp_path, 20)
-    found = looked(tmp_path, now, champion(tmp_path, promised=moving))
-    assert read_watch(tmp_path, "spot").series[PEPE.name].bands > found.threshold
-    assert (found.state, found.forecasts) == ("fine", 480)
+    alarm = looked(tmp_path, now, champion(tmp_path, promised=moving))
+    assert read_watch(tmp_path, "spot").series[PEPE.name].bands > alarm.threshold
+    assert (alarm.state, alarm.forecasts) == ("fine", 480)
 
 
 def test_a_forecast_is_taken_once_and_in_order_however_often_one_looks(tmp_path):
@@ -128,11 +128,11 @@ def test_a_forecast_is_taken_once_and_in_order_however_often_one_looks(tmp_path)
     again = looked(tmp_path, now + HOUR)
     assert (again.evidence, again.forecasts) == (whole.evidence, whole.forecasts)
 
-    known, rows = follow(None, PEPE, f"{PEPE.registered}/1", "r", reference()), rows_of(tmp_path)
+    watch, rows = follow(None, PEPE, f"{PEPE.registered}/1", "r", reference()), rows_of(tmp_path)
     for first in range(0, len(rows), 7):
-        known = update(known, rows[: first + 7].sample(fraction=1.0, shuffle=True, seed=first))
-    assert evidence_of(known) == pytest.approx(whole.evidence)
-    assert known.taken == whole.forecasts == len(rows)
+        watch = update(watch, rows[: first + 7].sample(fraction=1.0, shuffle=True, seed=first))
+    assert evidence_of(watch) == pytest.approx(whole.evidence)
+    assert watch.taken == whole.forecasts == len(rows)
 
 
 def test_a_refresh_goes_on_by_its_own_promise_and_another_recipe_begins_anew(tmp_path):
@@ -161,14 +161,14 @@ def test_a_refresh_goes_on_by_its_own_promise_and_another_recipe_begins_anew(tmp
 
 
 def test_drifted_ends_only_when_the_evidence_has_gone(tmp_path):
-    known = follow(None, PEPE, "v", "r", reference())
+    watch = follow(None, PEPE, "v", "r", reference())
     steps = (
         (1.5, "fine"), (2.5, "watch"), (11.0, "drifted"), (3.0, "drifted"), (0.9, "fine"), (3.0, "watch"),
     )  # fmt: skip
     for bands, state in steps:
-        known = judge(known.model_copy(update={"bands": 99.0, "excess": bands}), FIRST)
-        assert known.state == state
-        assert (known.since is None) == (state != "drifted")
+        watch = judge(watch.model_copy(update={"bands": 99.0, "excess": bands}), FIRST)
+        assert watch.state == state
+        assert (watch.since is None) == (state != "drifted")
 
 
 def test_late_data_is_watched_but_is_no_drift(tmp_path):
@@ -183,9 +183,9 @@ def test_one_champions_fault_stops_no_other(tmp_path):
     broken = champion(tmp_path, series=BTC)
     (broken.folder / "reference.json").unlink()
     (broken.folder / "config.json").write_text("{")
-    found = check_drift(scope(tmp_path, now), [broken, champion(tmp_path)])
-    assert [(f.series, f.step) for f in found.failures] == [(BTC, "watch")]
-    assert [a.series for a in found.alarms] == [PEPE]
+    watching = check_drift(scope(tmp_path, now), [broken, champion(tmp_path)])
+    assert [(f.series, f.step) for f in watching.failures] == [(BTC, "watch")]
+    assert [a.series for a in watching.alarms] == [PEPE]
 
 
 def test_a_model_without_promise_is_held_to_the_nominal_bands(tmp_path):
@@ -194,13 +194,13 @@ def test_a_model_without_promise_is_held_to_the_nominal_bands(tmp_path):
 
 
 def test_the_record_survives_damage_and_keeps_the_series_of_others(tmp_path):
-    one, two = (follow(None, s, f"{s.registered}/1", "r", reference(s)) for s in (PEPE, BTC))
-    keep(tmp_path, "spot", [one])
+    first, two = (follow(None, s, f"{s.registered}/1", "r", reference(s)) for s in (PEPE, BTC))
+    keep(tmp_path, "spot", [first])
     keep(tmp_path, "spot", [two])
     assert set(read_watch(tmp_path, "spot").series) == {PEPE.name, BTC.name}
-    behind = one.model_copy(update={"taken": 5})
+    behind = first.model_copy(update={"taken": 5})
     keep(tmp_path, "spot", [behind])
-    keep(tmp_path, "spot", [one])  # a slower run, which knows less
+    keep(tmp_path, "spot", [first])  # a slower run, which knows less
     assert read_watch(tmp_path, "spot").series[PEPE.name].taken == 5
     path = tmp_path / "ledger" / FILE_NAME
     path.write_bytes(path.read_bytes()[:-20])
@@ -208,17 +208,17 @@ def test_the_record_survives_damage_and_keeps_the_series_of_others(tmp_path):
 
 
 def drifted(home, series=PEPE, since=FIRST):
-    known: SeriesWatch = follow(None, series, f"{series.registered}/1", "r", reference(series))
+    watch: SeriesWatch = follow(None, series, f"{series.registered}/1", "r", reference(series))
     keep(
         home,
         series.market,
-        [known.model_copy(update={"state": "drifted", "since": since, "bands": 12.0, "excess": 12.0})],
+        [watch.model_copy(update={"state": "drifted", "since": since, "bands": 12.0, "excess": 12.0})],
     )
 
 
 def test_an_alarm_reads_as_one_sentence(tmp_path):
     drifted(tmp_path)
-    (found,) = (alarm_of(one) for one in read_watch(tmp_path, "spot").series.values())
-    assert isinstance(found, Alarm)
-    assert str(found).startswith("PEPEUSDT 1h is drifted since 2025-01-01 00:00 UTC")
-    assert pl.DataFrame([found.model_dump(mode="json")]).height == 1
+    (alarm,) = (alarm_of(watch) for watch in read_watch(tmp_path, "spot").series.values())
+    assert isinstance(alarm, Alarm)
+    assert str(alarm).startswith("PEPEUSDT 1h is drifted since 2025-01-01 00:00 UTC")
+    assert pl.DataFrame([alarm.model_dump(mode="json")]).height == 1

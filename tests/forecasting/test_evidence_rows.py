@@ -36,15 +36,15 @@ def test_a_row_is_the_mean_over_the_steps_of_one_forecast(tmp_path):
         pl.col("model_version").str.ends_with("/1"), pl.col("issued_at") == START
     )
 
-    found = evidence_rows(tmp_path, PEPE).row(0, named=True)
+    row = evidence_rows(tmp_path, PEPE).row(0, named=True)
 
-    assert (found["model_version"], found["issued_at"]) == (f"{PEPE.registered}/1", START)
-    assert found["crps"] == pytest.approx(scored["crps"].mean())
-    assert found["ref_crps"] == pytest.approx(scored["ref_crps"].mean())
-    assert found["ref_crps"] != pytest.approx(found["crps"])
+    assert (row["model_version"], row["issued_at"]) == (f"{PEPE.registered}/1", START)
+    assert row["crps"] == pytest.approx(scored["crps"].mean())
+    assert row["ref_crps"] == pytest.approx(scored["ref_crps"].mean())
+    assert row["ref_crps"] != pytest.approx(row["crps"])
     width = np.log(scored["ref_q90"] / scored["ref_q10"]).mean()
-    assert found["ref_width"] == pytest.approx(width)
-    assert found["covered_80_step_1"] == scored["covered_80"][0]
+    assert row["ref_width"] == pytest.approx(width)
+    assert row["covered_80_step_1"] == scored["covered_80"][0]
 
 
 def test_every_origin_has_a_row_for_each_version_in_order(tmp_path):

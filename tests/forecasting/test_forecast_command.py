@@ -22,13 +22,13 @@ class Steps:
 
     def one(self, step, scope, *_):
         series = tuple(scope.series)
-        found = {
+        results = {
             "ingest": IngestResult(series=series),
             "forecast": ForecastBatch(series=series, standing=10 * len(series)),
             "score": Score(),
             "watch": Watching(),
         }
-        return found[step.name]
+        return results[step.name]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def stored(tmp_path, monkeypatch):
         write_candles(tmp_path, [last] * 4, series, first=START - 4 * HOUR)
         append(tmp_path, series, rows_at(-1, last, series))
         append(tmp_path, series, rows_at(0, last, series))
-    champions = [SimpleNamespace(series=one, verdict=VERDICT) for one in (BTC, PEPE)]
+    champions = [SimpleNamespace(series=series, verdict=VERDICT) for series in (BTC, PEPE)]
 
     monkeypatch.setattr("flows.forecast.serving", lambda home, market: (champions, []))
     return tmp_path
@@ -63,7 +63,7 @@ def test_what_was_stored_before_is_given_and_said(stored):
     result = run_forecast(ForecastSpec(as_of="2025-05-31T20:25"), Steps(), said.append)
     assert {row["issued_at"] for row in result["rows"]} == {START}  # the newest of each
     assert [row["step"] for row in result["rows"]] == [*range(1, 11)] * 2
-    assert (result["new_rows"], [one["verdict"] for one in result["models"]]) == (0, [VERDICT] * 2)
+    assert (result["new_rows"], [model["verdict"] for model in result["models"]]) == (0, [VERDICT] * 2)
     assert said == ["2 series as stored before; 0 older rows scored"]
 
 

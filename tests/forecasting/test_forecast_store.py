@@ -1,4 +1,3 @@
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -70,12 +69,6 @@ def test_forecasts_carry_the_time_at_which_they_were_stored(tmp_path):
     assert before <= made_at <= datetime.now(UTC)
 
 
-def test_an_unknown_series_is_empty(tmp_path):
-    assert latest(tmp_path, BTC).is_empty()
-    assert read(tmp_path, BTC).columns == list(FORECAST_SCHEMA)
-    assert series_with_forecasts(tmp_path) == []
-
-
 def test_markets_lie_apart_and_never_share_a_file(tmp_path):
     everything = [BTC, PEPE, SIM_PEPE, UM_PEPE]
     for i, series in enumerate(everything):
@@ -105,14 +98,6 @@ def test_the_newest_forecast_of_an_earlier_time(tmp_path):
 
     assert latest(tmp_path, PEPE, START + timedelta(hours=2.5)).equals(rows_at(2))
     assert latest(tmp_path, PEPE, START - timedelta(hours=1)).is_empty()
-
-
-def test_parallel_writers_lose_nothing(tmp_path):
-    with ThreadPoolExecutor(8) as pool:
-        written = list(pool.map(lambda i: append(tmp_path, PEPE, rows_at(i % 16)), range(32)))
-
-    assert sum(written) == 160
-    assert len(read(tmp_path, PEPE)) == 160
 
 
 BROKEN = {
@@ -148,8 +133,3 @@ def test_duplicates_missing_columns_and_emptiness_are_refused(tmp_path):
     ):
         with pytest.raises(MemberError):
             append(tmp_path, PEPE, bad)
-
-
-def test_arrays_of_the_wrong_shape_are_named():
-    with pytest.raises(ValueError, match=r"\[19, H\]"):
-        contract_rows(BTC, "m", START, np.ones((18, 10)), np.ones((10, 4)), 1.0)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, files_of, flip
+from forecast_tools import BTC, HOUR, PEPE, START
 
 import cpbmodels
 from cpbmodels.data.prices import LAMBDA
@@ -149,40 +149,6 @@ def test_whatever_fails_in_one_series_is_its_failure_alone(scope, name):
     assert series_with_forecasts(scope.home) == [BTC, PEPE]
 
 
-def test_a_damaged_month_fails_its_own_series_until_it_is_restored(scope):
-    append(scope.home, BTC, read_of(scope, BTC).with_columns(model_version=pl.lit("cpb-BTCUSDT-1h/0")))
-    (path,) = files_of(scope.home)
-    whole = path.read_bytes()
-    flip(path)
-    damaged = path.read_bytes()
-
-    for rows in (10, 0):
-        batch = issue.issue_forecasts(scope, [Model(BTC), Model(PEPE)])
-        assert (batch.rows, batch.series) == (rows, (PEPE,))
-        (failure,) = batch.failures
-        assert (failure.series, failure.step, failure.code) == (BTC, "forecast", "damaged")
-        assert "forecasts/interval=1h/symbol=BTCUSDT/2025-05.parquet is damaged" in failure.reason
-        assert "restore it from a backup" in failure.reason
-        assert path.read_bytes() == damaged
-
-    path.write_bytes(whole)
-    batch = issue.issue_forecasts(scope, [Model(BTC), Model(PEPE)])
-    assert (batch.series, batch.failures) == ((BTC, PEPE), ())
-
-
-def test_simulated_forecasts_lie_in_the_simulators_home(scope):
-    issue.issue_forecasts(scope, [Model(SIM_PEPE), Model(PEPE, scale=1.01)])
-
-    assert series_with_forecasts(scope.home, "sim") == [SIM_PEPE]
-    assert latest(scope.home, SIM_PEPE)["model_version"][0] == "cpb-sim-PEPEUSDT-1h/1"
-    assert latest(scope.home, SIM_PEPE)["q50"][0] != latest(scope.home, PEPE)["q50"][0]
-
-
-def read_of(scope, series):
-    issue.issue_forecasts(scope, [Model(series)])
-    return latest(scope.home, series)
-
-
 def test_each_row_carries_the_references_prices_for_its_origin(scope):
     issue.issue_forecasts(scope, [Model(BTC)])
 
@@ -214,7 +180,7 @@ def test_without_a_reference_a_forecast_is_issued_all_the_same_and_it_is_said(sc
 def test_nothing_is_issued_within_what_a_model_has_learnt(scope, learnt, code):
     origin = issue.issue_forecasts(scope, [Model(BTC)]) and latest(scope.home, BTC)["issued_at"][0]
     end = origin + (learnt - START)
-    known = Model(PEPE, bounds={"validation": ["2020-01-01T00:00:00Z", end.isoformat()]})
-    batch = issue.issue_forecasts(scope, [known])
+    model = Model(PEPE, bounds={"validation": ["2020-01-01T00:00:00Z", end.isoformat()]})
+    batch = issue.issue_forecasts(scope, [model])
     assert [f.code for f in batch.failures] == ([code] if code else [])
     assert batch.rows == (0 if code else 10)

@@ -113,14 +113,6 @@ def test_markets_are_scored_by_their_own_candles(tmp_path):
     }
 
 
-def test_only_the_series_asked_for_are_scored(tmp_path):
-    append(tmp_path, PEPE, rows_at())
-    write_candles(tmp_path, [8e-6] * 10)
-
-    assert score(tmp_path, START + 20 * HOUR, BTC) == 0
-    assert files_of(tmp_path, "ledger") == []
-
-
 def test_months_that_are_scored_to_the_last_row_are_not_read_again(tmp_path, monkeypatch):
     append(tmp_path, PEPE, rows_at())
     append(tmp_path, PEPE, rows_at(12))

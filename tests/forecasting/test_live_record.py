@@ -17,12 +17,15 @@ from tasks.forecasting import chain, record, score
 from tasks.forecasting.issue import note_version, recipes_of
 from tasks.forecasting.record import (
     DAILY,
+    DAYS_SCHEMA,
     MAX_VERSIONS,
     SUMMARY,
     daily_sums,
     day_sums,
     ledger_rows,
     read_summary,
+    read_sums,
+    record_by_day,
     score_due,
 )
 from tasks.forecasting.score import newest_scored
@@ -48,13 +51,13 @@ def scored(home, now, *series):
 
 def entry(home, kind="series", live=True, **wanted):
     """The one entry of the record with these fields."""
-    found = [
-        one
-        for one in read_summary(home, "spot").entries
-        if (one.kind, one.live) == (kind, live) and all(getattr(one, k) == v for k, v in wanted.items())
+    entries = [
+        shown
+        for shown in read_summary(home, "spot").entries
+        if (shown.kind, shown.live) == (kind, live) and all(getattr(shown, k) == v for k, v in wanted.items())
     ]
-    (one,) = found
-    return one
+    (shown,) = entries
+    return shown
 
 
 def test_the_record_is_that_of_the_rows(tmp_path):
@@ -62,16 +65,16 @@ def test_the_record_is_that_of_the_rows(tmp_path):
     scored(tmp_path, now)
     rows = ledger(tmp_path, PEPE)
 
-    found = entry(tmp_path)
+    shown = entry(tmp_path)
 
-    assert (found.rows, found.forecasts) == (len(rows), rows["issued_at"].n_unique())
-    assert (found.first, found.last) == (FIRST.date(), FIRST.date() + timedelta(days=39))
-    assert found.crps == pytest.approx(rows["crps"].mean())
-    assert found.crps_ratio == pytest.approx(rows["crps"].sum() / rows["ref_crps"].sum())
-    assert found.tail_ratio == pytest.approx(rows["tail"].sum() / rows["ref_tail"].sum())
-    assert found.coverage_80 == rows["covered_80"].mean()
-    assert found.ref_coverage_90 == rows["ref_covered_90"].mean()
-    assert found.crps_ratio_low < found.crps_ratio < found.crps_ratio_high
+    assert (shown.rows, shown.forecasts) == (len(rows), rows["issued_at"].n_unique())
+    assert (shown.first, shown.last) == (FIRST.date(), FIRST.date() + timedelta(days=39))
+    assert shown.crps == pytest.approx(rows["crps"].mean())
+    assert shown.crps_ratio == pytest.approx(rows["crps"].sum() / rows["ref_crps"].sum())
+    assert shown.tail_ratio == pytest.approx(rows["tail"].sum() / rows["ref_tail"].sum())
+    assert shown.coverage_80 == rows["covered_80"].mean()
+    assert shown.ref_coverage_90 == rows["ref_covered_90"].mean()
+    assert shown.crps_ratio_low < shown.crps_ratio < shown.crps_ratio_high
 
 
 def test_few_days_are_too_few_to_tell_and_many_tell(tmp_path):
@@ -131,9 +134,9 @@ def test_a_versions_record_is_its_own(tmp_path):
     assert entry(tmp_path).forecasts == 100
     for number, count in ((1, 60), (3, 40)):
         name = f"{PEPE.registered}/{number}"
-        own = rows.filter(pl.col("model_version") == name)
-        found = entry(tmp_path, "version", model_version=name)
-        assert (found.forecasts, found.crps) == (count, pytest.approx(own["crps"].mean()))
+        of_version = rows.filter(pl.col("model_version") == name)
+        shown = entry(tmp_path, "version", model_version=name)
+        assert (shown.forecasts, shown.crps) == (count, pytest.approx(of_version["crps"].mean()))
     assert entry(tmp_path, "recipe", recipe="har/default/0a").forecasts == 40  # version 1's is not known
     assert entry(tmp_path, "pooled").forecasts == 100
 
@@ -142,11 +145,11 @@ def test_coins_are_pooled_in_units_of_what_was_known_at_the_origin(tmp_path):
     now = fill(tmp_path, 5, PEPE, reference=1.2)
     fill(tmp_path, 5, BTC, seed=1, reference=1.2, width=1.6)
     scored(tmp_path, now, PEPE, BTC)
-    rows = pl.concat([ledger(tmp_path, one) for one in (PEPE, BTC)])
+    rows = pl.concat([ledger(tmp_path, series) for series in (PEPE, BTC)])
 
-    own, other = ((rows[name] / rows["ref_width"]).sum() for name in ("crps", "ref_crps"))
+    model, other = ((rows[name] / rows["ref_width"]).sum() for name in ("crps", "ref_crps"))
     pooled = entry(tmp_path, "pooled")
-    assert pooled.crps_ratio == pytest.approx(own / other)
+    assert pooled.crps_ratio == pytest.approx(model / other)
     assert (pooled.rows, pooled.crps, pooled.symbol) == (len(rows), None, "")
 
 
@@ -160,12 +163,12 @@ def test_rows_without_a_reference_count_for_coverage_alone(tmp_path):
     whole = ledger(tmp_path, PEPE)
     paired = whole.filter(pl.col("ref_crps").is_not_null())
 
-    found = entry(tmp_path)
+    shown = entry(tmp_path)
 
-    assert (found.rows, len(paired)) == (400, 200)
-    assert found.coverage_80 == whole["covered_80"].mean()
-    assert found.crps_ratio == pytest.approx(paired["crps"].sum() / paired["ref_crps"].sum())
-    assert found.ref_coverage_80 == paired["ref_covered_80"].mean()
+    assert (shown.rows, len(paired)) == (400, 200)
+    assert shown.coverage_80 == whole["covered_80"].mean()
+    assert shown.crps_ratio == pytest.approx(paired["crps"].sum() / paired["ref_crps"].sum())
+    assert shown.ref_coverage_80 == paired["ref_covered_80"].mean()
 
 
 def test_scoring_reads_only_the_months_that_changed(tmp_path, monkeypatch):
@@ -234,7 +237,7 @@ def test_the_record_stays_small_however_many_versions_there_were(tmp_path):
     now = fill(tmp_path, 30, version=lambda moment: moment.timetuple().tm_yday)
     scored(tmp_path, now)
 
-    shown = [one.model_version for one in read_summary(tmp_path, "spot").entries if one.kind == "version"]
+    shown = [row.model_version for row in read_summary(tmp_path, "spot").entries if row.kind == "version"]
 
     assert shown == [f"{PEPE.registered}/{day}" for day in range(49, 49 - MAX_VERSIONS, -1)]
 
@@ -269,9 +272,40 @@ def test_the_newest_scored_rows_are_found_without_reading_every_month(tmp_path, 
 
 
 def test_versions_that_are_noted_at_the_same_time_all_stay(tmp_path):
-    known = {f"{PEPE.registered}/{number}": f"har/default/{number}" for number in range(40)}
+    recipes = {f"{PEPE.registered}/{number}": f"har/default/{number}" for number in range(40)}
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda one: note_version(tmp_path, PEPE, *one), known.items()))
+        list(pool.map(lambda version: note_version(tmp_path, PEPE, *version), recipes.items()))
 
-    assert recipes_of(tmp_path, PEPE) == known
+    assert recipes_of(tmp_path, PEPE) == recipes
+
+
+def by_day(home, now, live=True):
+    return record_by_day(read_sums(home, PEPE), PEPE, now, live=live)
+
+
+def test_its_last_day_is_the_summary(tmp_path):
+    now = fill(tmp_path, 60, reference=3.0)
+    scored(tmp_path, now)
+    days = by_day(tmp_path, now)
+    total, last = entry(tmp_path), days.row(-1, named=True)
+    assert dict(days.schema) == DAYS_SCHEMA
+    assert (len(days), last["day"]) == (total.days, total.last)
+    assert last["ratio"] == pytest.approx(total.crps_ratio)
+    assert (last["low"], last["high"]) == pytest.approx((total.crps_ratio_low, total.crps_ratio_high))
+    assert days["low"].null_count() == 29  # too few days to tell
+    assert last["rolling"] != pytest.approx(last["ratio"], rel=1e-6)
+    assert days["rolling"][29] == pytest.approx(days["ratio"][29])
+
+
+def test_days_that_may_still_come_due_are_left_out(tmp_path):
+    scored(tmp_path, fill(tmp_path, 5))
+    assert len(by_day(tmp_path, FIRST + 3 * DAY)) == 2
+
+
+def test_live_forecasts_and_replays_are_apart_and_none_is_an_empty_frame(tmp_path):
+    now = fill(tmp_path, 5)
+    assert by_day(tmp_path, now).is_empty()
+    scored(tmp_path, now)
+    assert dict(by_day(tmp_path, now, live=False).schema) == DAYS_SCHEMA
+    assert by_day(tmp_path, now, live=False).is_empty()

@@ -34,12 +34,12 @@ def test_prices_are_judgings_quantiles_from_the_last_close():
     series = market()
     train, test = (series.origins(split, 1, H) for split in ("train", "test"))
     expected = reference(series, train, test, H)
-    known = fit_reference(series, A, H)
+    walk = fit_reference(series, A, H)
 
     for place in (0, 400, -1):
         row = int(test[place])
-        prices = reference_prices(known, series, row, H)
+        prices = reference_prices(walk, series, row, H)
         assert prices.shape == (19, H)
         np.testing.assert_allclose(np.log(prices / series.prices[row, 3]).T, expected[place], atol=1e-14)
     with pytest.raises(MemberError):
-        reference_prices(known, series, row, H + 1)
+        reference_prices(walk, series, row, H + 1)

@@ -27,20 +27,7 @@ CLOSE = 100 * np.exp(np.cumsum(np.random.default_rng(1).normal(0, 0.005, (len(SE
 def _batch(first=0, hours=8):
     """Hours over the end of a month, each series with prices of its own: eight have rows in two files."""
     origins = np.arange(first, first + hours)
-    return {one: made_forecasts(one, FIRST, CLOSE[i], origins) for i, one in enumerate(SERIES)}
-
-
-def _files(home):
-    return {str(path.relative_to(home)): path.read_bytes() for path in sorted(home.rglob("*.parquet"))}
-
-
-def test_a_batch_writes_the_bytes_that_series_by_series_would(tmp_path):
-    together = chain.append(tmp_path / "a", "spot", "forecasts", _batch())
-    for series, rows in _batch().items():
-        assert chain.append(tmp_path / "b", "spot", "forecasts", {series: rows}) == {series: together[series]}
-    assert set(together.values()) == {80}
-    assert _files(tmp_path / "a") == _files(tmp_path / "b")
-    assert len(_files(tmp_path / "a")) == 24
+    return {series: made_forecasts(series, FIRST, CLOSE[i], origins) for i, series in enumerate(SERIES)}
 
 
 def test_rows_that_break_the_contract_cost_no_other_series(tmp_path):
@@ -49,10 +36,10 @@ def test_rows_that_break_the_contract_cost_no_other_series(tmp_path):
     batch[SERIES[5]] = batch[SERIES[5]].with_columns(symbol=pl.lit("OTHERUSDT"))
     batch[SERIES[7]] = batch[SERIES[7]].clear()
     done = chain.append(tmp_path, "spot", "forecasts", batch)
-    wrong = {series for series, found in done.items() if isinstance(found, CpbError)}
+    wrong = {series for series, result in done.items() if isinstance(result, CpbError)}
     assert wrong == {SERIES[3], SERIES[5], SERIES[7]}
     assert {done[series].code for series in wrong} == {"rows"}
-    assert {found for series, found in done.items() if series not in wrong} == {80}
+    assert {result for series, result in done.items() if series not in wrong} == {80}
     assert list(done) == list(batch)
 
 

@@ -17,7 +17,7 @@ def candles_until(home, end, series=PEPE, tree="klines", name=None):
     write_candles(home, [1.0] * 100, series, first=first, tree=tree, name=name)
 
 
-def found(home, now, *series, **options):
+def stale_series(home, now, *series, **options):
     return [(s.series, s.what) for s in find_stale(home, series or [PEPE], now, **options)]
 
 
@@ -35,7 +35,7 @@ def found(home, now, *series, **options):
 def test_candles_of_daily_files_follow_their_publication(tmp_path, end, now, stale):
     candles_until(tmp_path, end.replace(tzinfo=UTC))
 
-    assert found(tmp_path, now.replace(tzinfo=UTC)) == ([(PEPE, "candle")] if stale else [])
+    assert stale_series(tmp_path, now.replace(tzinfo=UTC)) == ([(PEPE, "candle")] if stale else [])
 
 
 @pytest.mark.parametrize(("hours", "stale"), [(0, False), (2, False), (2.1, True)])
@@ -43,7 +43,7 @@ def test_candles_of_the_rest_api_are_there_when_they_close(tmp_path, hours, stal
     candles_until(tmp_path, NOON - 30 * HOUR)
     candles_until(tmp_path, NOON, tree="provisional", name="tail")
 
-    assert bool(found(tmp_path, NOON + hours * HOUR)) is stale
+    assert bool(stale_series(tmp_path, NOON + hours * HOUR)) is stale
 
 
 def test_a_grace_is_added_where_data_is_refreshed_once_an_hour(tmp_path):
@@ -51,58 +51,58 @@ def test_a_grace_is_added_where_data_is_refreshed_once_an_hour(tmp_path):
     candles_until(tmp_path, NOON - 2 * HOUR, quarter)
     candles_until(tmp_path, NOON, quarter, tree="provisional", name="tail")
 
-    assert found(tmp_path, NOON + HOUR, quarter) == [(quarter, "candle")]
-    assert found(tmp_path, NOON + HOUR, quarter, grace=HOUR) == []
+    assert stale_series(tmp_path, NOON + HOUR, quarter) == [(quarter, "candle")]
+    assert stale_series(tmp_path, NOON + HOUR, quarter, grace=HOUR) == []
 
 
 def test_candles_overtaken_by_files_follow_the_files_again(tmp_path):
     candles_until(tmp_path, NOON - 24 * HOUR, tree="provisional", name="tail")
     candles_until(tmp_path, NOON.replace(hour=0))
 
-    assert found(tmp_path, NOON) == []
+    assert stale_series(tmp_path, NOON) == []
 
 
 def test_an_old_forecast_from_new_candles_is_stale(tmp_path):
     candles_until(tmp_path, START + 10 * HOUR)
     append(tmp_path, PEPE, rows_at(3))
     now = START + 11 * HOUR
-    assert found(tmp_path, now) == []  # 2025-06-01 07:00: the newest day's end is midnight
+    assert stale_series(tmp_path, now) == []  # 2025-06-01 07:00: the newest day's end is midnight
 
     candles_until(tmp_path, START + 10 * HOUR, tree="provisional", name="tail")
     write_candles(tmp_path, [1.0], first=START + 10 * HOUR, tree="provisional", name="tail")
-    assert found(tmp_path, now) == [(PEPE, "forecast")]
+    assert stale_series(tmp_path, now) == [(PEPE, "forecast")]
 
 
 def test_age_is_measured_at_the_time_asked_for(tmp_path):
     candles_until(tmp_path, START + 30 * HOUR)
     append(tmp_path, PEPE, rows_at(0))
 
-    assert found(tmp_path, START + HOUR) == []
-    assert found(tmp_path, START + 60 * HOUR) == [(PEPE, "candle")]
-    assert found(tmp_path, None) == [(PEPE, "candle")]
+    assert stale_series(tmp_path, START + HOUR) == []
+    assert stale_series(tmp_path, START + 60 * HOUR) == [(PEPE, "candle")]
+    assert stale_series(tmp_path, None) == [(PEPE, "candle")]
 
 
 def test_the_first_minutes_of_a_month_look_back_into_the_one_before(tmp_path):
     candles_until(tmp_path, datetime(2025, 6, 3, tzinfo=UTC))
 
-    assert found(tmp_path, datetime(2025, 6, 1, 0, 1, tzinfo=UTC)) == []
+    assert stale_series(tmp_path, datetime(2025, 6, 1, 0, 1, tzinfo=UTC)) == []
 
 
 def test_simulated_data_and_absent_series_are_never_stale(tmp_path):
     candles_until(tmp_path, START, SIM_PEPE)
     append(tmp_path, SIM_PEPE, rows_at(series=SIM_PEPE))
 
-    assert found(tmp_path, None, SIM_PEPE, PEPE, BTC) == []
+    assert stale_series(tmp_path, None, SIM_PEPE, PEPE, BTC) == []
 
 
 def test_a_coin_that_stopped_trading_is_not_stale_but_a_lagging_one_is(tmp_path):
     candles_until(tmp_path, NOON.replace(hour=0), BTC)
     candles_until(tmp_path, NOON - timedelta(days=10))
-    assert found(tmp_path, NOON, BTC, PEPE) == [(PEPE, "candle")]
+    assert stale_series(tmp_path, NOON, BTC, PEPE) == [(PEPE, "candle")]
 
     later = NOON + timedelta(days=10)
     candles_until(tmp_path, later.replace(hour=0), BTC)
-    assert found(tmp_path, later, BTC, PEPE) == []
+    assert stale_series(tmp_path, later, BTC, PEPE) == []
 
 
 def test_it_is_said_in_one_sentence_with_a_command(tmp_path):

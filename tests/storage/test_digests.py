@@ -92,4 +92,4 @@ def test_many_threads_may_ask_at_once():
         return records.code_digest("cpbmodels/data/columns.py", "cpbmodels/arch")
 
     with ThreadPoolExecutor(8) as pool:
-        assert len({one.result() for one in [pool.submit(ask) for _ in range(10)]}) == 1
+        assert len({future.result() for future in [pool.submit(ask) for _ in range(10)]}) == 1

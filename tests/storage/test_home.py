@@ -19,16 +19,13 @@ def test_a_new_home_gets_the_version_once(tmp_path):
     assert (tmp_path / VERSION_FILE).stat().st_mtime_ns == before
 
 
-@pytest.mark.parametrize(
-    ("content", "code"),
-    [("1", "home-version"), ("", "home-damaged"), ("\N{SNOWMAN} " * 1000, "home-damaged"),
-     (f"{VERSION}J", "home-damaged"), ("\033]0;title\a", "home-damaged")],
-)  # fmt: skip
-def test_a_home_of_another_version_is_refused_and_an_odd_one_is_damaged(tmp_path, content, code):
+@pytest.mark.parametrize("content", ["1", "", "\N{SNOWMAN} " * 1000, f"{VERSION}J", "\033]0;title\a"])
+def test_a_home_of_another_version_is_refused(tmp_path, content):
     (tmp_path / VERSION_FILE).write_text(content)
     with pytest.raises(CpbError) as caught:
         check_home(tmp_path)
-    assert caught.value.code == code
+    assert caught.value.code == "home-version"
+    assert len(str(caught.value)) < 500
     assert str(caught.value).isprintable()
 
 

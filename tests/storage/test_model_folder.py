@@ -48,6 +48,7 @@ def test_a_config_keeps_the_fields_that_cpb_does_not_read(folder):
 @pytest.mark.parametrize(
     "content",
     [
+        None,
         "",
         "{",
         "[]",
@@ -61,19 +62,15 @@ def test_a_config_keeps_the_fields_that_cpb_does_not_read(folder):
     ],
 )
 def test_a_broken_config_is_one_sentence(folder, content):
-    (folder / "config.json").write_text(content)
+    (folder / "config.json").unlink()
+    if content is not None:
+        (folder / "config.json").write_text(content)
 
     with pytest.raises(DamagedError) as caught:
         read_config(folder)
 
     assert (caught.value.code, caught.value.field) == ("damaged", str(folder))
     assert "\n" not in str(caught.value)
-
-
-def test_a_missing_config_is_damage(folder):
-    (folder / "config.json").unlink()
-    with pytest.raises(DamagedError):
-        read_config(folder)
 
 
 def test_metrics_are_added_and_nothing_else_moves(folder):
@@ -119,11 +116,6 @@ def test_one_changed_bit_is_damage_where_a_digest_is_known(folder, name):
 def test_cut_weights_are_damage_without_a_digest_too(folder, share):
     cut(folder / "model.safetensors", share)
     assert "model.safetensors" in damage_of(folder, {})
-
-
-def test_random_bytes_are_no_weights(folder):
-    (folder / "model.safetensors").write_bytes(np.random.default_rng(1).bytes(2000))
-    assert damage_of(folder, {}) != ""
 
 
 def test_a_broken_config_is_damage_without_a_digest_too(folder):

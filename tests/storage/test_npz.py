@@ -11,15 +11,15 @@ ARRAYS = {"origins": np.arange(9), "quantiles": np.linspace(0, 1, 12, dtype=np.f
 
 @pytest.fixture
 def path(tmp_path):
-    found = tmp_path / "KEY/members/BTCUSDT-1h/test.npz"
-    write_npz(found, ARRAYS)
-    return found
+    file = tmp_path / "KEY/members/BTCUSDT-1h/test.npz"
+    write_npz(file, ARRAYS)
+    return file
 
 
 def test_arrays_come_back_as_they_were(path):
-    found = read_npz(path)
-    assert found.keys() == ARRAYS.keys()
-    assert all(np.array_equal(found[k], v) and found[k].dtype == v.dtype for k, v in ARRAYS.items())
+    arrays = read_npz(path)
+    assert arrays.keys() == ARRAYS.keys()
+    assert all(np.array_equal(arrays[k], v) and arrays[k].dtype == v.dtype for k, v in ARRAYS.items())
 
 
 @pytest.mark.parametrize("bit", range(8))
@@ -33,12 +33,12 @@ def test_no_flipped_bit_changes_an_array(path, bit):
             file.seek(0)
             file.write(content)
             try:
-                found = read_npz(path)
+                arrays = read_npz(path)
             except DamagedError:
                 noticed += 1
                 continue
-            assert found.keys() == ARRAYS.keys()
-            assert all(np.array_equal(found[k], v) for k, v in ARRAYS.items())
+            assert arrays.keys() == ARRAYS.keys()
+            assert all(np.array_equal(arrays[k], v) for k, v in ARRAYS.items())
     assert noticed > len(whole) / 2  # the rest are dates and attributes
 
 

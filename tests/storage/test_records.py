@@ -27,10 +27,10 @@ RESULT = ShardResult(
 
 def test_a_record_comes_back_as_it_was(tmp_path):
     digest = write_record(tmp_path / "r.json", RESULT)
-    found = read_record(tmp_path / "r.json", ShardResult)
-    assert write_record(tmp_path / "s.json", found) == digest
-    assert found.members[0].model == MODEL
-    assert found.train_seconds == 0.1 + 0.2
+    record = read_record(tmp_path / "r.json", ShardResult)
+    assert write_record(tmp_path / "s.json", record) == digest
+    assert record.members[0].model == MODEL
+    assert record.train_seconds == 0.1 + 0.2
 
 
 def test_every_changed_byte_of_the_content_is_found(tmp_path):
@@ -46,14 +46,6 @@ def test_every_changed_byte_of_the_content_is_found(tmp_path):
             assert read_record(path, ShardResult).model_dump_json() == RESULT.model_dump_json()
             unnoticed.append(chr(whole[i]))
     assert set(unnoticed) <= {" ", "\n"}
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"record": "ShardResult"}', "\x00\xff"])
-def test_what_is_no_record_is_damaged(tmp_path, text):
-    path = tmp_path / "r.json"
-    path.write_text(text)
-    with pytest.raises(DamagedError):
-        read_record(path, ShardResult)
 
 
 def test_another_kind_or_version_is_not_read(tmp_path):
@@ -78,18 +70,18 @@ def test_kind_version_and_subject_belong_to_the_digested_content(tmp_path, chang
 
 
 def test_two_records_that_were_exchanged_are_both_refused(tmp_path, caplog):
-    one, other = tmp_path / "BTC.json", tmp_path / "ETH.json"
-    for path in (one, other):
+    first, second = tmp_path / "BTC.json", tmp_path / "ETH.json"
+    for path in (first, second):
         write_record(path, RESULT, of=path.stem)
-    exchange(one, other)
-    assert [find_record(path, ShardResult, of=path.stem) for path in (one, other)] == [None, None]
+    exchange(first, second)
+    assert [find_record(path, ShardResult, of=path.stem) for path in (first, second)] == [None, None]
     assert "it is the record of ETH, not of BTC" in caplog.text
 
 
-def exchange(one, other):
-    kept = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(kept)
+def exchange(first, second):
+    kept = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(kept)
 
 
 class Renewed(SeriesRecord):
@@ -101,12 +93,6 @@ class Renewed(SeriesRecord):
 def head(kind, version, body, **changes):
     content = {"record": kind.__name__, "version": version, "of": "", "body": body}
     return content | {"digest": value_digest(content)} | changes
-
-
-def test_a_record_of_another_version_is_not_used(tmp_path):
-    (tmp_path / "r.json").write_text(json.dumps(head(Renewed, 1, {"symbol": "BTCUSDT"})))
-    with pytest.raises(DamagedError, match="its version is 1, and this cpb reads version 2"):
-        read_record(tmp_path / "r.json", Renewed)
 
 
 WHOLE = {"key": "k", "architecture": "har"}

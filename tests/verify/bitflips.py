@@ -87,10 +87,15 @@ def kinds(home: Path) -> dict[str, Kind]:
         return again, features()
 
     def forecast() -> Any:
-        (one,) = (c for c in champions(market=MARKET) if c.series == SERIES)
-        one.check()
-        made = cpbmodels.load(one.folder).forecast(newest_series(home, SERIES, as_of=SPAN["as_of"]))
-        return one.model_version, one.architecture, [made.close[q] for q in cpbmodels.QUANTILES], made.candle
+        (served,) = (c for c in champions(market=MARKET) if c.series == SERIES)
+        served.check()
+        made = cpbmodels.load(served.folder).forecast(newest_series(home, SERIES, as_of=SPAN["as_of"]))
+        return (
+            served.model_version,
+            served.architecture,
+            [made.close[q] for q in cpbmodels.QUANTILES],
+            made.candle,
+        )
 
     def taken_up() -> Any:
         prepare(root, job)
@@ -200,15 +205,15 @@ def _logged() -> Iterator[list[str]]:
         log.propagate = told
 
 
-def _equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
+def _equal(before: Any, after: Any) -> bool:
+    if type(before) is not type(after):
         return False
-    if isinstance(one, pl.DataFrame):
-        return one.equals(other)
-    if isinstance(one, np.ndarray):
-        return np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    if isinstance(one, tuple | list):
-        return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(_equal(one[k], other[k]) for k in one)
-    return bool(one == other)
+    if isinstance(before, pl.DataFrame):
+        return before.equals(after)
+    if isinstance(before, np.ndarray):
+        return np.array_equal(before, after, equal_nan=before.dtype.kind == "f")
+    if isinstance(before, tuple | list):
+        return len(before) == len(after) and all(_equal(a, b) for a, b in zip(before, after, strict=True))
+    if isinstance(before, dict):
+        return before.keys() == after.keys() and all(_equal(before[k], after[k]) for k in before)
+    return bool(before == after)

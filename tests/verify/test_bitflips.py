@@ -16,8 +16,8 @@ VALUES_ONLY = ("klines", "records")  # padding and blanks change nothing, and ar
      "weights of fleets", "config of fleets", "scores of fleets", "forecasts", "records"],
 )  # fmt: skip
 def test_no_flipped_bit_changes_a_result_without_a_word(stored, name):
-    found = bitflips.kinds(stored)
-    tally = bitflips.try_kind(stored, found[name], FLIPS, random.Random(name))
+    kinds = bitflips.kinds(stored)
+    tally = bitflips.try_kind(stored, kinds[name], FLIPS, random.Random(name))
     print(f"{name}: {tally}")
     assert (tally.flips, tally.silent) == (FLIPS, 0)
     assert tally.reading + tally.harmless == FLIPS

@@ -21,10 +21,10 @@ from tasks.verify import verify_all
 OTHER = SeriesId(MARKET, "ETHUSDT", "1h")
 
 
-def exchange(one, other):
-    kept = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(kept)
+def exchange(first, second):
+    kept = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(kept)
 
 
 def of_both(tree, name):
@@ -45,7 +45,7 @@ def of_fleets(name):
 
 
 def of_champions(name):
-    return lambda home: [one.folder / name for one in champions(market=MARKET)]
+    return lambda home: [model.folder / name for model in champions(market=MARKET)]
 
 
 def published(name):

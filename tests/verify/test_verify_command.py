@@ -15,7 +15,6 @@ from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.errors import BusyError, CpbError
 from tasks.hub.tree import packaged_models
-from tasks.publish import publish
 from tasks.tracking.registry import champions
 from tasks.verify import KINDS, verify_all
 from webapp.app import create_app
@@ -77,10 +76,10 @@ def test_one_line_for_each_damaged_file(stored, cpb):
     }
     assert all(line.count("  ") == 2 and re.search("  -> (cpb|rm) ", line) for line in out)
     code, out, _ = cpb("verify", "--market", "sim", "--json")
-    found = json.loads(out[-1])
-    assert (code, found["exit"], len(found["damaged"])) == (1, 1, 4)
-    assert found["checked"] > 30
-    assert set(found["damaged"][0]) == {"path", "reason", "command"}
+    result = json.loads(out[-1])
+    assert (code, result["exit"], len(result["damaged"])) == (1, 1, 4)
+    assert result["checked"] > 30
+    assert set(result["damaged"][0]) == {"path", "reason", "command"}
 
 
 def test_an_unknown_market(stored, cpb):
@@ -95,10 +94,10 @@ def test_what_cannot_be_checked_stops_no_other_kind_and_is_no_success(stored, mo
 
     cut(champion().folder / "config.json")
     monkeypatch.setitem(KINDS, "candles", busy)
-    found = verify_all(stored, (MARKET,))
-    assert [d.path for d in found.damaged] == [str(champion().folder / "config.json")]
-    assert len(found.unchecked) == 1
-    assert not found.is_good
+    result = verify_all(stored, (MARKET,))
+    assert [d.path for d in result.damaged] == [str(champion().folder / "config.json")]
+    assert len(result.unchecked) == 1
+    assert not result.is_good
     monkeypatch.undo()
 
 
@@ -131,9 +130,9 @@ def test_a_damaged_month_makes_one_forecast_partial(stored, monkeypatch):
     flip(month)
     said = []
     with TestClient(create_app(stored), base_url="http://127.0.0.1:8000") as page:
-        found = run_forecast(hour("2025-05-23"), Runner(), said.append)
-        assert (found["exit"], found["series"], len(found["failed"])) == (3, 1, 2)
-        assert found["new_rows"] > 0
+        result = run_forecast(hour("2025-05-23"), Runner(), said.append)
+        assert (result["exit"], result["series"], len(result["failed"])) == (3, 1, 2)
+        assert result["new_rows"] > 0
         assert any(line.startswith("FAILED ") and "restore it from a backup" in line for line in said)
         for path in (
             "/healthz",
@@ -158,18 +157,10 @@ def test_a_refusal_for_damage_names_one_command_only(stored):
     )
 
 
-def test_a_damaged_champion_of_one_series_stops_no_other(stored):
-    cut(champion().folder / "model.safetensors")
-    found = publish(stored, MARKET)
-    (failure,) = found.failures
-    assert (failure.series, failure.code) == (SERIES, "damaged")
-    assert {p.name for p in (stored / MARKET / "hub").glob("sim-*")} == {"sim-ETHUSDT"}
-
-
 def test_with_every_champion_damaged_nothing_is_published(stored, cpb):
     before = (stored / MARKET / "hub/README.md").read_bytes()
-    for one in champions(market=MARKET):
-        cut(one.folder / "model.safetensors")
+    for model in champions(market=MARKET):
+        cut(model.folder / "model.safetensors")
     code, out, _ = cpb("publish", "--dry-run", "--market", "sim", "--json")
     assert (code, json.loads(out[-1])["code"]) == (1, "damaged")
     assert (stored / MARKET / "hub/README.md").read_bytes() == before

@@ -41,17 +41,17 @@ def read_only(stored, built):
 
 
 def test_a_read_only_mount_is_checked_and_damaged_months_are_named(stored, read_only):
-    code, found = read_only()
+    code, result = read_only()
     # SQLite writes beside a database whose newest changes lie in the WAL, also to read it.
     unread = ["the champions of market sim could not be checked: the MLflow store"]
-    assert found["damaged"] == []
-    assert (code, [text[: len(unread[0])] for text in found["unchecked"]]) in ((0, []), (1, unread))
+    assert result["damaged"] == []
+    assert (code, [text[: len(unread[0])] for text in result["unchecked"]]) in ((0, []), (1, unread))
     candles = SERIES.folder(stored, "klines") / "2025-04.parquet"
     flip(candles)
     forecasts = SERIES.folder(stored, "forecasts") / "2025-05.parquet"
     flip(forecasts)
-    code, found = read_only()
-    reasons = {damage["path"]: damage["reason"] for damage in found["damaged"]}
+    code, result = read_only()
+    reasons = {damage["path"]: damage["reason"] for damage in result["damaged"]}
     assert code == 1
     assert reasons.keys() == {path.relative_to(stored).as_posix() for path in (candles, forecasts)}
     assert "line 1 of the chain records its first batch" in reasons[forecasts.relative_to(stored).as_posix()]

@@ -50,8 +50,8 @@ DAMAGE = [cut, empty, flip, garbage]
 def fleet_of(home):
     """The fleet that the champion comes from."""
     wanted = champion().architecture
-    (found,) = (p for p in (home / MARKET / "fleets").iterdir() if read_job(p).architecture == wanted)
-    return found
+    (folder,) = (p for p in (home / MARKET / "fleets").iterdir() if read_job(p).architecture == wanted)
+    return folder
 
 
 def member_of(home, name=""):
@@ -59,12 +59,12 @@ def member_of(home, name=""):
 
 
 def champion():
-    (found,) = (c for c in champions(market=MARKET) if c.series == SERIES)
-    return found
+    (model,) = (c for c in champions(market=MARKET) if c.series == SERIES)
+    return model
 
 
-def one(found):
-    (damage,) = found
+def only(damages):
+    (damage,) = damages
     return damage
 
 
@@ -75,9 +75,9 @@ def test_damaged_features_are_named_and_computed_again(stored, damage, ending):
     path = (stored / record.path).with_suffix(f".{ending}")
     before = read_features(stored, record)
     damage(path)
-    found = one(verify_features(stored, MARKET))
-    assert found.path == path.relative_to(stored).as_posix()
-    subprocess.run(shlex.split(found.command), check=True)
+    damage_found = only(verify_features(stored, MARKET))
+    assert damage_found.path == path.relative_to(stored).as_posix()
+    subprocess.run(shlex.split(damage_found.command), check=True)
     assert not list(verify_features(stored, MARKET))
     again = write_features(stored, SERIES, **SPAN)
     assert (again.path, again.digest, again.rows) == (record.path, record.digest, record.rows)
@@ -88,7 +88,7 @@ def test_features_that_are_gone_are_named_and_those_without_a_record_are_not(sto
     record = write_features(stored, SERIES, **SPAN)
     beside = (stored / record.path).with_suffix(".json")
     (stored / record.path).unlink()
-    assert one(verify_features(stored, MARKET)).reason == "it is missing"
+    assert only(verify_features(stored, MARKET)).reason == "it is missing"
     assert list(verify_features(stored, "spot")) == []
     beside.unlink()
     assert list(verify_features(stored, MARKET)) == []
@@ -99,18 +99,20 @@ def test_features_that_are_gone_are_named_and_those_without_a_record_are_not(sto
 def test_a_fleet_with_a_damaged_model_is_named_with_its_command(stored, damage, name):
     path = member_of(stored, f"model/{name}")
     damage(path)
-    found = one(verify_fleets(stored, MARKET))
-    assert found.path == path.relative_to(stored).as_posix()
-    assert found.command.startswith("cpb train-all --coins BTCUSDT,ETHUSDT --timeframes 1h --source sim ")
-    assert f"--architectures {champion().architecture}" in found.command
-    assert found.command.endswith(" --as-of 2025-05-20T00:00")  # the candles that it had learned from
+    damage_found = only(verify_fleets(stored, MARKET))
+    assert damage_found.path == path.relative_to(stored).as_posix()
+    assert damage_found.command.startswith(
+        "cpb train-all --coins BTCUSDT,ETHUSDT --timeframes 1h --source sim "
+    )
+    assert f"--architectures {champion().architecture}" in damage_found.command
+    assert damage_found.command.endswith(" --as-of 2025-05-20T00:00")  # the candles that it had learned from
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", None])
 def test_scores_that_are_not_those_of_the_config_are_named(stored, content):
     path = member_of(stored, "model/metrics.json")
     path.write_text(content or path.read_text().replace("the random walk", "a random walk"))
-    damage = one(verify_fleets(stored, MARKET))
+    damage = only(verify_fleets(stored, MARKET))
     assert (damage.path, damage.reason) == (
         path.relative_to(stored).as_posix(),
         "its scores are not those in config.json",
@@ -123,7 +125,9 @@ def test_what_judging_adds_to_a_config_is_no_damage_and_anything_else_is(stored)
     assert values["metrics"]
     values["metrics"] |= {"test_crps_ratio": 0.1}
     path.write_text(json.dumps(values, indent=2) + "\n")
-    assert one(verify_fleets(stored, MARKET)).path.endswith("/metrics.json")  # the two no longer say the same
+    assert only(verify_fleets(stored, MARKET)).path.endswith(
+        "/metrics.json"
+    )  # the two no longer say the same
     values["context"] += 1
     path.write_text(json.dumps(values, indent=2) + "\n")
     assert {d.path.rsplit("/", 1)[1] for d in verify_fleets(stored, MARKET)} == {
@@ -137,7 +141,7 @@ def test_what_judging_adds_to_a_config_is_no_damage_and_anything_else_is(stored)
 def test_a_damaged_record_of_a_fleet_is_named(stored, damage, name):
     folder = fleet_of(stored)
     damage(folder / name)
-    assert one(verify_fleets(stored, MARKET)).path == (folder / name).relative_to(stored).as_posix()
+    assert only(verify_fleets(stored, MARKET)).path == (folder / name).relative_to(stored).as_posix()
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -148,7 +152,7 @@ def test_a_damaged_record_of_a_fleet_is_named(stored, damage, name):
 def test_damaged_scores_and_pictures_are_named(stored, damage, name):
     (path,) = member_of(stored).glob(name)
     damage(path)
-    assert one(verify_fleets(stored, MARKET)).path == path.relative_to(stored).as_posix()
+    assert only(verify_fleets(stored, MARKET)).path == path.relative_to(stored).as_posix()
 
 
 def test_a_fleet_in_training_is_left_alone(stored):
@@ -173,19 +177,19 @@ def test_a_run_never_takes_up_damaged_weights(stored):
 def test_a_damaged_champion_is_named(stored, damage, name):
     path = champion().folder / name
     damage(path)
-    found = one(verify_champions(stored, MARKET))
-    assert found.path == path.as_posix()  # outside the home: as it is
-    assert found.command.startswith("cpb train-all --coins BTCUSDT ")
+    damage_found = only(verify_champions(stored, MARKET))
+    assert damage_found.path == path.as_posix()  # outside the home: as it is
+    assert damage_found.command.startswith("cpb train-all --coins BTCUSDT ")
 
 
 def test_a_damaged_champion_is_trained_again_by_the_named_command(stored):
     path = champion().folder / "model.safetensors"
     flip(path)
-    found = one(verify_champions(stored, MARKET))
+    damage_found = only(verify_champions(stored, MARKET))
     expected = "cpb train-all --coins BTCUSDT --timeframes 1h --source sim --architectures"
-    assert found.command == f"{expected} {champion().architecture} --preset smoke"
-    assert f"`{found.command}`" in refusal()
-    options = shlex.split(found.command)[2:]
+    assert damage_found.command == f"{expected} {champion().architecture} --preset smoke"
+    assert f"`{damage_found.command}`" in refusal()
+    options = shlex.split(damage_found.command)[2:]
     asked = dict(zip((o.removeprefix("--") for o in options[::2]), options[1::2], strict=True))
     # The user's own part of the first run's options: the named command alone learns everything that there is.
     assert run_train_all(RunSpec(**asked, since="2025-03", as_of="2025-05-20"), Runner(), lambda _: None)
@@ -216,13 +220,13 @@ def test_a_models_reference_is_judgings_on_its_test_span(stored):
     series = load_series(stored, spec.features, spec.bounds)
     (kept,) = member_of(stored).glob("score-*.npz")
     judged = MemberScore.from_npz(kept)
-    known = read_reference(member_of(stored, "model"))
+    walk = read_reference(member_of(stored, "model"))
     origins = np.flatnonzero(np.isin(series.times, judged.times))
 
-    losses = crps(reference_quantiles(known, series, origins), realised(series, origins, known.horizon))
+    losses = crps(reference_quantiles(walk, series, origins), realised(series, origins, walk.horizon))
 
     np.testing.assert_array_equal(losses.mean(axis=1), judged.losses["reference_crps"])
-    assert known.promised.crps_ratio == judged.metrics["test_crps_ratio"]
-    assert known.promised.coverage_step_1[80] == judged.steps["coverage_80"][0]
-    assert read_reference(champion().folder) == known  # it is logged with the model
+    assert walk.promised.crps_ratio == judged.metrics["test_crps_ratio"]
+    assert walk.promised.coverage_step_1[80] == judged.steps["coverage_80"][0]
+    assert read_reference(champion().folder) == walk  # it is logged with the model
     assert champion().digests["reference.json"] == file_digest(member_of(stored, "model/reference.json"))
