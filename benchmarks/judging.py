@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from benchmarks._paired import main
-from cpbmodels.data.prices import candle_columns
+from cpbmodels.data.columns import candle_columns
 from cpbmodels.data.series import Series
 from schemas.handover import Paired
 from tasks.backtesting.judge import all_pairs

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpbmodels.data import FEATURE_WARMUP, INTERVAL_SECONDS
+from cpbmodels.data.columns import PRICES, is_candle
 from cpbmodels.data.paths import SCORES
-from cpbmodels.data.prices import PRICES, is_candle
 from cpbmodels.data.series import QUANTILE_COLUMNS, Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError

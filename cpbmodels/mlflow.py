@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cpbmodels.data.prices import PRICES
+from cpbmodels.data.columns import PRICES
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS, Series, to_pandas
 from cpbmodels.errors import ModelError
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from cpbmodels.data import FEATURE_WARMUP
-from cpbmodels.data.columns import FEATURES
-from cpbmodels.data.prices import PRICES
+from cpbmodels.data.columns import FEATURES, PRICES
 from schemas.errors import MemberError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.prices import candle_columns
+from cpbmodels.data.columns import candle_columns
 from cpbmodels.data.series import Series
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId

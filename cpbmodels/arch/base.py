@@ -15,7 +15,7 @@ from torch import Tensor
 from cpbmodels.arch.heads import HEADS, Head
 from cpbmodels.arch.layers import Draws, Param, Weights, is_exactly
 from cpbmodels.arch.options import COMMON_PRESETS, SIZES, Preset
-from cpbmodels.data.prices import RETURNS
+from cpbmodels.data.columns import RETURNS
 from cpbmodels.data.ranges import TrainingOrigins
 from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cpbmodels.data import HORIZON
-from cpbmodels.data.prices import CANDLE_COLUMNS
+from cpbmodels.data.columns import CANDLE_COLUMNS
 from cpbmodels.errors import ModelError, shown, unknown_choice
 
 if TYPE_CHECKING:

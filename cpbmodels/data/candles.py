@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data import INTERVAL_SECONDS
-from cpbmodels.data.prices import PRICES, check_prices
+from cpbmodels.data.columns import PRICES, check_prices
 from cpbmodels.errors import ModelError
 
 TIME_NAMES = ("open_time", "timestamp", "unix", "ts", "t", "datetime", "date", "time")

@@ -21,7 +21,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from cpbmodels.data.prices import SCALED
+from cpbmodels.data.columns import SCALED
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import QUARTERS_PER_DAY

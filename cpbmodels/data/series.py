@@ -1,6 +1,6 @@
 """A coin's candles as a model reads them (prices, causal columns, volatility, segments, time spans), and forecasts.
 
-Numpy only: reading or scoring data does not import torch. Everything at row t is known when candle t closes.
+Reading or scoring data does not import torch. Everything at row t is known when candle t closes.
 """
 
 from __future__ import annotations
@@ -12,17 +12,25 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import polars as pl
 
 from cpbmodels.data import EMBARGO, FEATURE_WARMUP, INTERVAL_SECONDS
-from cpbmodels.data.prices import PRICES, RETURNS, candle_columns, check_prices, segment_ids
+from cpbmodels.data.candles import read_candles
+from cpbmodels.data.columns import (
+    FEATURES,
+    PRICES,
+    RETURNS,
+    candle_columns,
+    check_prices,
+    feature_frame,
+    segment_ids,
+)
 from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.data.wide import WIDE_COLUMNS, Market, wide_columns
 from cpbmodels.errors import ModelError
 
 if TYPE_CHECKING:
     import pandas as pd
-    import polars as pl
-
-    from cpbmodels.data.wide import Market
 
 SPLITS = ("train", "validation", "test")
 
@@ -146,8 +154,6 @@ class Series:
 
     def columns(self, names: tuple[str, ...]) -> np.ndarray:
         """float64 [rows, len(names)], in the requested order: features, and what `cpbmodels.data.wide` adds to them."""
-        from cpbmodels.data.wide import WIDE_COLUMNS
-
         wide = [name in WIDE_COLUMNS and name not in self.names for name in names]
         missing = [
             name for name, is_wide in zip(names, wide, strict=True) if not is_wide and name not in self.names
@@ -169,8 +175,6 @@ class Series:
     @cached_property
     def _wide(self) -> np.ndarray:
         """The columns of `cpbmodels.data.wide`, computed when the first of them is requested: [rows, W]."""
-        from cpbmodels.data.wide import wide_columns
-
         return wide_columns(self)
 
     @property
@@ -207,9 +211,6 @@ class Series:
         Raises:
             ModelError: the frame holds no such candles; the sentence names the column or row.
         """
-        from cpbmodels.data.candles import read_candles  # polars is not needed by who brings arrays
-        from cpbmodels.data.columns import feature_frame
-
         candles = read_candles(frame, symbol or "the frame", timeframe, partial)
         columns = feature_frame(candles.frame, candles.timeframe)
         series = cls.from_columns(columns, symbol or "", candles.timeframe)
@@ -218,10 +219,6 @@ class Series:
     @classmethod
     def from_columns(cls, frame: pl.DataFrame, symbol: str, timeframe: str) -> Series:
         """A series, without spans, of what `cpbmodels.data.columns.feature_frame` computed."""
-        import polars as pl
-
-        from cpbmodels.data.columns import FEATURES
-
         names = tuple(name for name in FEATURES if name in frame.columns)
         return cls(
             prices=frame.select(PRICES).to_numpy(),
@@ -343,8 +340,6 @@ def forecast_rows(
         `issued_at`, `step` (Int64, from 1), `target_time` (close of the candle that is forecast, UTC), `q05 … q95`,
         `q50_open q50_high q50_low`.
     """
-    import polars as pl
-
     count, horizon = candle.shape[:2]
     issued = pl.Series("issued_at", issued_at, dtype=pl.Datetime("us", "UTC"))
     steps = np.tile(np.arange(1, horizon + 1), count)
@@ -361,7 +356,6 @@ def forecast_rows(
 def to_pandas(frame: pl.DataFrame) -> pd.DataFrame:
     """Return the rows for pandas, times aware (UTC); through numpy, because polars' own way needs pyarrow."""
     import pandas as pd
-    import polars as pl
 
     return pd.DataFrame(
         {

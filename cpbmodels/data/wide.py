@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cpbmodels.data import CEILING, FLOOR
-from cpbmodels.data.prices import segment_age
+from cpbmodels.data.columns import segment_age
 
 if TYPE_CHECKING:
     from cpbmodels.data.series import Series

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.options import Preset
-from cpbmodels.data.prices import RETURNS, SCALED
+from cpbmodels.data.columns import RETURNS, SCALED
 from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 

@@ -9,8 +9,7 @@ import polars as pl
 import torch
 
 import cpbmodels
-from cpbmodels.data.columns import feature_frame
-from cpbmodels.data.prices import RETURNS
+from cpbmodels.data.columns import RETURNS, feature_frame
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.columns import feature_frame
-from cpbmodels.data.prices import RETURNS, candle_columns
+from cpbmodels.data.columns import RETURNS, candle_columns, feature_frame
 from cpbmodels.data.series import Series
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.prices import level_leaps
+from cpbmodels.data.columns import level_leaps
 from cpbmodels.data.series import QUANTILE_COLUMNS
 from schemas.forecasts import KEY, LEDGER_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from cpbmodels.data.prices import LAMBDA
+from cpbmodels.data.columns import LAMBDA
 from cpbmodels.data.series import Series
 from schemas.errors import CpbError, install_extra
 from schemas.identity import SeriesId
@@ -139,6 +139,6 @@ def fit_reference(
 def reference_quantiles(reference: Reference, series: Series, origins: Rows) -> Array:
     """Return the reference's quantiles [N, H, 19] of the cumulative log-return after each origin.
 
-    The reference's `decay` must equal that of the series' volatility (`cpbmodels.data.prices.LAMBDA`).
+    The reference's `decay` must equal that of the series' volatility (`cpbmodels.data.columns.LAMBDA`).
     """
     return ScaledTable(step_scale, np.asarray(reference.table)).quantiles(series, origins)

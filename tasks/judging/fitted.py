@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cpbmodels.arch.presets import preset
-from cpbmodels.data.prices import segment_age
+from cpbmodels.data.columns import segment_age
 from cpbmodels.data.ranges import RangeModel, fit_ranges, future_range
 from cpbmodels.data.series import Series
 from tasks.judging.baselines import Rows, ScaledTable, import_extra, step_scale

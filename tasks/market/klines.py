@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.prices import level_leaps
+from cpbmodels.data.columns import level_leaps
 from schemas.errors import BusyError, CpbError, MemberError
 from schemas.frames import KLINES
 from schemas.identity import MARKETS, SPOT, SeriesId, series_folders

@@ -16,7 +16,7 @@ from threading import Lock
 
 import polars as pl
 
-from cpbmodels.data.prices import PRICES
+from cpbmodels.data.columns import PRICES
 from schemas.errors import UsageError
 from schemas.frames import KLINES
 from schemas.identity import OWN, SeriesId

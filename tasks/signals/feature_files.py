@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.columns import feature_frame
-from cpbmodels.data.prices import PRICES
+from cpbmodels.data.columns import PRICES, feature_frame
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import Market
 from schemas.errors import DamagedError, MemberError

@@ -11,7 +11,7 @@ import pytest
 from forecast_tools import BTC, HOUR, PEPE, START
 
 import cpbmodels
-from cpbmodels.data.prices import LAMBDA
+from cpbmodels.data.columns import LAMBDA
 from cpbmodels.data.wide import NO_MARKET
 from schemas.errors import MemberError
 from schemas.forecasts import REFERENCE_COLUMNS

@@ -23,7 +23,7 @@ from market_tools import (
     stored,
 )
 
-from cpbmodels.data.prices import PRICES
+from cpbmodels.data.columns import PRICES
 from tasks.market import mirror
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from market_tools import build, key
 
 from cpbmodels.data import INTERVAL_SECONDS
-from cpbmodels.data.columns import feature_frame
-from cpbmodels.data.prices import PRICES
+from cpbmodels.data.columns import PRICES, feature_frame
 from schemas.errors import UsageError
 from schemas.frames import KLINES
 from schemas.run import BacktestSpec, RunSpec

@@ -6,7 +6,7 @@ import pytest
 from candles import walk
 
 from cpbmodels import train_fleet
-from cpbmodels.data.prices import LAMBDA, candle_columns
+from cpbmodels.data.columns import LAMBDA, candle_columns
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.errors import ModelError

@@ -12,7 +12,7 @@ from candles import LEARNT, series_for, walk
 
 from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
 from cpbmodels.arch.heads import Point
-from cpbmodels.data.prices import RETURNS
+from cpbmodels.data.columns import RETURNS
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import train as training
 from cpbmodels.fleet.bank import Bank

@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from test_features import klines
 
-from cpbmodels.data.prices import PRICES
+from cpbmodels.data.columns import PRICES
 from schemas.errors import DamagedError, MemberError
 from schemas.identity import SeriesId
 from tasks.signals import feature_files
