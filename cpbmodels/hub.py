@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpbmodels.errors import DamagedModelError, ModelError, pip_install
+from cpbmodels.errors import DamagedModelError, ModelError, pip_install, unknown_choice
 from cpbmodels.fleet.config import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _MODEL = re.compile(r"([^/]+)/([^/]+)/model\.safetensors")
 _PART = re.compile(r"[\w-]+")
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_MAX_NAMED = 12
 
 
 def from_hub(
@@ -75,6 +74,8 @@ def fetch(repo: str, model: str, revision: str | None = None, again: bool = Fals
     client = _client()
     if not all(_PART.fullmatch(part) for part in model.split("/")):
         raise ModelError(f"{model!r} names no model: give a symbol and a timeframe, as in BTCUSDT and 1h.")
+    if not _REPO.fullmatch(repo):
+        raise ModelError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models.")
     place = revision
     with _explained(repo, revision, model):
         for name in (CONFIG, WEIGHTS):
@@ -111,60 +112,22 @@ def _explained(repo: str, revision: str | None, model: str = "") -> Iterator[Non
     from huggingface_hub import constants, errors
 
     hub = re.sub(r"//[^/@]*@", "//", _endpoint() or constants.ENDPOINT)  # a password in it is not shown
-    # Of requests, httpx or httpx2, by the client's version: what its HTTP errors and failed connections have in common.
-    causes = [kind for kind in errors.HfHubHTTPError.__mro__ if kind.__module__ != "builtins"]
-    transport: type[Exception] = causes[-1]
-    wrong_name = ModelError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models.")
-    if not _REPO.fullmatch(repo):
-        raise wrong_name
     try:
         yield
-    except errors.HFValidationError:
-        raise wrong_name from None
-    except errors.LocalEntryNotFoundError:
-        why = f"{model} of {repo} is not in this machine's cache, and the Hub at {hub} does not answer"
-        raise ModelError(f"{why}: check the network, HF_ENDPOINT and HF_HUB_OFFLINE.") from None
-    except errors.EntryNotFoundError:
-        raise ModelError(_no_model(repo, revision, model)) from None
-    except errors.RevisionNotFoundError:
-        raise ModelError(_no_revision(repo, revision)) from None
-    except errors.GatedRepoError:
-        raise ModelError(f"{repo} is gated: request access on {hub}/{repo}, then set HF_TOKEN.") from None
-    except errors.RepositoryNotFoundError:
-        raise ModelError(
-            f"There is no {repo} on {hub} that this machine may read: check the name, or set HF_TOKEN if it is private."
-        ) from None
-    except errors.OfflineModeIsEnabled:
-        raise ModelError(
-            f"HF_HUB_OFFLINE is set, and {repo} cannot be listed without asking {hub}: unset it."
-        ) from None
-    except (
-        transport,
-        ValueError,
-    ) as error:  # ValueError: no JSON, or no network when a file is fetched again
-        raise ModelError(_refused(repo, hub, error)) from None
-
-
-def _no_model(repo: str, revision: str | None, model: str) -> str:
-    there = list_models(repo, revision)
-    more = f" and {len(there) - _MAX_NAMED} more" if len(there) > _MAX_NAMED else ""
-    named = f"choose among {', '.join(there[:_MAX_NAMED])}{more}" if there else "it holds no model"
-    return (
-        f"{repo} has no model {model}: {named} (um-, cm-, own- and sim- stand for other markets than spot)."
-    )
-
-
-def _no_revision(repo: str, revision: str | None) -> str:
-    with _explained(repo, None):
-        refs = _client().HfApi(endpoint=_endpoint()).list_repo_refs(repo)
-    names = ", ".join(ref.name for ref in (*refs.branches, *refs.tags))
-    return f"{repo} has no revision {revision!r}: choose among {names}, or give a whole commit hash."
-
-
-def _refused(repo: str, hub: str, error: Exception) -> str:
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    if status == 401:
-        return "The Hub does not accept the token (401): set HF_TOKEN to a valid token, or unset it for public models."
-    if status is not None:
-        return f"The Hub at {hub} answered {status} to the request for {repo}: try again later."
-    return f"The Hub at {hub} cannot be reached ({type(error).__name__}): check the network and HF_ENDPOINT."
+    except Exception as error:  # noqa: BLE001 - of requests or httpx, by the client's version
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        why = (
+            f"The Hub at {hub} cannot be reached or refuses {repo} {model} ({type(error).__name__}, status {status}): "
+            "check the network, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN."
+        )
+        if isinstance(error, errors.HFValidationError):
+            why = f"repo {repo!r} is not USER/NAME, as in alice/cpb-models."
+        elif isinstance(error, errors.RevisionNotFoundError):
+            why = f"{repo} has no revision {revision!r}: give a branch, a tag or a whole commit hash."
+        elif isinstance(error, errors.RepositoryNotFoundError):
+            why = f"There is no {repo} on {hub} that this machine may read: check the name, or set HF_TOKEN."
+        elif (
+            isinstance(error, errors.EntryNotFoundError) and status
+        ):  # else it is not in this machine's cache
+            why = f"{repo}: {unknown_choice('model', model, list_models(repo, revision))}"
+        raise ModelError(why) from None
