@@ -58,32 +58,46 @@ class ArchitectureInfo:
 
 def architectures() -> list[str]:
     """Names that `train_fleet(architecture=...)` accepts: cpbmodels' own, then other packages', sorted."""
-    return [*_BUILT_IN, *sorted(_registered().keys() - _BUILT_IN.keys())]
+    return [*_BUILT_IN, *sorted(_registered())]
 
 
 def architecture(name: str) -> ArchitectureInfo:
     """What is known of an architecture by name. ModelError if it is unknown or unusable; imports torch."""
     kind = find(name)
-    points = () if name in _BUILT_IN else _registered()[name]
     return ArchitectureInfo(
         name=name,
         closed_form=kind.spec.closed_form,
         classifier=kind.is_classifier(),
         presets=tuple(kind.spec.presets),
         default_preset=kind.spec.default_preset,
-        package=", ".join(_package(point) for point in points),
+        package=", ".join(map(_package, _registered().get(name, []))),
     )
 
 
+@cache
 def find(name: str) -> type[Architecture]:
-    """The class of an architecture by name."""
+    """The class of an architecture by name. ModelError if it is unknown or another package's that cannot be used."""
     if name in _BUILT_IN:
         module, _, attribute = _BUILT_IN[name].partition(":")
         kind: type[Architecture] = getattr(import_module(module), attribute)
         return kind
     if name not in _registered():
         raise ModelError(unknown_choice("architecture", name, architectures()))
-    return _load(name)
+    from cpbmodels.arch.base import check_definition
+
+    points = _registered()[name]
+    packages = " and ".join(sorted(map(_package, points)))
+    if len(points) > 1:
+        raise ModelError(
+            f"architecture {name!r} is registered by the packages {packages}: uninstall all but one of them."
+        )
+    try:
+        return check_definition(points[0].load())
+    except Exception as error:  # any error of that package's code: its name belongs into the message
+        raise ModelError(
+            f"architecture {name!r} of the package {packages} cannot be used ({type(error).__name__}: {error}): "
+            "update or uninstall that package."
+        ) from error
 
 
 def usable() -> dict[str, type[Architecture]]:
@@ -92,12 +106,12 @@ def usable() -> dict[str, type[Architecture]]:
 
 
 def problems() -> list[ModelError]:
-    """One error for each entry point of another package that cannot be used."""
+    """One error for each architecture of another package that cannot be used."""
     return _import_all()[1]
 
 
 def _import_all() -> tuple[dict[str, type[Architecture]], list[ModelError]]:
-    kinds, errors = {}, _name_collisions(_registered())
+    kinds, errors = {}, []
     for name in architectures():
         try:
             kinds[name] = find(name)
@@ -107,51 +121,18 @@ def _import_all() -> tuple[dict[str, type[Architecture]], list[ModelError]]:
 
 
 @cache
-def _registered() -> dict[str, tuple[EntryPoint, ...]]:
-    """Entry points of other packages by name; more than one if packages register the same name."""
+def _registered() -> dict[str, list[EntryPoint]]:
+    """Entry points of other packages by name, more than one if packages register the same; never cpbmodels' names."""
     points: dict[str, list[EntryPoint]] = {}
-    for point in sorted(
-        entry_points(group=ENTRY_POINT_GROUP), key=lambda point: (point.name, _package(point))
-    ):
-        points.setdefault(point.name, []).append(point)
-    by_name = {name: tuple(points) for name, points in points.items()}
-    for error in _name_collisions(by_name):
-        log.warning("%s", error)
-    return by_name
-
-
-def _name_collisions(registered: dict[str, tuple[EntryPoint, ...]]) -> list[ModelError]:
-    """Entry points named like an architecture of cpbmodels: the name keeps meaning cpbmodels' own."""
-    return [
-        ModelError(
-            f"The package {_package(point)} registers an architecture {name!r}, which is ignored, because "
-            f"cpbmodels has one of that name: rename that entry point of {ENTRY_POINT_GROUP}, or uninstall the package."
-        )
-        for name, points in registered.items()
-        if name in _BUILT_IN
-        for point in points
-    ]
-
-
-@cache
-def _load(name: str) -> type[Architecture]:
-    """Import the class of another package; any error there becomes a ModelError."""
-    from cpbmodels.arch.base import check_definition
-
-    points = _registered()[name]
-    packages = " and ".join(_package(point) for point in points)
-    if len(points) > 1:
-        raise ModelError(
-            f"architecture {name!r} is registered by the packages {packages}: uninstall all but one of them."
-        )
-    try:
-        kind = check_definition(points[0].load())
-    except Exception as error:  # any error of that package's code: its name belongs into the message
-        raise ModelError(
-            f"architecture {name!r} of the package {packages} cannot be used ({type(error).__name__}: {error}): "
-            "update or uninstall that package."
-        ) from error
-    return kind
+    for point in entry_points(group=ENTRY_POINT_GROUP):
+        if point.name in _BUILT_IN:
+            log.warning(
+                "The package %s registers an architecture %r, which is ignored, because cpbmodels has one of that name",
+                _package(point), point.name,
+            )  # fmt: skip
+        else:
+            points.setdefault(point.name, []).append(point)
+    return points
 
 
 def _package(point: EntryPoint) -> str:
