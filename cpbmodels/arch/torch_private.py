@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType as DeviceType
+from torch.autograd import DeviceType as DeviceType  # type: ignore[attr-defined]
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # --- Derivatives for backward passes written by hand: one kernel each, those that autograd itself calls. -------------

@@ -240,3 +240,132 @@ def one_query(q: Tensor, kv: Tensor, bias_q: Tensor, bias_kv: Tensor, seen: int,
         HEADS=heads, D=d, BT=triton.next_power_of_2(kv.shape[2]), num_warps=4,
     )  # fmt: skip
     return out
+
+
+# --- A step of a recurrent decoder: attention over the encoder, the output map and what is fed back. ------------------
+# Launched by `decoder`, which says the shapes; with `tl.constexpr` OUT outputs of the head `point`.
+
+
+@triton.jit(do_not_specialize=["s_bo", "s_tk", "s_tb", "s_fk", "s_fb", "s_n", "step", "B", "S"])
+def _step_attend(h, s_h, q, s_q, keys, s_kk, values, s_vk, b_v, s_bv, w_out, s_wo, b_out, s_bo, truth, s_tk, s_tb,
+            forced, s_fk, s_fb, raw, shares, kept, s_at, after, s_n, row, scale, step, B, S, HEADS: tl.constexpr,
+            H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr):  # fmt: skip
+    """raw [K, B, S, OUT] at `step` = [h, attended] w_out^T + b_out, attended = softmax(q k^T scale) v + b_v.
+
+    h, q [B, H], w_out [OUT, 2H]; keys and values of state t and window b are rows t B + b, `row` values apart. Kept:
+    shares [K, B, S, BT, HEADS] and attended values [B, H]. after [B, OUT]: what the next step reads, the truth
+    [B, S, OUT] where forced [B, S], else `Head.feedback` of raw."""
+    window = tl.program_id(0).to(tl.int64)
+    k, b = window // B, window % B
+    D: tl.constexpr = H // HEADS
+    c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
+    at = (t[:, None] * B + b) * row + c[None, :]  # [BT, H]: this window's states, B rows apart
+    seen = (t < T)[:, None] & (c >= 0)[None, :]
+    query = tl.load(q + k * s_q + b * H + c).to(tl.float32)
+    key = tl.load(keys + k * s_kk + at, seen, other=0.0).to(tl.float32)
+    # One query a window: sums of products [BT, HEADS, D] over D, where a tile of tl.dot would be 15/16 empty.
+    scores = tl.sum(tl.reshape(key * query[None, :], [BT, HEADS, D]), 2) * scale
+    scores = tl.where((t < T)[:, None], scores, float("-inf"))
+    share = tl.exp(scores - tl.max(scores, 0)[None, :])
+    share /= tl.sum(share, 0)[None, :]
+    tl.store(shares + ((window * S + step) * BT + t)[:, None] * HEADS + head[None, :], share)
+    value = tl.load(values + k * s_vk + at, seen, other=0.0).to(tl.float32)
+    # [BT, HEADS, D] over BT, the heads side by side again: [H]. The shares add up to 1, so b_v is added once.
+    attended = tl.reshape(tl.sum(tl.reshape(value, [BT, HEADS, D]) * share[:, :, None], 0), [H])
+    if b_v is not None:
+        attended += tl.load(b_v + k * s_bv + c).to(tl.float32)
+    tl.store(kept + k * s_at + b * H + c, attended.to(kept.dtype.element_ty))
+    state = tl.load(h + k * s_h + b * H + c).to(tl.float32)
+    # [OUT, H] each: the half of w_out for h and, H further, the half for attended.
+    wp = w_out + k * s_wo + o[:, None] * (2 * H) + c[None, :]
+    out = tl.sum(tl.load(wp).to(tl.float32) * state[None, :], 1)
+    out += tl.sum(tl.load(wp + H).to(tl.float32) * attended[None, :], 1)
+    out += tl.load(b_out + k * s_bo + o).to(tl.float32)
+    tl.store(raw + (window * S + step) * OUT + o, out)
+    # `Head.feedback` of the head point, [OUT]: softplus(raw - 1) of the wicks 2 and 3, linear above 20 as torch's.
+    wick = out - 1
+    fed = tl.where(wick > 20, wick, tl.log(1 + tl.exp(tl.minimum(wick, 20.0))))
+    fed = tl.where(o >= 2, fed, out)
+    if forced is not None:
+        true = tl.load(truth + k * s_tk + b * s_tb + step * OUT + o).to(tl.float32)
+        fed = tl.where(tl.load(forced + k * s_fk + b * s_fb + step) != 0, true, fed)
+    tl.store(after + k * s_n + b * OUT + o, fed.to(after.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["s_fk", "s_fb", "step", "B", "S"])
+def _step_attend_back(grad, d_raw, raw, d_gates, s_dg, w_ih, s_ih, forced, s_fk, s_fb, keys, s_kk, values, s_vk,
+                 w_out, s_wo, shares, d_scores, d_h, s_dh, d_q, s_dq, row, scale, step, B, S, HEADS: tl.constexpr,
+                 H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr,
+                 G: tl.constexpr):  # fmt: skip
+    """d_h, d_q [B, H] and d_scores (as shares, times scale) at `step`, and d_raw [K, B, S, OUT] there: `grad` and
+    what reached raw by way of the next step.
+
+    d_gates [B, G H]: gradient of the next step's first gates, which read through w_ih [G H, OUT] what was fed back.
+    Without d_q, q is h itself and d_h the sum of both. It writes where it reads nothing: all warps hold the few values
+    of d_raw, so that in place one of them could read what another has already written."""
+    window = tl.program_id(0).to(tl.int64)
+    k, b = window // B, window % B
+    D: tl.constexpr = H // HEADS
+    c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
+    # dL/d(fed back) [OUT] = d_gates [G H] w_ih [G H, OUT], gate by gate; zero at the last step.
+    fed = tl.zeros([OUT], tl.float32)
+    for g in tl.static_range(G):
+        of_gate = tl.load(d_gates + k * s_dg + b * (G * H) + g * H + c).to(tl.float32)
+        weight = tl.load(w_ih + k * s_ih + (g * H + c)[None, :] * OUT + o[:, None]).to(tl.float32)
+        fed += tl.sum(of_gate[None, :] * weight, 1)
+    out = (window * S + step) * OUT + o
+    # Through `Head.feedback`: softplus' = sigmoid; and nothing comes back where the truth was read instead.
+    fed = tl.where(o >= 2, tl.sigmoid(tl.load(raw + out) - 1) * fed, fed)
+    if forced is not None:
+        fed = tl.where(tl.load(forced + k * s_fk + b * s_fb + step) != 0, 0.0, fed)
+    d_out = tl.load(grad + out) + fed
+    tl.store(d_raw + out, d_out)
+    wp = w_out + k * s_wo + o[:, None] * (2 * H) + c[None, :]
+    # [OUT, H] over OUT: both halves of d_out w_out.
+    of_state = tl.sum(tl.load(wp).to(tl.float32) * d_out[:, None], 0)
+    of_attended = tl.sum(tl.load(wp + H).to(tl.float32) * d_out[:, None], 0)
+    at = (t[:, None] * B + b) * row + c[None, :]
+    seen = (t < T)[:, None] & (c >= 0)[None, :]
+    value = tl.load(values + k * s_vk + at, seen, other=0.0).to(tl.float32)
+    of_share = tl.sum(tl.reshape(value * of_attended[None, :], [BT, HEADS, D]), 2)
+    place = ((window * S + step) * BT + t)[:, None] * HEADS + head[None, :]
+    share = tl.load(shares + place)
+    # Derivative of softmax over the states [BT], by head: ds = a (da - sum(a da)).
+    of_score = share * (of_share - tl.sum(share * of_share, 0)[None, :]) * scale
+    tl.store(d_scores + place, of_score)
+    key = tl.load(keys + k * s_kk + at, seen, other=0.0).to(tl.float32)
+    of_query = tl.reshape(tl.sum(tl.reshape(key, [BT, HEADS, D]) * of_score[:, :, None], 0), [H])
+    if d_q is None:
+        of_state += of_query
+    else:
+        tl.store(d_q + k * s_dq + b * H + c, of_query.to(d_q.dtype.element_ty))
+    tl.store(d_h + k * s_dh + b * H + c, of_state.to(d_h.dtype.element_ty))
+
+
+@triton.jit(do_not_specialize=["B"])
+def _memory_back(d_raw, q, s_qk, s_qs, w_out, s_wo, shares, d_scores, d_keys, s_kk, d_values, s_vk, of_bias, row, B,
+                 HEADS: tl.constexpr, H: tl.constexpr, T: tl.constexpr, BT: tl.constexpr, OUT: tl.constexpr,
+                 S: tl.constexpr):  # fmt: skip
+    """Gradients of keys and values over all steps, laid out as these; of_bias [K, B, H]: of the attended values."""
+    window = tl.program_id(0).to(tl.int64)
+    k, b = window // B, window % B
+    D: tl.constexpr = H // HEADS
+    c, t, o, head = tl.arange(0, H), tl.arange(0, BT), tl.arange(0, OUT), tl.arange(0, HEADS)
+    # [OUT, H], for attended
+    weight = tl.load(w_out + k * s_wo + o[:, None] * (2 * H) + H + c[None, :]).to(tl.float32)
+    # Sums over steps s of ds_s q_s and a_s d_attended_s, outer products by head; on the chip until the last step.
+    of_key = tl.zeros([BT, HEADS, D], tl.float32)
+    of_value = tl.zeros([BT, HEADS, D], tl.float32)
+    total = tl.zeros([H], tl.float32)
+    for s in range(S):
+        query = tl.load(q + k * s_qk + s * s_qs + b * H + c).to(tl.float32)  # [H]
+        of_attended = tl.sum(weight * tl.load(d_raw + (window * S + s) * OUT + o)[:, None], 0)
+        place = ((window * S + s) * BT + t)[:, None] * HEADS + head[None, :]
+        of_key += tl.load(d_scores + place)[:, :, None] * tl.reshape(query, [1, HEADS, D])
+        of_value += tl.load(shares + place)[:, :, None] * tl.reshape(of_attended, [1, HEADS, D])
+        total += of_attended
+    at = (t[:, None] * B + b) * row + c[None, :]
+    seen = (t < T)[:, None] & (c >= 0)[None, :]
+    tl.store(d_keys + k * s_kk + at, tl.reshape(of_key, [BT, H]).to(d_keys.dtype.element_ty), seen)
+    tl.store(d_values + k * s_vk + at, tl.reshape(of_value, [BT, H]).to(d_values.dtype.element_ty), seen)
+    tl.store(of_bias + window * H + c, total)

@@ -56,7 +56,7 @@ def test_the_decoders_attention_writes_where_it_reads_nothing(architecture, monk
     """With several warps, which hold the same few values, one could read what another has written."""
     checked = 0
     for kernel, args, constants in _launches(architecture, 90, monkeypatch):
-        if kernel.__name__ not in ("_attend", "_attend_back"):
+        if kernel.__name__ not in ("_step_attend", "_step_attend_back"):
             continue
         checked += 1
         names = [name for name in kernel.arg_names if name not in constants]

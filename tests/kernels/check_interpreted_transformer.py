@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from fleets import SmallFleet, difference, largest_difference
 
-from cpbmodels.kernels import attention, blocks
+from cpbmodels.kernels import attention, transformer
 
 CLOSE = 5e-7  # float32 against float64, relative; torch's own float32 is as far off
 
@@ -34,17 +34,19 @@ def test_add_norm(rows, width):
         total = x + y + bias
         return total, F.layer_norm(total, (width,))
 
-    _compare(blocks.add_norm, reference, _draw(2, rows, width), _draw(2, rows, width), _draw(2, 1, width))
+    _compare(
+        transformer.add_norm, reference, _draw(2, rows, width), _draw(2, rows, width), _draw(2, 1, width)
+    )
 
 
 def test_norm_alone():
-    _compare(blocks.add_norm, lambda x: (x * 1, F.layer_norm(x, (32,))), _draw(2, 9, 32))
+    _compare(transformer.add_norm, lambda x: (x * 1, F.layer_norm(x, (32,))), _draw(2, 9, 32))
 
 
 @pytest.mark.parametrize("width", [64, 144])
 def test_bias_gelu(width):
     _compare(
-        lambda x, b: [blocks.bias_gelu(x, b)],
+        lambda x, b: [transformer.bias_gelu(x, b)],
         lambda x, b: [F.gelu(x + b)],
         _draw(2, 37, width),
         _draw(2, 1, width),

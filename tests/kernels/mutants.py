@@ -7,25 +7,25 @@ import torch
 from gpu_on_cpu import gpu_path
 from triton.runtime.interpreter import InterpretedFunction
 
-from cpbmodels.kernels import attention, blocks, check, decoder, optimizer, recurrent
+from cpbmodels.kernels import attention, check, optimizer, steps, transformer
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 MASK, SIGN, HELD, NEIGHBOUR = "a mask", "a sign", "a held row", "a neighbour"
 _SHARES = (
-    decoder,
+    attention,
     "scores = tl.where((t < T)[:, None], scores",
     "scores = tl.where((t < BT)[:, None], scores",
 )
 WRONG = {
     ("transformer", MASK): (attention, "seen = (j < T)[None, :]", "seen = (j < BT)[None, :]"),
-    ("transformer", SIGN): (blocks, "v * 0.7071067811865476)) + v", "v * 0.7071067811865476)) - v"),
+    ("transformer", SIGN): (transformer, "v * 0.7071067811865476)) + v", "v * 0.7071067811865476)) - v"),
     ("gru", MASK): _SHARES,
-    ("gru", SIGN): (recurrent, "d_h * (h - n) * z", "d_h * (n - h) * z"),
+    ("gru", SIGN): (steps, "d_h * (h - n) * z", "d_h * (n - h) * z"),
     ("lstm", MASK): _SHARES,
-    ("lstm", SIGN): (recurrent, "_put3(out, H, d * g * i", "_put3(out, H, -d * g * i"),
+    ("lstm", SIGN): (steps, "_put3(out, H, d * g * i", "_put3(out, H, -d * g * i"),
     ("gru", HELD): (optimizer, "moves = tl.load(held + k) == 0", "moves = tl.load(held + k) >= 0"),
     ("gru", NEIGHBOUR): (
-        decoder,
+        attention,
         "out += tl.load(b_out + k * s_bo + o).to(tl.float32)",
         "out += tl.load(b_out + k * s_bo + o).to(tl.float32) + 0 * tl.load(b_out + (2 - k) * s_bo + o).to(tl.float32)",
     ),
