@@ -7,7 +7,7 @@ import torch
 from gpu_on_cpu import gpu_path
 from triton.runtime.interpreter import InterpretedFunction
 
-from cpbmodels.kernels import attention, check, optimizer, steps, transformer
+from cpbmodels.kernels import attention, check, decoder, optimizer, recurrent, steps, transformer
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 MASK, SIGN, HELD, NEIGHBOUR = "a mask", "a sign", "a held row", "a neighbour"
@@ -42,9 +42,13 @@ def make_wrong(monkeypatch, tmp_path, architecture, what):
     spec = importlib.util.spec_from_file_location("wrong", path)
     copy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copy)
-    for name, kernel in vars(copy).items():
-        if isinstance(kernel, InterpretedFunction):
-            monkeypatch.setattr(module, name, kernel)
+    kernels = {
+        name: kernel for name, kernel in vars(module).items() if isinstance(kernel, InterpretedFunction)
+    }
+    for user in (attention, decoder, optimizer, recurrent, steps, transformer):  # where it is imported, too
+        for name, kernel in kernels.items():
+            if vars(user).get(name) is kernel:
+                monkeypatch.setattr(user, name, vars(copy)[name])
 
 
 def found_wrong(architecture, options):
