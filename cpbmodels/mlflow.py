@@ -9,9 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from cpbmodels.data.columns import PRICES
+from cpbmodels.data.candles import read_candles
+from cpbmodels.data.columns import PRICES, feature_frame
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS, Series, to_pandas
 from cpbmodels.errors import ModelError
 
@@ -34,7 +33,8 @@ class CandleModel:
         """Return the forecast after the last candle, or with `since` those from every origin since then.
 
         Args:
-            frame: `open_time open high low close` and, if known, `volume`, oldest first. `open_time` as in `utc_times`.
+            frame: `open_time open high low close` and, if known, `volume`, oldest first, times as in
+                `Series.from_frame`; those without a zone are UTC.
             params: `since`: the first origin (UTC close of the last candle used) as ISO text, a backtest's start;
                 `partial`: "drop" leaves out a last candle that has not closed yet, by default it is refused.
 
@@ -49,41 +49,20 @@ class CandleModel:
         options = params or {}
         config = self.member.config
         try:
-            series = Series.from_frame(
-                frame.assign(**{TIME: utc_times(frame[TIME])}),
-                config.get("symbol") or None,
+            candles = read_candles(
+                frame,
+                config.get("symbol") or "the frame",
                 config.get("timeframe") or None,
                 partial=options.get("partial") or "refuse",
+                naive_is_utc=True,  # MLflow and JSON carry no zone
             )
+            columns = feature_frame(candles.frame, candles.timeframe)
+            series = Series.from_columns(columns, config.get("symbol") or "", candles.timeframe)
             since = options.get("since")
             rows = self.member.predict(series, since) if since else self.member.forecast(series).to_frame()
         except ModelError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
         return to_pandas(rows)
-
-
-def utc_times(times: pd.Series) -> pd.Series:
-    """Return open times as `Series.from_frame` takes them: aware (UTC), or numbers since 1970 as they are.
-
-    Texts are ISO 8601; a text or a datetime without a zone means UTC, because MLflow and JSON carry none.
-
-    Raises:
-        ModelError: a value is not a time; the sentence names its row.
-    """
-    import pandas as pd
-
-    if times.dtype.kind in "iuf":
-        return times
-    if times.dtype.kind == "O" and pd.api.types.infer_dtype(times, skipna=True) in ("integer", "floating"):
-        return pd.to_numeric(times)
-    parsed = pd.to_datetime(times, utc=True, format="ISO8601", errors="coerce")
-    if (wrong := np.flatnonzero(parsed.isna() & times.notna())).size:
-        row = int(wrong[0])
-        raise ModelError(
-            f"open_time {times.iloc[row]!r} in row {row} is not a time: give aware datetimes, ISO 8601 texts, or "
-            "seconds, milliseconds or microseconds since 1970."
-        )
-    return parsed
 
 
 def signature() -> ModelSignature:

@@ -9,58 +9,65 @@ import numpy as np
 import pandas as pd
 import pytest
 from candles import walk
+from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
 import cpbmodels
-from cpbmodels import ModelError
 from cpbmodels.data.series import Series
-from cpbmodels.mlflow import signature, utc_times
+from cpbmodels.mlflow import CandleModel, signature
 
-HOURS = pd.date_range("2025-01-01", periods=3, freq="h", tz="UTC")
+HOURS = pd.date_range("2024-01-01", periods=700, freq="h", tz="UTC")
+
+
+@pytest.fixture(scope="module")
+def member():
+    return cpbmodels.train_fleet([walk()], architecture="linear", preset="smoke", seeds=[1])[0]
+
+
+def candles(times):
+    return pd.DataFrame(walk().prices, columns=["open", "high", "low", "close"]).assign(open_time=times)
 
 
 @pytest.mark.parametrize(
     "times",
     [
-        HOURS,
         HOURS.tz_convert("America/New_York"),
         HOURS.tz_localize(None),
         HOURS.as_unit("ms"),
         [t.isoformat() for t in HOURS],
-        ["2025-01-01", "2025-01-01 01:00", "2025-01-01T04:00+02:00"],
+        [t.strftime("%Y-%m-%d %H:%M") for t in HOURS],
         [t.to_pydatetime() for t in HOURS],
+        *(
+            pd.Series([int(t.timestamp()) for t in HOURS]).astype(kind)
+            for kind in ("int64", "Int64", "object")
+        ),
     ],
 )
-def test_times_become_aware(times):
-    assert utc_times(pd.Series(times)).tolist() == HOURS.tolist()
+def test_times_of_any_kind_are_utc(times, member):
+    rows = CandleModel(member).predict(candles(times))
+    wanted = CandleModel(member).predict(candles(HOURS))
+    pd.testing.assert_frame_equal(rows, wanted)
+    assert rows["issued_at"][0] == HOURS[-1] + pd.Timedelta(hours=1)
 
 
-@pytest.mark.parametrize("kind", ["int64", "float64", "Int64", "object"])
-def test_numbers_stay_numbers(kind):
-    numbers = pd.Series([1735689600, 1735693200]).astype(kind)
-    assert utc_times(numbers).tolist() == [1735689600, 1735693200]
+@pytest.mark.parametrize("wrong", ["noon", "01/02/2025"])
+def test_what_is_no_time_is_named_with_its_row(wrong, member):
+    times = [t.isoformat() for t in HOURS]
+    with pytest.raises(MlflowException, match="in row 1 is not a time"):
+        CandleModel(member).predict(candles([times[0], wrong, *times[2:]]))
 
 
-@pytest.mark.parametrize("wrong", ["noon", "1735689600", "01/02/2025", True])
-def test_what_is_no_time_is_named_with_its_row(wrong):
-    with pytest.raises(ModelError, match="in row 1 is not a time"):
-        utc_times(pd.Series(["2025-01-01", wrong], dtype=object))
-
-
-def test_any_folder_of_the_library_is_a_model_with_an_mlmodel_beside_it(tmp_path):
+def test_any_folder_of_the_library_is_a_model_with_an_mlmodel_beside_it(tmp_path, member):
     """What a user of the wheel alone can do with a model of their own."""
-    (member,) = cpbmodels.train_fleet([walk()], architecture="linear", preset="smoke", seeds=[1])
     member.save(tmp_path)
     model = Model(signature=signature())
     model.add_flavor("python_function", loader_module="cpbmodels.mlflow", env={})
     model.save(tmp_path / "MLmodel")
-    opened = pd.date_range("2024-01-01", periods=700, freq="h")
-    frame = pd.DataFrame(walk().prices, columns=["open", "high", "low", "close"]).assign(open_time=opened)
 
-    rows = mlflow.pyfunc.load_model(str(tmp_path)).predict(frame)
+    rows = mlflow.pyfunc.load_model(str(tmp_path)).predict(candles(HOURS.tz_localize(None)))
 
-    aware = frame.assign(open_time=opened.tz_localize("UTC"))
-    np.testing.assert_array_equal(rows["q50"], member.forecast(Series.from_frame(aware)).close[0.5])
+    forecast = member.forecast(Series.from_frame(candles(HOURS)))
+    np.testing.assert_array_equal(rows["q50"], forecast.close[0.5])
 
 
 def test_the_signature_needs_no_torch():
