@@ -7,7 +7,6 @@ and casts is not mended: the kernels compute in float32.
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -35,18 +34,6 @@ def _create_dot(builder, a, b, c, input_precision, max_num_imprecise_acc):
         _float32(operand.data) if operand.dtype.scalar == tl.bfloat16 else operand.data for operand in (a, b)
     )
     return TensorHandle(np.matmul(left, right, dtype=c.data.dtype) + c.data, c.dtype.scalar)
-
-
-@triton.jit
-def _through_bf16(x, out):
-    tl.store(out, tl.load(x).to(tl.bfloat16).to(tl.float32))
-
-
-def cast(x):
-    """x [1], rounded to bf16 by the interpreter."""
-    out = torch.empty_like(x)
-    _through_bf16[(1,)](x, out)
-    return out
 
 
 def mend(monkeypatch):

@@ -40,15 +40,3 @@ def test_gradients_are_as_close_to_float64_as_torchs(architecture, shared, monke
     print(f"{architecture}: kernels {off:.2e}, torch {limit:.2e}")
     assert off < 1.1 * limit < 0.01
     assert difference(close, losses) < 2e-3
-
-
-def test_without_the_mend_the_interpreter_is_wrong(monkeypatch):
-    """So that the mend goes when Triton's interpreter rounds and multiplies bf16 as a GPU does."""
-    x = torch.tensor([1 + 2.0**-8 + 2.0**-10])  # between 1 and the next bf16, nearer to the latter
-    rounded = {}
-    for mended in (False, True):
-        if mended:
-            bf16.mend(monkeypatch)
-        rounded[mended] = bf16.cast(x)
-    assert rounded[True] == x.bfloat16().float()
-    assert rounded[False] == 1.0

@@ -1,4 +1,4 @@
-"""The kernels of gru and lstm in Triton's interpreter against float64 autograd."""
+"""The kernels of gru and lstm in Triton's interpreter: gradients are float64's, a member sees no neighbour."""
 
 import pytest
 import torch
@@ -49,3 +49,30 @@ def test_validation_of_any_number_of_windows(architecture, windows):
     assert (
         difference(SmallFleet(architecture, torch.float32, kernels=True).validation(windows), exact) < CLOSE
     )
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the neighbour
+@pytest.mark.parametrize(
+    ("layer", "architecture"), [("whole", "gru"), ("steps", "gru"), ("whole", "lstm")], indirect=["layer"]
+)
+def test_a_member_depends_on_no_neighbour(layer, architecture):
+    options = {"kernels": True, "dropout": 0.3, **SMALL}
+    alone, beside = (
+        SmallFleet(architecture, torch.float32, members=members, **options) for members in (2, 3)
+    )
+    beside.fleet.flat[2] = torch.nan  # a kernel that reads a neighbour's values spreads it
+    (losses, gradients), (others, wanted) = alone.gradients(), beside.gradients()
+    assert torch.equal(losses, others[:2])
+    assert bool(others[2].isnan())
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, wanted[name][:2]), name
+    assert torch.equal(alone.validation(13), beside.validation(13)[:2])
+
+
+@pytest.mark.parametrize("architecture", ["gru", "lstm"])
+def test_a_repeat_has_the_same_bits(architecture):
+    options = {"kernels": True, "dropout": 0.3, **SMALL}
+    both = (SmallFleet(architecture, torch.float32, **options) for _ in range(2))
+    (losses, gradients), (again, twice) = (small.gradients() for small in both)
+    assert torch.equal(losses, again)
+    assert all(torch.equal(gradient, twice[name]) for name, gradient in gradients.items())

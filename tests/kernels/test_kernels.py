@@ -17,9 +17,9 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 INTERPRETED = sorted(path.name for path in HERE.glob("check_interpreted_*.py"))
 COMPILED = sorted(path.name for path in HERE.glob("check_compiled*.py"))
-LONG = {
-    f"check_interpreted_{what}.py" for what in ("recurrent", "neighbours", "bf16", "transformer", "presets")
-} | set(COMPILED)
+LONG = {f"check_interpreted_{what}.py" for what in ("recurrent", "bf16", "transformer", "presets")} | set(
+    COMPILED
+)
 
 
 @pytest.mark.parametrize(
@@ -32,20 +32,8 @@ LONG = {
 def test_kernels(name, tmp_path):
     interpreted = {"TRITON_INTERPRET": "1"} if name.startswith("check_interpreted_") else {}
     environment = {**os.environ, **interpreted, "TRITON_CACHE_DIR": str(tmp_path)}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:xdist",
-        "--timeout",
-        "900",
-        str(HERE / name),
-    ]
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--timeout", "900"]
+    command = [sys.executable, "-m", "pytest", *options, str(HERE / name)]
     run = subprocess.run(
         command, env=environment, cwd=HERE.parents[1], capture_output=True, text=True, check=False
     )

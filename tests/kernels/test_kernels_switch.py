@@ -4,6 +4,7 @@ import types
 
 import pytest
 import torch
+from fleets import SmallFleet
 
 from cpbmodels.arch import find
 from cpbmodels.arch.presets import preset
@@ -16,12 +17,12 @@ GPU = torch.device("cuda")
 @pytest.fixture
 def chip(monkeypatch):
     """An H100, as far as the switch asks."""
-    gpu = types.SimpleNamespace(capability=(9, 0), shared=232_448, wrong="")
-    monkeypatch.setattr(support, "find_spec", lambda _: object())
+    gpu = types.SimpleNamespace(capability=(9, 0), shared=232_448, triton=object(), driver="", wrong="")
+    monkeypatch.setattr(support, "find_spec", lambda _: gpu.triton)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: gpu.capability)
     monkeypatch.setattr(support, "shared_bytes", lambda _: gpu.shared)
-    monkeypatch.setattr(support, "driver_fault", lambda: "")
+    monkeypatch.setattr(support, "driver_fault", lambda: gpu.driver)
     monkeypatch.setattr(check, "fault", lambda *_: gpu.wrong)
     return gpu
 
@@ -53,28 +54,23 @@ def test_else_the_reason_is_named(chip, changed, words):
     assert words in support.described(_reason(**changed))
 
 
-def test_an_older_chip_keeps_torchs_path(chip):
-    chip.capability = (7, 5)
-    assert "8.0 or newer" in _reason()
-
-
-def test_a_chip_with_little_shared_memory_keeps_torchs_path(chip):
-    chip.shared = 65_536
-    assert "65,536 bytes" in _reason()
-
-
-def test_without_triton_torchs_path_is_taken(chip, monkeypatch):
-    monkeypatch.setattr(support, "find_spec", lambda _: None)
-    assert "triton is not installed" in _reason()
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"capability": (7, 5)}, "8.0 or newer"),
+        ({"shared": 65_536}, "65,536 bytes"),
+        ({"triton": None}, "triton is not installed"),
+        ({"driver": "triton cannot compile here: no C compiler"}, "off (triton cannot compile here: no C compiler)"),
+        ({"wrong": "wrong on this chip: gradient 1e-1 off"}, "off (wrong on this chip: gradient 1e-1 off)"),
+    ],
+)  # fmt: skip
+def test_a_machine_that_cannot_run_them_keeps_torchs_path(chip, changed, words):
+    vars(chip).update(changed)
+    assert words in support.described(_reason())
 
 
 def test_an_architecture_without_kernels_keeps_torchs_path(chip):
     assert "has none" in check.kernels_off("classifier-gru", preset("seed-gru", "gru"), GPU, torch.bfloat16)
-
-
-def test_a_machine_on_which_triton_cannot_build_its_driver_keeps_torchs_path(chip, monkeypatch):
-    monkeypatch.setattr(support, "driver_fault", lambda: "triton cannot compile here: no C compiler")
-    assert support.described(_reason()) == "off (triton cannot compile here: no C compiler)"
 
 
 def test_a_fault_of_tritons_driver_is_named_and_raises_nothing():
@@ -89,11 +85,6 @@ def test_a_subclass_keeps_torchs_path(chip, monkeypatch):
 
     monkeypatch.setattr(check, "find", lambda name: Other)
     assert "subclass" in _reason("gru")
-
-
-def test_a_chip_on_which_they_are_wrong_keeps_torchs_path(chip):
-    chip.wrong = "wrong on this chip: gradient 1.0e-01 off, 4.0e-03 allowed"
-    assert support.described(_reason()) == f"off ({chip.wrong})"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("out of resource: shared memory"), None])
@@ -154,3 +145,15 @@ def test_the_check_sees_what_a_graph_has_computed(monkeypatch):
     step = check._trial("gru", options, torch.device("cpu"), torch.float32, torch.float32, kernels=False)
     monkeypatch.setattr(check, "Graphs", OnACpu)
     assert check._equal(check._replayed(step, torch.device("cpu")), check._pass(step))
+
+
+def test_limits_follow_their_members_when_rows_are_reordered():
+    fleet = SmallFleet("gru", torch.float32, members=3).fleet
+    fleet.differing = {"clip": torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)}
+    fleet.nets.clear()
+    limits = fleet.prefix(3).limits[0]
+    kept = limits.data_ptr()
+    assert limits.tolist() == [1.0, 2.0, 3.0]
+    fleet.reorder(torch.tensor([2, 0, 1]))
+    assert fleet.prefix(3).limits[0].tolist() == [3.0, 1.0, 2.0]
+    assert fleet.prefix(3).limits[0].data_ptr() == kept  # a captured graph holds the address
