@@ -111,11 +111,11 @@ def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool
     differing = sorted(key for key in wanted if saved.get(key) != wanted[key])
     if not differing:
         return True
-    seeds, own = saved.get("seeds", []), wanted["seeds"]
-    if "options" not in differing and seeds != own and not set(seeds).isdisjoint(own):
+    before, seeds = saved.get("seeds", []), wanted["seeds"]
+    if "options" not in differing and before != seeds and not set(before).isdisjoint(seeds):
         log.warning(
-            "%s belongs to a fleet that was split differently (%d members, here %d), as happens with a different "
-            "number of cores or too little memory: these members start from new weights.", folder, len(seeds), len(own),
+            "%s belongs to a fleet that was split differently (%d members, here %d), as with other cores "
+            "or too little memory: these members start from new weights.", folder, len(before), len(seeds),
         )  # fmt: skip
         return False
     raise ModelError(

@@ -80,7 +80,7 @@ class FleetJob:
         scaling = Scaling(*(torch.as_tensor(scale).to(self.device, self.dtype) for scale in scales))
         seeds = torch.tensor([task.seed for task in self.tasks], device=self.device)
         differ = differing([task.options for task in self.tasks], self.device)
-        flat = torch.as_tensor(np.stack([net.layout.initial(task.seed) for task in self.tasks]))
+        flat = torch.stack([torch.as_tensor(net.layout.initial(task.seed)) for task in self.tasks])
         return Fleet(net, flat.to(self.device, self.dtype), seeds, scaling, self.compute, differ)
 
 

@@ -158,9 +158,9 @@ class Member:
         """One line: architecture, series, seed, and where its training data ends."""
         config, until = self.config, self.known_until
         seeds = config.get("seeds", config.get("seed"))
-        known = f", knows candles until {until:%Y-%m-%d}" if until else ""
+        end = f", knows candles until {until:%Y-%m-%d}" if until else ""
         name = f"{config.get('symbol') or '-'} {config.get('timeframe') or ''}".strip()
-        return f"<Member {config['architecture']}, {name}, seed {seeds}{known}>"
+        return f"<Member {config['architecture']}, {name}, seed {seeds}{end}>"
 
     def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
         """Write model.safetensors and config.json (plus `extra`: training span, digest, metrics), each as a whole.

@@ -177,8 +177,13 @@ def planned_recipe(spec: RunSpec, architecture: str) -> Recipe:
     """Return the recipe of the models that a run trains, as it is read from their folders afterwards."""
     options = resolved(spec.preset, architecture, spec.profile, spec.overrides).as_dict()
     scope = "universal" if is_universal(architecture) else "per-series"
-    own = {"architecture": base_of(architecture), "preset": spec.preset, "scope": scope, "dtype": spec.dtype}
-    return recipe_of(ModelConfig(**options | own | {"seeds": [0] * spec.copies(architecture)}))
+    fields = {
+        "architecture": base_of(architecture),
+        "preset": spec.preset,
+        "scope": scope,
+        "dtype": spec.dtype,
+    }
+    return recipe_of(ModelConfig(**options | fields | {"seeds": [0] * spec.copies(architecture)}))
 
 
 def member_seconds(options: Preset, architecture: str, copies: int) -> float:

@@ -4,6 +4,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import closing
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
@@ -208,8 +209,7 @@ def test_a_trainer_locks_its_gpu_for_a_shard_and_takes_the_free_one(locks_in, wo
     for shard in folders:
         shard.mkdir()
     two = UUIDS[:2]
-    trainers = Trainers(Slots(two, 2, 1))
-    try:
+    with closing(Trainers(Slots(two, 2, 1))) as trainers:
         trainers.start()
         assert not any(locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in two)
         with locks.locked(locks_in / f"cpb-{two[0]}.lock"):
@@ -221,8 +221,6 @@ def test_a_trainer_locks_its_gpu_for_a_shard_and_takes_the_free_one(locks_in, wo
                 time.sleep(0.5)
                 assert not (folders[2] / "device").exists()
             last.join(60)
-    finally:
-        trainers.close()
     assert [(shard / "device").read_text() for shard in folders] == [two[1]] * 3
     assert not any(locks.is_locked(locks_in / f"cpb-{uuid}.lock") for uuid in two)
 

@@ -72,17 +72,16 @@ def test_the_share_counts_every_member_and_those_that_stopped_as_done(told):
 
 
 def heard_of(told):
-    """What a listener hears of what is told in a call."""
+    """What a listener hears of what is told in a call: sentences, and reports."""
     heard = []
     with heard_by(SimpleNamespace(progress=heard.append, line=heard.append)):
         told()
-    return heard
+    lines = [report for report in heard if isinstance(report, str)]
+    return lines, [report for report in heard if not isinstance(report, str)]
 
 
-def ended(heard):
-    return {
-        report.step for report in heard if not isinstance(report, str) and report.done == report.total > 0
-    }
+def ended(reports):
+    return {report.step for report in reports if report.done == report.total > 0}
 
 
 def test_a_fleet_that_waits_says_for_what_and_then_what_it_does(told):
@@ -94,9 +93,12 @@ def test_a_fleet_that_waits_says_for_what_and_then_what_it_does(told):
         progress.waiting("starting its trainer")
         progress.ended(JOB)
 
-    heard = heard_of(wait)
-    assert [report.facts for report in heard[:2]] == [("waiting for a free core",), ("starting its trainer",)]
-    assert ended(heard) == {"train gru"}
+    _, reports = heard_of(wait)
+    assert [report.facts[:1] for report in reports[:2]] == [
+        ("waiting for a free core",),
+        ("starting its trainer",),
+    ]
+    assert ended(reports) == {"train gru"}
     file.on_step(step(1, 0))
     file.forecasting(0, 8)
     assert read()[1][-1].facts == ("predicts the test span: 0/8 members",)
@@ -114,19 +116,13 @@ def test_shards_of_a_fleet_are_told_as_one(told):
         whole.update(shard, state)
         whole.ended(shard)
 
-    device, report, end = heard_of(lambda: train(plan.shards[0]))
-    assert device == f"training gru on {state['device']}"
-    assert (report.step, report.done, report.total, report.unit) == (
-        "train gru",
-        state["share"],
-        20,
-        "shards",
-    )
-    assert (end.done, end.total) == (1, 20)
-    middle = [report for shard in plan.shards[1:-1] for report in heard_of(lambda shard=shard: train(shard))]
-    assert not [text for text in middle if isinstance(text, str)]
-    assert (middle[-1].done, ended(middle)) == (19, set())
-    assert ended(heard_of(lambda: train(plan.shards[-1]))) == {"train gru"}
+    lines, (report, end) = heard_of(lambda: train(plan.shards[0]))
+    assert lines == [f"training gru on {state['device']}"]
+    assert (report.step, report.done, report.unit) == ("train gru", state["share"], "shards")
+    assert (report.total, end.done, end.total) == (20, 1, 20)
+    lines, reports = heard_of(lambda: [train(shard) for shard in plan.shards[1:-1]])
+    assert (lines, reports[-1].done, ended(reports)) == ([], 19, set())
+    assert ended(heard_of(lambda: train(plan.shards[-1]))[1]) == {"train gru"}
 
 
 def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(told):

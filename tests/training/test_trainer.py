@@ -1,6 +1,7 @@
 """What the trainer does with a job that it cannot train, or need not."""
 
 import types
+from contextlib import closing
 
 import pytest
 from planned import job as planned_job
@@ -90,16 +91,13 @@ def test_a_shard_has_the_same_bits_and_figures_whatever_was_trained_before_it(tm
     kinds = {"small": ("linear", 500), "large": ("gru", 40_000)}
     results = {}
     for names in (("small", "large"), ("large", "small")):
-        trainers = Trainers(Slots((), 1, 1))
-        try:
+        with closing(Trainers(Slots((), 1, 1))) as trainers:
             for name in names:
                 architecture, hours = kinds[name]
                 home = tmp_path / "-".join((*names, name))
                 job = home_with_job(home, architecture, hours=hours, epochs=2)
                 trainers.train(prepare(home, job), 300)
                 results[names[0], name] = read_result(shard_folder(home, job))
-        finally:
-            trainers.close()
     for name in kinds:
         (first,), (second,) = (results[order, name].members for order in ("small", "large"))
         assert first.files["model.safetensors"] == second.files["model.safetensors"]

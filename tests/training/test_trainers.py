@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import time
+from contextlib import closing
 from functools import partial
 from itertools import pairwise
 
@@ -50,11 +51,8 @@ def test_it_is_told_when_a_trainer_is_free_which_is_the_same_process_for_all_sha
         if text.startswith("starting"):
             starts.append(time.monotonic())
 
-    trainers = Trainers(CPU)
-    try:
+    with closing(Trainers(CPU)) as trainers:
         ended = run_each([partial(trainers.train, shard, 30, None, told) for shard in folders], 3)
-    finally:
-        trainers.close()
     assert ended == [None] * 3
     assert all(later - earlier >= 0.4 for earlier, later in pairwise(starts))
     assert len({(shard / "pid").read_text() for shard in folders}) == 1
@@ -68,11 +66,8 @@ def test_after_a_death_the_next_shard_gets_a_new_trainer_and_the_others_go_on(tm
     names = ("good", "bad", "next", "last")
     for name in names:
         (tmp_path / name).mkdir()
-    trainers = Trainers(Slots((), 2, 1))
-    try:
+    with closing(Trainers(Slots((), 2, 1))) as trainers:
         ended = run_each([partial(trainers.train, tmp_path / name, 30) for name in names], 2)
-    finally:
-        trainers.close()
     assert [type(error) for error in ended] == [type(None), TrainerDied, type(None), type(None)]
     assert "CpbError: bad" in str(ended[1])
     assert not trainers_in(tmp_path)
@@ -124,7 +119,7 @@ def test_a_trainer_that_dies_in_a_launch_is_started_again_without_kernels(end, f
     assert "started again without Triton kernels" in caplog.text
 
 
-def test_once_only_and_for_no_other_reason(folder, worker):
+def test_it_is_started_again_once_only_and_only_with_a_gpu(folder, worker):
     worker("(folder / 'tries').open('a').write('x'); sys.exit('CpbError: the process lost its GPU: x')")
     for slots, tries in ((CPU, 1), (Slots(("GPU-of-a-test",), 1, 1), 3)):
         with pytest.raises(TrainerDied, match="lost its GPU"):
@@ -136,9 +131,8 @@ def test_once_only_and_for_no_other_reason(folder, worker):
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="a small tmpfs needs root")
 def test_a_really_full_disk_is_named_though_no_log_can_be_written(folder, worker):
     worker("open(folder / 'weights', 'wb').write(bytes(10_000_000))")
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], check=False
-    ).returncode:
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False).returncode:
         pytest.skip("mounting is not allowed here")
     try:
         with pytest.raises(TrainerDied) as died:
