@@ -17,7 +17,7 @@ from cpbmodels.arch.options import MAX_MEMBERS, Preset, check
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import DamagedModelError, ModelError, shown
 
-FORMAT = 2
+FORMAT = 3
 """Version of the file; no other version is read."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 """The files of a model's folder."""

@@ -152,10 +152,10 @@ def test_a_huge_context_asks_for_no_memory(saved, tmp_path, monkeypatch):
 def test_an_unknown_field_is_refused_and_another_version_says_so(saved, tmp_path):
     with pytest.raises(ModelError, match=r"'surprise' in config\.json is unknown"):
         load(rewrite(saved["gru"][0], tmp_path, surprise=1))
-    with pytest.raises(ModelError, match="model format 3, this version reads 2: update"):
-        load(rewrite(saved["gru"][0], tmp_path, surprise=1, format=3))
-    with pytest.raises(ModelError, match="model format 1, this version reads 2: train or fetch"):
-        load(rewrite(saved["gru"][0], tmp_path, format=1))
+    with pytest.raises(ModelError, match="model format 4, this version reads 3: update"):
+        load(rewrite(saved["gru"][0], tmp_path, surprise=1, format=4))
+    with pytest.raises(ModelError, match="model format 2, this version reads 3: train or fetch"):
+        load(rewrite(saved["gru"][0], tmp_path, format=2))
 
 
 def test_a_field_that_cannot_be_read_back_is_not_saved(saved, tmp_path):

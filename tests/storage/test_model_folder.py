@@ -57,7 +57,7 @@ def test_a_config_keeps_the_fields_that_cpb_does_not_read(folder):
         "\x00" * 50,
         '{"architecture": "har", "context": 1000000000}',
         '{"architecture": "har", "surprise": 1}',
-        '{"architecture": "har", "format": 3}',
+        '{"architecture": "har", "format": 4}',
         "[" * 100_000,
     ],
 )
