@@ -23,9 +23,8 @@ from cpbmodels.data.columns import candle_columns
 from cpbmodels.data.series import Series
 from schemas.handover import Paired
 from tasks.backtesting.judge import all_pairs
-from tasks.judging import baselines
+from tasks.judging.gate import DailyLosses, corrected, failed, paired
 from tasks.judging.member import judge_member
-from tasks.judging.paired import DailyLosses, corrected, failed, paired
 from tasks.judging.pool import apply_holm, judge_pools
 
 HOUR = 3_600_000_000
@@ -51,7 +50,7 @@ def judge(args: argparse.Namespace) -> dict[str, float]:
     for a in range(4):
         for one in series:
             train, test = one.origins("train", 1, 10), one.origins("test", 1, 10)
-            reference = baselines.reference(one, train, test, 10)
+            reference = scores.reference(one, train, test, 10)
             forecast = SimpleNamespace(origins=test, quantiles=reference * (0.9 + 0.05 * a))
             scores.append(judge_member(one, forecast, reference, architecture=f"a{a}"))
             forecast_rows += reference.shape[0] * reference.shape[1]

@@ -25,8 +25,8 @@ from flows.runner import (
 from flows.training import train_fleets
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
-from tasks.backtesting.backtest import BacktestPlan, check_backtest, finish_backtest, plan_backtest
 from tasks.backtesting.judge import Backtest
+from tasks.backtesting.report import BacktestPlan, check_backtest, finish_backtest, plan_backtest
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
 from tasks.train import Engine, opened_engine

@@ -23,7 +23,7 @@ from schemas.handover import FleetJudgement, FleetPlan, SeriesRecord, ShardJob, 
 from schemas.presets import profile_sizes
 from schemas.run import RunSpec
 from tasks.evaluate import evaluate
-from tasks.judging.judges import Judges
+from tasks.judging.fleet import Judges
 from tasks.market.sources import check_source
 from tasks.plan import Plan, plan
 from tasks.running.parallel import run_each

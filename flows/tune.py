@@ -18,7 +18,7 @@ from tasks.tracking.store import AS_OF, KIND, NEWEST, STUDY, check_place, open_s
 from tasks.training.local import PROGRESS, check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code
 from tasks.tuning.at_work import LOCK, SEARCH, Search
-from tasks.tuning.report import metrics, sentence, write_report
+from tasks.tuning.search import metrics, sentence, write_report
 
 
 def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from schemas.handover import (
 )
 from schemas.identity import ModelId
 from schemas.run import RunSpec, base_of
-from tasks.judging.fleet import FleetScore, judge_fleet
-from tasks.judging.judges import Judges
+from tasks.judging.fleet import FleetScore, Judges, judge_fleet
 from tasks.judging.pool import PoolScore
 from tasks.running.step import step
 from tasks.storage.files import public_url

@@ -30,8 +30,7 @@ from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.record import score_due
 from tasks.hub.tree import package
 from tasks.ingest import ingest
-from tasks.judging.fleet import judge_fleet
-from tasks.judging.judges import Judges
+from tasks.judging.fleet import Judges, judge_fleet
 from tasks.market.ingest import ingest as bring_up_to_date
 from tasks.plan import plan
 from tasks.promote import promote

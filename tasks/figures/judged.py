@@ -13,9 +13,8 @@ from tasks.figures.page import Column, Section, Table
 from tasks.figures.parts import RATIO_TITLE, figure, level, line, nothing, numbers
 from tasks.figures.theme import SERIES, Figure
 from tasks.judging.member import MemberScore
-from tasks.judging.pool import PoolScore
+from tasks.judging.pool import COLUMNS, PoolScore, leaderboard_rows, member_rows, title_of
 from tasks.judging.scores import LEVELS, Array
-from tasks.judging.table import COLUMNS, leaderboard_rows, member_rows, title_of
 
 _NOTHING = "No model has been judged yet."
 

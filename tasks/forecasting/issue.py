@@ -24,8 +24,7 @@ from schemas.ledger import KnownVersions, Reference
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
 from tasks.forecasting.months import LEDGER
-from tasks.judging.baselines import reference_quantiles
-from tasks.judging.scores import Array
+from tasks.judging.scores import Array, reference_quantiles
 from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.feature_files import market_key, newest_markets, newest_series
 from tasks.storage.locks import locked

@@ -31,7 +31,7 @@ from tasks.forecasting.months import (
     series_with_forecasts,
 )
 from tasks.forecasting.score import scored_rows, scores_due
-from tasks.judging.evidence import ratio_interval
+from tasks.judging.inference import ratio_interval
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import locked
 from tasks.storage.records import find_record, write_record

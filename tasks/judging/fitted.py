@@ -26,8 +26,7 @@ from cpbmodels.arch.presets import preset
 from cpbmodels.data.columns import segment_age
 from cpbmodels.data.ranges import RangeModel, fit_ranges, future_range
 from cpbmodels.data.series import Series
-from tasks.judging.baselines import Rows, ScaledTable, import_extra, step_scale
-from tasks.judging.scores import Array
+from tasks.judging.scores import Array, Rows, ScaledTable, import_extra, step_scale
 
 PARAMETERS = {
     "objective": "l2", "learning_rate": 0.05, "num_leaves": 15, "min_data_in_leaf": 500,

@@ -17,12 +17,10 @@ from cpbmodels.data.wide import NO_MARKET
 from schemas.handover import Failure, JobMember, ShardJob, TrainedMember
 from schemas.identity import SeriesId
 from schemas.ledger import BANDS, JudgedMetrics, Reference
-from tasks.judging.baselines import fit_reference, realised, reference_quantiles
-from tasks.judging.classes import judge_classes
 from tasks.judging.fleet import score_file
-from tasks.judging.member import judge_member, stored_forecasts
+from tasks.judging.member import judge_classes, judge_member, stored_forecasts
 from tasks.judging.pictures import confusion_png, forecast_png, loss_png
-from tasks.judging.scores import coverage, pinball
+from tasks.judging.scores import coverage, fit_reference, pinball, realised, reference_quantiles
 from tasks.running.resident import Orders
 from tasks.signals.feature_files import load_series, market_key, markets, read_features
 from tasks.storage.model_folder import write_reference

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
 
 from cpbmodels.data.series import Prediction, Series
-from tasks.judging.classes import NAMES as CLASSES
+from tasks.judging.member import NAMES as CLASSES
 from tasks.judging.scores import BANDS, LEVELS, MEDIAN, Array
 from tasks.storage.model_folder import write_picture
 

@@ -18,9 +18,8 @@ from schemas.handover import BacktestEvidence, Record, SplitBounds
 from schemas.identity import INTERVAL_SECONDS, Market, Recipe, SeriesId, tree_of
 from schemas.run import BacktestSpec
 from tasks.backtesting.folds import FoldSeries
-from tasks.judging.gate import MIN_COVER
+from tasks.judging.gate import MIN_COVER, corrected, daily_losses, failed, min_days, paired
 from tasks.judging.member import MemberScore
-from tasks.judging.paired import corrected, daily_losses, failed, min_days, paired
 from tasks.promotion.losses import registered_model
 from tasks.promotion.moves import promotion_lock
 from tasks.storage.records import find_record, value_digest, write_record

@@ -21,12 +21,11 @@ from cpbmodels.fleet.predict import predict_each
 from schemas.errors import DamagedError
 from schemas.handover import Compared, Judgement, SeriesRecord
 from schemas.identity import Recipe, SeriesId
-from tasks.judging.baselines import realised
-from tasks.judging.evidence import not_worse
 from tasks.judging.fleet import score_file
 from tasks.judging.gate import GateModel, gate_model
+from tasks.judging.inference import not_worse
 from tasks.judging.member import MemberScore
-from tasks.judging.scores import Array, pinball
+from tasks.judging.scores import Array, pinball, realised
 from tasks.signals.feature_files import market_key, markets
 from tasks.storage.model_folder import read_config
 from tasks.tracking.registry import Champion

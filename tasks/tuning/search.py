@@ -1,25 +1,195 @@
-"""The loop of a search: batch after batch of trials, then the winner compared with luck and on the test span.
+"""A search: batch after batch of trials, then the winner compared with luck, scored on the test span, and reported.
+
+The winner is trained as by `train-all`, scored on the test span that no trial has seen, and written as a preset. Luck
+alone is White's reality check (Econometrica 2000): resample blocks of time; in each resample subtract each trial's own
+skill from its loss, so that its expected ratio to the reference is 1, and record the lowest ratio. Trials share their
+candles, so they are resampled together and their correlation is kept.
 
 A search does not import MLflow: finished trials are passed to a callback, as `TrialRecord`s.
 """
 
+import json
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import cpbmodels
-from schemas.errors import CpbError, count
+from schemas.errors import CpbError, count, p_value
 from schemas.presets import own_presets_folder
 from schemas.tuning import TrialRecord, TuneSpec
 from tasks.backtesting.folds import FoldSeries
+from tasks.judging.inference import bootstrap_weights, ratio_draws
+from tasks.judging.member import judge_member
+from tasks.judging.pool import judge_pool
+from tasks.judging.scores import reference
 from tasks.running.progress import tell
+from tasks.storage.files import write_bytes, write_json
+from tasks.training.plan import member_seed
 from tasks.training.progress import ProgressFile
 from tasks.tuning.study import BLOCKS, Study, figures, parameters, state_of
 from tasks.tuning.trials import prepare, sums_by_block, train_batch
-from tasks.tuning.winner import best_of_null_trials, score_on_test, write_preset
+
+
+def score_on_test(
+    spec: TuneSpec, options: dict[str, Any], folds: Sequence[FoldSeries], **how: Any
+) -> dict[str, Any]:
+    """Train these options on the newest fold and return the pooled test figures of each timeframe.
+
+    Returns:
+        timeframe -> `test_crps_ratio`, its interval `_low` and `_high`, `test_p` (Diebold-Mariano against the random
+        walk), `coins_below_one`, `test_n`, `verdict`.
+    """
+    name = spec.names[0]
+    seeds = [member_seed(spec.seed, name, one.id) for one in folds]
+    overrides = spec.overrides | options
+    series = [one.series for one in folds]
+    members = cpbmodels.train_fleet(series, name, spec.preset, seeds=seeds, **how, **overrides)
+    context, horizon = members[0].context, members[0].horizon
+    origins = [one.origins("test", context, horizon) for one in series]
+    found = cpbmodels.predict(members, series, origins)
+    scores = [
+        judge_member(
+            one,
+            forecast,
+            reference(one, one.origins("train", context, horizon), own, horizon),
+            architecture=name,
+        )
+        for one, own, forecast in zip(series, origins, found, strict=True)
+    ]
+    wanted = (
+        "test_crps_ratio",
+        "test_crps_ratio_low",
+        "test_crps_ratio_high",
+        "test_p",
+        "coins_below_one",
+        "test_n",
+    )
+    pools = {
+        timeframe: judge_pool([score for score in scores if score.timeframe == timeframe])
+        for timeframe in dict.fromkeys(score.timeframe for score in scores)
+    }
+    return {
+        timeframe: {metric: pool.metrics[metric] for metric in wanted} | {"verdict": pool.verdict}
+        for timeframe, pool in pools.items()
+    }
+
+
+def write_preset(path: Path, spec: TuneSpec, options: dict[str, Any], about: str) -> None:
+    """Write the winner as a preset file; `cpb train-all --preset FILE` trains it."""
+    lines = [
+        f"about = {_toml(about)}",
+        f"base = {_toml(spec.preset)}",
+        f"architectures = {_toml([spec.names[0]])}",
+        "seeds = 1",
+        "",
+        "[options]",
+        *(f"{name} = {_toml(value)}" for name, value in (spec.overrides | options).items()),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, ("\n".join(lines) + "\n").encode())
+
+
+def _toml(value: Any) -> str:
+    """Return a number, text, boolean or list as TOML, which equals JSON here (ASCII, so escapes do not differ)."""
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Luck:
+    """best: median over resamples of the lowest ratio among null trials; low: the 5 % quantile of that ratio.
+
+    p: share of resamples in which luck alone is at least as good as the winner.
+    """
+
+    trials: int
+    best: float
+    low: float
+    p: float
+
+
+def best_of_null_trials(losses: Array, reference: Array, observed: float, seed: int = 0) -> Luck:
+    """Return the score expected from the best of len(losses) trials without skill.
+
+    Args:
+        losses: [trials, blocks], sums of each trial's losses.
+        reference: [blocks], sums of the reference's losses, on the same origins.
+        observed: the winner's ratio.
+        seed: seed of the resamples.
+    """
+    share = losses.sum(1, keepdims=True) / reference.sum()
+    null = losses - (share - 1) * reference  # each trial's ratio is now 1, its noise is unchanged
+    weights = bootstrap_weights(len(reference), seed=seed)
+    best = ratio_draws(null.T, reference[:, None], weights).min(1)
+    return Luck(
+        trials=len(losses),
+        best=float(np.median(best)),
+        low=float(np.quantile(best, 0.05)),
+        p=float(np.mean(best <= observed)),
+    )
+
+
+def write_report(folder: Path, spec: TuneSpec, answer: dict[str, Any]) -> None:
+    """Write `report.md` and `report.json` to the search's folder."""
+    test = "\n".join(f"- {timeframe}: {one['verdict']}" for timeframe, one in answer["test"].items())
+    pictures = "\n".join(f"![{Path(path).stem}](figures/{Path(path).name})" for path in answer["figures"])
+    text = f"""# cpb tune: {spec.names[0]}, {count(answer["trials"], "trial")}
+
+{sentence(answer)}
+
+## Winner: trial {answer["winner"]["trial"]}
+
+```json
+{json.dumps(answer["winner"]["options"], indent=2)}
+```
+
+Preset: `{answer["preset"]}`
+
+## Test span (no trial has seen it; scored {count(answer["test_times_scored"], "time")})
+
+{test}
+
+## Trials
+
+{answer["completed"]} completed, {answer["pruned"]} pruned, {answer["failed"]} diverged. The ratio of a trial is the
+mean over coins and folds of its CRPS to that of the random walk with EWMA volatility. Luck: the lowest ratio among as
+many trials that are not better than that walk, median over resamples of {answer["blocks"]} blocks of time (White's
+reality check).
+
+{pictures}
+"""
+    write_bytes(folder / "report.md", text.encode())
+    write_json(folder / "report.json", answer)
+
+
+def metrics(answer: dict[str, Any]) -> dict[str, float]:
+    """Return the figures of a search that are logged in MLflow."""
+    luck = answer["luck"]
+    found = {
+        "trials": answer["trials"], "pruned": answer["pruned"], "failed": answer["failed"],
+        "validation_crps_ratio": answer["winner"]["validation_crps_ratio"],
+        "luck_best_of_null": luck["best_of_null"], "luck_p": luck["p"],
+    }  # fmt: skip
+    return found | {f"test_crps_ratio_{t}": one["test_crps_ratio"] for t, one in answer["test"].items()}
+
+
+def sentence(answer: dict[str, Any]) -> str:
+    """Return a summary: the winner compared with luck, and its ratio on the test span."""
+    luck, winner = answer["luck"], answer["winner"]
+    tested = ", ".join(f"{one['test_crps_ratio']:.4f} at {t}" for t, one in answer["test"].items())
+    return (
+        f"{count(answer['trials'], 'trial')} ({answer['pruned']} pruned): the best has ratio "
+        f"{winner['validation_crps_ratio']:.4f} on the validation folds; the best of as many trials without "
+        f"skill would have had {luck['best_of_null']:.4f} (p {p_value(luck['p'])}). On the test span: {tested}."
+    )
+
 
 BATCH = 64
 """Trials that are proposed and trained together."""

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 import cpbmodels
 from cpbmodels.fleet.predict import predict_each
 from tasks.backtesting.folds import FoldSeries
-from tasks.judging.baselines import realised, reference
 from tasks.judging.inference import block_ids, block_length
 from tasks.judging.member import step_us, times_of
-from tasks.judging.scores import crps
+from tasks.judging.scores import crps, realised, reference
 from tasks.running.progress import tell
 from tasks.training.plan import member_seed
 from tasks.training.progress import ProgressFile

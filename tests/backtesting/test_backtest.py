@@ -13,15 +13,14 @@ from known_markets import A, B, H
 from cpbmodels.data.series import Prediction
 from schemas.handover import Failure
 from schemas.identity import ModelId
-from tasks.backtesting import output
+from tasks.backtesting import report
 from tasks.backtesting.folds import load_folds, plan_bounds
-from tasks.backtesting.judge import TOO_SHORT, as_json, judge_models
-from tasks.backtesting.models import Baseline
+from tasks.backtesting.judge import TOO_SHORT, Baseline, as_json, judge_models
 from tasks.figures.judged import COLUMN_TITLES
-from tasks.judging import baselines, table
+from tasks.judging import pool, scores
 from tasks.judging.fitted import robust_har
 
-REFERENCE = Baseline("reference", baselines.ewma_walk)
+REFERENCE = Baseline("reference", scores.ewma_walk)
 HAR = Baseline("har", robust_har)
 
 
@@ -110,7 +109,7 @@ def test_each_fold_has_a_score_of_its_own_which_the_report_lists(result, loaded,
     own, other = (member.losses[name][start:] for name in ("crps", "reference_crps"))
     assert har[1].ratio == pytest.approx(own.mean() / other.mean())
     assert {one.ratio for one in result.folds if one.architecture == "reference"} == {1.0}
-    output.write_report(tmp_path / "report.html", "T", result)
+    report.write_report(tmp_path / "report.html", "T", result)
     text = (tmp_path / "report.html").read_text()
     table = text[text.index("<h2>Every fold</h2>") :]
     mean = np.mean([one.ratio for one in result.folds if (one.architecture, one.fold) == ("har", 2)])
@@ -132,7 +131,7 @@ def test_mase_of_each_fold_is_scaled_by_its_training_span(loaded):
     for one in own:
         close = np.log(one.prices[:, 3])
         origins = one.origins("test", 1, H)
-        known = baselines.reference(one, one.origins("train", 1, H), origins, H)
+        known = scores.reference(one, one.origins("train", 1, H), origins, H)
         start, end = one.spans["train"]
         scale = np.abs(np.diff(close[start:end])).mean()
         scaled += [
@@ -240,12 +239,12 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     one = replace(loaded[2], fold=2)
     series = one.series
     origins = series.origins("test", 1, H)[:7]
-    quantiles = baselines.reference(series, series.origins("train", 1, H), origins, H)
+    quantiles = scores.reference(series, series.origins("train", 1, H), origins, H)
     candle = np.zeros((7, H, 4))
     candle[..., 1] = quantiles[..., 9].clip(min=0)
     candle[..., 2] = quantiles[..., 9].clip(max=0)
     forecasts = Prediction(origins, quantiles, candle)
-    frame = output.backtest_rows(one, forecasts, "har")
+    frame = report.backtest_rows(one, forecasts, "har")
     assert frame.height == 7 * H
     first = frame.row(12, named=True)
     row = origins[1]
@@ -256,31 +255,31 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     assert first["realised_close"] == series.prices[row + 3, 3]
     assert first["q50"] == pytest.approx(series.prices[row, 3] * np.exp(quantiles[1, 2, 9]))
     assert first["q50_open"] == first["last_close"] == series.prices[row, 3]
-    path = output.write_rows(tmp_path, one, forecasts, "har")
+    path = report.write_rows(tmp_path, one, forecasts, "har")
     assert path.relative_to(tmp_path).as_posix() == "model=har/interval=1h/symbol=AUSDT/fold-2.parquet"
     assert pl.read_parquet(path).equals(frame)
 
 
 def test_the_report_names_verdicts_and_draws_four_figures_a_timeframe(result, tmp_path):
-    output.write_report(tmp_path / "r.html", "A <title>", result, notes=["A & B"])
+    report.write_report(tmp_path / "r.html", "A <title>", result, notes=["A & B"])
     text = (tmp_path / "r.html").read_text()
     assert text.count("<figcaption>") == 5  # the board and four of the timeframe
     assert "A &lt;title&gt;" in text
     assert "A &amp; B" in text
     assert "har 1h is better than the random walk" in text
-    assert not set(table.COLUMNS).intersection(re.findall(r"<th[^>]*>([^<]+)</th>", text)) - {"p"}
+    assert not set(pool.COLUMNS).intersection(re.findall(r"<th[^>]*>([^<]+)</th>", text)) - {"p"}
 
 
 def test_every_column_of_the_tables_has_a_title(result):
-    for row in (*table.leaderboard_rows(result.pools), *table.member_rows(result.members)):
+    for row in (*pool.leaderboard_rows(result.pools), *pool.member_rows(result.members)):
         assert row.keys() <= COLUMN_TITLES.keys()
 
 
 def test_the_table_is_ordered_and_round_trips_as_csv(result):
-    board = table.leaderboard_rows(result.pools)
+    board = pool.leaderboard_rows(result.pools)
     assert [r["architecture"] for r in board] == ["har", "reference"]
-    assert set(table.COLUMNS) == set(board[0])
-    lines = table.as_csv(board).splitlines()
-    assert lines[0] == ",".join(table.COLUMNS)
+    assert set(pool.COLUMNS) == set(board[0])
+    lines = pool.as_csv(board).splitlines()
+    assert lines[0] == ",".join(pool.COLUMNS)
     assert len(lines) == 3
-    assert len(table.member_rows(result.members)) == 4
+    assert len(pool.member_rows(result.members)) == 4

@@ -4,12 +4,12 @@ import pytest
 
 from schemas.errors import UsageError
 from schemas.run import BASELINES, BacktestSpec
-from tasks.backtesting import models
-from tasks.backtesting.backtest import check_backtest
+from tasks.backtesting import judge
+from tasks.backtesting.report import check_backtest
 
 
 def test_baselines_are_the_known_ones_each_once():
-    assert tuple(models.BASELINES) == BASELINES
+    assert tuple(judge.BASELINES) == BASELINES
     assert BacktestSpec(preset="smoke", baselines="garch-t, garch-t").baseline_names == ("garch-t",)
     assert BacktestSpec(preset="smoke", baselines="").baseline_names == ()
 
@@ -30,7 +30,7 @@ def test_what_cannot_be_backtested_is_refused(wrong, code, field):
 
 
 def test_a_baseline_of_the_same_name_as_an_architecture_is_not_judged_twice():
-    named = models.baselines(("random-walk", "robust-har"), ("robust-har", "har"))
+    named = judge.baselines(("random-walk", "robust-har"), ("robust-har", "har"))
     assert [one.name for one in named] == ["random-walk"]
 
 

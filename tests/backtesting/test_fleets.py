@@ -11,8 +11,8 @@ import cpbmodels
 from schemas.handover import Failure, ShardResult, TrainedMember
 from schemas.identity import SeriesId
 from schemas.run import BacktestSpec
-from tasks.backtesting.backtest import plan_backtest
-from tasks.backtesting.fleets import TrainedFleet, plan_folds
+from tasks.backtesting.folds import TrainedFleet, plan_folds
+from tasks.backtesting.report import plan_backtest
 from tasks.storage.records import write_npz
 from tasks.training.plan import job_key
 from tasks.training.shard import shard_folder

@@ -9,17 +9,19 @@ from known_markets import A, H, bounds_of, busy_hours
 
 import cpbmodels
 from cpbmodels.data.columns import feature_frame
-from tasks.backtesting.audit import first_cut, training_inputs, trial_finding
-from tasks.backtesting.lookahead import (
+from tasks.backtesting.audit import (
     LEAK,
     check_lookahead,
     explain,
+    first_cut,
     pipeline,
     stale_columns,
+    training_inputs,
+    trial_finding,
     with_shuffled_candles,
     with_shuffled_features,
 )
-from tasks.judging import baselines
+from tasks.judging import scores
 from tasks.judging.fitted import robust_har
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of
@@ -69,7 +71,7 @@ def test_a_leaky_column_is_named(klines, column):
 
 def test_the_whole_chain_is_causal(klines):
     bounds = bounds_of(ROWS)
-    chain = pipeline(A, bounds, {"reference": baselines.ewma_walk, "har": robust_har})
+    chain = pipeline(A, bounds, {"reference": scores.ewma_walk, "har": robust_har})
     assert check_lookahead(chain, klines, cuts=3, first=ROWS - 900) == []
 
 
@@ -77,10 +79,10 @@ def test_a_baseline_that_peeks_is_named(klines):
     class Peek:
         def quantiles(self, series, origins):
             following = np.minimum(origins + 1, len(series.prices) - 1)
-            known = baselines.ewma_walk(series, series.origins("train", 30, H), H).quantiles(series, origins)
+            known = scores.ewma_walk(series, series.origins("train", 30, H), H).quantiles(series, origins)
             return known + np.log(series.prices[following, 3] / series.prices[origins, 3])[:, None, None]
 
-    chain = pipeline(A, bounds_of(ROWS), {"peek": lambda *_: Peek(), "reference": baselines.ewma_walk})
+    chain = pipeline(A, bounds_of(ROWS), {"peek": lambda *_: Peek(), "reference": scores.ewma_walk})
     leaks = check_lookahead(chain, klines, cuts=2, first=ROWS - 900)
     assert [leak.column for leak in leaks] == ["baseline peek"]
 
@@ -88,8 +90,8 @@ def test_a_baseline_that_peeks_is_named(klines):
 def ratio(series):
     """CRPS ratio of the robust HAR learnt from `series` on the true test span."""
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
-    truth = baselines.realised(series, test, H)
-    known = baselines.reference(series, train, test, H)
+    truth = scores.realised(series, test, H)
+    known = scores.reference(series, train, test, H)
     return (
         crps(robust_har(series, train, H).quantiles(series, test), truth).mean() / crps(known, truth).mean()
     )
@@ -154,8 +156,8 @@ def test_candles_in_another_order_teach_a_model_of_returns_nothing():
 
     (learnt,) = cpbmodels.train_fleet([nonsense], architecture="gru", preset="smoke", device="cpu")
     test = series.origins("test", learnt.context, H)
-    truth = baselines.realised(series, test, H)
-    known = baselines.reference(series, series.origins("train", 1, H), test, H)
+    truth = scores.realised(series, test, H)
+    known = scores.reference(series, series.origins("train", 1, H), test, H)
     found = cpbmodels.predict([learnt], [series], [test])[0].quantiles
     assert crps(found, truth).mean() / crps(known, truth).mean() >= 0.99
 

@@ -6,7 +6,7 @@ from known_markets import A, H, market
 
 from schemas.errors import MemberError
 from tasks.forecasting.issue import reference_of, reference_prices
-from tasks.judging.baselines import fit_reference, reference
+from tasks.judging.scores import fit_reference, reference
 from tasks.storage.model_folder import REFERENCE, write_reference
 
 COLUMNS = ("r_close", "log_range_mean_24")

@@ -8,14 +8,14 @@ from known_markets import A, B, H, bounds_of, busy_hours
 
 from cpbmodels.data.columns import feature_frame
 from schemas.errors import CpbError
-from tasks.judging import baselines
+from tasks.judging import scores
 from tasks.judging.fitted import boosted, garch, garch_parameters, robust_har
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of
 
 FITS = {
-    "walk": baselines.random_walk,
-    "reference": baselines.ewma_walk,
+    "walk": scores.random_walk,
+    "reference": scores.ewma_walk,
     "har": robust_har,
     "garch": garch,
     "boosted": boosted,
@@ -52,7 +52,7 @@ def test_a_baseline_gives_ascending_quantiles_from_the_past_alone(series, name):
 
 def test_knowing_the_hour_is_worth_what_it_is_worth(series):
     train, test = spans(series)
-    truth = baselines.realised(series, test, H)
+    truth = scores.realised(series, test, H)
     fits = {n: f for n, f in FITS.items() if n not in SLOW}
     loss = {n: crps(f(series, train, H).quantiles(series, test), truth).mean() for n, f in fits.items()}
     assert loss["har"] < 0.97 * loss["reference"]
@@ -62,7 +62,7 @@ def test_knowing_the_hour_is_worth_what_it_is_worth(series):
 @pytest.mark.slow
 def test_trees_find_the_hour_too(series):
     train, test = spans(series)
-    truth = baselines.realised(series, test, H)
+    truth = scores.realised(series, test, H)
     loss = {
         n: crps(FITS[n](series, train, H).quantiles(series, test), truth).mean()
         for n in ("reference", "boosted")
@@ -74,8 +74,8 @@ def test_the_robust_har_serves_a_coin_it_never_saw(series):
     train, test = spans(series)
     unseen = series_of(feature_frame(busy_hours(seed=9), "1h"), B, bounds_of())
     fitted = robust_har(series, train, H)
-    truth = baselines.realised(unseen, test, H)
-    known = baselines.reference(unseen, unseen.origins("train", 1, H), test, H)
+    truth = scores.realised(unseen, test, H)
+    known = scores.reference(unseen, unseen.origins("train", 1, H), test, H)
     assert crps(fitted.quantiles(unseen, test), truth).mean() < crps(known, truth).mean()
     with pytest.raises(ValueError, match="at least one training origin"):
         robust_har(series, train[:0], H)
@@ -114,5 +114,5 @@ def test_the_baseline_is_the_architecture_of_the_same_name(series):
 
 def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it():
     with pytest.raises(CpbError, match="no_such_package is not installed") as refused:
-        baselines.import_extra("no_such_package")
+        scores.import_extra("no_such_package")
     assert (refused.value.code, refused.value.field) == ("extra-missing", "baselines")

@@ -8,7 +8,7 @@ from known_markets import market
 from sklearn import metrics as sk
 
 from schemas.errors import MemberError
-from tasks.judging.classes import judge_classes, ranked_probability_score, true_classes
+from tasks.judging.member import judge_classes, ranked_probability_score, true_classes
 from tasks.judging.pool import apply_holm, judge_pool
 
 BAND = 0.3

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tasks.judging.evidence import (
+from tasks.judging.inference import (
     MIN_DAYS,
     not_worse,
     ratio_interval,

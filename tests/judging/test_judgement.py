@@ -8,13 +8,13 @@ import pytest
 from known_markets import HOUR_US, H, judged, market
 
 from schemas.errors import MemberError
-from tasks.judging import baselines, pool
+from tasks.judging import pool, scores
 from tasks.judging.member import MemberScore, judge_member
 
 
 def test_realised_is_the_cumulative_log_return():
     series = market()
-    truth = baselines.realised(series, np.array([100, 2000]), H)
+    truth = scores.realised(series, np.array([100, 2000]), H)
     assert truth.shape == (2, H)
     assert truth[1, 3] == pytest.approx(np.log(series.prices[2004, 3] / series.prices[2000, 3]))
 
@@ -22,16 +22,16 @@ def test_realised_is_the_cumulative_log_return():
 def test_the_reference_is_fitted_on_the_training_span_alone():
     series = market()
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
-    known = baselines.reference(series, train, test, H)
+    known = scores.reference(series, train, test, H)
     prices = series.prices.copy()
     prices[1800:] *= np.linspace(1, 5, len(prices) - 1800)[:, None]  # another future, the same past
-    np.testing.assert_array_equal(known, baselines.reference(replace(series, prices=prices), train, test, H))
-    moves = baselines.realised(series, train, H)[:, 0] / series.volatility[train]
+    np.testing.assert_array_equal(known, scores.reference(replace(series, prices=prices), train, test, H))
+    moves = scores.realised(series, train, H)[:, 0] / series.volatility[train]
     np.testing.assert_allclose(
         known[5, 0] / series.volatility[test[5]], np.quantile(moves, np.arange(1, 20) / 20)
     )
     with pytest.raises(ValueError, match="at least one training origin"):
-        baselines.reference(series, train[:0], test, H)
+        scores.reference(series, train[:0], test, H)
 
 
 def test_the_reference_against_itself_is_no_different():
@@ -53,9 +53,9 @@ def test_knowing_the_volatility_beats_not_knowing_it():
     series = market()
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
     blind = SimpleNamespace(
-        origins=test, quantiles=baselines.random_walk(series, train, H).quantiles(series, test)
+        origins=test, quantiles=scores.random_walk(series, train, H).quantiles(series, test)
     )
-    score = judge_member(series, blind, baselines.reference(series, train, test, H), architecture="walk")
+    score = judge_member(series, blind, scores.reference(series, train, test, H), architecture="walk")
     assert score.metrics["test_crps_ratio_low"] > 1
 
 
@@ -174,7 +174,7 @@ def test_errors_in_price_are_the_members_own():
     series = market()
     score = judged(series)
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
-    median = baselines.reference(series, train, test, H)[..., 9]
+    median = scores.reference(series, train, test, H)[..., 9]
     last = series.prices[test, 3][:, None]
     error = series.prices[test[:, None] + np.arange(1, H + 1), 3] - last * np.exp(median)
     assert score.metrics["test_mae_price"] == pytest.approx(np.abs(error).mean())

@@ -11,8 +11,8 @@ import pytest
 
 from schemas.handover import TrainedMember
 from schemas.identity import ModelId, SeriesId
-from tasks.judging import judges as module
-from tasks.judging.judges import Judges
+from tasks.judging import fleet as module
+from tasks.judging.fleet import Judges
 from tasks.running.resident import Cores
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,9 +67,9 @@ def test_nothing_to_judge_starts_no_process(fake):
 
 def test_a_judge_dies_with_the_command(fake):
     code = (
-        "import sys, pathlib; from tasks.judging import judges; from tasks.running.resident import Cores\n"
-        "judges.JUDGE = 'fake_judge'; sys.path.insert(0, 'tests/judging'); from test_judges import member\n"
-        "judges.Judges(Cores(1)).judge(pathlib.Path(sys.argv[1]), [member('SLOW')])"
+        "import sys, pathlib; from tasks.judging import fleet; from tasks.running.resident import Cores\n"
+        "fleet.JUDGE = 'fake_judge'; sys.path.insert(0, 'tests/judging'); from test_judges import member\n"
+        "fleet.Judges(Cores(1)).judge(pathlib.Path(sys.argv[1]), [member('SLOW')])"
     )
     parent = subprocess.Popen([sys.executable, "-c", code, str(fake)], cwd=ROOT)
     try:

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from schemas.handover import Paired
-from tasks.judging import paired as module
+from tasks.judging import gate as module
+from tasks.judging.gate import DailyLosses, corrected, daily_losses, failed, min_days, paired
 from tasks.judging.member import MemberScore
-from tasks.judging.paired import DailyLosses, corrected, daily_losses, failed, min_days, paired
 
 FIRST = 19_144  # 2022-06-01
 GOOD = Paired(

@@ -7,7 +7,7 @@ import pytest
 from known_markets import market
 
 from tasks.judging import pictures
-from tasks.judging.classes import NAMES
+from tasks.judging.member import NAMES
 from tasks.judging.scores import LEVELS
 
 

@@ -6,7 +6,7 @@ from known_markets import A, H, market
 
 from cpbmodels.data.columns import LAMBDA
 from schemas.errors import DamagedError
-from tasks.judging.baselines import fit_reference, reference, reference_quantiles
+from tasks.judging.scores import fit_reference, reference, reference_quantiles
 from tasks.storage.model_folder import REFERENCE, read_reference, write_reference
 
 

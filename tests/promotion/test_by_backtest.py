@@ -9,7 +9,7 @@ from flows.runner import Runner
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec
 from schemas.scope import home
-from tasks.judging import paired
+from tasks.judging import gate
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import submissions, switches
 from tasks.promotion.losses import registered_model
@@ -30,7 +30,7 @@ def spec(**changed):
 @pytest.fixture
 def short(monkeypatch):
     """Days instead of months."""
-    monkeypatch.setattr(paired, "MIN_DAYS", {3600: 20, 900: 20})
+    monkeypatch.setattr(gate, "MIN_DAYS", {3600: 20, 900: 20})
 
 
 def backtest(**changed):

@@ -10,8 +10,7 @@ from flows.runner import Runner
 from flows.training import train_fleets
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
-from tasks.judging.fleet import judge_fleet
-from tasks.judging.judges import Judges
+from tasks.judging.fleet import Judges, judge_fleet
 from tasks.running.resident import Resident
 from tasks.storage import locks
 from tasks.train import opened_engine

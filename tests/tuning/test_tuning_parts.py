@@ -16,8 +16,8 @@ from schemas.errors import CpbError, UsageError
 from schemas.tuning import Choice, Range, TuneSpec, parse_range
 from tasks.running.progress import heard_by
 from tasks.training.progress import ProgressFile
+from tasks.tuning.search import best_of_null_trials
 from tasks.tuning.trials import _Watch
-from tasks.tuning.winner import best_of_null_trials
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.errors import DamagedError
 from schemas.run import RunSpec
-from tasks.judging.baselines import realised, reference_quantiles
 from tasks.judging.member import MemberScore
-from tasks.judging.scores import crps
+from tasks.judging.scores import crps, realised, reference_quantiles
 from tasks.signals.feature_files import load_series, read_features, write_features
 from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_reference
