@@ -1,5 +1,5 @@
-"""Scores of a fleet's members: judged if missing by resident processes (`judge.py`) on all free cores, corrected jointly,
-and pooled per timeframe.
+"""Scores of a fleet's members: judged if missing by resident processes (`judge.py`) on all free cores, corrected
+jointly, and pooled per timeframe.
 """
 
 import itertools

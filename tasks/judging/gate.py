@@ -4,9 +4,9 @@ A candidate of the champion's own recipe is a *refresh*: it replaces its predece
 replaces the champions of a timeframe by a long paired backtest (`tasks.promotion.by_backtest`) or by hand, never by a
 run. Ineligible models are excluded first. docs/promotion.md explains each rule under its name here.
 
-`Paired` backtests: is a recipe better than another on the same rows, after correction for all that were tried? A true gain of .1 % is far below what a live trial can find, but three years of test spans show it. The conditions of
-docs/promotion.md ("By a backtest") are judged here from the losses of both recipes, as sums per UTC day and coin.
-"""
+`Paired` backtests: is a recipe better than another on the same rows, after correction for all that were tried? A true
+gain of .1 % is far below what a live trial can find, but three years of test spans show it. The conditions of
+docs/promotion.md ("By a backtest") are judged here from the losses of both recipes, as sums per UTC day and coin."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

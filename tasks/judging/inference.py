@@ -3,8 +3,8 @@
 Targets of neighbouring origins overlap (horizon 10) and volatility clusters, so origins are never treated as
 independent: intervals resample blocks of time, variances include autocovariances.
 
-`not_worse` and `ratio_interval` are the intervals of a refresh on its test rows, and of a live record that is read daily.
-"""
+`not_worse` and `ratio_interval` are the intervals of a refresh on its test rows, and of a live record that is read
+daily."""
 
 import math
 from collections.abc import Mapping, Sequence

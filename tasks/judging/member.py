@@ -1,9 +1,9 @@
 """The score of a model on a series: its losses and the reference's on the same rows, with interval and test.
 
-Classifiers of the next move (up, flat, down) are scored with the same statistics as distributions. The ranked probability score is the CRPS of a forecast over ordered classes, so ratio, interval, test, pooling and
-verdict apply unchanged. "Flat" is a band in units of EWMA volatility, so the class probabilities of a random walk are
-constant over time: the reference forecasts the class frequencies of the training span.
-"""
+Classifiers of the next move (up, flat, down) are scored with the same statistics as distributions. The ranked
+probability score is the CRPS of a forecast over ordered classes, so ratio, interval, test, pooling and verdict apply
+unchanged. "Flat" is a band in units of EWMA volatility, so the class probabilities of a random walk are constant over
+time: the reference forecasts the class frequencies of the training span."""
 
 import json
 import logging

@@ -1,12 +1,12 @@
-"""Scores, as stateless functions of arrays, and the baselines that every model is compared with. Shapes: N origins, H steps, Q = 19 levels.
+"""Scores, as stateless functions of arrays, and the baselines that every model is compared with. Shapes: N origins, H
+steps, Q = 19 levels.
 
 `quantiles` float [N, H, Q] and `realised` float [N, H] are cumulative log-returns against the last close.
 Formulas are in docs/judging.md.
 
-Baselines are fitted on training origins and forecast quantiles for any origins. Every baseline returns [N, H, 19] cumulative log-returns, as the models do, and is scored on the same rows. The
-random walk with EWMA volatility is also the reference of each model, fitted once and stored as a record: for judging,
-forecasting and the drift watch.
-"""
+Baselines are fitted on training origins and forecast quantiles for any origins. Every baseline returns [N, H, 19]
+cumulative log-returns, as the models do, and is scored on the same rows. The random walk with EWMA volatility is also
+the reference of each model, fitted once and stored as a record: for judging, forecasting and the drift watch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -8,10 +8,10 @@ from verifying import verify_ledger as verify
 
 from schemas.handover import BacktestEvidence, Record
 from schemas.identity import MARKETS
-from schemas.ledger import DailyState, KnownVersions, LedgerSummary
+from schemas.ledger import KnownVersions, LedgerSummary
 from tasks.forecasting.drift import Watch
 from tasks.promotion.by_backtest import Switch
-from tasks.storage.records import file_digest, write_record
+from tasks.storage.records import write_record
 from tasks.verify import verify_all
 
 NOW = datetime(2025, 6, 1, tzinfo=UTC)
@@ -36,17 +36,13 @@ def ledger(tmp_path):
     folder = tmp_path / "sim" / "ledger"
     for name, (record, of) in FILES.items():
         write_record(folder / name, record, of=of, compact=True)
-    daily = folder / "interval=1h/symbol=BTCUSDT"
-    (daily / "daily.parquet").write_bytes(b"sums")
-    state = DailyState(digest=file_digest(daily / "daily.parquet"), months={})
-    write_record(daily / "daily.json", state, of=BTC.name)
     return folder
 
 
 def test_sound_records_are_no_damage(tmp_path, ledger):
     seen = []
     assert list(verify(tmp_path, "sim", seen=seen.append)) == []
-    assert len(seen) == len(FILES) + 2  # daily.json and daily.parquet
+    assert len(seen) == len(FILES)
 
 
 @pytest.mark.parametrize("name", FILES)
