@@ -18,7 +18,6 @@ from tasks.tracking.store import AS_OF, KIND, NEWEST, STUDY, check_place, open_s
 from tasks.training.local import PROGRESS, check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code
 from tasks.tuning.at_work import LOCK, SEARCH, Search
-from tasks.tuning.search import metrics, sentence, write_report
 
 
 def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
@@ -76,11 +75,11 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
                 "failures": [failure.as_json() for failure in summary.failures],
                 "exit": EXIT_PARTIAL if summary.failures else EXIT_COMPLETE,
             }
-            write_report(folder, spec, answer)
+            tuning.write_report(folder, spec, answer)
             open_store().client.log_artifacts(run.run_id, str(folder))
-            log_metrics(run.run_id, metrics(answer))
+            log_metrics(run.run_id, tuning.metrics(answer))
             finish(run.run_id)
-    say(sentence(answer))
+    say(tuning.sentence(answer))
     return answer
 
 

@@ -172,7 +172,7 @@ def test_without_optuna_the_sentence_says_what_to_install(monkeypatch):
     with pytest.raises(CpbError) as error:
         tune._tuning()
     assert error.value.code == "extra-missing"
-    assert f"run `{pip_install('optuna<6,>=4')}`" in str(error.value)
+    assert f"run `{pip_install('optuna<6,>=4', 'matplotlib>=3.8')}`" in str(error.value)
 
 
 def test_at_the_deadline_all_members_stop(file):
