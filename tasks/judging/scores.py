@@ -243,6 +243,6 @@ def fit_reference(
 def reference_quantiles(reference: Reference, series: Series, origins: Rows) -> Array:
     """Return the reference's quantiles [N, H, 19] of the cumulative log-return after each origin.
 
-    The reference's `decay` must equal that of the series' volatility (`cpbmodels.data.prices.LAMBDA`).
+    The reference's `decay` must equal that of the series' volatility (`cpbmodels.data.columns.LAMBDA`).
     """
     return ScaledTable(step_scale, np.asarray(reference.table)).quantiles(series, origins)
