@@ -88,7 +88,9 @@ def add_forecasts(
     values = np.full((len(dataframe), len(wanted), 1 + len(QUANTILES)), np.nan)
     rows = _possible_rows(dataframe, pair)
     if len(rows) >= member.context:
-        series = _series(dataframe, rows, pair, timeframe)
+        read = ["date", *PRICES, "volume"]  # where they have these names, no other column
+        table = dataframe[read] if {*read} <= {*dataframe.columns} else dataframe
+        series = Series.from_frame(table.iloc[rows], pair, timeframe, partial="drop")
         assert series.times is not None
         closes = series.times + series.step_seconds * 1_000_000
         origins = np.flatnonzero(series.usable(member.context) & (closes >= first)).astype(np.int64)
@@ -104,9 +106,9 @@ def add_forecasts(
             "there are no %d candles without a gap",
             pair, timeframe, len(dataframe), np.datetime64(first, "us"), FEATURE_WARMUP + member.context,
         )  # fmt: skip
-    new = pd.DataFrame(
-        _rounded(values).reshape(len(dataframe), len(names)), index=dataframe.index, columns=names, copy=False
-    )
+    unit = 10.0 ** (SIGNIFICANT_DIGITS - 1 - np.floor(np.log10(values)))
+    rounded = (np.round(values * unit) / unit).reshape(len(dataframe), len(names))
+    new = pd.DataFrame(rounded, index=dataframe.index, columns=names, copy=False)
     return pd.concat([dataframe.drop(columns=[name for name in names if name in dataframe]), new], axis=1)
 
 
@@ -247,12 +249,6 @@ def _possible_rows(dataframe: pd.DataFrame, pair: str) -> np.ndarray:
     return np.flatnonzero(good)
 
 
-def _series(dataframe: pd.DataFrame, rows: np.ndarray, pair: str, timeframe: str) -> Series:
-    names = ["date", *PRICES, "volume"]
-    candles = dataframe[names] if set(names) <= set(dataframe.columns) else dataframe
-    return Series.from_frame(candles.iloc[rows], pair, timeframe, partial="drop")
-
-
 def forecast_sigma(returns: np.ndarray) -> np.ndarray:
     """[...]: half the distance between -1 and +1 on the normal scale, of quantiles [..., 19] of the log-return."""
     below = int(np.searchsorted(SCORES, -1.0)) - 1  # between the 15 % and the 20 % level
@@ -260,9 +256,3 @@ def forecast_sigma(returns: np.ndarray) -> np.ndarray:
     low = returns[..., below] * (1 - share) + returns[..., below + 1] * share
     high = returns[..., -1 - below] * (1 - share) + returns[..., -2 - below] * share
     return (high - low) / 2
-
-
-def _rounded(values: np.ndarray) -> np.ndarray:
-    """To `SIGNIFICANT_DIGITS`; NaN stays."""
-    scale = 10.0 ** (SIGNIFICANT_DIGITS - 1 - np.floor(np.log10(values)))
-    return np.round(values * scale) / scale

@@ -209,7 +209,11 @@ def check(options: Preset) -> Preset:
     Further requirements of an architecture or a head are checked by `presets.preset`.
     """
     for name, (low, high) in RANGES.items():
-        _check_number(name, getattr(options, name), low, high)
+        value, whole = getattr(options, name), isinstance(getattr(Preset(), name), int)
+        kind = int if whole else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+            what = "a whole number" if whole else "a number"
+            raise ModelError(f"{name} must be {what} from {low:,g} to {high:,g}, not {shown(value)}.")
     for name, allowed in CHOICES.items():
         if getattr(options, name) not in [*allowed]:  # whatever type a stored config gives it
             raise ModelError(unknown_choice(name, getattr(options, name), allowed))
@@ -231,14 +235,6 @@ def check(options: Preset) -> Preset:
             f"accumulate {options.accumulate} must divide batch_size {options.batch_size} evenly."
         )
     return options
-
-
-def _check_number(name: str, value: object, low: float, high: float) -> None:
-    whole = isinstance(getattr(Preset(), name), int)
-    kind = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-        what = "a whole number" if whole else "a number"
-        raise ModelError(f"{name} must be {what} from {low:,g} to {high:,g}, not {shown(value)}.")
 
 
 IN_STEP = ("dropout", "teacher_forcing", "location_shrink", "candle_weight", "clip", "weight_decay")

@@ -71,11 +71,6 @@ class Paths:
             "symbol", issued.alias("issued_at"), "path", "step", target.alias("target_time"), "close"
         )
 
-    def __repr__(self) -> str:
-        """One line: how many."""
-        coins, count, horizon = self.close.shape
-        return f"<Paths: {coins} coins, {count:,} paths, {horizon} steps>"
-
 
 def draw_closes(quantiles: np.ndarray, factors: np.ndarray, n: int, seed: int) -> np.ndarray:
     """Closes [S, n, H] of n joint paths.

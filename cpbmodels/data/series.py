@@ -283,10 +283,6 @@ class Prediction:
     candle: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 4)))
     probabilities: np.ndarray | None = None
 
-    def __repr__(self) -> str:
-        """One line: how many origins and steps."""
-        return f"<Prediction: {len(self.origins):,} origins, {self.quantiles.shape[1]} steps>"
-
 
 def _instant(microseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
