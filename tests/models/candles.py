@@ -1,8 +1,10 @@
 """Candles for the model tests: a random walk with fat tails and a daily rhythm of volatility."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
+import polars as pl
 
 from cpbmodels import Series
 from cpbmodels.arch import usable
@@ -25,6 +27,18 @@ def walk(rows=700, seed=0, symbol="AAAUSDT", timeframe="1h", **options):
         [opened, np.maximum(opened, close) * up, np.minimum(opened, close) / down, close]
     )
     return Series.from_ohlc(prices, symbol=symbol, timeframe=timeframe, **options)
+
+
+START = datetime(2024, 3, 1, tzinfo=UTC)
+
+
+def table(rows=400, seed=0, minutes=60):
+    """A walk as a polars table: open times, prices and volumes."""
+    step = timedelta(minutes=minutes)
+    times = pl.datetime_range(START, START + step * (rows - 1), step, time_unit="us", eager=True)
+    prices = dict(zip(("open", "high", "low", "close"), walk(rows, seed).prices.T, strict=True))
+    volume = np.random.default_rng(seed).lognormal(3, 1, rows)
+    return pl.DataFrame({"open_time": times, **prices, "volume": volume})
 
 
 def with_har_columns(series):

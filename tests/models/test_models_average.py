@@ -210,22 +210,15 @@ def test_members_may_be_any_architectures_that_forecast_prices(coins):
 
 
 @pytest.mark.parametrize(
-    ("members", "why"),
-    [(("har",), "two or more"), (("har", "average"), "other architectures"), (("har", "no"), "unknown"),
-     (("har", "classifier-gru"), "forecast prices")],
+    ("name", "members", "why"),
+    [("average", ("har",), "two or more"), ("average", ("har", "average"), "other architectures"),
+     ("average", ("har", "no"), "unknown"), ("average", ("har", "classifier-gru"), "forecast prices"),
+     ("har", ("har", "line"), "applies only to average")],
 )  # fmt: skip
-def test_impossible_members_are_refused(members, why):
+def test_impossible_members_are_refused(name, members, why):
     with pytest.raises(ModelError, match=why):
-        preset("default", "average", members=members)
-
-
-def test_members_may_be_given_as_text():
+        preset("default", name, members=members)
     assert preset("default", "average", members="har,line").members == ("har", "line")
-
-
-def test_other_architectures_have_no_members():
-    with pytest.raises(ModelError, match="applies only to average"):
-        preset("default", "har", members=("har", "line"))
 
 
 def test_every_own_column_is_read_by_the_default():

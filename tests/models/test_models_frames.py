@@ -7,29 +7,15 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from candles import walk
+from candles import START, walk
+from candles import table as candles
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpbmodels import ModelError, Series, load, train_fleet
 from cpbmodels.data.columns import FEATURES, feature_frame
 
-START = datetime(2024, 3, 1, tzinfo=UTC)
 MIRROR = Path(__file__).parents[3] / "shared" / "market"
-
-
-def candles(rows=400, seed=0, minutes=60):
-    """A polars frame of hourly candles."""
-    prices = walk(rows, seed).prices
-    times = [START + timedelta(minutes=minutes * i) for i in range(rows)]
-    volume = np.random.default_rng(seed).lognormal(3, 1, rows)
-    return pl.DataFrame(
-        {
-            "open_time": pl.Series(times, dtype=pl.Datetime("us", "UTC")),
-            **{name: prices[:, i] for i, name in enumerate(("open", "high", "low", "close"))},
-            "volume": volume,
-        }
-    )
 
 
 def pandas_of(frame, **renamed):

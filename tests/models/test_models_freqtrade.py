@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-from candles import walk
+from candles import table
 
 from cpbmodels import ModelError, Series, load, train_fleet
 from cpbmodels import freqtrade as adapter
@@ -21,10 +21,9 @@ LEVELS = [f"q{round(100 * level):02d}" for level in QUANTILES]
 
 def candles(rows=1500, seed=0):
     """As freqtrade has them: a `date` column, UTC, and a plain index."""
-    prices = walk(rows, seed).prices
-    volume = np.random.default_rng(seed).lognormal(3, 1, rows)
-    columns = dict(zip(("open", "high", "low", "close"), prices.T, strict=True))
-    return pd.DataFrame({"date": pd.date_range(START, periods=rows, freq="h"), **columns, "volume": volume})
+    columns = table(rows, seed).to_dict()
+    times = pd.to_datetime(columns.pop("open_time").dt.replace_time_zone(None).to_numpy(), utc=True)
+    return pd.DataFrame({"date": times, **{name: values.to_numpy() for name, values in columns.items()}})
 
 
 @pytest.fixture(scope="module", params=["robust-har", "har", "gru"])

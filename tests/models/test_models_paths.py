@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import polars as pl
 import pytest
-from candles import series_for, walk
+from candles import series_for, table
 
 import cpbmodels
 from cpbmodels import ModelError, Series, load, paths, train_fleet
@@ -15,14 +15,7 @@ TINY = {"preset": "smoke", "device": "cpu", "epochs": 1, "steps_per_epoch": 2}
 
 
 def frame(seed, rows=900):
-    """Candles with times."""
-    prices = walk(rows, seed).prices
-    times = pl.datetime_range(
-        pl.datetime(2024, 1, 1), pl.datetime(2026, 1, 1), "1h", eager=True, time_zone="UTC"
-    )
-    return pl.DataFrame(
-        {"open_time": times[:rows], **dict(zip(("open", "high", "low", "close"), prices.T, strict=True))}
-    )
+    return table(rows, seed).drop("volume")
 
 
 PRICES = pl.col("open", "high", "low", "close")
