@@ -187,7 +187,7 @@ def gradients(args: argparse.Namespace, architecture: str) -> dict[str, Any]:
     if "gradient" in found:
         faults = list(check.faults(found))
         found |= check.same_bits(*shape)
-    ok = not faults and False not in found.values() and found["torch_gradient"] < check.GRADIENT_MOST
+    ok = not faults and False not in found.values() and found["torch_gradient"] < check.MAX_GRADIENT_DISTANCE
     return found | {"kernels": described(off), "ok": ok}
 
 

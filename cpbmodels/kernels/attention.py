@@ -122,11 +122,11 @@ def _constants(S: int, T: int, d: int, heads: int, causal: bool) -> dict[str, An
     return {"HEADS": heads, "S": S, "T": T, "W": d // heads, **tiles, "CAUSAL": causal, "num_warps": warps}
 
 
-_Three = tuple[Tensor, ...]
+_QKV = tuple[Tensor, ...]
 """Of queries, keys and values. Their rows [K, B x S or T, d] may lie apart, those of keys and values equally."""
 
 
-def _attend(given: _Three, biases: _Three, steps: int, heads: int, causal: bool) -> Tensor:
+def _attend(given: _QKV, biases: _QKV, steps: int, heads: int, causal: bool) -> Tensor:
     """[K, B x S, d] from q, k, v and their biases [K, 1, d]; S = steps."""
     (K, N, d), q, k = given[0].shape, given[0], given[1]
     B = N // steps
@@ -140,7 +140,7 @@ def _attend(given: _Three, biases: _Three, steps: int, heads: int, causal: bool)
 
 
 def _attend_back(
-    given: _Three, biases: _Three, d_out: Tensor, grads: _Three, parts: _Three, steps: int, heads: int, causal: bool
+    given: _QKV, biases: _QKV, d_out: Tensor, grads: _QKV, parts: _QKV, steps: int, heads: int, causal: bool
 ) -> None:  # fmt: skip
     """Fill grads, as far apart as `parts` [K, B, d]: the biases' sums by window, in float32."""
     (K, N, d), q, k = given[0].shape, given[0], given[1]

@@ -34,10 +34,12 @@ log = logging.getLogger(__name__)
 
 WRONG = "wrong on this chip"
 MEMBERS = 3
-GRADIENT_RATIO, GRADIENT_EXTRA, GRADIENT_MOST = 1.25, 1e-3, 0.02
+GRADIENT_RATIO, GRADIENT_EXTRA, MAX_GRADIENT_DISTANCE = 1.25, 1e-3, 0.02
 """Distance of a gradient [K, P] from float64's, relative to its norm: at most torch's own x ratio + extra, and most."""
-LOSS_MOST = 5e-3  # relative distance of the losses [K] from float64's
-UPDATE_MOST = 5e-4  # of an update [K, P] and of both moments from torch's optimizer, which is in float32, too
+MAX_LOSS_DISTANCE = 5e-3  # relative distance of the losses [K] from float64's
+MAX_UPDATE_DISTANCE = (
+    5e-4  # of an update [K, P] and of both moments from torch's optimizer, which is in float32, too
+)
 NO_SHAPE = (
     *IN_RATE, "patience", "steps_per_epoch", "max_train_rows", "stride", "max_validation_windows", "fleet_size",
     "workers", "cuda_graph",
@@ -70,7 +72,7 @@ def fault(architecture: str, options: Preset, device: torch.device, compute: tor
     key = _key(architecture, options, device, compute)
     if key not in _verdicts:
         try:
-            _verdicts[key] = _judged(key, architecture, options, device, compute)
+            _verdicts[key] = _verdict(key, architecture, options, device, compute)
         except Exception as error:  # noqa: BLE001 - torch's path trains without them
             if device.type == "cuda":
                 torch.cuda.synchronize(device)  # raises if the GPU is lost
@@ -80,11 +82,11 @@ def fault(architecture: str, options: Preset, device: torch.device, compute: tor
     return _verdicts[key]
 
 
-def _judged(key: str, architecture: str, options: Preset, device: torch.device, compute: torch.dtype) -> str:
+def _verdict(key: str, architecture: str, options: Preset, device: torch.device, compute: torch.dtype) -> str:
     """The verdict that is kept on disk, or a new one."""
     begun = time.perf_counter()
     ours = _trial(architecture, options, device, torch.float32, compute, kernels=True)
-    made = compile_ahead(lambda: _everything(ours))
+    made = compile_ahead(lambda: _all_launches(ours))
     log.info("%d kernels of %s compiled or cached in %.1f s", made, architecture, time.perf_counter() - begun)
     place = os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache"
     path = Path(place) / f"cpb-{key}.txt"
@@ -112,13 +114,13 @@ def compare(
     names = ("loss", "validation", "gradient")
     exact = _pass(_trial(architecture, options, device, torch.float64, torch.float64, kernels=False))
     torchs = _trial(architecture, options, device, torch.float32, compute, kernels=False)
-    out = {f"torch_{name}": _apart(*pair) for name, *pair in zip(names, _pass(torchs), exact, strict=True)}
+    out = {f"torch_{name}": _distance(*pair) for name, *pair in zip(names, _pass(torchs), exact, strict=True)}
     if kernels:
         ours = _trial(architecture, options, device, torch.float32, compute, kernels=True)
         first = _pass(ours)
-        out |= {name: _apart(*pair) for name, *pair in zip(names, first, exact, strict=True)}
+        out |= {name: _distance(*pair) for name, *pair in zip(names, first, exact, strict=True)}
         updates = zip(_update(ours, first[2]), _update(torchs, first[2]), strict=True)
-        out["update"] = max(_apart(*pair) for pair in updates)
+        out["update"] = max(_distance(*pair) for pair in updates)
     return out
 
 
@@ -142,10 +144,10 @@ def same_bits(
 def faults(distances: Mapping[str, float]) -> Iterator[str]:
     """What is too far off in a result of `compare`, in words."""
     limits = {
-        "gradient": min(GRADIENT_RATIO * distances["torch_gradient"] + GRADIENT_EXTRA, GRADIENT_MOST),
-        "loss": LOSS_MOST,
-        "validation": LOSS_MOST,
-        "update": UPDATE_MOST,
+        "gradient": min(GRADIENT_RATIO * distances["torch_gradient"] + GRADIENT_EXTRA, MAX_GRADIENT_DISTANCE),
+        "loss": MAX_LOSS_DISTANCE,
+        "validation": MAX_LOSS_DISTANCE,
+        "update": MAX_UPDATE_DISTANCE,
     }
     for name, limit in limits.items():
         if not distances[name] <= limit:  # NaN, too
@@ -165,7 +167,7 @@ def _trial(
     return step
 
 
-def _everything(step: FleetStep) -> None:
+def _all_launches(step: FleetStep) -> None:
     """All that a training launches, rows that take no step included."""
     gradient = _pass(step)[2]
     _update(step, gradient)
@@ -210,7 +212,7 @@ def _replayed(step: FleetStep, device: torch.device) -> list[Tensor]:
     return out
 
 
-def _apart(computed: Tensor, right: Tensor) -> float:
+def _distance(computed: Tensor, right: Tensor) -> float:
     """Norm of the difference over the norm of what is right."""
     return float((computed.double() - right.double()).norm() / right.double().norm().clamp(min=1e-30))
 

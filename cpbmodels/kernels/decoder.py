@@ -44,7 +44,7 @@ _Memory = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
 """Keys, values, b_v, w_out, b_out of a `_Decoder`."""
 
 
-class _Drawn:
+class _DecoderDraws:
     """Draws of one pass: forced int8 [K, B, S] and factors [K, S, layers - 1, B, H], or None."""
 
     def __init__(self, model: Gru | Lstm, batch: Batch, like: Tensor, draws: Draws | None) -> None:
@@ -61,7 +61,7 @@ class _Decoder:
     """
 
     def __init__(
-        self, batch: Batch, draw: _Drawn, steps: int, heads: int, memory: _Memory, layers: int
+        self, batch: Batch, draw: _DecoderDraws, steps: int, heads: int, memory: _Memory, layers: int
     ) -> None:
         self.keys, self.values, self.b_v, self.w_out, self.b_out = memory
         self.truth, self.draw, self.S, self.heads = batch.truth, draw, steps, heads
@@ -149,7 +149,7 @@ class _GruSteps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, batch: Batch, draw: _Drawn, steps: int, keys: Tensor, values: Tensor, b_key: Tensor,
+        ctx: Any, batch: Batch, draw: _DecoderDraws, steps: int, keys: Tensor, values: Tensor, b_key: Tensor,
         w_out: Tensor, b_out: Tensor, *rest: Tensor,
     ) -> Tensor:  # fmt: skip
         L = len(rest) // 5
@@ -217,7 +217,7 @@ class _LstmSteps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, batch: Batch, draw: _Drawn, steps: int, heads: int, memory: Tensor, b_v: Tensor, w_out: Tensor,
+        ctx: Any, batch: Batch, draw: _DecoderDraws, steps: int, heads: int, memory: Tensor, b_v: Tensor, w_out: Tensor,
         b_out: Tensor, w_q: Tensor, b_q: Tensor, *rest: Tensor,
     ) -> Tensor:  # fmt: skip
         L, H = len(rest) // 5, w_q.shape[-1]
@@ -289,7 +289,7 @@ def gru_forward(model: Gru, batch: Batch, w: Weights, draws: Draws | None) -> Te
         w[f"{name}.{part}"] for name in model.layers("decoder") for part in ("w_ih", "w_hh", "b_ih", "b_hh")
     ]
     memory = keys, values, w["key.bias"], w["out.weight"], w["out.bias"]
-    drawn = _Drawn(model, batch, last[-1], draws)
+    drawn = _DecoderDraws(model, batch, last[-1], draws)
     return _GruSteps.apply(batch, drawn, model.head.steps, *memory, *last, *weights)
 
 
@@ -309,6 +309,6 @@ def lstm_forward(
         weights += [w[f"{name}.w_ih"], w[f"{name}.w_hh"], w[f"{name}.b_ih"] + w[f"{name}.b_hh"]]
     attention = memory, w["memory.bias"][..., H:], w_out, b_out, w["query.weight"], w["query.bias"]
     first = [part for state in last for part in state]
-    drawn = _Drawn(model, batch, last[-1][0], draws)
+    drawn = _DecoderDraws(model, batch, last[-1][0], draws)
     steps, heads = model.head.steps, model.options.n_heads
     return _LstmSteps.apply(batch, drawn, steps, heads, *attention, *first, *weights)

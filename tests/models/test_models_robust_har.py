@@ -59,8 +59,8 @@ def test_its_median_candle_is_valid_and_as_wide_as_candles_are():
 
 def test_a_fleet_equals_single_solutions_whatever_the_seed():
     series = [coin(seed, rows) for seed, rows in ((1, 600), (2, 900), (3, 750))]
-    told = []
-    fleet = solved(series, seeds=[1, 2, 3], workers=1, on_epoch=told.append)
+    records = []
+    fleet = solved(series, seeds=[1, 2, 3], workers=1, on_epoch=records.append)
     for seed, candles, member in zip((7, 8, 9), series, fleet, strict=True):
         alone = solved([candles], seeds=[seed])[0]
         assert torch.equal(member.rows, alone.rows)
@@ -69,7 +69,7 @@ def test_a_fleet_equals_single_solutions_whatever_the_seed():
     assert [len(member.history) for member in fleet] == [1, 1, 1]
     assert {member.report["stopped"] for member in fleet} == {"closed_form"}
     assert not any(member.report["diverged"] for member in fleet)
-    assert [(record.epoch, record.epochs, len(record.members)) for record in told] == [(1, 1, 3)]
+    assert [(record.epoch, record.epochs, len(record.members)) for record in records] == [(1, 1, 3)]
 
 
 def test_its_loss_is_the_mean_pinball_of_its_quantiles():
