@@ -107,9 +107,7 @@ def _header(lines: list[str], label: str) -> tuple[int, str]:
     separator = max(_SEPARATORS, key=lines[0].count)
     cells = lines[0].split(separator)
     if len(cells) < 2 or (any(map(_is_number, cells)) and len(cells) != len(_BINANCE)):
-        raise ModelError(
-            f"{label}: there is no header line: begin it with open_time,open,high,low,close,volume or what it has."
-        )
+        raise ModelError(f"{label}: there is no header line such as open_time,open,high,low,close,volume.")
     return 0, separator
 
 
@@ -161,16 +159,14 @@ def read_candles(
     check_prices(np.column_stack([numbers[name] for name in PRICES]), label)
     volume = numbers.get("volume", np.zeros(1))
     if (wrong := ~(np.isfinite(volume) & (volume >= 0))).any():
-        raise ModelError(
-            f"{label}: the volume in row {wrong.argmax()} is negative or missing: repair it, or drop the column."
-        )
+        raise ModelError(f"{label}: the volume in row {wrong.argmax()} is negative or missing.")
     candles = pl.DataFrame({"open_time": pl.Series(times).cast(pl.Datetime("us", "UTC")), **numbers})
     length, now = timedelta(seconds=INTERVAL_SECONDS[timeframe]), datetime.now(UTC)
     closed = int((candles["open_time"] <= now - length).sum())
     if closed < candles.height and partial == "refuse":
         raise ModelError(
-            f"{label}: the last candle closes at {candles['open_time'][-1] + length:%Y-%m-%d %H:%M} UTC, which has "
-            'not come yet: leave it out, or pass partial="drop".'
+            f"{label}: the last candle closes at {candles['open_time'][-1] + length:%Y-%m-%d %H:%M} UTC, which has not "
+            'come yet: pass partial="drop".'
         )
     if candles.height - closed > 1:  # a single candle is the one that is being made
         notes.append(
@@ -188,8 +184,7 @@ def _table(frame: Any, label: str) -> pl.DataFrame:
         frame = frame.collect()
     elif not hasattr(frame, "__arrow_c_stream__"):
         raise ModelError(
-            f"{label}: a {type(frame).__name__} is not a table of candles: give a pandas, polars or Arrow table, or "
-            "bare arrays to Series.from_ohlc."
+            f"{label}: a {type(frame).__name__} is not a table: give a pandas, polars or Arrow table."
         )
     frame = pl.DataFrame(frame)
     columns: dict[str, pl.Series] = {}
@@ -334,18 +329,14 @@ def _ordered(times: np.ndarray, label: str) -> np.ndarray:
         row = int(np.flatnonzero(steps <= 0)[0]) + 1
         what = "appears twice" if steps[row - 1] == 0 else "is earlier than the candle before"
         raise ModelError(
-            f"{label}: the candle of {_text(times[row])} in row {row} {what}: give one symbol at a time, sorted by "
-            "time and without duplicates."
+            f"{label}: the candle of {_text(times[row])} in row {row} {what}: sort one symbol's candles by time."
         )
     return times
 
 
 def _numbers(table: pl.DataFrame, name: str, label: str) -> np.ndarray:
     if name not in table.columns:
-        raise ModelError(
-            f"{label}: the column {name} is missing: it needs {', '.join(PRICES)} (there are "
-            f"{', '.join(table.columns) or 'none'})."
-        )
+        raise ModelError(f"{label}: the column {name} is missing (there are {', '.join(table.columns)}).")
     column = table[name]
     if column.dtype == pl.String:
         column = column.str.strip_chars().str.replace(r"^(-?\d+),(\d+)$", "$1.$2")
@@ -355,7 +346,7 @@ def _numbers(table: pl.DataFrame, name: str, label: str) -> np.ndarray:
             return column.cast(pl.Float64).fill_null(float("nan")).to_numpy()
     except (pl.exceptions.PolarsError, Warning):
         raise ModelError(
-            f"{label}: {name} is of the type {column.dtype} and not all of its values are numbers: convert it."
+            f"{label}: {name} is of the type {column.dtype} and holds values that are no numbers."
         ) from None
 
 
@@ -370,8 +361,7 @@ def _timeframe(times: np.ndarray, timeframe: str | None, label: str) -> str:
         timeframe = next((name for name, s in INTERVAL_SECONDS.items() if s * 1_000_000 == usual), None)
         if timeframe is None:
             raise ModelError(
-                f"{label}: the candles are {timedelta(microseconds=usual)} apart, which is none of "
-                f"{', '.join(INTERVAL_SECONDS)}: resample them."
+                f"{label}: the candles are {timedelta(microseconds=usual)} apart: resample them."
             )
     if timeframe not in INTERVAL_SECONDS:
         raise ModelError(
@@ -382,8 +372,7 @@ def _timeframe(times: np.ndarray, timeframe: str | None, label: str) -> str:
     if len(off_grid):
         row = int(off_grid[0])
         raise ModelError(
-            f"{label}: the candle of {_text(times[row])} in row {row} does not lie on the UTC grid of {timeframe} "
-            "candles: remove it, give the right timeframe, or check that the times are those at which candles open."
+            f"{label}: the candle of {_text(times[row])} in row {row} is not on the UTC grid of {timeframe} candles."
         )
     if len(steps) >= 20 and steps.min() > length:  # fewer candles may all lie beside gaps
         raise ModelError(

@@ -31,19 +31,16 @@ def check_prices(prices: np.ndarray, label: str) -> np.ndarray:
         prices = np.ascontiguousarray(prices, dtype=np.float64)
     except (TypeError, ValueError):  # numpy's sentence names neither column nor remedy
         raise ModelError(
-            f"{label}: candles must be numbers, [rows, 4] (open, high, low, close); a table with times goes to "
-            "Series.from_frame."
+            f"{label}: candles must be numbers, [rows, 4]; a table with times goes to Series.from_frame."
         ) from None
     if prices.ndim != 2 or prices.shape[1] != 4:
-        raise ModelError(
-            f"{label}: candles must have the shape [rows, 4] (open, high, low, close), not {prices.shape}."
-        )
+        raise ModelError(f"{label}: candles must have the shape [rows, 4], not {prices.shape}.")
     wrong = ~is_candle(prices)
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise ModelError(
             f"{label}: row {row} is not a valid candle ({prices[row].tolist()}): prices must be positive and finite, "
-            "with low <= open, close <= high; remove or repair it and the rows like it."
+            "with low <= open, close <= high."
         )
     return prices
 

@@ -115,7 +115,7 @@ def test_what_is_wrong_is_named_in_one_sentence(kind):
 
 
 def test_timeframe_and_grid():
-    with pytest.raises(ModelError, match="does not lie on the UTC grid of 4h"):
+    with pytest.raises(ModelError, match="is not on the UTC grid of 4h"):
         Series.from_frame(candles(), timeframe="4h")
     with pytest.raises(ModelError, match="unknown"):
         Series.from_frame(candles(), timeframe="45m")
