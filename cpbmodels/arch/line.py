@@ -39,8 +39,7 @@ from cpbmodels.arch.base import Architecture, ArchitectureSpec, Batch, MemberDat
 from cpbmodels.arch.har import FITTED, HAR_COLUMNS, OfOneCandle, fitted_weights, with_candle
 from cpbmodels.arch.heads import BENDING as BENDING_BY_LEVEL
 from cpbmodels.arch.heads import COPIES, MAX_BEND, bent
-from cpbmodels.arch.layers import Draws, Layout, Param, embed, linear, linear_params
-from cpbmodels.arch.layers import Weights as Views
+from cpbmodels.arch.layers import Draws, Layout, Param, Weights, embed, linear, linear_params
 from cpbmodels.arch.options import SIZES, Preset
 from cpbmodels.data.ranges import RangeModel, TrainingOrigins, fit_ranges, solve_ridge
 from cpbmodels.data.student_t import QUANTILES
@@ -80,15 +79,15 @@ class Line(OfOneCandle):
         ]
 
     @override
-    def forward(self, batch: Batch, w: Views, draws: Draws | None) -> Tensor:
+    def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         return self.line(self.columns(batch, w), batch.inputs[..., -1, -1], w)
 
-    def columns(self, batch: Batch, w: Views) -> Tensor:
+    def columns(self, batch: Batch, w: Weights) -> Tensor:
         """[K, B, D]: the own columns, and the market's columns or their forecast from the own columns."""
         coin, market, unknown, _ = batch.inputs.flatten(2).split([len(OWN), len(MARKET_COLUMNS), 1, 1], -1)
         return torch.cat([coin, torch.where(unknown > 0.5, linear(coin, w, "market"), market)], -1)
 
-    def line(self, columns: Tensor, quarter: Tensor, w: Views) -> Tensor:
+    def line(self, columns: Tensor, quarter: Tensor, w: Weights) -> Tensor:
         """[K, B, H, 4]: open, log-scale, high and low, from columns [K, B, D] and the quarter's code [K, B]."""
         return with_candle(linear(columns, w, "out") + embed(quarter, w["quarter"]), w)
 
@@ -178,7 +177,7 @@ class Walk(Line):
         ]
 
     @override
-    def forward(self, batch: Batch, w: Views, draws: Draws | None) -> Tensor:
+    def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
         columns = self.columns(batch, w)
         inputs = ((columns - w["walk.mean"]) * w["walk.inverse"]).clamp(-INPUT_CLIP, INPUT_CLIP)
         added = [_added(inputs, w, copy) for copy in range(COPIES)]  # [K, B, H, 2] each
@@ -196,7 +195,7 @@ class Walk(Line):
         return weights
 
 
-def _added(inputs: Tensor, w: Views, copy: int) -> Tensor:
+def _added(inputs: Tensor, w: Weights, copy: int) -> Tensor:
     """What a copy adds to the log-scale, and its bend: [K, B, H, 2] from inputs [K, B, D]."""
     x = F.gelu(linear(inputs, w, f"walk.{copy}.first"))
     x = F.gelu(linear(x, w, f"walk.{copy}.second"))

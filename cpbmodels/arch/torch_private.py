@@ -1,7 +1,7 @@
 """Every part of torch used here that its documentation does not promise, each with the reason and the version checked.
 
 "Checked" means: the signature below and the results of `tests/models` and `tests/device` on that version. On a new
-torch, run those tests first (`tests/models/test_models_torch_private.py` names what is gone), then change the version.
+torch, run those tests first (the import names what is gone), then change the version.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
-from candles import START, walk
+from candles import START
 from candles import table as candles
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -216,18 +216,6 @@ def test_behind_a_gap_there_is_no_forecast_unless_it_may_go_back():
     assert member.forecast(series, go_back=True).issued_at == START + timedelta(hours=1099)
     enough = Series.from_frame(without(whole, [1199 - 170]), "BTCUSDT")
     assert member.forecast(enough).issued_at == START + timedelta(hours=1200)
-
-
-def test_each_prints_as_one_line():
-    series = Series.from_frame(without(candles(), [50]), "BTCUSDT")
-    member = train_fleet([series], "robust-har", "smoke", seeds=[1], device="cpu")[0]
-    texts = [repr(series), repr(member), repr(member.forecast(series))]
-    assert all("\n" not in text and "BTCUSDT 1h" in text and len(text) < 160 for text in texts)
-    assert "1 gaps" in texts[0]
-    bare = walk(300)
-    assert "after row" in repr(
-        train_fleet([bare], "linear", "smoke", seeds=[1], epochs=1, device="cpu")[0].forecast(bare)
-    )
 
 
 def test_a_classifier_forecasts_no_price():

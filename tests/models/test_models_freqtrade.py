@@ -99,11 +99,6 @@ def test_steps_are_chosen_and_columns_replaced(quick):
             add_forecasts(candles(), "BTC/USDT", "1h", quick, steps=wrong)
 
 
-def test_a_model_of_another_timeframe_is_refused(quick):
-    with pytest.raises(ModelError, match=r"trained on 1h candles and these are 15m"):
-        add_forecasts(candles(), "BTC/USDT", "15m", quick)
-
-
 def test_a_folder_is_read_once(quick, tmp_path, monkeypatch):
     folder, reads = quick.save(tmp_path / "BTCUSDT"), []
     adapter._load.cache_clear()

@@ -117,13 +117,3 @@ def test_what_is_learnt_after_a_leap_does_not_depend_on_what_came_before():
         first, other = train_fleet(pair, architecture, "smoke", seeds=[0, 0], device="cpu", epochs=1)
         np.testing.assert_allclose(first.rows, other.rows, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(first.forecast(pair[0]).close, other.forecast(pair[1]).close, rtol=1e-5)
-
-
-def test_shortly_after_a_leap_there_is_no_forecast():
-    series, leap = leaping(10, 1, "table", rows=1200)
-    member = train_fleet([series], "linear", "smoke", device="cpu", epochs=1)[0]
-    assert member.forecast(series).issued_row == 1199
-    with pytest.raises(
-        ModelError, match="no forecast after its last candle: a gap or jump 20 candles before"
-    ):
-        member.forecast(leaping(10, 1, "table", rows=leap + 20)[0])
