@@ -70,7 +70,11 @@ def _forecast(spec: ForecastSpec, steps: Runner, say: Say, outcome: Outcome) -> 
     watched = steps.one(watch, scope)
     stale = find_stale(scope.home, issued.series, scope.as_of)
     steps_taken = (fetched, issued, scored, watched)
-    problems = [*left_out, *(failure for result in steps_taken for failure in result.failures)]
+    failures = [*left_out, *(failure for result in steps_taken for failure in result.failures)]
+    # A damaged month fails more than one step: it is said once.
+    problems = list({(failure.series, failure.reason): failure for failure in reversed(failures)}.values())[
+        ::-1
+    ]
     problems += [Failure(step="forecast", reason=str(s), code=STALE, series=s.series) for s in stale]
     outcome.failures, outcome.alarms = problems, watched.alarms
     texts = list(map(failure_line, problems))

@@ -11,9 +11,9 @@ from typing import Any
 
 import polars as pl
 
+from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.errors import MemberError
-from schemas.identity import INTERVAL_SECONDS
 
 KEY = ("symbol", "timeframe", "model_version", "issued_at", "step")
 """The columns that identify a row."""

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import polars as pl
 
 from schemas.errors import CpbError, UsageError, count
-from schemas.forecasts import CHAMPION
 from schemas.identity import Market, SeriesId, market_home
 from tasks.figures.board import UNKNOWN, board_figure, coins_figure, compare_figure
 from tasks.figures.forecast import forecast_figure
@@ -88,7 +87,7 @@ def _by_day(home: Path, series: SeriesId) -> tuple[pl.DataFrame, bool]:
     of_market = record(home, series.market)
     if of_market is None:
         return pl.DataFrame(schema=DAYS_SCHEMA), False
-    sums = read_sums(home, series).filter(pl.col("role") == CHAMPION)
+    sums = read_sums(home, series)
     live = bool(sums["live"].any())
     return record_by_day(sums, series, of_market.made_at, live=live), live
 

@@ -14,10 +14,11 @@ from typing import Any
 import polars as pl
 import polars.selectors as cs
 
+from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import DamagedError
 from schemas.forecasts import CHAMPION
 from schemas.handover import Failure, Score
-from schemas.identity import INTERVAL_SECONDS, SIM, SeriesId, stored_series, tree_of
+from schemas.identity import SIM, SeriesId, stored_series, tree_of
 from schemas.ledger import BANDS, LedgerEntry, LedgerSummary
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import LOCK, failure, recipes_of, store_batch
@@ -74,18 +75,19 @@ def score_due(home: Path, series: Sequence[SeriesId], now: datetime | None = Non
     return Score(rows=sum(stored.values()), failures=tuple(failures))
 
 
-KEY = ("day", "model_version", "role", "live")
+KEY = ("day", "model_version", "live")
 
 
 def day_sums(scored: pl.DataFrame) -> pl.DataFrame:
     """Return the daily sums of scored rows of one series (`scored_rows`).
 
-    One row per UTC day of `issued_at`, model version, role, and live or replay. `horizon`: steps of a forecast. Sums
+    One row per UTC day of `issued_at`, model version, and live or replay. `horizon`: steps of a forecast. Sums
     over the scored rows: `crps` over all rows; `paired_…` and `ref_…` of the model and of the reference over the
     `ref_rows` rows with a reference; `scaled_…` in units of the reference's width at the origin, additive across coins.
     """
     paired = pl.col("ref_crps").is_not_null()
-    days = scored.with_columns(day=pl.col("issued_at").dt.date()).group_by(KEY)
+    champions = scored.filter(pl.col("role") == CHAMPION)  # older versions stored others' forecasts, too
+    days = champions.with_columns(day=pl.col("issued_at").dt.date()).group_by(KEY)
     return days.agg(
         pl.col("horizon").max(),
         pl.col("issued_at").n_unique().alias("forecasts"),
@@ -188,8 +190,12 @@ def write_summary(home: Path, market: str, now: datetime | None = None) -> Ledge
     for (timeframe,), rows in pl.concat(sums).group_by("timeframe", maintain_order=True) if sums else ():
         ended = pl.col("day").cast(pl.Datetime("us", "UTC")) + timedelta(days=1)
         last = ended + pl.duration(seconds=pl.col("horizon") * INTERVAL_SECONDS[str(timeframe)])
-        entries += _entries(rows.with_columns(complete=last <= moment), str(timeframe))
-    summary = LedgerSummary(market=market, made_at=moment, entries=tuple(entries))  # type: ignore[arg-type]
+        for names, part in _groups(rows.with_columns(complete=last <= moment)):
+            for live in (True, False):
+                shown = part.filter(pl.col("live") == live)
+                if not shown.is_empty():
+                    entries.append(_entry(shown, timeframe=str(timeframe), live=live, **names))
+    summary = LedgerSummary(market=market, made_at=moment, entries=tuple(entries))
     write_record(tree_of(home, LEDGER.name, market) / SUMMARY, summary, of=market, compact=True)
     return summary
 
@@ -204,27 +210,24 @@ def _named_sums(home: Path, series: SeriesId) -> pl.DataFrame:
     )
 
 
-def _entries(sums: pl.DataFrame, timeframe: str) -> Iterator[LedgerEntry]:
-    champions = sums.filter(pl.col("role") == CHAMPION)
-    yield from _both(champions, "pooled", timeframe, role=CHAMPION)
-    for (recipe, role), part in _newest(sums.filter(pl.col("recipe") != ""), ("recipe", "role"), MAX_RECIPES):
-        yield from _both(part, "recipe", timeframe, role=role, recipe=recipe)
-    for (symbol,), part in sums.partition_by("symbol", as_dict=True).items():
-        champion = part.filter(pl.col("role") == CHAMPION)
-        yield from _both(champion, "series", timeframe, symbol=str(symbol), role=CHAMPION)
-        for (version, role), rows in _newest(part, ("model_version", "role"), MAX_VERSIONS):
-            named = {"symbol": str(symbol), "role": role, "model_version": version}
-            yield from _both(rows, "version", timeframe, **named, recipe=rows["recipe"][0])
+def _groups(sums: pl.DataFrame) -> Iterator[tuple[dict[str, str], pl.DataFrame]]:
+    """Yield the sums of each entry of a timeframe, with the entry's kind and names."""
+    yield {"kind": "pooled"}, sums
+    for recipe in _newest(sums.filter(pl.col("recipe") != ""), "recipe", MAX_RECIPES):
+        yield {"kind": "recipe", "recipe": recipe}, sums.filter(pl.col("recipe") == recipe)
+    for (symbol,), part in sums.group_by("symbol", maintain_order=True):
+        yield {"kind": "series", "symbol": str(symbol)}, part
+        for version in _newest(part, "model_version", MAX_VERSIONS):
+            rows = part.filter(pl.col("model_version") == version)
+            names = {"kind": "version", "symbol": str(symbol), "model_version": version}
+            yield names | {"recipe": rows["recipe"][0]}, rows
 
 
-def _newest(
-    sums: pl.DataFrame, key: tuple[str, str], count: int
-) -> Iterator[tuple[tuple[str, str], pl.DataFrame]]:
-    """Yield the `count` groups with the newest forecasts, newest first."""
-    last = sums.group_by(key).agg(pl.col("day").max()).rows()
-    ordered = sorted(last, key=lambda group: (group[2], _number(group[0]), group[1]), reverse=True)
-    for first, second, _ in ordered[:count]:
-        yield (first, second), sums.filter(pl.col(key[0]) == first, pl.col(key[1]) == second)
+def _newest(sums: pl.DataFrame, column: str, count: int) -> list[str]:
+    """Return the `count` values of a column with the newest forecasts, newest first."""
+    last = sums.group_by(column).agg(pl.col("day").max()).rows()
+    ordered = sorted(last, key=lambda group: (group[1], _number(group[0])), reverse=True)
+    return [value for value, _ in ordered[:count]]
 
 
 def _number(model_version: str) -> int:
@@ -233,16 +236,8 @@ def _number(model_version: str) -> int:
     return int(tail) if tail.isdigit() else 0
 
 
-def _both(sums: pl.DataFrame, kind: str, timeframe: str, **names: str) -> Iterator[LedgerEntry]:
-    """Yield an entry of live forecasts and an entry of replays, each if it has rows."""
-    for live in (True, False):
-        part = sums.filter(pl.col("live") == live)
-        if not part.is_empty():
-            yield _entry(part, kind=kind, timeframe=timeframe, live=live, **names)
-
-
-def _entry(sums: pl.DataFrame, *, kind: str, **names: str | bool) -> LedgerEntry:
-    single_coin = kind in ("series", "version")
+def _entry(sums: pl.DataFrame, **names: str | bool) -> LedgerEntry:
+    single_coin = names["kind"] in ("series", "version")
     total = sums.select(cs.numeric()).sum().row(0, named=True)
     names_of = ("paired_{}", "ref_{}") if single_coin else ("scaled_{}", "scaled_ref_{}")
     losses = [name.format("crps") for name in names_of]
@@ -263,8 +258,8 @@ def _entry(sums: pl.DataFrame, *, kind: str, **names: str | bool) -> LedgerEntry
     rows, paired = total["rows"], total["ref_rows"]
     return LedgerEntry.model_validate(
         {
-            "kind": kind,
             **names,
+            "role": CHAMPION,
             "first": sums["day"].min(),
             "last": sums["day"].max(),
             "days": len(days),
@@ -336,8 +331,7 @@ def record_by_day(sums: pl.DataFrame, series: SeriesId, now: datetime, *, live: 
     """
     horizon = pl.col("horizon") * timedelta(seconds=series.seconds)
     ends = pl.col("day").cast(pl.Datetime("us", "UTC")) + timedelta(days=1) + horizon
-    is_shown = (pl.col("role") == CHAMPION) & (pl.col("live") == live) & (pl.col("ref_rows") > 0)
-    complete = sums.filter(is_shown, ends <= now)
+    complete = sums.filter(pl.col("live") == live, pl.col("ref_rows") > 0, ends <= now)
     if complete.is_empty():
         return pl.DataFrame(schema=DAYS_SCHEMA)
     days = complete.group_by("day").agg(cs.numeric().sum(), steps=pl.col("horizon").max()).sort("day")

@@ -12,8 +12,9 @@ from typing import Literal
 
 import polars as pl
 
+from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import CpbError
-from schemas.identity import INTERVAL_SECONDS, OWN, SIM, SeriesId
+from schemas.identity import OWN, SIM, SeriesId
 from tasks.forecasting.months import forecast_command, latest
 from tasks.market.klines import ingest_command, read_klines
 

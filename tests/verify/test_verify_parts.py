@@ -212,6 +212,14 @@ def test_a_store_that_is_gone_is_named_where_models_are_packaged(stored, tmp_pat
     assert not (tmp_path / "none.db").exists()
 
 
+def test_a_broken_store_is_said_once_for_all_markets(stored, tmp_path, monkeypatch):
+    (tmp_path / "broken.db").write_bytes(b"no database" * 99)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/broken.db")
+    (sentence,) = verify_all(stored, ("spot", "um", MARKET)).unchecked
+    assert sentence.startswith("the champions of market spot, um, sim could not be checked: ")
+    assert sentence.endswith("then run `cpb verify` again")
+
+
 def test_a_models_reference_is_judgings_on_its_test_span(stored):
     folder = fleet_of(stored)
     job = read_job(folder)
