@@ -93,10 +93,11 @@ def append(
         with chain_lock(home, market):
             if kind == "forecasts":
                 _warn_of_damage(chain_path(home, market))
-            now = datetime.now(UTC)
+            now, is_valid = datetime.now(UTC), _is_valid(tree, batch)
             with _drafts(home, market, [series.folder(home, tree.name) for series in batch]):
                 calls = [
-                    partial(_stage, home, market, series, tree, rows, now) for series, rows in batch.items()
+                    partial(_stage, home, market, series, tree, rows, now, is_valid)
+                    for series, rows in batch.items()
                 ]
                 # Concurrently: most of the time is spent waiting for the disk.
                 staged |= dict(zip(batch, run_each(calls, WRITERS), strict=True))  # type: ignore[arg-type]
@@ -174,12 +175,21 @@ def _drafts(home: Path, market: str, folders: Sequence[Path]) -> Iterator[None]:
             sweep()
 
 
+def _is_valid(tree: Tree, batch: Mapping[SeriesId, pl.DataFrame]) -> bool:
+    """Whether all rows meet their contract: one check takes a fifth of the time of a check per series."""
+    with suppress(*ANY_ERROR):
+        tree.check(pl.concat(batch.values()))
+        return True
+    return False
+
+
 def _stage(
-    home: Path, market: str, series: SeriesId, tree: Tree, rows: pl.DataFrame, now: datetime
+    home: Path, market: str, series: SeriesId, tree: Tree, rows: pl.DataFrame, now: datetime, is_valid: bool
 ) -> list[Entry] | CpbError:
     """Write drafts of a series' months with the new rows appended, and sync them; return their entries or the error."""
     try:
-        tree.check(rows)
+        if not is_valid:
+            tree.check(rows)
         values = {"market": {market}, "symbol": set(rows["symbol"]), "timeframe": set(rows["timeframe"])}
         if others := [name for name in values if values[name] != {getattr(series, name)}]:
             text = f"rows of another series cannot be stored under {series}"
