@@ -102,7 +102,7 @@ def software_findings(evidence: GpuEvidence) -> tuple[list[Problem], list[str]]:
         )
         return [Problem(f"{what} torch {torch.__version__} is a CPU-only build", remedy)], []
     try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        torch.cuda.init()
         why = "no device is visible"
     except RuntimeError as error:  # torch names a driver that is too old for its build
         why = _reason(error)

@@ -216,14 +216,14 @@ def resident_mb() -> dict[str, float]:
     return memory
 
 
-class OpLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OpLog(TorchDispatchMode):
     """Counts the operators, forward and backward, that give CPU tensors: `on_cpu`, by name.
 
     Single numbers do not count as CPU tensors: a step counter or a learning rate belongs on the host.
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.on_cpu: Counter[str] = Counter()
 
     def __torch_dispatch__(
