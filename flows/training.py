@@ -20,8 +20,7 @@ from flows.console import say as say_to_people
 from flows.runner import Runner, Say, Summary, series_records
 from schemas.errors import CpbError, MemberError, count
 from schemas.handover import FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
-from schemas.presets import profile_sizes
-from schemas.run import RunSpec
+from schemas.run import RunSpec, profile_sizes
 from tasks.evaluate import evaluate
 from tasks.judging.fleet import Judges
 from tasks.market.sources import check_source

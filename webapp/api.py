@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator
 
 from schemas.errors import MemberError, UsageError
 from schemas.identity import INTERVAL_SECONDS, OWN, SIM, Market, SeriesId, symbol_of
-from tasks.figures.theme import THEMES, themed
+from tasks.figures.page import THEMES, themed
 from webapp import answers, figures, read, runs
 from webapp.figures import MAX_EARLIER, ThemeName
 

@@ -8,10 +8,9 @@ import polars as pl
 
 from schemas.errors import CpbError, UsageError, count
 from schemas.identity import Market, SeriesId, market_home
-from tasks.figures.board import UNKNOWN, board_figure, coins_figure, compare_figure
+from tasks.figures.board import UNKNOWN, board_figure, coins_figure, compare_figure, losses_figure
 from tasks.figures.forecast import forecast_figure
-from tasks.figures.record import coverage_figure, decisions_figure, record_figure
-from tasks.figures.training import losses_figure
+from tasks.figures.judged import coverage_figure, decisions_figure, record_figure
 from tasks.forecasting import months
 from tasks.forecasting.record import DAYS_SCHEMA, read_sums, record_by_day
 from tasks.judging.fleet import stored_score

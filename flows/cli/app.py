@@ -23,9 +23,9 @@ COMMANDS = {
         "demo": ("flows.cli.train", "demo"),
         "train": ("flows.cli.train", "train"),
         "train-all": ("flows.cli.train", "train_all"),
-        "backtest": ("flows.cli.backtest", "backtest"),
-        "tune": ("flows.cli.backtest", "tune"),
-        "presets": ("flows.cli.presets", "presets"),
+        "backtest": ("flows.cli.train", "backtest"),
+        "tune": ("flows.cli.train", "tune"),
+        "presets": ("flows.cli.options", "presets"),
     },
     "Forecast and see": {
         "forecast": ("flows.cli.forecast", "forecast"),
@@ -35,9 +35,9 @@ COMMANDS = {
         "ui": ("flows.cli.serve", "ui"),
     },
     "Champions and publishing": {
-        "champions": ("flows.cli.champions", "champions"),
-        "promote": ("flows.cli.champions", "promote"),
-        "publish": ("flows.cli.champions", "publish"),
+        "champions": ("flows.cli.models", "champions"),
+        "promote": ("flows.cli.models", "promote"),
+        "publish": ("flows.cli.models", "publish"),
     },
     "Data and machine": {
         "ingest": ("flows.cli.data", "ingest"),
@@ -115,7 +115,7 @@ def _app() -> typer.Typer:
     for panel, commands in COMMANDS.items():
         for name, (module, function) in commands.items():
             app.command(name, rich_help_panel=panel)(getattr(import_module(module), function))
-    app.add_typer(import_module("flows.cli.deploy").app, name="deploy", rich_help_panel="Run every night")
+    app.add_typer(import_module("flows.cli.serve").app, name="deploy", rich_help_panel="Run every night")
     return app
 
 

@@ -11,7 +11,7 @@ from flows.console import emit, quiet_libraries, say, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, count
 from schemas.identity import MARKETS
 from schemas.scope import IngestSpec, home
-from tasks.running.progress import tell
+from tasks.running.parallel import tell
 from tasks.storage.files import checked_home, stored_home
 
 if TYPE_CHECKING:

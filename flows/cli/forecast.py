@@ -8,8 +8,7 @@ from typing import Any
 import typer
 
 from flows.cli.options import Json, cli_options
-from flows.console import emit, quiet_libraries, say, shown_progress
-from flows.tables import Column, finding, price, print_table
+from flows.console import Column, emit, finding, price, print_table, quiet_libraries, say, shown_progress
 from schemas.errors import age, count
 from schemas.scope import ForecastSpec
 

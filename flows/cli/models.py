@@ -1,14 +1,21 @@
-"""`cpb leaderboard` and `cpb ledger`: the results of a training, and what came true."""
+"""`cpb leaderboard` and `ledger`: results, and what came true; `champions`, `promote`, `publish`: who serves, and sharing."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from flows.cli.options import Json, cli_options
-from flows.console import emit, quiet_libraries, say
-from flows.tables import Column, print_table
-from schemas.errors import count
-from schemas.identity import SPOT, check_known
-from schemas.run import BoardSpec
-from tasks.storage.files import stored_home
+from flows.console import Column, emit, finding, print_table, quiet_libraries, say, show
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError, count
+from schemas.identity import SIM, SPOT, check_known, market_option
+from schemas.run import BoardSpec, RunSpec
+from schemas.scope import ScopeSpec
+from tasks.storage.files import checked_home, stored_home
+
+if TYPE_CHECKING:
+    from schemas.handover import Alarm, Decision
+    from schemas.identity import SeriesId
+    from tasks.promotion.moves import Served
 
 
 @cli_options(BoardSpec)
@@ -130,3 +137,203 @@ def _ledger_cells(row: dict[str, Any]) -> list[str]:
         number("tail_ratio", ".4f") if known else "-",
         number("coverage_50", ".3f"), number("coverage_80", ".3f"), number("coverage_90", ".3f"),
     ]  # fmt: skip
+
+
+@cli_options(BoardSpec, without=("run",))
+def champions(
+    spec: BoardSpec,
+    why: Annotated[
+        bool, typer.Option("--why", help="the decision behind each champion, with its figures")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show the champion of each coin x timeframe, the gate's last decision, and with --why its reason.
+
+    Example: cpb champions --why --coins BTC --timeframes 1h
+    """
+    quiet_libraries()
+    from tasks.forecasting.drift import alarms
+    from tasks.promotion.moves import served
+
+    symbols, timeframes = spec.symbols, spec.intervals
+    everyone = served(spec.market)
+    check_known(symbols, {entry.champion.series.symbol for entry in everyone}, "the registry of champions")
+    found = [
+        entry
+        for entry in everyone
+        if (symbols is None or entry.champion.series.symbol in symbols)
+        and (timeframes is None or entry.champion.series.timeframe in timeframes)
+    ]
+    if json:
+        emit({"champions": [_row(entry) for entry in found], "exit": EXIT_COMPLETE})
+        return
+    markets = {entry.champion.series.market for entry in found}
+    watched = {alarm.series: alarm for market in markets for alarm in alarms(checked_home(), market)}
+    if why:
+        for entry in found:
+            show("\n".join(_explained(entry, watched.get(entry.champion.series))))
+    else:
+        # Real and simulated champions are never listed together.
+        title = "simulated market: these figures say nothing about a real one" if SIM in markets else ""
+        _print_table(title, found, watched)
+    say(count(len(found), "champion"))
+
+
+@cli_options(ScopeSpec, only=("market",))
+def promote(
+    spec: ScopeSpec,
+    coin: Annotated[str, typer.Argument(metavar="COIN", help="BTCUSDT, or BTC")],
+    timeframe: Annotated[str, typer.Argument(metavar="TIMEFRAME", help="a Binance interval, as in 1h")],
+    version: Annotated[
+        str | None, typer.Option(metavar="N", help="a registered version, or previous")
+    ] = None,
+    force: Annotated[
+        str | None, typer.Option(metavar="REASON", help="the reason, stored with the decision")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make a registered version the champion by hand, regardless of its figures; the reason is kept.
+
+    Example: cpb promote BTC 1h --version previous --force "version 7 learnt from a broken feed"
+    """
+    if version is None:
+        raise UsageError(
+            "promote needs --version: a number (`cpb champions` shows the current version), or previous",
+            code="no-version", field="version",
+        )  # fmt: skip
+    if force is None:
+        raise UsageError(
+            'promoting by hand needs a reason: add --force REASON, as in --force "the feed was wrong in May"',
+            code="reason", field="force",
+        )  # fmt: skip
+    chosen = ScopeSpec(coins=coin, timeframes=timeframe, market=spec.market).scope.series
+    if len(chosen) != 1:
+        raise UsageError(
+            "promote moves one series: name one coin and one timeframe", code="one-series", field="coin"
+        )
+    quiet_libraries()
+    from tasks.promotion.moves import promote_by_hand
+
+    decision = promote_by_hand(checked_home(), chosen[0], version, force)
+    if json:
+        emit({"decision": decision.model_dump(mode="json"), "exit": EXIT_COMPLETE})
+    else:
+        say(
+            f"{decision.series}: version {decision.version_number} {_MOVED[decision.moved]}: {decision.reason}"
+        )
+
+
+_MOVED = {True: "is the champion now", False: "stays the champion"}
+
+
+_FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
+"""The ratio to the random walk on the test span with its 95 % interval; null if it was not judged."""
+
+
+def _row(served: "Served") -> dict[str, Any]:
+    champion, series = served.champion, served.champion.series
+    return {
+        "market": series.market,
+        "symbol": series.symbol,
+        "timeframe": series.timeframe,
+        "version": champion.version,
+        "architecture": champion.architecture,
+        "preset": champion.preset,
+        "verdict": champion.verdict,
+        "simulated": series.market == SIM,
+        **{name: champion.metrics.get(f"test_{name}") for name in _FIGURES},
+        "decision": served.newest.model_dump(mode="json", exclude_none=True) if served.newest else None,
+    }
+
+
+def _explained(served: "Served", alarm: "Alarm | None") -> list[str]:
+    champion = served.champion
+    lines = [
+        f"{champion.series}: version {champion.version}, {champion.architecture} of preset {champion.preset}"
+    ]
+    if champion.verdict:
+        lines.append(f"  on its test span {champion.verdict}")
+    if champion.selected_on:
+        lines.append(f"  its recipe was selected on this span: {champion.selected_on}")
+    if champion.damage:
+        lines.append(f"  damaged: {champion.damage}")
+    if alarm and _live(alarm) == alarm.state:
+        lines.append(f"  live {alarm}".replace(f"{alarm.series} is ", ""))
+    elif alarm:
+        lines.append("  no live forecast has been scored yet")
+    decisions = [d for d in (served.became, served.newest) if d]
+    lines += [f"  {decision}" for decision in dict.fromkeys(map(_decision_line, decisions))]
+    if not decisions:
+        lines.append("  no decision is recorded: it was made champion in MLflow")
+    return lines
+
+
+def _decision_line(decision: "Decision") -> str:
+    return f"{decision.decided_at:%Y-%m-%d %H:%M} {decision.outcome} ({decision.rule}): {decision.reason}"
+
+
+def _live(alarm: "Alarm | None") -> str:
+    """Return the drift watch's state; "-" instead of `fine` if no forecast has been scored."""
+    return alarm.state if alarm and (alarm.forecasts or alarm.state != "fine") else "-"
+
+
+def _print_table(title: str, found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> None:
+    rows = []
+    for served in found:
+        champion, newest = served.champion, served.newest
+        decision = f"{newest.outcome} ({newest.rule})" if newest else "-"
+        finding_ = "damaged" if champion.damage else finding(champion.verdict)
+        names = (str(champion.series), champion.version, champion.architecture, champion.preset)
+        ratio, low, high = (champion.metrics.get(f"test_{name}") for name in _FIGURES)
+        figures = [
+            "-" if ratio is None else f"{ratio:.4f}",
+            "-" if low is None or high is None else f"[{low:.4f}, {high:.4f}]",
+        ]
+        rows.append([*names, decision, *figures, finding_, _live(watched.get(champion.series))])
+    print_table(title, _TABLE, rows)
+
+
+_TABLE = tuple(
+    Column(title, text=title not in ("CRPS ratio", "95 % interval"), stays=title not in ("architecture", "preset"))
+    for title in (
+        "series", "version", "architecture", "preset", "decision", "CRPS ratio", "95 % interval", "test span", "live"
+    )
+)  # fmt: skip
+
+
+@cli_options(RunSpec, only=("market", "repo"))
+def publish(
+    spec: RunSpec,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="write the same tree to a folder")] = False,
+    json: Json = False,
+) -> None:
+    """Publish a market's champions in one Hub commit; without --repo, or with --dry-run, into a folder.
+
+    The record of the forecasts goes with them, to be checked without cpb. Damaged files are left out (exit 3).
+
+    Example: cpb publish --dry-run
+    """
+    quiet_libraries()
+    from flows.runner import failure_line
+    from tasks.publish import publish as step
+
+    repo = None if dry_run else spec.repo
+    result = step(checked_home(), spec.market, repo)
+    for failure in result.failures:
+        say(f"FAILED {failure_line(failure)}")
+    code = EXIT_PARTIAL if result.failures else EXIT_COMPLETE
+    if json:
+        failures = [f.as_json() for f in result.failures]
+        emit(
+            {
+                "published": result.place,
+                "repo": spec.repo,
+                "dry_run": repo is None,
+                "failures": failures,
+                "exit": code,
+            }
+        )
+    else:
+        written = f"written to {result.place}; `cpb publish{market_option(spec.market)} --repo USER/NAME` publishes it"
+        say(f"published: {result.place}" if repo else written)
+    raise typer.Exit(code)

@@ -27,8 +27,7 @@ from flows.ops.guard import PREFECT, make_password, read_password
 from flows.ops.serve import check_port, serve
 from flows.prefect_server import client_of_settings, password_file, prefect_home, server_in_use
 from schemas.errors import CpbError, UsageError
-from schemas.presets import with_preset_file
-from schemas.run import RunSpec
+from schemas.run import RunSpec, with_preset_file
 from schemas.scope import ForecastSpec, ScopeSpec, default_folder
 from tasks.storage.locks import locked
 

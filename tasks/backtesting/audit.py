@@ -29,7 +29,7 @@ from tasks.backtesting.judge import BASELINES
 from tasks.judging.member import judge_member
 from tasks.judging.scores import Array, Fit, Rows, ewma_walk, reference
 from tasks.market.klines import read_klines
-from tasks.running.progress import tell
+from tasks.running.parallel import tell
 from tasks.signals.feature_files import series_of
 from tasks.signals.splits import HORIZON
 from tasks.training.trainer import train_members

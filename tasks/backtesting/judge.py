@@ -28,7 +28,7 @@ from tasks.judging.fitted import boosted, garch, robust_har
 from tasks.judging.member import MemberScore, judge_member, training_returns
 from tasks.judging.pool import PoolScore, apply_holm, compare, judge_pools, title_of
 from tasks.judging.scores import MEDIAN, Array, Fit, import_extra, random_walk, realised, reference
-from tasks.running.progress import tell
+from tasks.running.parallel import tell
 from tasks.signals.splits import HORIZON
 
 BASELINES: dict[str, Fit] = {

@@ -18,7 +18,7 @@ import polars as pl
 
 from cpbmodels.data.series import Prediction, forecast_rows
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
-from schemas.forecasts import check_backtest_rows
+from schemas.frames import check_backtest_rows
 from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.run import BacktestSpec
 from tasks.backtesting.audit import audit
@@ -32,9 +32,9 @@ from tasks.backtesting.judge import (
     check_installed,
     judge_models,
 )
+from tasks.figures.board import losses_figure
 from tasks.figures.judged import INTRODUCTION, MAX_OPEN_ROWS, judged_sections, members_section, pool_verdict
 from tasks.figures.page import Column, Section, Table, write_page
-from tasks.figures.training import losses_figure
 from tasks.judging import pool
 from tasks.judging.pool import title_of
 from tasks.storage.files import check_writable, new_folder, public_url, write_bytes, write_json

@@ -23,7 +23,7 @@ from typing import Literal
 import polars as pl
 
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.forecasts import KEY
+from schemas.frames import KEY
 from schemas.identity import SeriesId, market_home
 from tasks.forecasting.lines import (
     ORIGIN,

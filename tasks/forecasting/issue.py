@@ -17,7 +17,7 @@ import cpbmodels
 from cpbmodels.data.series import QUANTILE_COLUMNS, Series, forecast_rows
 from cpbmodels.data.wide import NO_MARKET, Market
 from schemas.errors import CpbError, DamagedError, MemberError
-from schemas.forecasts import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
+from schemas.frames import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
 from schemas.ledger import KnownVersions, Reference

@@ -20,7 +20,7 @@ from typing import Any
 import polars as pl
 
 from schemas.errors import DamagedError, MemberError
-from schemas.forecasts import FORECAST_SCHEMA, LEDGER_SCHEMA, check_columns, check_forecasts, check_ledger
+from schemas.frames import FORECAST_SCHEMA, LEDGER_SCHEMA, check_columns, check_forecasts, check_ledger
 from schemas.identity import SeriesId, stored_series
 from tasks.storage.records import warn_once
 

@@ -16,7 +16,7 @@ import polars.selectors as cs
 
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import DamagedError
-from schemas.forecasts import CHAMPION
+from schemas.frames import CHAMPION
 from schemas.handover import Failure, Score
 from schemas.identity import SIM, SeriesId, stored_series, tree_of
 from schemas.ledger import BANDS, LedgerEntry, LedgerSummary

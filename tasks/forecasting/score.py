@@ -15,7 +15,7 @@ import polars as pl
 
 from cpbmodels.data.columns import level_leaps
 from cpbmodels.data.series import QUANTILE_COLUMNS
-from schemas.forecasts import KEY, LEDGER_SCHEMA, REFERENCE_COLUMNS
+from schemas.frames import KEY, LEDGER_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from schemas.ledger import BANDS
 from tasks.forecasting.months import FORECASTS, LEDGER, count_rows, load, month_files, read_month, read_months

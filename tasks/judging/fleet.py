@@ -15,8 +15,7 @@ from schemas.errors import CpbError, DamagedError
 from schemas.handover import Failure, FleetPlan, ShardJob, ShardResult, TrainedMember
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
-from tasks.running.parallel import run_each
-from tasks.running.progress import tell, telling
+from tasks.running.parallel import run_each, tell, telling
 from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.storage.model_folder import PICTURES, REFERENCE, picture_damage, read_reference, write_metrics
 from tasks.storage.records import code_digest, member_subject

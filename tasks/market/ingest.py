@@ -34,8 +34,7 @@ from tasks.market.run import (
 )
 from tasks.market.sources import Catalogue, open_source
 from tasks.market.tables import TableSource, refuse_other_tables
-from tasks.running.parallel import thread_pool
-from tasks.running.progress import tell
+from tasks.running.parallel import tell, thread_pool
 from tasks.storage.files import check_home, mark_home
 
 S = TypeVar("S", bound=ScopeSpec)

@@ -45,8 +45,7 @@ from tasks.market.manifest import (
 from tasks.market.parser import Fetched, fetch
 from tasks.market.sources import Catalogue, Source
 from tasks.market.writer import WRITERS, Writing, forget_damaged
-from tasks.running.parallel import thread_pool
-from tasks.running.progress import tell
+from tasks.running.parallel import tell, thread_pool
 from tasks.storage.files import DiskFull, is_disk_full
 
 log = logging.getLogger("cpb")

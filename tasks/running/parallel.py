@@ -1,12 +1,19 @@
-"""Parallel calls in threads, which a single Ctrl-C ends within seconds."""
+"""Parallel calls in threads, which a single Ctrl-C ends within seconds, and the progress of work.
+
+Progress is reported by steps and displayed by a listener: bars on a terminal, lines in a log.
+
+As in logging, a step reports without knowing the listener, which is optional. The listener is in a context variable, so
+that calls started by `run_each` find the listener of their own flow.
+"""
 
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from contextvars import copy_context
-from typing import TypeVar
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from tasks.storage.locks import Interrupted, check_interrupted, let_ctrl_c_end_waits, stoppable
 
@@ -111,3 +118,70 @@ def _interrupt_of(futures: Sequence[Future[T]]) -> BaseException:
     found = [future.exception() for future in futures if future.done() and not future.cancelled()]
     first = [error for error in found if error and not isinstance(error, Exception | Interrupted)]
     return first[0] if first else Interrupted("stopped because one of the calls was interrupted")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The progress of one piece of work.
+
+    step: its name, such as `ingest` or `train gru`; reports with the same name replace each other.
+    done, total: in units, fractions allowed; total 0: not known yet. `done == total` ends it.
+    unit: a plural noun, such as `files`.
+    facts: further facts, most important first, such as `loss 2.310 / 2.402`.
+    """
+
+    step: str
+    done: float
+    total: float
+    unit: str
+    facts: tuple[str, ...] = ()
+
+
+class Listener(Protocol):
+    """Displays progress; its methods are called from any thread."""
+
+    def progress(self, one: Progress) -> None:
+        """Receive a report."""
+
+    def line(self, text: str) -> None:
+        """Display a sentence once, for example the device of a training."""
+
+
+_listener: ContextVar[Listener | None] = ContextVar("cpb_progress", default=None)
+
+
+@contextmanager
+def heard_by(listener: Listener) -> Iterator[None]:
+    """Send reports of the block, and of calls that it starts, to `listener`."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def is_heard() -> bool:
+    """Whether there is a listener."""
+    return _listener.get() is not None
+
+
+def tell(step: str, done: float, total: float, unit: str, *facts: str) -> None:
+    """Report the progress of a piece of work; the arguments are those of `Progress`."""
+    if listener := _listener.get():
+        listener.progress(Progress(step, done, total, unit, facts))
+
+
+def tell_line(text: str) -> None:
+    """Report a sentence that is displayed whether or not bars are drawn."""
+    if listener := _listener.get():
+        listener.line(text)
+
+
+@contextmanager
+def telling(step: str, total: float, unit: str) -> Iterator[None]:
+    """Report the start of a piece of work, and its end even if the block raises."""
+    tell(step, 0, total, unit)
+    try:
+        yield
+    finally:
+        tell(step, max(total, 1), max(total, 1), unit)

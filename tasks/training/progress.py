@@ -24,8 +24,7 @@ from typing import Any
 import cpbmodels
 from schemas.errors import count
 from schemas.handover import DeviceWork, FleetPlan, ShardJob
-from tasks.running.parallel import usable_cores
-from tasks.running.progress import tell, tell_line
+from tasks.running.parallel import tell, tell_line, usable_cores
 from tasks.training.plan import job_key
 from tasks.training.shard import PROGRESS
 

@@ -29,8 +29,7 @@ from numpy.typing import NDArray
 from schemas.errors import CpbError, UsageError
 from schemas.handover import ShardJob, ShardResult
 from schemas.run import RunSpec
-from tasks.running.parallel import usable_cores
-from tasks.running.progress import telling
+from tasks.running.parallel import telling, usable_cores
 from tasks.running.resident import Cores
 from tasks.storage.files import new_folder, write_bytes, write_secret
 from tasks.storage.locks import check_interrupted, locked

@@ -20,14 +20,14 @@ from numpy.typing import NDArray
 
 import cpbmodels
 from schemas.errors import CpbError, count, p_value
-from schemas.presets import own_presets_folder
+from schemas.run import own_presets_folder
 from schemas.tuning import TrialRecord, TuneSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.inference import bootstrap_weights, ratio_draws
 from tasks.judging.member import judge_member
 from tasks.judging.pool import judge_pool
 from tasks.judging.scores import reference
-from tasks.running.progress import tell
+from tasks.running.parallel import tell
 from tasks.storage.files import write_bytes, write_json
 from tasks.training.plan import member_seed
 from tasks.training.progress import ProgressFile

@@ -18,7 +18,7 @@ from tasks.backtesting.folds import FoldSeries
 from tasks.judging.inference import block_ids, block_length
 from tasks.judging.member import step_us, times_of
 from tasks.judging.scores import crps, realised, reference
-from tasks.running.progress import tell
+from tasks.running.parallel import tell
 from tasks.training.plan import member_seed
 from tasks.training.progress import ProgressFile
 

@@ -49,7 +49,7 @@ sys.modules["ccxt"] = types.SimpleNamespace(kraken=lambda: kraken)
 DUE = """
 from pathlib import Path
 from live_record import read
-from schemas.forecasts import LEDGER_SCHEMA
+from schemas.frames import LEDGER_SCHEMA
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import append
 coin = SeriesId("spot", "BTCUSDT", "1h")  # its forecasts come due hours later: here they do at once

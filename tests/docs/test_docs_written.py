@@ -13,7 +13,7 @@ from snippets import EXECUTED, PAGES, ROOT, SHELL, SHOWN, blocks, cpb_commands, 
 
 import cpbmodels
 from cpbmodels.arch.options import ALIASES
-from schemas.presets import PRESET_ARCHITECTURES
+from schemas.run import PRESET_ARCHITECTURES
 
 WRITTEN = [*PAGES, ROOT / "benchmarks/RESULTS.md", ROOT / "CHANGELOG.md"]
 FOREIGN = re.compile(r"\.\./(shared|facts)|shared/facts")

@@ -14,8 +14,8 @@ from plotly import graph_objects
 from cpbmodels.data.series import QUANTILE_COLUMNS
 from schemas.handover import Decision
 from schemas.identity import SeriesId
-from tasks.figures import board, forecast, judged, record, training
-from tasks.figures.theme import THEMES, themed
+from tasks.figures import board, forecast, judged
+from tasks.figures.page import THEMES, themed
 
 START = datetime(2025, 6, 1, tzinfo=UTC)
 
@@ -121,9 +121,9 @@ def recorded(count, known=True):
 @pytest.mark.parametrize("count", [0, 1, 400])
 @pytest.mark.parametrize("known", [True, False])
 def test_the_record_is_drawn_with_its_interval_where_there_is_one(count, known):
-    names = [one["name"] for one in check(record.record_figure(recorded(count, known)))["data"]]
+    names = [one["name"] for one in check(judged.record_figure(recorded(count, known)))["data"]]
     assert ("95 % interval" in names) == bool(known and count)
-    assert len(check(record.coverage_figure(recorded(count)))["data"]) == (3 if count else 0)
+    assert len(check(judged.coverage_figure(recorded(count)))["data"]) == (3 if count else 0)
 
 
 def decision(outcome, day, number="7", reason="CRPS ratio 0.99 <b>better</b>"):
@@ -135,12 +135,12 @@ def decision(outcome, day, number="7", reason="CRPS ratio 0.99 <b>better</b>"):
 
 def test_decisions_are_marked_by_outcome_and_their_reasons_are_text():
     kinds = ("first", "refreshed", "switched", "kept", "unchanged", "forced", "retired")
-    figure = check(record.decisions_figure([decision(kind, i, str(i)) for i, kind in enumerate(kinds)]))
+    figure = check(judged.decisions_figure([decision(kind, i, str(i)) for i, kind in enumerate(kinds)]))
     assert len({one["marker"]["symbol"] for one in figure["data"]}) >= 6
     assert not any("<b>" in text for one in figure["data"] for text in one["customdata"])
     assert figure["layout"]["yaxis"]["categoryarray"] == [f"v{i}" for i in range(7)]
     assert "retired, version 6" in figure["layout"]["meta"]["alt"]
-    assert check(record.decisions_figure([]))["data"] == []
+    assert check(judged.decisions_figure([]))["data"] == []
 
 
 def row(name, ratio, low=None, high=None, **more):
@@ -200,7 +200,7 @@ def test_losses_are_two_lines_a_model(epochs):
         {"epoch": e + 1, "train_loss": 1 / (e + 1), "val_loss": math.nan if e == 3 else 2 / (e + 1)}
         for e in range(epochs)
     ]
-    figure = check(training.losses_figure({"har": rows, "gru": rows, "none": []}))
+    figure = check(board.losses_figure({"har": rows, "gru": rows, "none": []}))
     assert len(figure["data"]) == (4 if epochs else 0)
     if epochs:
         assert figure["data"][0]["x"][0] == 1

@@ -2,9 +2,9 @@
 
 import pytest
 
-from flows.cli.backtest import _COLUMNS, _print_board
 from flows.cli.models import BOARD
-from flows.tables import fitting
+from flows.cli.train import _COLUMNS, _print_board
+from flows.console import fitting
 from schemas.errors import p_value
 
 ROW = [

@@ -145,7 +145,7 @@ def test_backtest_runs_directly_or_on_the_server_in_use(cpb, monkeypatch):
 
     monkeypatch.setattr("flows.backtest.run_backtest", run_backtest)
     monkeypatch.setattr("flows.runner.in_prefect", in_prefect)
-    monkeypatch.setattr("flows.cli.backtest.server_in_use", lambda: bool(seen))
+    monkeypatch.setattr("flows.cli.train.server_in_use", lambda: bool(seen))
     assert [cpb("backtest", "--folds", "2")[0] for _ in range(2)] == [0, 3]
     spec = BacktestSpec(folds=2)
     assert seen == [("directly", spec), ("on the server", spec)]

@@ -10,10 +10,9 @@ import pytest
 from rich.console import Console
 
 import flows
-from flows.console import Display, emit, printable, say, show
-from flows.tables import Column, print_table
+from flows.console import Column, Display, emit, print_table, printable, say, show
 from schemas.errors import count
-from tasks.running.progress import Progress
+from tasks.running.parallel import Progress
 
 
 @pytest.mark.parametrize(

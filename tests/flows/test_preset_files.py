@@ -9,8 +9,7 @@ import cpbmodels
 from flows import cli
 from flows.cli.train import _one_model
 from schemas.errors import UsageError
-from schemas.presets import PRESET_ABOUT, PRESET_ARCHITECTURES, with_preset_file
-from schemas.run import BacktestSpec, RunSpec
+from schemas.run import PRESET_ABOUT, PRESET_ARCHITECTURES, BacktestSpec, RunSpec, with_preset_file
 
 GOOD = """
 about = "a small one"

@@ -9,13 +9,12 @@ from rich.console import Console
 from terminal import Terminal
 
 from flows.console import Display, shown_progress
-from tasks.running.parallel import run_each
-from tasks.running.progress import heard_by, tell, tell_line, telling
+from tasks.running.parallel import heard_by, run_each, tell, tell_line, telling
 
 PROGRAM = """
 import time
 from flows.console import shown_progress
-from tasks.running.progress import tell, tell_line
+from tasks.running.parallel import tell, tell_line
 with shown_progress("train"):
     input()
     tell_line("training gru on cpu (2 cores)")

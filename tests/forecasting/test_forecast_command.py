@@ -8,8 +8,8 @@ import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
 
 from flows import cli
+from flows.console import price
 from flows.forecast import run_forecast
-from flows.tables import price
 from schemas.errors import CpbError
 from schemas.handover import Failure, ForecastBatch, IngestResult, Score, Watching
 from schemas.scope import ForecastSpec

@@ -7,7 +7,7 @@ from forecast_tools import BTC, PEPE, SIM_PEPE, START, UM_PEPE, append, files_of
 from live_record import read
 
 from schemas.errors import MemberError
-from schemas.forecasts import FORECAST_SCHEMA
+from schemas.frames import FORECAST_SCHEMA
 from tasks.forecasting.issue import contract_rows
 from tasks.forecasting.months import latest, series_with_forecasts
 

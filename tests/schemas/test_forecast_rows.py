@@ -7,7 +7,7 @@ import pytest
 
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.errors import MemberError
-from schemas.forecasts import (
+from schemas.frames import (
     BACKTEST_SCHEMA,
     FORECAST_SCHEMA,
     LEDGER_SCHEMA,

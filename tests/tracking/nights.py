@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.pool import NullPool
 
-from schemas.forecasts import LEDGER_SCHEMA
+from schemas.frames import LEDGER_SCHEMA
 from schemas.identity import ModelId, SeriesId
 from tasks.forecasting.chain import append
 from tasks.forecasting.issue import contract_rows

@@ -8,7 +8,7 @@ from planned import fleet, universe
 
 import cpbmodels
 from schemas.handover import DeviceWork
-from tasks.running.progress import heard_by
+from tasks.running.parallel import heard_by
 from tasks.training.progress import FleetProgress, ProgressFile, add_cost, busy_share, read_costs
 
 PLAN = fleet()
