@@ -1,4 +1,4 @@
-"""`cpb leaderboard` and `ledger`: results, and what came true; `champions`, `promote`, `publish`: who serves, and sharing."""
+"""`cpb leaderboard`, `ledger`: results, and what came true; `champions`, `promote`, `publish`: who serves."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 

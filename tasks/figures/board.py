@@ -1,4 +1,4 @@
-"""Figures of models: CRPS ratios with their intervals by architecture and by coin, pairs of models, losses per epoch."""
+"""Figures of models: CRPS ratios with intervals by architecture and coin, pairs of models, losses per epoch."""
 
 import math
 from collections import Counter

@@ -1,7 +1,8 @@
 """An atomic, idempotent commit to a Hub repository, with the published record.
 
-The record is a market's chain, its rows as JSON lines, and a verifier that needs Python alone. The verifier rebuilds from the JSON lines the bytes that the chain's digests are of, so the head that it prints is the
-one that `cpb verify` recomputes. The date of the Hub's commit is a witness of time that is not the publisher's.
+The record is a market's chain, its rows as JSON lines, and a verifier that needs Python alone. The verifier rebuilds
+from the JSON lines the bytes that the chain's digests are of, so the head that it prints is the one that `cpb verify`
+recomputes. The date of the Hub's commit is a witness of time that is not the publisher's.
 
 All champions are published or nothing changes: there is a single commit, on the parent commit read before. If another
 commit was made in between (412), or the Hub fails temporarily (429, 5xx), the parent is read again and the commit is
