@@ -1,130 +1,27 @@
-"""An atomic, idempotent commit to a Hub repository, with the published record.
-
-The record is a market's chain, its rows as JSON lines, and a verifier that needs Python alone. The verifier rebuilds
-from the JSON lines the bytes that the chain's digests are of, so the head that it prints is the one that `cpb verify`
-recomputes. The date of the Hub's commit is a witness of time that is not the publisher's.
+"""An atomic, idempotent commit to a Hub repository.
 
 All champions are published or nothing changes: there is a single commit, on the parent commit read before. If another
 commit was made in between (412), or the Hub fails temporarily (429, 5xx), the parent is read again and the commit is
 repeated; files already uploaded are recognised by their hash and not sent again.
 """
 
-import gzip
-import io
 import logging
 import os
 import re
-import shutil
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import polars.selectors as cs
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from schemas.errors import CpbError, DamagedError, UsageError
-from schemas.handover import Failure
-from schemas.identity import market_home
-from tasks.forecasting.chain import chain_lock
-from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
-from tasks.forecasting.months import MONTH_FILE, files_of_market, load, owner_of
+from schemas.errors import CpbError, UsageError
 from tasks.hub.card import is_card
+from tasks.hub.record import CHAIN
 from tasks.hub.tree import CARD, WHEEL
-from tasks.storage.files import write_bytes
-from tasks.storage.records import digest_fault
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
-
-
-CHAIN, VERIFIER = "chain.jsonl", "verify.py"
-_ROWS, _MONTH = ".jsonl.gz", ".parquet"
-
-
-def is_record_file(place: str) -> bool:
-    """Whether a path in a published folder belongs to the record."""
-    return place in (CHAIN, VERIFIER) or (
-        place.endswith(_ROWS) and MONTH_FILE.fullmatch(place.removesuffix(_ROWS) + _MONTH) is not None
-    )
-
-
-def write_record(
-    home: Path,
-    market: str,
-    target: Path,
-    old: Path,
-    sums: Mapping[str, str],
-    report: Callable[[Failure], object],
-) -> None:
-    """Write a market's record as stored at this moment into `target`; nothing if no forecast is stored.
-
-    Rows of a month that has not grown are copied from `old`; so is what cannot be read from a damaged store.
-
-    Args:
-        old: the published folder that `target` will replace; may be missing.
-        sums: sha256 of the files in `old`, by path.
-        report: called with each damaged month, or the damaged chain.
-    """
-    if not any(files_of_market(home, market)):
-        return
-
-    def keep(place: str) -> None:
-        if (old / place).is_file():
-            (target / place).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(old / place, target / place)
-
-    try:
-        chain = _copied_chain(home, market, target / CHAIN)
-    except DamagedError as error:
-        report(Failure.of(None, "publish", str(error)))
-        (target / CHAIN).unlink(missing_ok=True)
-        for place in filter(is_record_file, sums):
-            keep(place)
-        return
-    before = Chain.read(old / CHAIN) or Chain()
-    for name, record in chain.files.items():
-        place = name.removesuffix(_MONTH) + _ROWS
-        if before.files.get(name) == record and place in sums and not digest_fault(old / place, sums[place]):
-            keep(place)
-            continue
-        try:
-            write_bytes(target / place, _json_lines(home, market, name, record))
-        except (DamagedError, FileNotFoundError) as error:
-            report(Failure.of(None, "publish", str(error)))
-            keep(place)
-    write_bytes(target / VERIFIER, (files("tasks.hub") / "static" / VERIFIER).read_bytes())
-
-
-def _copied_chain(home: Path, market: str, target: Path) -> Chain:
-    """Copy the chain, without a pending batch, and return it; raises `DamagedError` for a damaged one."""
-    stored = chain_path(home, market)
-    with chain_lock(home, market):  # completes a pending batch; rows that are appended later have later lines
-        write_bytes(target, stored.read_bytes())
-    chain = Chain.read(target) or Chain()
-    if chain.fault:
-        raise DamagedError(f"{stored} is damaged ({chain.fault}): see `cpb verify`")
-    return chain
-
-
-def _json_lines(home: Path, market: str, name: str, record: FileRecord) -> bytes:
-    """Return a month's rows up to the chain's end as compressed JSON lines, times as microseconds since 1970.
-
-    Raises:
-        FileNotFoundError: the month is missing.
-        DamagedError: its rows are not those of the chain.
-    """
-    if not (owner := owner_of(name, market)):
-        raise DamagedError(f"the chain names {name}, which is no month file: see `cpb verify`")
-    rows = load(home, *owner, market_home(home, market) / name)[: record.rows]
-    if misfit := first_misfit(rows, record.slices):
-        raise DamagedError(f"row {misfit[0] + 1} of {name} is not the row of the chain: see `cpb verify`")
-    lines = io.BytesIO()
-    rows.with_columns(cs.datetime().to_physical()).write_ndjson(lines)
-    return gzip.compress(lines.getvalue(), 6, mtime=0)  # level 9: 2 % smaller, twice the time
-
 
 _RETRIED_STATUS = {409, 412, 429, 500, 502, 503, 504}
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

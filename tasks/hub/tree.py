@@ -2,7 +2,7 @@
 
 SYMBOL includes the market unless it is spot, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is included so
 that users can install the version with which the models were made, by a URL with its hash. The record of forecasts and
-scores is that of `tasks.hub.publish`.
+scores is that of `tasks.hub.record`.
 """
 
 import logging
@@ -17,7 +17,7 @@ from schemas.errors import CpbError, DamagedError
 from schemas.handover import Failure
 from schemas.identity import SeriesId, is_series_name, tree_of
 from tasks.hub.card import model_card
-from tasks.hub.publish import CHAIN, is_record_file, write_record
+from tasks.hub.record import CHAIN, is_record_file, write_record
 from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import (
     CONFIG,

@@ -20,12 +20,12 @@ from test_publish import champion
 from verifying import verify_forecasts, verify_published
 
 from schemas.errors import CpbError
-from schemas.frames import REFERENCE_COLUMNS
+from schemas.forecasts import REFERENCE_COLUMNS
 from schemas.identity import SeriesId, tree_of
 from tasks.forecasting.chain import append, pending_path
 from tasks.forecasting.lines import chain_path, last_line
 from tasks.forecasting.record import ledger_rows, score_due
-from tasks.hub import publish as publish_module
+from tasks.hub import record
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
 
@@ -236,8 +236,8 @@ def test_a_head_that_was_noted_is_in_the_chain_unless_the_record_was_made_anew(t
 
 
 def test_only_months_that_grew_are_written_anew(tree, home, monkeypatch):
-    written, whole = [], publish_module._json_lines
-    monkeypatch.setattr(publish_module, "_json_lines", lambda *a: written.append(a[2]) or whole(*a))
+    written, whole = [], record._json_lines
+    monkeypatch.setattr(record, "_json_lines", lambda *a: written.append(a[2]) or whole(*a))
     sums = (tree / "SHA256SUMS").read_bytes()
     build(home)
     assert (written, (tree / "SHA256SUMS").read_bytes()) == ([], sums)
