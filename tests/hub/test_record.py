@@ -20,7 +20,7 @@ from test_publish import champion
 from verifying import verify_forecasts, verify_published
 
 from schemas.errors import CpbError
-from schemas.forecasts import REFERENCE_COLUMNS
+from schemas.frames import REFERENCE_COLUMNS
 from schemas.identity import SeriesId, tree_of
 from tasks.forecasting.chain import append, pending_path
 from tasks.forecasting.lines import chain_path, last_line
