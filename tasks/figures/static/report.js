@@ -7,7 +7,7 @@
     return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
   }
 
-  // As tasks/figures/theme.py: names of roles become colours; values are left alone.
+  // As tasks/figures/page.py: names of roles become colours; values are left alone.
   function filled(value, roles, data) {
     if (typeof value === "string") return roles[value] ?? value;
     if (Array.isArray(value)) return value.map((one) => filled(one, roles, data));
