@@ -24,7 +24,7 @@ from schemas.frames import REFERENCE_COLUMNS
 from schemas.identity import SeriesId, tree_of
 from tasks.forecasting.chain import append, pending_path
 from tasks.forecasting.lines import chain_path, last_line
-from tasks.forecasting.record import ledger_rows, score_due
+from tasks.forecasting.record import score_due
 from tasks.hub import record
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
@@ -317,13 +317,6 @@ def run(code, folder):
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
-
-
-def test_the_ratio_of_the_published_rows_is_that_of_the_ledger(home):
-    (row,) = (r for r in ledger_rows(home, "spot", ["BTCUSDT"]) if r["kind"] == "series")
-    assert run(
-        docs_code("import gzip\nfrom pathlib import Path\n\nimport polars as pl\n\ndef"), home.parent
-    ) == (f"{row['crps_ratio']:.4f}")
 
 
 def test_a_lost_month_comes_back_from_the_published_rows(home):

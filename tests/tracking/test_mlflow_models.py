@@ -237,7 +237,7 @@ def test_verify_names_damage(store, champion, tmp_path):
     (champion.folder / "MLmodel").unlink()
     seen = []
 
-    found = list(verify(tmp_path / "data", seen=seen.append, store=store))
+    found = list(verify(tmp_path / "data", seen=seen.append))
 
     assert {Path(d.path).name for d in found} == {"MLmodel", wheel.name}
     assert all(d.command.startswith("cpb train-all --coins BTCUSDT ") for d in found)
