@@ -95,7 +95,7 @@ def say(text: str) -> None:
     _write(f"{text}\n")
     prefect = sys.modules.get("prefect.context")  # not imported here: most commands do not need it
     if prefect and (prefect.FlowRunContext.get() or prefect.TaskRunContext.get()):
-        from flows.runner import log_to_run
+        from flows.run_log import log_to_run
 
         log_to_run(text)
 

@@ -16,12 +16,11 @@ from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
-from prefect.context import FlowRunContext, TaskRunContext
-from prefect.logging.handlers import APILogHandler
 from prefect.states import Failed, State
 
 from flows.console import continue_without_reader, shown_progress
 from flows.prefect_server import check_server
+from flows.run_log import RUN_LOG
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Decision, Failure, SeriesRecord
 from schemas.scope import ScopeSpec, Spec
@@ -32,32 +31,6 @@ from tasks.running.parallel import run_each, tell, telling
 from tasks.running.step import Step
 from tasks.storage.files import without_credentials
 from tasks.tracking.store import store_errors
-
-
-class RunLogHandler(APILogHandler):
-    """Sends records to the flow run or task run of the calling thread; other records are dropped.
-
-    The lines are sent to Prefect's API handler directly: through Prefect's loggers they would appear on the terminal
-    twice or not at all, depending on `quiet_libraries` and the user's settings.
-    """
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Send a record; credentials in URLs are removed."""
-        if FlowRunContext.get() or TaskRunContext.get():
-            super().emit(record)
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the text that the page shows."""
-        return without_credentials(super().format(record))
-
-
-RUN_LOG = RunLogHandler()
-
-
-def log_to_run(text: str) -> None:
-    """Log a line to the running flow or task; does nothing outside a run."""
-    RUN_LOG.handle(logging.LogRecord("cpb", logging.INFO, "", 0, text, None, None))
-
 
 P = ParamSpec("P")
 R = TypeVar("R")
