@@ -82,7 +82,14 @@ def _add_problems(app: FastAPI) -> None:
         first = error.errors()[0]
         name, given = first["loc"][-1], str(first.get("input"))[:100]
         reason = first["msg"][0].lower() + first["msg"][1:]
+        if first["type"] == "missing":
+            return JSONResponse({"detail": f"{name} is missing; /docs says what it is"}, status_code=422)
         return JSONResponse({"detail": f"{name} {given!r} cannot be used: {reason}"}, status_code=422)
+
+    @app.exception_handler(404)
+    def unknown(request: Request, _error: Exception) -> JSONResponse:
+        text = f"there is no {request.url.path}; /docs lists what there is"
+        return JSONResponse({"detail": text}, status_code=404)
 
     @app.exception_handler(Exception)
     def unexpected(_request: Request, error: Exception) -> JSONResponse:

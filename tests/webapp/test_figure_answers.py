@@ -115,6 +115,14 @@ def test_two_models_are_tested_on_the_same_forecasts(client, monkeypatch, tmp_pa
     assert "No paired test" in figures.compare(tmp_path, "spot", "1h", "har,gru")["layout"]["meta"]["note"]
 
 
+def test_what_is_missing_or_not_there_is_a_sentence(client):
+    assert client.get("/api/figures/compare").json()["detail"] == "models is missing; /docs says what it is"
+    answer = client.get("/api/nothing")
+    assert (answer.status_code, answer.json()["detail"]) == (
+        404, "there is no /api/nothing; /docs lists what there is",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("models", ["", "har", "har,gru,lstm", ","])
 def test_two_models_must_be_named(client, models):
     answer = client.get("/api/figures/compare", params={"models": models})
