@@ -46,16 +46,16 @@ def market(seed: int, rows: int = 8000) -> Series:
 
 def judge(args: argparse.Namespace) -> dict[str, float]:
     series = [market(i) for i in range(args.members)]
-    started, forecast_rows, scores = time.perf_counter(), 0, []
+    started, forecast_rows, judged = time.perf_counter(), 0, []
     for a in range(4):
         for one in series:
             train, test = one.origins("train", 1, 10), one.origins("test", 1, 10)
             reference = scores.reference(one, train, test, 10)
             forecast = SimpleNamespace(origins=test, quantiles=reference * (0.9 + 0.05 * a))
-            scores.append(judge_member(one, forecast, reference, architecture=f"a{a}"))
+            judged.append(judge_member(one, forecast, reference, architecture=f"a{a}"))
             forecast_rows += reference.shape[0] * reference.shape[1]
-    scores = apply_holm(scores)
-    pools, pairs = judge_pools(scores), all_pairs(scores)
+    judged = apply_holm(judged)
+    pools, pairs = judge_pools(judged), all_pairs(judged)
     seconds = time.perf_counter() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     counts = {"forecast_rows": forecast_rows, "pools": len(pools), "pairs": len(pairs)}

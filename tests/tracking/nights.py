@@ -103,9 +103,8 @@ def add_forecast(home, series, version, issued_at, scored=True):
     """One forecast of a version, and its scores."""
     close = np.linspace(90.0, 110.0, 19)[:, None] * np.ones(10)
     candle = np.full((10, 4), 100.0)
-    rows = contract_rows(
-        series, f"{series.registered}/{version}", issued_at, close, candle, 100.0, made_at=issued_at
-    )
+    rows = contract_rows(series, f"{series.registered}/{version}", issued_at, close, candle, 100.0)
+    rows = rows.with_columns(made_at=pl.lit(issued_at, rows.schema["made_at"]))
     append(home, series.market, "forecasts", {series: rows})
     if scored:
         done = rows.with_columns(realised_close=pl.lit(100.0), scored_at=pl.col("target_time"))

@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXECUTED_BESIDE = {
     "cpbmodels/__init__.py": "finds names",
     "cpbmodels/device/monitor.py": "measures the device",
+    "schemas/errors.py": "the words of failures",
     "schemas/frames.py": "refuses features that break their contract, and changes none",
     "schemas/handover.py": "the job's and the result's fields; the job's digest covers their values",
     "schemas/identity.py": "names of series and models; the job's digest covers them",
