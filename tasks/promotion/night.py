@@ -192,7 +192,8 @@ def _no_champion(before: Decision | None) -> tuple[str, str]:
         return "first", "it has no champion yet"
     if before.outcome == "retired":
         return "returned", "it is traded again"
-    return "missing", f"its champion, version {before.version_number}, was deleted"
+    # Whoever removes the alias alone leaves the version registered: the decision cannot tell the two apart.
+    return "missing", f"its champion, version {before.version_number}, was deleted or lost its alias"
 
 
 def _first(

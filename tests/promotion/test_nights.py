@@ -127,10 +127,16 @@ def test_another_horizon_is_refused(trainer):
     assert (aliases(), decided()) == ({"champion": "1"}, ("kept", "horizon"))
 
 
-def test_a_deleted_champion_is_replaced_like_a_first_one(trainer):
-    open_store().client.delete_model_version("cpb-sim-BTCUSDT-1h", "1")
+@pytest.mark.parametrize("removed", ["version", "alias"])
+def test_a_champion_without_its_version_or_alias_is_replaced_like_a_first_one(trainer, removed):
+    client = open_store().client
+    if removed == "version":
+        client.delete_model_version(BTC.registered, "1")
+    else:
+        client.delete_registered_model_alias(BTC.registered, "champion")
     night(SECOND)
     assert decided() == ("first", "missing")
+    assert "its champion, version 1, was deleted or lost its alias" in newest().reason
     assert decided(ETH) == ("refreshed", "refresh")
     assert "champion" in aliases()
 
