@@ -37,15 +37,15 @@ def server():
 
 
 class Page:
-    """What the server knows of the newest run of a flow."""
+    """What the server knows of the newest run of a flow, as soon as it knows of all of the named task runs."""
 
-    def __init__(self, name):
+    def __init__(self, name, task_runs):
         with get_client(sync_client=True) as client:
-            found = client.read_flow_runs(limit=200)
+            runs = client.read_flow_runs(limit=200)
             flows = {f.id: f.name for f in client.read_flows(limit=200)}
-            self.run = max((r for r in found if flows[r.flow_id] == name), key=lambda r: r.created)
+            self.run = max((r for r in runs if flows[r.flow_id] == name), key=lambda r: r.created)
             only = FlowRunFilter.model_validate({"id": {"any_": [self.run.id]}})
-            self.tasks = {t.name: t for t in self._ended_tasks(client, only)}
+            self.tasks = {t.name: t for t in self._ended_tasks(client, only, task_runs)}
             self.events = self._events(client)
             self.artifacts = {
                 a["key"]: a
@@ -56,13 +56,16 @@ class Page:
                 ).json()
             }
 
-    def _ended_tasks(self, client, only):
-        """Task runs reach the server as events, a moment after they have ended."""
+    def _ended_tasks(self, client, only, names):
+        """Task runs reach the server as events, each a moment after it has ended."""
         deadline = time.monotonic() + 60
         while True:
-            found = client.read_task_runs(flow_run_filter=only, task_run_filter=TaskRunFilter(), limit=200)
-            if (found and all(t.state and t.state.is_final() for t in found)) or time.monotonic() > deadline:
-                return found
+            task_runs = client.read_task_runs(
+                flow_run_filter=only, task_run_filter=TaskRunFilter(), limit=200
+            )
+            ended = {task.name for task in task_runs if task.state and task.state.is_final()}
+            if names <= ended or time.monotonic() > deadline:
+                return task_runs
             time.sleep(0.3)
 
     def _events(self, client):
@@ -111,11 +114,11 @@ def fleet(name):
 def small(spec):
     """Call steps as the main job does."""
     steps = Runner(prefect=True)
-    found = steps.each(compute, [(BTC,), (ETH,)])
-    say(f"computed {len(found)} series from http://u:sesame@mirror/x")
+    computed = steps.each(compute, [(BTC,), (ETH,)])
+    say(f"computed {len(computed)} series from http://u:sesame@mirror/x")
     lost = steps.one(fleet, "gru")
     (error,) = steps.each(fleet, [("broken",)])
-    return Completed(data=(found, lost, error))
+    return Completed(data=(computed, lost, error))
 
 
 def test_steps_give_their_values_and_the_page_their_names_states_and_log(server, capsys):
@@ -124,12 +127,13 @@ def test_steps_give_their_values_and_the_page_their_names_states_and_log(server,
     assert isinstance(eth, Failure)
     assert lost.failures[0].reason == "it diverged"
     assert isinstance(error, ValueError)
-    page = Page("small")
-    shown = {name: (t.state.name, t.state.type.value) for name, t in page.tasks.items()}
-    assert shown == {
+    expected = {
         "features BTCUSDT-1h": ("Completed", "COMPLETED"), "features ETHUSDT-1h": ("Failed", "COMPLETED"),
         "train gru": ("Failed", "COMPLETED"), "train broken": ("Failed", "FAILED"),
     }  # fmt: skip
+    page = Page("small", set(expected))
+    shown = {name: (t.state.name, t.state.type.value) for name, t in page.tasks.items()}
+    assert shown == expected
     assert page.tasks["features ETHUSDT-1h"].state.message == "ETHUSDT 1h: no candles at http://mirror/x"
     lines = page.log("computed 2 series", "a column of BTCUSDT 1h", "a column of ETHUSDT 1h")
     assert "computed 2 series from http://mirror/x" in lines
@@ -155,13 +159,14 @@ def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
     )  # fmt: skip
     result = in_prefect(train_all, spec)
     assert result["exit"] == 3
-    page = Page("train-all")
+    names = {
+        "features sim-BTCUSDT-1h", "train linear", "train robust-har", "evaluate linear", "evaluate robust-har",
+    }  # fmt: skip
+    page = Page("train-all", names)
     assert page.run.state.name == "Partial"
     assert documented_automation().trigger.expect == {"prefect.flow-run.Partial"}
     assert "prefect.flow-run.Partial" in page.events
-    assert set(page.tasks) >= {
-        "features sim-BTCUSDT-1h", "train linear", "train robust-har", "evaluate linear", "evaluate robust-har",
-    }  # fmt: skip
+    assert set(page.tasks) >= names
     lines = page.log("ingested 1 series", "trained linear: 1 member", "1 champion, 10 forecast rows")
     for wanted in (
         "ingested 1 series",
