@@ -34,108 +34,110 @@ from tasks.signals.feature_files import series_of
 from tasks.signals.splits import HORIZON
 from tasks.training.trainer import train_members
 
+log = logging.getLogger("cpb")
+
 LEAK = "LOOK-AHEAD"
 """Marks a finding of look-ahead in messages."""
+
+MIN_RATIO_WITHOUT_SKILL = 0.99
+"""A model trained on shuffled inputs with a lower CRPS ratio must have information from elsewhere."""
+
+MIN_FORECASTS = 1000
+"""With fewer forecasts the ratio may be lower by chance, so the difference must also be significant."""
+
+FORECAST_TOLERANCE = 1e-4
+"""Relative tolerance: models forecast in float32, and the order of their sums depends on the length of the data."""
 
 Computation = Callable[[pl.DataFrame], Mapping[str, Array]]
 """Klines -> named arrays with a row per candle (and any further axes)."""
 
-Forecast = Callable[[Series, Rows], Array]
-"""(series, origins) -> quantiles [N, H, 19] of a trained model."""
-
-
-@dataclass(frozen=True)
-class Leak:
-    """A column whose value at a row changes when the candles from row `cut` on are removed."""
-
-    column: str
-    row: int
-    cut: int
-    uncut_value: float
-    cut_value: float
-
-    def __str__(self) -> str:
-        return (
-            f"{self.column}: row {self.row} is {self.uncut_value:.6g} with the future and "
-            f"{self.cut_value:.6g} without it (data cut before row {self.cut})"
-        )
+Reading = Callable[[Series], Array]
+"""Series -> an array with a row per candle."""
 
 
 def check_lookahead(
-    compute: Computation,
-    klines: pl.DataFrame,
-    *,
-    cuts: int = 5,
-    first: int | None = None,
-    seed: int = 0,
-    tolerance: float = 1e-7,
-) -> list[Leak]:
-    """Return the leaks of `compute`, at most one per column; empty if it is causal.
+    compute: Computation, klines: pl.DataFrame, first: int, cuts: int = 5, tolerance: float = 1e-7
+) -> dict[str, str]:
+    """Return, for each array of `compute` that changes with the future, a sentence; empty if it is causal.
 
     Args:
         compute: the computation to check.
         klines: klines that meet the contract.
+        first: earliest row before which the klines are cut.
         cuts: number of random cuts.
-        first: earliest cut, in rows; default: half of the data.
-        seed: seed of the cuts.
         tolerance: relative; only the order of summation may differ between the computations.
     """
     whole = compute(klines)
-    low = klines.height // 2 if first is None else first
-    rows = np.random.default_rng(seed).integers(low, klines.height, cuts)
-    found: dict[str, Leak] = {}
-    for cut in sorted({int(r) for r in rows}):
-        part = compute(klines.head(cut))
-        for name, values in whole.items():
-            leak = _difference(name, values[:cut], part[name], cut, tolerance)
-            if leak and name not in found:
-                found[name] = leak
-    return list(found.values())
+    leaks: dict[str, str] = {}
+    for cut in np.unique(np.random.default_rng(0).integers(first, klines.height, cuts)).tolist():
+        for name, values in compute(klines.head(cut)).items():
+            without, with_future = values.reshape(cut, -1), whole[name][:cut].reshape(cut, -1)
+            # Sums over many rows differ in their last bits; values near zero are compared on the scale of the column.
+            scale = np.nanmax(np.abs(without), initial=0.0)
+            same = np.isclose(with_future, without, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
+            if not same.all():
+                row, column = np.argwhere(~same)[-1]
+                leaks.setdefault(
+                    name,
+                    f"{name}: row {row} is {with_future[row, column]:.6g} with the future and "
+                    f"{without[row, column]:.6g} without it (data cut before row {cut})",
+                )
+    return leaks
 
 
-def pipeline(
-    series: SeriesId,
-    bounds: SplitBounds,
-    baselines: Mapping[str, Fit],
-    models: Mapping[str, Forecast] | None = None,
-    training_inputs: Mapping[str, Callable[[Series], Array]] | None = None,
-    *,
-    context: int = 30,
-    horizon: int = HORIZON,
-) -> Computation:
-    """Return the computation of the whole chain: columns, window list, fitted baselines, models' forecasts.
-
-    Forecasts are made from every usable row of the test span. Baselines are fitted again on the data before the cut, so
-    the cut must be in the test span (`first` of `check_lookahead`).
-
-    Args:
-        series: the series of the klines.
-        bounds: its train, validation and test spans.
-        baselines: name -> fit.
-        models: name -> forecasts of a trained model.
-        training_inputs: name -> array with a row per candle that holds the inputs of the model's training from the
-            series: the rows with windows, and the input scaling.
-        context: candles before the origin of a window in the window list.
-        horizon: candles ahead.
-    """
+def chain(series: SeriesId, bounds: SplitBounds, readings: Mapping[str, Reading]) -> Computation:
+    """Return the computation of a series' columns and window list, and of further readings of it."""
 
     def compute(klines: pl.DataFrame) -> dict[str, Array]:
         frame = feature_frame(klines, bounds.timeframe)
         columns = {n: frame[n].to_numpy().astype(np.float64) for n in frame.columns if n != "open_time"}
         cut = series_of(frame, series, bounds)
-        train = cut.origins("train", context, horizon)
-        usable = cut.usable(context)
-        columns["window list"] = usable.astype(float)
-        columns |= {f"training of {name}": read(cut) for name, read in (training_inputs or {}).items()}
-        forecasts: dict[str, Forecast] = {
-            f"baseline {name}": fit(cut, train, horizon).quantiles for name, fit in baselines.items()
-        }
-        forecasts |= {f"model {name}": model for name, model in (models or {}).items()}
-        rows = np.flatnonzero(usable)
-        rows = rows[rows >= cut.spans["test"][0]]
-        return columns | {name: _aligned(forecast, cut, rows) for name, forecast in forecasts.items()}
+        columns["window list"] = cut.usable(30).astype(float)
+        return columns | {name: read(cut) for name, read in readings.items()}
 
     return compute
+
+
+def forecasts(forecast: Callable[[Series, Rows], Array]) -> Reading:
+    """Return the reading of quantiles [N, H, 19] from every usable row of the test span; NaN at other rows."""
+
+    def read(series: Series) -> Array:
+        rows = np.flatnonzero(series.usable(30))
+        rows = rows[rows >= series.spans["test"][0]]
+        quantiles = forecast(series, rows)
+        values = np.full((len(series), *quantiles.shape[1:]), np.nan)
+        values[rows] = quantiles
+        return values
+
+    return read
+
+
+def baseline(fit: Fit) -> Reading:
+    """Return the forecasts of a baseline that is fitted on the series it is read from."""
+    return forecasts(
+        lambda series, rows: fit(series, series.origins("train", 30, HORIZON), HORIZON).quantiles(
+            series, rows
+        )
+    )
+
+
+def model(member: cpbmodels.Member) -> Reading:
+    """Return the forecasts of a trained model."""
+    return forecasts(lambda series, rows: cpbmodels.predict([member], [series], [rows])[0].quantiles)
+
+
+def training_inputs(member: cpbmodels.Member) -> Reading:
+    """Return the inputs of such a model's training per candle: 1 training and 2 validation origins, and the scaling."""
+
+    def read(series: Series) -> Array:
+        bank = Bank.build([series], member.options, torch.device("cpu"), torch.float32)
+        task = make_task(bank, [series], MemberPlan((0,), 0, series.symbol), member.options)
+        windows = np.zeros((len(series), 1))
+        windows[task.train], windows[task.validation] = 1, 2
+        scaling = np.concatenate([task.mean, task.inverse])
+        return np.hstack([windows, np.broadcast_to(scaling, (len(series), len(scaling)))])
+
+    return read
 
 
 def stale_columns(series: Series, recomputed: Series) -> list[str]:
@@ -148,13 +150,13 @@ def stale_columns(series: Series, recomputed: Series) -> list[str]:
     return [name for name, (a, b) in pairs.items() if not np.array_equal(a, b, equal_nan=True)]
 
 
-def with_shuffled_features(series: Series, seed: int = 0) -> Series:
+def with_shuffled_features(series: Series) -> Series:
     """Return the series with the feature rows of its training and validation spans shuffled within each span.
 
     Targets (prices, returns) and volatility are unchanged. The features then contain no information about the targets,
     so the CRPS ratio on the unchanged test span must not be below 0.99.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     features = series.features.copy()
     moved = [i for i, name in enumerate(series.names) if name not in RETURNS]
     complete = np.isfinite(features).all(axis=1)
@@ -165,13 +167,13 @@ def with_shuffled_features(series: Series, seed: int = 0) -> Series:
     return replace(series, features=features)
 
 
-def with_shuffled_candles(series: Series, seed: int = 0) -> Series:
+def with_shuffled_candles(series: Series) -> Series:
     """Return the series with the candles of its training and validation spans shuffled, for models that read returns.
 
-    The target is computed from the returns, so shuffling only the features would keep information. Prices, returns and
-    volatility are recomputed from the shuffled log-returns; the returns of the test span are unchanged.
+    The target is computed from the returns, so shuffling only the features would keep information. Prices, columns of
+    candles and volatility are recomputed from the shuffled log-returns; the returns of the test span are unchanged.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     returns = series.columns(RETURNS)
     whole = np.isfinite(returns).all(axis=1)
     for name in ("train", "validation"):
@@ -186,43 +188,6 @@ def with_shuffled_candles(series: Series, seed: int = 0) -> Series:
     features = series.features.copy()
     features[:, [series.names.index(name) for name in names]] = columns
     return replace(series, prices=prices, features=features, volatility=volatility)
-
-
-def explain(leaks: Sequence[Leak]) -> str:
-    """Return the leaks as text; "" if there are none."""
-    return f"{LEAK}: " + "; ".join(str(leak) for leak in leaks) if leaks else ""
-
-
-def _aligned(forecast: Forecast, series: Series, rows: Rows) -> Array:
-    """Return forecasts with a row per candle; NaN for rows without a forecast."""
-    quantiles = forecast(series, rows)
-    values = np.full((len(series.prices), *quantiles.shape[1:]), np.nan)
-    values[rows] = quantiles
-    return values
-
-
-def _difference(name: str, whole: Array, part: Array, cut: int, tolerance: float) -> Leak | None:
-    whole, part = (x.reshape(cut, -1) for x in (whole, part))
-    # Sums over many rows differ in their last bits; values near zero are compared on the scale of the column.
-    size = np.nanmax(np.abs(part), initial=0.0) if part.size else 0.0
-    off = ~np.isclose(whole, part, rtol=tolerance, atol=tolerance * size, equal_nan=True)
-    if not off.any():
-        return None
-    row = int(np.flatnonzero(off.any(axis=1))[-1])
-    column = int(np.flatnonzero(off[row])[0])
-    return Leak(name, row, cut, float(whole[row, column]), float(part[row, column]))
-
-
-log = logging.getLogger("cpb")
-
-MIN_RATIO_WITHOUT_SKILL = 0.99
-"""A model trained on shuffled inputs with a lower CRPS ratio must have information from elsewhere."""
-
-MIN_FORECASTS = 1000
-"""With fewer forecasts the ratio may be lower by chance, so the difference must also be significant."""
-
-FORECAST_TOLERANCE = 1e-4
-"""Relative tolerance: models forecast in float32, and the order of their sums depends on the length of the data."""
 
 
 @dataclass
@@ -241,13 +206,13 @@ class Audit:
     @property
     def leaking(self) -> bool:
         """Whether any part uses future data."""
-        return bool(self.findings) or any(LEAK in trial for trial in self.trials)
+        return any(LEAK in sentence for sentence in (*self.findings, *self.trials))
 
     @property
     def text(self) -> str:
         """The result as a sentence."""
         same = f"no look-ahead found: {', '.join(self.checked)} are the same without the future"
-        unchecked = [f"{one.subject} could not be checked: {one.reason}" for one in self.failures]
+        unchecked = [f"{failure.subject} could not be checked: {failure.reason}" for failure in self.failures]
         return "; ".join([*(self.findings or ([same] if self.checked else [])), *self.trials, *unchecked])
 
 
@@ -259,76 +224,70 @@ def audit(spec: BacktestSpec, folds: Sequence[FoldSeries]) -> Audit:
     shuffled inputs.
     """
     result = Audit()
-    timeframes = dict.fromkeys(one.id.timeframe for one in folds)
+    timeframes = dict.fromkeys(fold.id.timeframe for fold in folds)
     for done, timeframe in enumerate(timeframes):
         tell("check look-ahead", done, len(timeframes), "timeframes")
-        own = [one for one in folds if one.id.timeframe == timeframe]
-        newest = [one for one in own if one.fold == max(other.fold for other in own)]
-        checked = [
-            one for one in newest if _guarded(result, one, lambda one: _check_columns(spec, one, result))
-        ]
+        newest = {fold.id: fold for fold in folds if fold.id.timeframe == timeframe}.values()  # oldest first
+        checked = [fold for fold in newest if _guarded(spec, fold, result, _check_columns)]
         part = f"columns and windows of {count(len(checked), 'coin')}"
-        chosen = next((one for one in checked if _can_be_trained(spec, one)), None)
-        if chosen and _guarded(result, chosen, lambda one: _check_models(spec, one, result)):
+        chosen = next((fold for fold in checked if _can_be_trained(spec, fold)), None)
+        if chosen and _guarded(spec, chosen, result, _check_models):
             part += f", training, baselines and forecasts of {chosen.id.label}"
         result.checked.append(f"{part} at {timeframe}")
     tell("check look-ahead", 1, 1, "timeframes")
     return result
 
 
-def _guarded(result: Audit, one: FoldSeries, check: Callable[[FoldSeries], None]) -> bool:
+Check = Callable[[BacktestSpec, FoldSeries, pl.DataFrame, Audit], None]
+
+
+def _guarded(spec: BacktestSpec, fold: FoldSeries, result: Audit, check: Check) -> bool:
     """Run a check of a series; record a failure and return False, so that the other series are still checked."""
     try:
-        check(one)
+        klines = read_klines(spec.scope.home, fold.id, since=spec.scope.since, as_of=spec.scope.as_of)
+        check(spec, fold, klines, result)
     except Exception as error:
-        result.failures.append(Failure.of(one.id, "evaluate", error))
-        log.debug("%s could not be checked for look-ahead", one.id, exc_info=error)
+        result.failures.append(Failure.of(fold.id, "evaluate", error))
+        log.debug("%s could not be checked for look-ahead", fold.id, exc_info=error)
         return False
     return True
 
 
-def _can_be_trained(spec: BacktestSpec, one: FoldSeries) -> bool:
+def _can_be_trained(spec: BacktestSpec, fold: FoldSeries) -> bool:
     return not any(
-        cpbmodels.why_not(one.series, base_of(name), spec.preset, **spec.overrides) for name in spec.names
+        cpbmodels.why_not(fold.series, base_of(name), spec.preset, **spec.overrides) for name in spec.names
     )
 
 
-def _klines(spec: BacktestSpec, one: FoldSeries) -> pl.DataFrame:
-    scope = spec.scope
-    return read_klines(scope.home, one.id, since=scope.since, as_of=scope.as_of)
-
-
-def _check_columns(spec: BacktestSpec, one: FoldSeries, result: Audit) -> None:
+def _check_columns(spec: BacktestSpec, fold: FoldSeries, klines: pl.DataFrame, result: Audit) -> None:
     """Compare the columns and windows with those recomputed from the stored klines, and from truncated klines."""
-    klines = _klines(spec, one)
-    again = series_of(feature_frame(klines, one.id.timeframe), one.id, one.bounds)
-    if stale := stale_columns(one.series, again):
-        result.findings.append(f"{LEAK}: {one.id}: {', '.join(stale)} differ from what the klines give")
+    again = series_of(feature_frame(klines, fold.id.timeframe), fold.id, fold.bounds)
+    if stale := stale_columns(fold.series, again):
+        result.findings.append(f"{LEAK}: {fold.id}: {', '.join(stale)} differ from what the klines give")
         return
-    leaks = check_lookahead(pipeline(one.id, one.bounds, {}), klines, cuts=2, first=first_cut(one.series))
-    _add_findings(result, leaks, one)
+    _add_leaks(
+        result, fold, check_lookahead(chain(fold.id, fold.bounds, {}), klines, first_cut(fold.series), 2)
+    )
 
 
-def _check_models(spec: BacktestSpec, one: FoldSeries, result: Audit) -> None:
+def _check_models(spec: BacktestSpec, fold: FoldSeries, klines: pl.DataFrame, result: Audit) -> None:
     """Check training, baselines and forecasts of every model on a series, and train on shuffled inputs."""
-    klines = _klines(spec, one)
-    trained = {name: _train(spec, name, one, one.series) for name in spec.names}
-    fits = {name: BASELINES[name] for name in spec.baseline_names}
-    inputs = {name: training_inputs(member) for name, member in trained.items()}
-    exact = pipeline(one.id, one.bounds, {"reference": ewma_walk, **fits}, training_inputs=inputs)
-    first = first_cut(one.series)
-    leaks = check_lookahead(exact, klines, cuts=4, first=first)
+    trained = {name: _train(spec, name, fold, fold.series) for name in spec.names}
+    fits = {"reference": ewma_walk, **{name: BASELINES[name] for name in spec.baseline_names}}
+    exact = {f"training of {name}": training_inputs(member) for name, member in trained.items()}
+    exact |= {f"baseline {name}": baseline(fit) for name, fit in fits.items()}
+    first = first_cut(fold.series)
+    leaks = check_lookahead(chain(fold.id, fold.bounds, exact), klines, first, 4)
     if not leaks:  # models read the same columns: a leak in them would be reported twice
-        forecasts = {name: _forecast_of(member) for name, member in trained.items()}
-        chain = pipeline(one.id, one.bounds, {}, forecasts)
-        leaks = check_lookahead(chain, klines, cuts=4, first=first, tolerance=FORECAST_TOLERANCE)
-    _add_findings(result, leaks, one)
-    result.trials += [_trial(spec, name, one, member) for name, member in trained.items()]
+        models = chain(fold.id, fold.bounds, {f"model {name}": model(m) for name, m in trained.items()})
+        leaks = check_lookahead(models, klines, first, 4, FORECAST_TOLERANCE)
+    _add_leaks(result, fold, leaks)
+    result.trials += [_trial(spec, name, fold, member) for name, member in trained.items()]
 
 
-def _add_findings(result: Audit, leaks: Sequence[Leak], one: FoldSeries) -> None:
+def _add_leaks(result: Audit, fold: FoldSeries, leaks: Mapping[str, str]) -> None:
     if leaks:
-        result.findings.append(f"{explain(leaks)} ({one.id})")
+        result.findings.append(f"{LEAK}: {'; '.join(leaks.values())} ({fold.id})")
 
 
 def first_cut(series: Series) -> int:
@@ -337,33 +296,30 @@ def first_cut(series: Series) -> int:
     return start + min(200, (len(series) - start) // 3)
 
 
-def _train(spec: BacktestSpec, architecture: str, one: FoldSeries, series: Series) -> cpbmodels.Member:
+def _train(spec: BacktestSpec, architecture: str, fold: FoldSeries, series: Series) -> cpbmodels.Member:
     """Train in this process, because a shuffled series is not stored in a file."""
-    (job,) = plan_folds(spec, architecture, [one]).shards
+    (job,) = plan_folds(spec, architecture, [fold]).shards
     profile = None if spec.profile == "auto" else spec.profile
     (member,) = train_members(
-        job,
-        [(job.members[0], series)],
-        device=spec.device,
-        profile=profile,
-        dtype=spec.dtype,
+        job, [(job.members[0], series)], device=spec.device, profile=profile, dtype=spec.dtype
     )
     return member
 
 
-def _trial(spec: BacktestSpec, architecture: str, one: FoldSeries, trained: cpbmodels.Member) -> str:
+def _trial(spec: BacktestSpec, architecture: str, fold: FoldSeries, trained: cpbmodels.Member) -> str:
     """Return the result of training on shuffled inputs: candles if the model reads returns, otherwise features."""
     reads_returns = bool(set(trained.config["features"]) & {*RETURNS, *WIDE_COLUMNS})
-    shuffle = with_shuffled_candles if reads_returns else with_shuffled_features
-    member = _train(spec, architecture, one, shuffle(one.series))
-    origins = one.series.origins("test", member.context, member.horizon)
-    forecasts = cpbmodels.predict([member], [one.series], [origins])[0]
-    known = reference(one.series, one.series.origins("train", 1, member.horizon), origins, member.horizon)
-    score = judge_member(one.series, forecasts, known, architecture=architecture)
+    shuffle, inputs = (
+        (with_shuffled_candles, "candles") if reads_returns else (with_shuffled_features, "features")
+    )
+    member = _train(spec, architecture, fold, shuffle(fold.series))
+    origins = fold.series.origins("test", member.context, member.horizon)
+    prediction = cpbmodels.predict([member], [fold.series], [origins])[0]
+    walk = reference(fold.series, fold.series.origins("train", 1, member.horizon), origins, member.horizon)
+    score = judge_member(fold.series, prediction, walk, architecture=architecture)
     ratio = score.metrics["test_crps_ratio"]
     finding = trial_finding(ratio, len(origins), score.verdict)
-    what = "candles" if reads_returns else "features"
-    return f"{architecture} trained on shuffled {what}: ratio {ratio:.3f}, {finding}"
+    return f"{architecture} trained on shuffled {inputs}: ratio {ratio:.3f}, {finding}"
 
 
 def trial_finding(ratio: float, n: int, verdict: str) -> str:
@@ -373,24 +329,3 @@ def trial_finding(ratio: float, n: int, verdict: str) -> str:
     if n >= MIN_FORECASTS or verdict.startswith("better than"):
         return f"{LEAK}: skill from shuffled inputs"
     return "too few forecasts to be significant"
-
-
-def training_inputs(member: cpbmodels.Member) -> Callable[[Series], Array]:
-    """Return the inputs of such a model's training per candle: 1 training and 2 validation origins, and the scaling."""
-
-    def read(series: Series) -> Array:
-        bank = Bank.build([series], member.options, torch.device("cpu"), torch.float32)
-        task = make_task(bank, [series], MemberPlan((0,), 0, series.symbol), member.options)
-        windows = np.zeros((len(series), 1))
-        windows[task.train], windows[task.validation] = 1, 2
-        scaling = np.concatenate([task.mean, task.inverse])
-        return np.hstack([windows, np.broadcast_to(scaling, (len(series), len(scaling)))])
-
-    return read
-
-
-def _forecast_of(member: cpbmodels.Member) -> Forecast:
-    def forecaster(series: Series, origins: Rows) -> Array:
-        return cpbmodels.predict([member], [series], [origins])[0].quantiles
-
-    return forecaster
