@@ -72,15 +72,15 @@ def load_folds(
     loaded: list[FoldSeries] = []
     failures: list[Failure] = []
     for record in records:
-        found, error = _load(home, record, bounds[record.series.timeframe])
-        loaded += found
-        if error and not found:
+        in_folds, error = _load(home, record, bounds[record.series.timeframe])
+        loaded += in_folds
+        if error and not in_folds:
             failures.append(Failure.of(record.series, "plan", error))
-    of_market = markets({one.id: one.series for one in loaded})
+    of_market = markets({fold.id: fold.series for fold in loaded})
     loaded = [
-        replace(one, series=replace(one.series, market=of_market[market_key(one.id)])) for one in loaded
+        replace(fold, series=replace(fold.series, market=of_market[market_key(fold.id)])) for fold in loaded
     ]
-    loaded.sort(key=lambda one: one.fold)
+    loaded.sort(key=lambda fold: fold.fold)
     return Folds(tuple(loaded), tuple(failures), tuple(_incomplete(records, loaded, bounds)))
 
 
@@ -92,20 +92,20 @@ def _load(
         series = read_features(home, record)
     except CpbError as error:
         return [], error
-    found, last = [], None
+    in_folds, last = [], None
     for fold, spans in enumerate(bounds, start=1):
         try:
-            found.append(FoldSeries(fold, record, spans, with_bounds(series, record.series, spans)))
+            in_folds.append(FoldSeries(fold, record, spans, with_bounds(series, record.series, spans)))
         except MemberError as error:
             log.info("fold %d lacks %s", fold, error)
             last = error
-    return found, last
+    return in_folds, last
 
 
 def _incomplete(
     records: Sequence[SeriesRecord], loaded: Sequence[FoldSeries], bounds: Mapping[str, Sequence[SplitBounds]]
 ) -> list[str]:
-    present = {(one.fold, one.id) for one in loaded}
+    present = {(loaded_fold.fold, loaded_fold.id) for loaded_fold in loaded}
     sentences = []
     for timeframe, spans in bounds.items():
         wanted = [r.series for r in records if r.series.timeframe == timeframe]
@@ -127,13 +127,13 @@ def plan_folds(
     members = [
         JobMember(
             model=ModelId(
-                architecture, recipe, one.id, member_seed(spec.seed, architecture, one.id, one.fold)
+                architecture, recipe, fold.id, member_seed(spec.seed, architecture, fold.id, fold.fold)
             ),
-            features=one.record,
-            bounds=one.bounds,
-            fold=one.fold,
+            features=fold.record,
+            bounds=fold.bounds,
+            fold=fold.fold,
         )
-        for one in folds
+        for fold in folds
     ]
     return plan_fleet(spec, architecture, members, gpu=gpus)
 
@@ -147,8 +147,8 @@ class TrainedFleet:
         self._planned: dict[tuple[SeriesId, int], JobMember] = {
             (m.model.series, m.fold): m for m in plan.members
         }
-        self._failures = {failure.model: failure for one in results for failure in one.failures}
-        self._trained = [member for one in results for member in one.members]
+        self._failures = {failure.model: failure for result in results for failure in result.failures}
+        self._trained = [member for result in results for member in result.members]
 
     @property
     def loss_history(self) -> tuple[str, tuple[dict[str, Any], ...]] | None:
@@ -167,24 +167,24 @@ class TrainedFleet:
         for member in self._trained:
             (self._folders[member.name] / "members" / member.name / "validation.npz").unlink(missing_ok=True)
 
-    def identity(self, one: FoldSeries) -> ModelId:
+    def identity(self, fold: FoldSeries) -> ModelId:
         """Return the planned model of a series in a fold."""
-        return self._member(one).model
+        return self._member(fold).model
 
-    def training_failure(self, one: FoldSeries) -> Failure | None:
+    def training_failure(self, fold: FoldSeries) -> Failure | None:
         """Return the trainer's failure for a series in a fold, if any."""
-        return self._failures.get(self.identity(one))
+        return self._failures.get(self.identity(fold))
 
-    def forecast(self, one: FoldSeries) -> Prediction:
+    def forecast(self, fold: FoldSeries) -> Prediction:
         """Return the trainer's own forecasts of the fold's test span, or the loaded model's."""
-        name = self._member(one).name
+        name = self._member(fold).name
         folder = member_folder(self._folders[name], name)
         if stored := stored_forecasts(folder / "test.npz"):
             return stored
         model = cpbmodels.load(folder / "model")
         return cpbmodels.predict(
-            [model], [one.series], [one.series.origins("test", model.context, model.horizon)]
+            [model], [fold.series], [fold.series.origins("test", model.context, model.horizon)]
         )[0]
 
-    def _member(self, one: FoldSeries) -> JobMember:
-        return self._planned[one.id, one.fold]
+    def _member(self, fold: FoldSeries) -> JobMember:
+        return self._planned[fold.id, fold.fold]

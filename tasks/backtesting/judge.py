@@ -50,15 +50,15 @@ class Model(Protocol):
         """Name of the model in reports."""
         ...
 
-    def identity(self, one: FoldSeries) -> ModelId:
+    def identity(self, fold: FoldSeries) -> ModelId:
         """Return the id of the model trained on a series in a fold."""
         ...
 
-    def training_failure(self, one: FoldSeries) -> Failure | None:
+    def training_failure(self, fold: FoldSeries) -> Failure | None:
         """Return why no model could be trained on a series in a fold; None if training succeeded."""
         ...
 
-    def forecast(self, one: FoldSeries) -> Prediction:
+    def forecast(self, fold: FoldSeries) -> Prediction:
         """Return the forecasts of a fold's test span, from every origin in it, by the model trained in that fold."""
         ...
 
@@ -70,19 +70,19 @@ class Baseline:
     name: str
     fit: Fit
 
-    def identity(self, one: FoldSeries) -> ModelId:
+    def identity(self, fold: FoldSeries) -> ModelId:
         """Return the baseline's name on this series; a baseline has no preset and no seed."""
-        return ModelId(self.name, "baseline", one.id, 0)
+        return ModelId(self.name, "baseline", fold.id, 0)
 
-    def training_failure(self, one: FoldSeries) -> Failure | None:
+    def training_failure(self, fold: FoldSeries) -> Failure | None:
         """Return None: an error of fitting is raised in `forecast`."""
         return None
 
-    def forecast(self, one: FoldSeries) -> Prediction:
+    def forecast(self, fold: FoldSeries) -> Prediction:
         """Fit on the fold's training origins and forecast its test span."""
-        fitted = self.fit(one.series, one.series.origins("train", 1, HORIZON), HORIZON)
-        origins = one.series.origins("test", 1, HORIZON)
-        return Prediction(origins, fitted.quantiles(one.series, origins))
+        fitted = self.fit(fold.series, fold.series.origins("train", 1, HORIZON), HORIZON)
+        origins = fold.series.origins("test", 1, HORIZON)
+        return Prediction(origins, fitted.quantiles(fold.series, origins))
 
 
 def baselines(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[Model]:
@@ -133,16 +133,16 @@ def all_pairs(members: Sequence[MemberScore]) -> list[Pair]:
     groups: dict[str, dict[str, list[MemberScore]]] = defaultdict(lambda: defaultdict(list))
     for member in members:
         groups[member.timeframe][member.architecture].append(member)
-    return [pair for timeframe, own in groups.items() for pair in _of_timeframe(timeframe, own)]
+    return [pair for timeframe, models in groups.items() for pair in _of_timeframe(timeframe, models)]
 
 
 def _of_timeframe(timeframe: str, models: dict[str, list[MemberScore]]) -> list[Pair]:
     names = [(a, b) for a, b in combinations(models, 2) if _coins(models[a]) & _coins(models[b])]
-    found = [compare(models[a], models[b]) for a, b in names]
-    corrected = inference.holm([p for _, p, _ in found])
+    compared = [compare(models[a], models[b]) for a, b in names]
+    corrected = inference.holm([p for _, p, _ in compared])
     return [
         Pair(a, b, timeframe, ratio, p, n)
-        for (a, b), (ratio, _, n), p in zip(names, found, corrected, strict=True)
+        for (a, b), (ratio, _, n), p in zip(names, compared, corrected, strict=True)
     ]
 
 
@@ -186,8 +186,8 @@ class _FoldForecasts:
     def reference(self) -> Array:
         """Return the reference's quantiles, fitted on the fold's training span."""
         horizon = self.forecasts.quantiles.shape[1]
-        known = self.tested.series.origins("train", 1, horizon)
-        return reference(self.tested.series, known, self.forecasts.origins, horizon)
+        train_origins = self.tested.series.origins("train", 1, horizon)
+        return reference(self.tested.series, train_origins, self.forecasts.origins, horizon)
 
     def mase(self) -> float:
         """Return the median's MASE, scaled by the fold's training span."""
@@ -211,9 +211,15 @@ def judge_models(
     result = Backtest()
     series = by_series(folds)
     for model in models:
-        for done, (name, own) in enumerate(series.items()):
-            tell(f"judge {model.name}", done, len(series), "series", f"{name}, {count(len(own), 'fold')}")
-            _judge_series(model, own, record_fold, result)
+        for done, (name, series_folds) in enumerate(series.items()):
+            tell(
+                f"judge {model.name}",
+                done,
+                len(series),
+                "series",
+                f"{name}, {count(len(series_folds), 'fold')}",
+            )
+            _judge_series(model, series_folds, record_fold, result)
         tell(f"judge {model.name}", 1, 1, "series")
     result.members = apply_holm(result.members)
     result.pools = judge_pools(result.members)
@@ -223,18 +229,18 @@ def judge_models(
 
 def by_series(folds: Sequence[FoldSeries]) -> dict[SeriesId, list[FoldSeries]]:
     """Return the folds of each series, in order."""
-    found: dict[SeriesId, list[FoldSeries]] = defaultdict(list)
-    for one in folds:
-        found[one.id].append(one)
-    return found
+    grouped: dict[SeriesId, list[FoldSeries]] = defaultdict(list)
+    for fold in folds:
+        grouped[fold.id].append(fold)
+    return grouped
 
 
 def _judge_series(
     model: Model, folds: list[FoldSeries], record_fold: RecordFold | None, result: Backtest
 ) -> None:
     """Add the score of a model on a series to the result, or the failure that prevented it."""
-    missing = {one.fold: why for one in folds if (why := model.training_failure(one))}
-    able = [one for one in folds if one.fold not in missing]
+    missing = {fold.fold: why for fold in folds if (why := model.training_failure(fold))}
+    able = [fold for fold in folds if fold.fold not in missing]
     # A model that diverged in a fold is not judged on the others: without its worst fold its score would be too good.
     decisive = [(fold, why) for fold, why in missing.items() if why.code != TOO_SHORT or not able]
     if decisive:
@@ -242,12 +248,12 @@ def _judge_series(
         result.failures.append(why.model_copy(update={"reason": f"fold {fold}: {why.reason}"}))
         return
     try:
-        forecasts = [_FoldForecasts(one, model.forecast(one)) for one in able]
-        judged = [one for one in forecasts if len(one.forecasts.origins)]
+        forecasts = [_FoldForecasts(fold, model.forecast(fold)) for fold in able]
+        judged = [forecast for forecast in forecasts if len(forecast.forecasts.origins)]
         score = _score(model.name, folds[0].id, judged)
         if record_fold:
-            for one in judged:
-                record_fold(model.name, one.tested, one.forecasts)
+            for forecast in judged:
+                record_fold(model.name, forecast.tested, forecast.forecasts)
     except Exception as error:  # any error: the other series and models are still judged
         result.failures.append(Failure.of(model.identity(folds[0]), "evaluate", error))
         log.debug("%s could not be judged", model.identity(folds[0]), exc_info=error)
@@ -255,7 +261,7 @@ def _judge_series(
     result.members.append(score)
     result.folds += _by_fold(score, judged)
     reasons = {fold: why.reason for fold, why in missing.items()}
-    reasons |= {one.tested.fold: "no test origin" for one in forecasts if not len(one.forecasts.origins)}
+    reasons |= {f.tested.fold: "no test origin" for f in forecasts if not len(f.forecasts.origins)}
     for fold, reason in sorted(reasons.items()):
         result.incomplete.append(f"{model.name} on {folds[0].id} is judged without fold {fold}: {reason}")
 
@@ -271,31 +277,35 @@ def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> Memb
             f"{name} on {series}: no test origin to judge; the test span is too short", code="no-origin"
         )
     joined = Prediction(
-        np.concatenate([one.forecasts.origins for one in folds]),
-        np.concatenate([one.forecasts.quantiles for one in folds]),
+        np.concatenate([fold.forecasts.origins for fold in folds]),
+        np.concatenate([fold.forecasts.quantiles for fold in folds]),
     )
-    known = np.concatenate([one.reference() for one in folds])
-    score = judge_member(folds[0].tested.series, joined, known, architecture=name)
+    reference_quantiles = np.concatenate([fold.reference() for fold in folds])
+    score = judge_member(folds[0].tested.series, joined, reference_quantiles, architecture=name)
     # Each fold's errors are scaled by its own training span, on which its reference is fitted too.
-    mase = np.average([one.mase() for one in folds], weights=[len(one.forecasts.origins) for one in folds])
+    mase = np.average(
+        [fold.mase() for fold in folds], weights=[len(fold.forecasts.origins) for fold in folds]
+    )
     return replace(score, metrics=score.metrics | {"test_mase": float(mase)})
 
 
 def _by_fold(score: MemberScore, folds: Sequence[_FoldForecasts]) -> Iterator[FoldScore]:
     """Yield the score of each fold, from the losses per origin of all folds."""
     end = 0
-    for one in folds:
-        start, end = end, end + len(one.forecasts.origins)
-        own, other = (score.losses[name][start:end].mean() for name in ("crps", "reference_crps"))
+    for fold in folds:
+        start, end = end, end + len(fold.forecasts.origins)
+        loss, reference_loss = (score.losses[name][start:end].mean() for name in ("crps", "reference_crps"))
         since, until = (
             datetime.fromtimestamp((int(score.times[i]) + score.step_us) / 1e6, UTC) for i in (start, end - 1)
         )
-        ratio = float(own / other) if other > 0 else 1.0  # for a constant price both losses are 0
+        ratio = (
+            float(loss / reference_loss) if reference_loss > 0 else 1.0
+        )  # for a constant price both losses are 0
         yield FoldScore(
             score.architecture,
             score.timeframe,
             score.symbol,
-            one.tested.fold,
+            fold.tested.fold,
             since,
             until,
             ratio,

@@ -43,7 +43,7 @@ from tasks.training.plan import job_key
 
 def write_results(
     spec: BacktestSpec,
-    found: Backtest,
+    results: Backtest,
     fleets: Sequence[TrainedFleet],
     notes: Sequence[str],
     answer: dict[str, Any],
@@ -52,7 +52,7 @@ def write_results(
 
     Args:
         spec: the options.
-        found: the results of judging.
+        results: the results of judging.
         fleets: trained fleets, for the plots of their losses.
         notes: sentences under the report's heading.
         answer: the object that `--json` prints.
@@ -61,59 +61,59 @@ def write_results(
         return
     histories = [history for fleet in fleets if (history := fleet.loss_history)]
     title = f"cpb backtest: {', '.join(spec.names)}"
-    write_report(Path(spec.out) / "report.html", title, found, notes, histories)
-    _write_tables(Path(spec.out), spec, found, answer)
+    write_report(Path(spec.out) / "report.html", title, results, notes, histories)
+    _write_tables(Path(spec.out), spec, results, answer)
 
 
-def _write_tables(folder: Path, spec: BacktestSpec, found: Backtest, answer: dict[str, Any]) -> None:
-    write_bytes(folder / "leaderboard.csv", pool.as_csv(pool.leaderboard_rows(found.pools)).encode())
-    write_bytes(folder / "members.csv", pool.as_csv(pool.member_rows(found.members)).encode())
-    verdicts = [*map(pool_verdict, found.pools), *(pair.verdict for pair in found.pairs)]
-    verdicts += [f"{m.architecture}/{m.symbol}/{m.timeframe} is {m.verdict}" for m in found.members]
+def _write_tables(folder: Path, spec: BacktestSpec, results: Backtest, answer: dict[str, Any]) -> None:
+    write_bytes(folder / "leaderboard.csv", pool.as_csv(pool.leaderboard_rows(results.pools)).encode())
+    write_bytes(folder / "members.csv", pool.as_csv(pool.member_rows(results.members)).encode())
+    verdicts = [*map(pool_verdict, results.pools), *(pair.verdict for pair in results.pairs)]
+    verdicts += [f"{m.architecture}/{m.symbol}/{m.timeframe} is {m.verdict}" for m in results.members]
     write_bytes(folder / "verdicts.txt", ("\n".join(verdicts) + "\n").encode())
     config = spec.model_dump(mode="json") | {"source": public_url(spec.source) if spec.source else None}
     write_json(folder / "result.json", answer | {"config": config})
 
 
-def backtest_rows(one: FoldSeries, forecasts: Prediction, model: str) -> pl.DataFrame:
+def backtest_rows(fold: FoldSeries, forecasts: Prediction, model: str) -> pl.DataFrame:
     """Return a row per origin and step of a fold, validated; prices as Float64 (PEPE trades at 1e-8).
 
     Args:
-        one: the forecast series and fold; the series needs `times`.
+        fold: the forecast series and fold; the series needs `times`.
         forecasts: a trained model's, of the fold's test span.
         model: written as `model_version`.
     """
-    series, origins = one.series, forecasts.origins
+    series, origins = fold.series, forecasts.origins
     assert series.times is not None  # every stored series has times
     last = series.prices[origins, 3][:, None, None]
-    issued = pl.Series(series.times[origins] + one.id.seconds * 1_000_000).cast(pl.Datetime("us", "UTC"))
+    issued = pl.Series(series.times[origins] + fold.id.seconds * 1_000_000).cast(pl.Datetime("us", "UTC"))
     close = last * np.exp(forecasts.quantiles)
     horizon = close.shape[1]
-    rows = forecast_rows(issued, one.id.seconds, close, last * np.exp(forecasts.candle))
+    rows = forecast_rows(issued, fold.id.seconds, close, last * np.exp(forecasts.candle))
     later = origins[:, None] + np.arange(1, horizon + 1)
     return check_backtest_rows(
         rows.select(
-            pl.lit(one.id.symbol).alias("symbol"),
-            pl.lit(one.id.timeframe).alias("timeframe"),
+            pl.lit(fold.id.symbol).alias("symbol"),
+            pl.lit(fold.id.timeframe).alias("timeframe"),
             pl.lit(model).alias("model_version"),
             "issued_at",
             pl.col("step").cast(pl.Int16),
             pl.exclude("issued_at", "step"),
             pl.Series("last_close", np.repeat(last.ravel(), horizon)),
             pl.Series("realised_close", series.prices[later, 3].ravel()),
-            pl.lit(one.fold, dtype=pl.Int16).alias("fold"),
+            pl.lit(fold.fold, dtype=pl.Int16).alias("fold"),
         )
     )
 
 
-def write_rows(folder: Path, one: FoldSeries, forecasts: Prediction, model: str) -> Path:
+def write_rows(folder: Path, fold: FoldSeries, forecasts: Prediction, model: str) -> Path:
     """Write a model's rows of a series and fold below `folder`; return the file.
 
     The path contains the model, the market (unless it is spot), the interval, the symbol and the fold.
     """
-    path = one.id.folder(folder, f"model={model}") / f"fold-{one.fold}.parquet"
+    path = fold.id.folder(folder, f"model={model}") / f"fold-{fold.fold}.parquet"
     buffer = io.BytesIO()
-    backtest_rows(one, forecasts, model).write_parquet(buffer, compression="zstd", compression_level=1)
+    backtest_rows(fold, forecasts, model).write_parquet(buffer, compression="zstd", compression_level=1)
     write_bytes(path, buffer.getvalue())
     return path
 
@@ -137,7 +137,7 @@ Histories = Sequence[tuple[str, Sequence[dict[str, Any]]]]
 def write_report(
     path: Path,
     title: str,
-    found: Backtest,
+    results: Backtest,
     notes: Sequence[str] = (),
     histories: Histories = (),
 ) -> None:
@@ -146,35 +146,36 @@ def write_report(
     Args:
         path: path of the HTML file.
         title: heading.
-        found: the results of judging.
+        results: the results of judging.
         notes: sentences under the heading: options, look-ahead check, failures.
         histories: names of trained models and their epochs.
     """
     sections = [
         Section("What this is", text=[INTRODUCTION, *notes]),
-        *judged_sections(found.pools, found.members, [f"{pair.verdict}." for pair in found.pairs]),
-        *_folds(found.folds),
+        *judged_sections(results.pools, results.members, [f"{pair.verdict}." for pair in results.pairs]),
+        *_folds(results.folds),
         *_trained(histories),
-        members_section(found.members),
+        members_section(results.members),
     ]
     write_page(path, title, sections)
 
 
 def _folds(scores: Sequence[FoldScore]) -> list[Section]:
     """Return the table of each model on each fold, with equal weight per coin; nothing if there is a single fold."""
-    if len({one.fold for one in scores}) < 2:
+    if len({score.fold for score in scores}) < 2:
         return []
     groups: dict[tuple[str, str, int], list[FoldScore]] = defaultdict(list)
-    for one in scores:
-        groups[one.timeframe, one.architecture, one.fold].append(one)
+    for score in scores:
+        groups[score.timeframe, score.architecture, score.fold].append(score)
     rows = [
         {
-            "timeframe": timeframe, "architecture": title_of(name), "fold": fold, "coins": len(own),
-            "since": f"{min(one.since for one in own):%Y-%m-%d}", "until": f"{max(one.until for one in own):%Y-%m-%d}",
-            "crps_ratio": float(np.mean([one.ratio for one in own])), "best": min(one.ratio for one in own),
-            "worst": max(one.ratio for one in own), "n": sum(one.n for one in own),
+            "timeframe": timeframe, "architecture": title_of(name), "fold": fold, "coins": len(group),
+            "since": f"{min(score.since for score in group):%Y-%m-%d}",
+            "until": f"{max(score.until for score in group):%Y-%m-%d}",
+            "crps_ratio": float(np.mean([score.ratio for score in group])), "best": min(score.ratio for score in group),
+            "worst": max(score.ratio for score in group), "n": sum(score.n for score in group),
         }
-        for (timeframe, name, fold), own in sorted(groups.items())
+        for (timeframe, name, fold), group in sorted(groups.items())
     ]  # fmt: skip
     return [
         Section(
@@ -227,16 +228,16 @@ def plan_backtest(
     Raises:
         UsageError: a timeframe's history is too short for this number of folds.
     """
-    found = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds))
+    folds = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds))
     wanted = [(name, spec, name) for name in spec.names]
     wanted += [(beside[0], beside[1], beside[1].names[0])] if beside else []
     fleets = (
-        tuple(plan_folds(own, name, found.loaded, gpus=gpus) for _, own, name in wanted)
-        if found.loaded
+        tuple(plan_folds(options, name, folds.loaded, gpus=gpus) for _, options, name in wanted)
+        if folds.loaded
         else ()
     )
     names = tuple(name for name, *_ in wanted)
-    return BacktestPlan(found.loaded, fleets, found.failures, found.incomplete, names)
+    return BacktestPlan(folds.loaded, fleets, folds.failures, folds.incomplete, names)
 
 
 def finish_backtest(
@@ -263,11 +264,11 @@ def finish_backtest(
     fleets = [
         TrainedFleet(
             fleet,
-            [_result(job, one) for job, one in zip(fleet.shards, found, strict=True)],
+            [_result(job, outcome) for job, outcome in zip(fleet.shards, outcomes, strict=True)],
             spec.scope.root,
             name,
         )
-        for fleet, found, name in zip(plan.fleets, results, plan.names, strict=True)
+        for fleet, outcomes, name in zip(plan.fleets, results, plan.names, strict=True)
     ]
     models: list[Model] = [*baselines(spec.baseline_names, spec.names), *fleets]
     # The rows of an earlier backtest in the same folder are replaced atomically.
@@ -278,40 +279,36 @@ def finish_backtest(
             if rows is not None and name in spec.names:
                 write_rows(rows, fold, forecasts, name)
 
-        found = judge_models(
-            models,
-            plan.folds,
-            record_fold=record_fold,
-        )
+        judged = judge_models(models, plan.folds, record_fold=record_fold)
         checked = audit(spec, plan.folds) if spec.check_lookahead else None
-        found.failures = [*failures, *found.failures, *(checked.failures if checked else ())]
-        found.incomplete = [*plan.incomplete, *found.incomplete]
+        judged.failures = [*failures, *judged.failures, *(checked.failures if checked else ())]
+        judged.incomplete = [*plan.incomplete, *judged.incomplete]
         lookahead = checked.text if checked else None
-        failed = bool(found.failures) or bool(checked and checked.leaking)
-        answer = as_json(found) | {
-            "failures": [failure.as_json() for failure in found.failures],
-            "folds_incomplete": found.incomplete,
+        failed = bool(judged.failures) or bool(checked and checked.leaking)
+        answer = as_json(judged) | {
+            "failures": [failure.as_json() for failure in judged.failures],
+            "folds_incomplete": judged.incomplete,
             "lookahead": lookahead,
-            **decide(found),
+            **decide(judged),
             "exit": EXIT_PARTIAL if failed else EXIT_COMPLETE,
         }
-        notes = [*_notes(spec, found), *([lookahead] if lookahead else [])]
-        write_results(spec, found, fleets, notes, answer)
+        notes = [*_notes(spec, judged), *([lookahead] if lookahead else [])]
+        write_results(spec, judged, fleets, notes, answer)
         for fleet in fleets:
             fleet.discard_unread()
-    _report(found, len(failures), len(plan.incomplete), lookahead, say)
+    _report(judged, len(failures), len(plan.incomplete), lookahead, say)
     return answer
 
 
-def _result(job: ShardJob, found: ShardResult | Exception) -> ShardResult:
+def _result(job: ShardJob, outcome: ShardResult | Exception) -> ShardResult:
     """Return a shard's result; an error of the step itself becomes a failure of every member."""
-    if isinstance(found, ShardResult):
-        return found
-    failures = tuple(Failure.of(member.model, "train", found) for member in job.members)
+    if isinstance(outcome, ShardResult):
+        return outcome
+    failures = tuple(Failure.of(member.model, "train", outcome) for member in job.members)
     return ShardResult(key=job_key(job), architecture=job.architecture, failures=failures)
 
 
-def _notes(spec: BacktestSpec, found: Backtest) -> list[str]:
+def _notes(spec: BacktestSpec, results: Backtest) -> list[str]:
     """Return the sentences under the report's heading."""
     as_of = spec.scope.as_of
     until = f" as of {as_of:%Y-%m-%d %H:%M} UTC" if as_of else ""
@@ -319,17 +316,17 @@ def _notes(spec: BacktestSpec, found: Backtest) -> list[str]:
     heading = (
         f"Preset {spec.preset}, {folds}, trained anew on all the past for each{until}; seed {spec.seed}."
     )
-    left_out = [f"Left out: {failure.subject}: {failure.reason}" for failure in found.failures]
-    return [heading, *left_out, *found.incomplete]
+    left_out = [f"Left out: {failure.subject}: {failure.reason}" for failure in results.failures]
+    return [heading, *left_out, *results.incomplete]
 
 
 def _report(
-    found: Backtest, failures_said: int, incomplete_said: int, lookahead: str | None, say: Say
+    results: Backtest, failures_said: int, incomplete_said: int, lookahead: str | None, say: Say
 ) -> None:
     """Print the findings, except failures and incomplete folds already printed before the training."""
-    for failure in found.failures[failures_said:]:
+    for failure in results.failures[failures_said:]:
         say(f"FAILED {failure.subject} in {failure.step}: {failure.reason}")
-    for sentence in found.incomplete[incomplete_said:]:
+    for sentence in results.incomplete[incomplete_said:]:
         say(sentence)
     if lookahead:
         say(lookahead)

@@ -79,17 +79,17 @@ def coins_figure(rows: Sequence[Row]) -> Figure:
             missing combinations are left blank.
     """
     names = model_names(rows)
-    found = {
+    ratio_of = {
         (str(row["symbol"]), name): number(row["crps_ratio"]) for row, name in zip(rows, names, strict=True)
     }
-    known = [value for value in found.values() if value is not None]
-    if not known:
+    ratios = [value for value in ratio_of.values() if value is not None]
+    if not ratios:
         return nothing(_NOTHING)
     columns = list(dict.fromkeys(names))
     coins = sorted({str(row["symbol"]) for row in rows})
-    z = [[found.get((coin, column)) for column in columns] for coin in coins]
+    z = [[ratio_of.get((coin, column)) for column in columns] for coin in coins]
     # The scale ignores the worst tenth, because a single bad model would give all others the same colour.
-    off = sorted(abs(value - 1) for value in known)
+    off = sorted(abs(value - 1) for value in ratios)
     reach = max(0.02, off[math.ceil(0.9 * len(off)) - 1])
     trace = {
         "type": "heatmap",
@@ -112,8 +112,8 @@ def coins_figure(rows: Sequence[Row]) -> Figure:
         },
         "hovertemplate": "%{y}, %{x}: %{z:.4f}<extra></extra>",
     }
-    better = sum(value < 1 for value in known)
-    alt = f"CRPS ratio of {len(coins)} coins by {len(columns)} models; {better} of {len(known)} are below 1."
+    better = sum(value < 1 for value in ratios)
+    alt = f"CRPS ratio of {len(coins)} coins by {len(columns)} models; {better} of {len(ratios)} are below 1."
     return figure(
         [trace], alt, height=_height(len(coins), 110),
         xaxis={"side": "top", "type": "category", "showgrid": False},
@@ -168,15 +168,21 @@ def _forest(labels: list[str], rows: Sequence[Row]) -> Figure:
     ]
     if not judged:
         return nothing(_NOTHING)
-    ordered = sorted(judged, key=lambda one: one[1]["crps_ratio"])
+    ordered = sorted(judged, key=lambda judged_row: judged_row[1]["crps_ratio"])
     traces = []
     for kind, (name, colour, symbol) in enumerate(_KINDS):
-        own = [(label, row) for label, row in ordered if _kind(row) == kind]
-        if own:
+        of_kind = [(label, row) for label, row in ordered if _kind(row) == kind]
+        if of_kind:
             traces.append(
-                _points(name, colour, symbol, numbers(r["crps_ratio"] for _, r in own), [k for k, _ in own])
+                _points(
+                    name,
+                    colour,
+                    symbol,
+                    numbers(r["crps_ratio"] for _, r in of_kind),
+                    [k for k, _ in of_kind],
+                )
             )
-            traces[-1] |= _error_bars([row for _, row in own], colour)
+            traces[-1] |= _error_bars([row for _, row in of_kind], colour)
     best = ordered[0]
     better = sum(_kind(row) == 0 for _, row in ordered)
     alt = (
@@ -243,15 +249,15 @@ def losses_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
     shown = {name: rows for name, rows in histories.items() if rows}
     if not shown:
         return nothing("No epoch has been trained yet.")
-    traces = [one for i, (name, rows) in enumerate(shown.items()) for one in _losses(i, name, rows)]
+    traces = [trace for i, (name, rows) in enumerate(shown.items()) for trace in _losses(i, name, rows)]
     longest = max(len(rows) for rows in shown.values())
     ends = [
         f"{name} {value:.4g}"
         for name, rows in shown.items()
         if (value := number(rows[-1].get("val_loss"))) is not None
     ]
-    found = f"validation loss at the end: {', '.join(ends) or 'none'}"
-    alt = f"Losses of {len(shown)} models over {longest} epochs; {found}."
+    summary = f"validation loss at the end: {', '.join(ends) or 'none'}"
+    alt = f"Losses of {len(shown)} models over {longest} epochs; {summary}."
     return figure(
         traces, alt, hovermode="x",
         xaxis={"title": {"text": "epoch"}, "tickformat": "d", "rangemode": "nonnegative"}
@@ -263,12 +269,12 @@ def losses_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
 def _losses(i: int, name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     epochs = [int(row.get("epoch", k)) for k, row in enumerate(rows, 1)]
     colour, symbol = SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]
-    found = []
+    traces = []
     for key, what, dash, filled in (
         ("val_loss", "validation", "solid", ""),
         ("train_loss", "training", "dot", "-open"),
     ):
-        found.append(
+        traces.append(
             line(
                 i, f"{name}, {what}", epochs, [number(row.get(key)) for row in rows],
                 line={"color": colour, "dash": dash, "width": 2},
@@ -277,4 +283,4 @@ def _losses(i: int, name: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[s
                 hovertemplate="%{fullData.name}: %{y:.5g}<extra></extra>",
             )
         )  # fmt: skip
-    return found
+    return traces

@@ -128,15 +128,15 @@ def _from_the_origin(
 def _came_true(
     forecast: pl.DataFrame, candles: pl.DataFrame, realised: pl.DataFrame | None
 ) -> list[dict[str, Any]]:
-    known = realised
-    if known is None:
-        known = candles.select(target_time="close_time", realised_close="close")
-    known = known.filter(pl.col("target_time").is_in(forecast["target_time"].to_list())).sort("target_time")
-    if known.is_empty():
+    closes = realised
+    if closes is None:
+        closes = candles.select(target_time="close_time", realised_close="close")
+    closes = closes.filter(pl.col("target_time").is_in(forecast["target_time"].to_list())).sort("target_time")
+    if closes.is_empty():
         return []
     return [
         scatter(
-            "lines+markers", *_from_the_origin(forecast, known["target_time"], known["realised_close"]),
+            "lines+markers", *_from_the_origin(forecast, closes["target_time"], closes["realised_close"]),
             name="actual close", zorder=2, line={"color": "$real", "width": 2, "dash": "dot"},
             marker={"color": "$real", "size": 6, "symbol": "diamond"},
             hovertemplate="<b>%{x|%-d %b %Y %H:%M} UTC</b><br>actual close: %{y}<extra></extra>",
@@ -148,9 +148,9 @@ def _earlier(rows: pl.DataFrame) -> list[dict[str, Any]]:
     """Return the bands and medians of earlier forecasts, a trace per kind with gaps between the forecasts."""
     band: tuple[list[Any], list[Any]] = ([], [])
     middle: tuple[list[Any], list[Any]] = ([], [])
-    for one in rows.sort("issued_at", "step").partition_by("issued_at", maintain_order=True):
-        median = _from_the_origin(one, one["target_time"], one["q50"])
-        for into, part in ((band, _outline(one, "q10", "q90")), (middle, median)):
+    for issued in rows.sort("issued_at", "step").partition_by("issued_at", maintain_order=True):
+        median = _from_the_origin(issued, issued["target_time"], issued["q50"])
+        for into, part in ((band, _outline(issued, "q10", "q90")), (middle, median)):
             for axis, values in zip(into, part, strict=True):
                 axis += [*values, None]
     common: dict[str, Any] = {"hoverinfo": "skip", "legendgroup": "earlier"}
@@ -225,10 +225,10 @@ def _padded_times(ends: list[Any]) -> list[str]:
 
 
 def _padded(lows: list[Any], highs: list[Any]) -> list[float] | None:
-    known = [price for price in (*lows, *highs) if price is not None and price == price]
-    if not known:
+    prices = [price for price in (*lows, *highs) if price is not None and price == price]
+    if not prices:
         return None
-    low, high = min(known), max(known)
+    low, high = min(prices), max(prices)
     pad = (high - low) * 0.06 or abs(high) * 0.01 or 1.0
     return [low - pad, high + pad]
 

@@ -149,8 +149,8 @@ def judged_sections(
     sections.append(Section("Leaderboard", figures=board, table=table))
     for timeframe in sorted({p.timeframe for p in of_prices}):
         chosen = [p for p in of_prices if p.timeframe == timeframe]
-        own = [m for m in members if m.timeframe == timeframe and "reliability" in m.steps]
-        sections.append(Section(f"Candles of {timeframe}", figures=_figures(chosen, own)))
+        of_timeframe = [m for m in members if m.timeframe == timeframe and "reliability" in m.steps]
+        sections.append(Section(f"Candles of {timeframe}", figures=_figures(chosen, of_timeframe)))
     return sections
 
 
@@ -248,10 +248,10 @@ def record_figure(record: pl.DataFrame) -> Figure:
         line(1, "last 30 days", days, numbers(record["rolling"]), mode=_mode(record), hovertemplate=hover)
     )
     last = record.row(-1, named=True)
-    known = f", 95 % interval {last['low']:.3f} to {last['high']:.3f}" if last["low"] is not None else ""
+    interval = f", 95 % interval {last['low']:.3f} to {last['high']:.3f}" if last["low"] is not None else ""
     ratio = "unknown" if last["ratio"] is None else f"{last['ratio']:.3f}"
-    found = f"CRPS ratio over {len(record)} days to {last['day']}: {ratio}{known}"
-    alt = f"{found}; below 1 is better than the random walk."
+    summary = f"CRPS ratio over {len(record)} days to {last['day']}: {ratio}{interval}"
+    alt = f"{summary}; below 1 is better than the random walk."
     return figure(
         traces, alt, shapes=[level(1)], hovermode="x",
         xaxis={"type": "date", "hoverformat": "%-d %b %Y"},
@@ -276,11 +276,11 @@ def coverage_figure(record: pl.DataFrame) -> Figure:
         for i, band in enumerate((50, 80, 90))
     ]  # fmt: skip
     last = record.row(-1, named=True)
-    found = ", ".join(
+    summary = ", ".join(
         f"{last[f'coverage_{b}']:.0%} of {b} %" for b in (50, 80, 90) if last[f"coverage_{b}"] is not None
     )
     return figure(
-        traces, f"Coverage over {len(record)} days to {last['day']}: {found}.",
+        traces, f"Coverage over {len(record)} days to {last['day']}: {summary}.",
         shapes=[level(band / 100) for band in (50, 80, 90)], hovermode="x",
         xaxis={"type": "date", "hoverformat": "%-d %b %Y"},
         yaxis={"title": {"text": "closes inside the band"}, "tickformat": ".0%", "range": [-0.02, 1.02]},
@@ -291,10 +291,10 @@ def decisions_figure(decisions: Sequence[Decision]) -> Figure:
     """Return the decisions about a series' champion over time as markers, filled if the champion changed."""
     if not decisions:
         return nothing("Nothing has been decided about this series yet.")
-    ordered = sorted(decisions, key=lambda one: one.decided_at)
+    ordered = sorted(decisions, key=lambda decision: decision.decided_at)
     traces = []
     for outcome, (name, symbol) in _OUTCOMES.items():
-        of_kind = [one for one in ordered if one.outcome == outcome]
+        of_kind = [decision for decision in ordered if decision.outcome == outcome]
         if of_kind:
             traces.append(_marks(name, symbol, of_kind))
     last = ordered[-1]
@@ -305,7 +305,7 @@ def decisions_figure(decisions: Sequence[Decision]) -> Figure:
     return figure(
         traces, alt, xaxis={"type": "date", "hoverformat": "%-d %b %Y %H:%M UTC"},
         yaxis={"title": {"text": "serving version"}, "type": "category", "categoryorder": "array",
-               "categoryarray": list(dict.fromkeys(_version(one) for one in ordered))},
+               "categoryarray": list(dict.fromkeys(_version(decision) for decision in ordered))},
     )  # fmt: skip
 
 
@@ -313,8 +313,8 @@ def _marks(name: str, symbol: str, decisions: list[Decision]) -> dict[str, Any]:
     moved = decisions[0].outcome in MOVED
     colour = "$model" if moved else "$bad" if decisions[0].outcome == "retired" else "$soft"
     return scatter(
-        "markers", [time(one.decided_at) for one in decisions], [_version(one) for one in decisions], name=name,
-        customdata=[_wrapped(one.reason) for one in decisions],
+        "markers", [time(d.decided_at) for d in decisions], [_version(d) for d in decisions], name=name,
+        customdata=[_wrapped(decision.reason) for decision in decisions],
         marker={"size": 11, "symbol": symbol, "color": colour, "line": {"width": 1.5, "color": colour}},
         hovertemplate="<b>%{x|%-d %b %Y %H:%M} UTC</b><br>%{fullData.name}, version %{y}<br>%{customdata}"
         "<extra></extra>",

@@ -119,7 +119,7 @@ def _fill(value: Any, roles: dict[str, str]) -> Any:
             k: v if k in DATA_KEYS and not isinstance(v, dict) else _fill(v, roles) for k, v in value.items()
         }
     if isinstance(value, list):
-        return [_fill(one, roles) for one in value]
+        return [_fill(item, roles) for item in value]
     return value
 
 
@@ -293,9 +293,9 @@ def write_page(path: Path, title: str, sections: Sequence[Section]) -> None:
 def page_bytes(title: str, sections: Sequence[Section]) -> bytes:
     """Return the page as HTML; the same sections give the same bytes."""
     page = _Page()
-    body = "".join(page.section(i, one) for i, one in enumerate(sections))
+    body = "".join(page.section(i, section) for i, section in enumerate(sections))
     links = "".join(
-        f'<li><a href="#s{i}">{html.escape(one.title)}</a></li>' for i, one in enumerate(sections)
+        f'<li><a href="#s{i}">{html.escape(section.title)}</a></li>' for i, section in enumerate(sections)
     )
     hint = data = ""
     if page.figures:
@@ -319,8 +319,8 @@ def page_bytes(title: str, sections: Sequence[Section]) -> bytes:
 
 def _payload(figures: list[Figure]) -> bytes:
     themes = {name: {"roles": theme.roles, "template": theme.template} for name, theme in THEMES.items()}
-    known = {"themes": themes, "data_keys": sorted(DATA_KEYS), "figures": figures}
-    return json.dumps(known, allow_nan=False, separators=(",", ":")).encode()
+    payload = {"themes": themes, "data_keys": sorted(DATA_KEYS), "figures": figures}
+    return json.dumps(payload, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _packed(data: bytes) -> str:

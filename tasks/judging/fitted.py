@@ -52,7 +52,7 @@ def boosted(series: Series, origins: Rows, horizon: int) -> ScaledTable:
 
     def scale(series: Series, origins: Rows, horizon: int) -> Array:
         inputs = _inputs(series, origins)
-        relative = np.column_stack([np.exp(one.predict(inputs)) for one in boosters])
+        relative = np.column_stack([np.exp(booster.predict(inputs)) for booster in boosters])
         return relative * step_scale(series, origins, horizon)
 
     return ScaledTable.fit(scale, series, origins, horizon)

@@ -59,10 +59,10 @@ class Judges:
         orders = [tuple(members[i : i + _AT_ONCE]) for i in range(0, len(members), _AT_ONCE)]
         calls = [partial(self._judge_some, shard, some, on_judged) for some in orders]
         failures: list[Failure] = []
-        for found in run_each(calls, self._cores.number):
-            if isinstance(found, Exception):
-                raise found
-            failures += found
+        for result in run_each(calls, self._cores.number):
+            if isinstance(result, Exception):
+                raise result
+            failures += result
         return failures
 
     def _judge_some(
@@ -120,7 +120,7 @@ def judge_fleet(
             failed = judges.judge(shard, missing, lambda: tell(name, next(done), total, "members"))
             failures += failed
             lost = {failure.model for failure in failed}
-            for member in (one for one in missing if one.model not in lost):
+            for member in (member for member in missing if member.model not in lost):
                 try:
                     scores[member.name] = MemberScore.from_npz(score_file(places[member.name]))
                 except (DamagedError, FileNotFoundError) as error:

@@ -82,8 +82,8 @@ class GateModel:
         return ModelRef(version_number=self.version, run_id=self.run_id, recipe=str(self.recipe))
 
 
-def gate_model(series: SeriesId, folder: Path, config: ModelConfig, **known: Any) -> GateModel:
-    """Return the model from a model folder's configuration; `known`: fields that are not in the folder."""
+def gate_model(series: SeriesId, folder: Path, config: ModelConfig, **registered: Any) -> GateModel:
+    """Return the model from a model folder's configuration; `registered`: fields that are not in the folder."""
     values = config.model_extra or {}
     report = values.get("report") or {}
     tested_from, tested_until = config.span("test")
@@ -91,7 +91,7 @@ def gate_model(series: SeriesId, folder: Path, config: ModelConfig, **known: Any
         series=series, recipe=recipe_of(config), folder=folder, market=config.market,
         horizon=config.horizon or 0, candles=config.rows, data_digest=config.data_digest,
         learnt_until=config.learnt_until, tested_from=tested_from, tested_until=tested_until,
-        diverged=bool(report.get("diverged")), stopped=str(report.get("stopped", "")), **known,
+        diverged=bool(report.get("diverged")), stopped=str(report.get("stopped", "")), **registered,
     )  # fmt: skip
 
 
@@ -176,8 +176,8 @@ def refresh(candidate: GateModel, incumbent: GateModel, compared: Compared | Non
     """
     rule = "refresh" if candidate.recipe == incumbent.recipe else "provisional"
     if compared is None or compared.n < MIN_ROWS:
-        found = compared.n if compared else 0
-        reason = f"{found} rows compare {candidate.recipe} with the champion; at least {MIN_ROWS} are needed"
+        rows = compared.n if compared else 0
+        reason = f"{rows} rows compare {candidate.recipe} with the champion; at least {MIN_ROWS} are needed"
         return GateDecision("kept", "too-few-rows", reason, compared)
     against = "the champion" if rule == "refresh" else f"the provisional champion {incumbent.recipe}"
     if compared.high < NOT_WORSE:
@@ -213,11 +213,11 @@ def rank(validation: Mapping[Recipe, Mapping[SeriesId, float]]) -> dict[Recipe, 
     A coin that a recipe lacks counts with the worst ratio of any recipe on it, so that leaving out a hard coin is no
     advantage. The validation span is used because a recipe chosen on the test span would be judged on the same rows.
     """
-    coins = {series for found in validation.values() for series in found}
-    worst = {s: max(found[s] for found in validation.values() if s in found) for s in coins}
+    coins = {series for ratios in validation.values() for series in ratios}
+    worst = {s: max(ratios[s] for ratios in validation.values() if s in ratios) for s in coins}
     pooled = {
-        recipe: sum(found.get(s, worst[s]) for s in coins) / len(coins)
-        for recipe, found in validation.items()
+        recipe: sum(ratios.get(s, worst[s]) for s in coins) / len(coins)
+        for recipe, ratios in validation.items()
     }
     return dict(sorted(pooled.items(), key=lambda item: (item[1], item[0])))
 
@@ -261,36 +261,36 @@ def min_days(candle_seconds: int) -> int:
 
 @dataclass(frozen=True)
 class DailyLosses:
-    """CRPS of two recipes on the same rows: `own`, `other` [D, C], sums over the day's origins, of each coin.
+    """CRPS of two recipes on the same rows: `challenger`, `incumbent` [D, C], sums over a day's origins, by coin.
 
     `days` [D]: UTC days since 1970 with rows, ascending.
     """
 
     days: NDArray[np.int64]
-    own: Array
-    other: Array
+    challenger: Array
+    incumbent: Array
 
 
-def failed(found: Paired, p: float) -> str:
+def failed(comparison: Paired, p: float) -> str:
     """Return the condition that a recipe does not meet, given its corrected p; "" if it meets all."""
-    if not (p < ALPHA and found.high < 1):
+    if not (p < ALPHA and comparison.high < 1):
         return "it is not significantly better after the correction"
-    if found.ratio > 1 - MIN_GAIN:
+    if comparison.ratio > 1 - MIN_GAIN:
         return f"the gain is below {MIN_GAIN:.2%}"
-    if found.better < MIN_BETTER * found.months:
+    if comparison.better < MIN_BETTER * comparison.months:
         return "it is better in fewer than two thirds of the months"
-    if found.recent_p < ALPHA:
-        return f"it is significantly worse in the last {RECENT_DAYS} days (p {found.recent_p:.3g})"
+    if comparison.recent_p < ALPHA:
+        return f"it is significantly worse in the last {RECENT_DAYS} days (p {comparison.recent_p:.3g})"
     return ""
 
 
-def daily_losses(own: Sequence[MemberScore], other: Sequence[MemberScore]) -> DailyLosses:
+def daily_losses(challenger: Sequence[MemberScore], incumbent: Sequence[MemberScore]) -> DailyLosses:
     """Return the losses of two recipes on their common rows, of the coins that both have.
 
     Raises:
         ValueError: they have no common row.
     """
-    times, *losses = common_losses(own, other)
+    times, *losses = common_losses(challenger, incumbent)
     days = [instants // 86_400_000_000 for instants in times]
     every = np.unique(np.concatenate(days))
     places = [np.searchsorted(every, day) for day in days]
@@ -301,10 +301,14 @@ def daily_losses(own: Sequence[MemberScore], other: Sequence[MemberScore]) -> Da
 def paired(losses: DailyLosses) -> Paired:
     """Return the figures, p uncorrected, with equal weight per coin; blocks of time are common to all coins."""
     # Mean over days = ratio - 1.
-    difference = ((losses.own - losses.other) / losses.other.sum(axis=0)).mean(axis=1) * len(losses.days)
+    difference = ((losses.challenger - losses.incumbent) / losses.incumbent.sum(axis=0)).mean(axis=1) * len(
+        losses.days
+    )
     blocks = (losses.days - losses.days[0]) // BLOCK_DAYS
-    coins = losses.own.shape[1]
-    low, high = inference.bootstrap_interval([blocks] * coins, list(losses.own.T), list(losses.other.T))
+    coins = losses.challenger.shape[1]
+    low, high = inference.bootstrap_interval(
+        [blocks] * coins, list(losses.challenger.T), list(losses.incumbent.T)
+    )
     months = losses.days.astype("datetime64[D]").astype("datetime64[M]").astype(np.int64)
     _, place, size = np.unique(months, return_inverse=True, return_counts=True)
     whole = size >= MIN_MONTH_DAYS

@@ -56,18 +56,21 @@ def sums_by_block(ids: Sequence[NDArray[np.int64]], losses: Sequence[Array], blo
 
 
 def bootstrap_interval(
-    ids: Sequence[NDArray[np.int64]], own: Sequence[Array], other: Sequence[Array], seed: int = 0
+    ids: Sequence[NDArray[np.int64]],
+    numerators: Sequence[Array],
+    denominators: Sequence[Array],
+    seed: int = 0,
 ) -> tuple[float, float]:
     """Return the interval of the ratio of two losses, mean over C coins; blocks of time are common to all coins.
 
     Args:
         ids: by coin, the block [N] of each origin (`block_ids`).
-        own: by coin, the numerator's losses [N].
-        other: by coin, the denominator's losses [N].
+        numerators: by coin, the numerator's losses [N].
+        denominators: by coin, the denominator's losses [N].
         seed: seed of the bootstrap.
     """
-    blocks = max(int(one.max()) for one in ids) + 1
-    above, below = (sums_by_block(ids, losses, blocks) for losses in (own, other))
+    blocks = max(int(coin_blocks.max()) for coin_blocks in ids) + 1
+    above, below = (sums_by_block(ids, losses, blocks) for losses in (numerators, denominators))
     return interval(ratio_draws(above, below, bootstrap_weights(blocks, seed=seed)).mean(axis=1))
 
 
@@ -143,12 +146,12 @@ def verdict(metrics: Mapping[str, float]) -> str:
     ratio, low, high = (metrics[f"test_crps_ratio{end}"] for end in ("", "_low", "_high"))
     p, classes = metrics.get("test_p_holm", metrics["test_p"]), "test_accuracy" in metrics
     against = "the class frequencies" if classes else "the random walk with EWMA volatility"
-    found = relation(low, high, p)
+    finding = relation(low, high, p)
     # Only if the interval alone would say something else.
-    over = metrics.get("test_p_holm_models", 1) if found.startswith("no ") and not low <= 1 <= high else 1
+    over = metrics.get("test_p_holm_models", 1) if finding.startswith("no ") and not low <= 1 <= high else 1
     corrected = f" corrected over {over:.0f} models" if over > 1 else ""
     return (
-        f"{found} {against} ({'RPS' if classes else 'CRPS'} ratio {ratio:.4f} "
+        f"{finding} {against} ({'RPS' if classes else 'CRPS'} ratio {ratio:.4f} "
         f"[{low:.4f}, {high:.4f}], {shown_p(p)}{corrected}, n={int(metrics['test_n']):,})"
     )
 
@@ -185,19 +188,22 @@ def not_worse(
     Raises:
         ValueError: losses that are not finite, negative or of different shapes; horizon or step_us < 1.
     """
-    own = _checked("challenger_losses", challenger_losses)
-    other = _checked("incumbent_losses", incumbent_losses)
-    if own.shape != other.shape or own.shape != np.shape(times):
+    challenger = _checked("challenger_losses", challenger_losses)
+    incumbent = _checked("incumbent_losses", incumbent_losses)
+    if challenger.shape != incumbent.shape or challenger.shape != np.shape(times):
         raise ValueError(
-            f"losses and times must be of one shape: {own.shape}, {other.shape}, {np.shape(times)}"
+            f"losses and times must be of one shape: {challenger.shape}, {incumbent.shape}, {np.shape(times)}"
         )
-    if min(own.min(initial=0), other.min(initial=0)) < 0 or horizon < 1 or step_us < 1:
+    if min(challenger.min(initial=0), incumbent.min(initial=0)) < 0 or horizon < 1 or step_us < 1:
         raise ValueError("losses must not be negative; horizon and step_us must be 1 or more")
-    if not other.any():
-        return (1.0, 1.0, 1.0) if len(own) and not own.any() else (1.0, -math.inf, math.inf)
-    length = block_length(horizon, len(own)) * step_us
+    if not incumbent.any():
+        return (1.0, 1.0, 1.0) if len(challenger) and not challenger.any() else (1.0, -math.inf, math.inf)
+    length = block_length(horizon, len(challenger)) * step_us
     blocks = block_ids(times, length)
-    return (float(own.sum() / other.sum()), *bootstrap_interval([blocks], [own], [other]))
+    return (
+        float(challenger.sum() / incumbent.sum()),
+        *bootstrap_interval([blocks], [challenger], [incumbent]),
+    )
 
 
 def ratio_interval(
@@ -237,7 +243,7 @@ def ratio_interval(
         ValueError: a figure is not finite or is negative.
     """
     sums = (model, reference, model_squares, reference_squares, products)
-    if days < 0 or not all(math.isfinite(one) and one >= 0 for one in sums):
+    if days < 0 or not all(math.isfinite(total) and total >= 0 for total in sums):
         raise ValueError(f"sums of losses must be finite and not negative: {days} days, {sums}")
     shared = max(1.0, loss_days)
     if days < MIN_DAYS * shared or reference == 0:
@@ -266,7 +272,7 @@ def _sequence_width(days: int, alpha: float) -> float:
 
 
 def _checked(name: str, values: Array) -> Array:
-    found = np.asarray(values, dtype=np.float64)
-    if found.ndim != 1 or not np.all(np.abs(found) <= MAX_VALUE):
-        raise ValueError(f"{name} must be a row [T] of finite numbers, got shape {found.shape}")
-    return found
+    losses = np.asarray(values, dtype=np.float64)
+    if losses.ndim != 1 or not np.all(np.abs(losses) <= MAX_VALUE):
+        raise ValueError(f"{name} must be a row [T] of finite numbers, got shape {losses.shape}")
+    return losses

@@ -58,8 +58,8 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         other = reference_quantiles(fitted, series, test.origins)
         score = judge_member(series, test, other, architecture=job.architecture, seed=spec.model.seed)
         validation = _forecasts(folder, job, spec.model.series, series, "validation")
-        own = {"validation_crps_ratio": _crps_ratio(series, validation, fitted)}
-        score = replace(score, metrics=score.metrics | own)
+        skill = {"validation_crps_ratio": _crps_ratio(series, validation, fitted)}
+        score = replace(score, metrics=score.metrics | skill)
         first = {band: float(score.steps[f"coverage_{band}"][0]) for band in BANDS}
         truth = realised(series, test.origins, 1)
         reference_first = {band: float(coverage(other[:, :1], truth, band)[0]) for band in BANDS}
@@ -87,16 +87,20 @@ def _forecasts(folder: Path, job: ShardJob, name: SeriesId, series: Series, spli
     member = load(folder / "model")
     if NO_MARKET in member.config["features"]:
         home = home_of(folder.parent.parent, job)
-        coins = {one.model.series: read_features(home, one.features) for one in job.members}
+        coins = {planned.model.series: read_features(home, planned.features) for planned in job.members}
         series = replace(series, market=markets(coins)[market_key(name)])
-    found = predict([member], [series], [series.origins(split, member.context, member.horizon)])[0]
-    arrays = {"quantiles": found.quantiles, "candle": found.candle, "probabilities": found.probabilities}
+    prediction = predict([member], [series], [series.origins(split, member.context, member.horizon)])[0]
+    arrays = {
+        "quantiles": prediction.quantiles,
+        "candle": prediction.candle,
+        "probabilities": prediction.probabilities,
+    }
     # Rounded like the trainer's stored forecasts, so that judging again gives the same score to the last bit.
     rounded = {k: v.astype(np.float32).astype(np.float64) for k, v in arrays.items() if v is not None}
-    return Prediction(found.origins, **rounded)
+    return Prediction(prediction.origins, **rounded)
 
 
 def _crps_ratio(series: Series, forecasts: Prediction, fitted: Reference) -> float:
     truth = realised(series, forecasts.origins, forecasts.quantiles.shape[1])
-    own = pinball(forecasts.quantiles, truth).mean()
-    return float(own / pinball(reference_quantiles(fitted, series, forecasts.origins), truth).mean())
+    loss = pinball(forecasts.quantiles, truth).mean()
+    return float(loss / pinball(reference_quantiles(fitted, series, forecasts.origins), truth).mean())

@@ -91,12 +91,12 @@ def judge_member(
     quantiles, origins = prediction.quantiles, prediction.origins
     check_judgeable(f"{architecture}/{series.symbol}/{series.timeframe}", quantiles)
     truth = realised(series, origins, quantiles.shape[1])
-    own, other = _losses(quantiles, truth), _losses(reference, truth)
+    model_losses, reference_losses = _losses(quantiles, truth), _losses(reference, truth)
     # The MAE is compared with the last close itself, not with the slightly shifted median of the reference.
-    other["mae"] = np.abs(truth)
-    steps = _steps(quantiles, truth, own, other)
-    losses = {k: v.mean(axis=1) for k, v in own.items()}
-    losses |= {f"reference_{k}": v.mean(axis=1) for k, v in other.items()}
+    reference_losses["mae"] = np.abs(truth)
+    steps = _steps(quantiles, truth, model_losses, reference_losses)
+    losses = {k: v.mean(axis=1) for k, v in model_losses.items()}
+    losses |= {f"reference_{k}": v.mean(axis=1) for k, v in reference_losses.items()}
     score = MemberScore(
         symbol=series.symbol, timeframe=series.timeframe, architecture=architecture,
         metrics=_metrics(series, quantiles, truth, losses, steps) | _in_price(series, origins, quantiles, truth),
@@ -141,11 +141,11 @@ def _losses(quantiles: Array, truth: Array) -> dict[str, Array]:
 
 
 def _steps(
-    quantiles: Array, truth: Array, own: dict[str, Array], other: dict[str, Array]
+    quantiles: Array, truth: Array, model_losses: dict[str, Array], reference_losses: dict[str, Array]
 ) -> dict[str, Array]:
     hits, counted = scores.direction_hits(quantiles[..., MEDIAN], truth)
-    steps = {k: v.mean(axis=0) for k, v in own.items()}
-    steps |= {f"reference_{k}": v.mean(axis=0) for k, v in other.items()}
+    steps = {k: v.mean(axis=0) for k, v in model_losses.items()}
+    steps |= {f"reference_{k}": v.mean(axis=0) for k, v in reference_losses.items()}
     steps |= {f"coverage_{band}": scores.coverage(quantiles, truth, band) for band in BANDS}
     steps |= {f"width_{band}": scores.width(quantiles, band) for band in BANDS}
     return steps | {
@@ -188,17 +188,19 @@ def _in_price(series: Series, origins: NDArray[np.int64], quantiles: Array, trut
 
 
 def _ratio(losses: dict[str, Array], name: str, at: int | slice = slice(None)) -> float:
-    own, other = losses[name][at].mean(), losses[f"reference_{name}"][at].mean()
-    return float(own / other) if other > 0 else 1.0  # a constant price is forecast without loss
+    model_losses, reference_losses = losses[name][at].mean(), losses[f"reference_{name}"][at].mean()
+    return (
+        float(model_losses / reference_losses) if reference_losses > 0 else 1.0
+    )  # a constant price is forecast without loss
 
 
 def certainty(score: MemberScore, seed: int) -> dict[str, float]:
     """Return `test_crps_ratio_low`, `_high` (block bootstrap) and `test_p` (Diebold-Mariano) from losses per origin."""
     length = inference.block_length(score.horizon, len(score.times))
     ids = inference.block_ids(score.times, length * score.step_us)
-    own, other = score.losses["crps"], score.losses["reference_crps"]
-    low, high = inference.bootstrap_interval([ids], [own], [other], seed)
-    _, p = inference.diebold_mariano(own - other, lags=length)
+    model_losses, reference_losses = score.losses["crps"], score.losses["reference_crps"]
+    low, high = inference.bootstrap_interval([ids], [model_losses], [reference_losses], seed)
+    _, p = inference.diebold_mariano(model_losses - reference_losses, lags=length)
     return {"test_crps_ratio_low": low, "test_crps_ratio_high": high, "test_p": p}
 
 
@@ -262,10 +264,10 @@ def judge_classes(
     training = true_classes(series, series.origins("train", 1, 1), band)
     frequencies = np.bincount(training, minlength=3) / max(1, len(training))
     actual = true_classes(series, origins, band)
-    known = np.broadcast_to(frequencies, chances.shape)
+    reference = np.broadcast_to(frequencies, chances.shape)
     losses = {
         "crps": ranked_probability_score(chances, actual),
-        "reference_crps": ranked_probability_score(known, actual),
+        "reference_crps": ranked_probability_score(reference, actual),
     }
     score = MemberScore(
         symbol=series.symbol, timeframe=series.timeframe, architecture=architecture,
@@ -280,19 +282,19 @@ def _class_metrics(
     chances: Array, actual: NDArray[np.int64], frequencies: Array, losses: dict[str, Array]
 ) -> dict[str, float]:
     predicted = chances.argmax(axis=1).astype(np.int64)
-    found = classification(predicted, actual)
+    classified = classification(predicted, actual)
     moved = actual != 1
     metrics = {
         "test_n": float(len(actual)),
         "test_crps": losses["crps"].mean(),
         "test_crps_ratio": losses["crps"].mean() / losses["reference_crps"].mean(),
-        "test_accuracy": found["accuracy"],
+        "test_accuracy": classified["accuracy"],
         "test_majority_accuracy": (actual == frequencies.argmax()).mean(),
-        "test_macro_f1": found["macro_f1"],
+        "test_macro_f1": classified["macro_f1"],
         "test_directional_accuracy": np.mean((chances[moved, 0] > chances[moved, 2]) == (actual[moved] == 0))
         if moved.any()
         else 0.5,
     }
-    for (i, j), count in np.ndenumerate(found["confusion"]):
+    for (i, j), count in np.ndenumerate(classified["confusion"]):
         metrics[f"test_confusion_{NAMES[i]}_{NAMES[j]}"] = count
     return {name: float(value) for name, value in metrics.items()}

@@ -94,11 +94,13 @@ def compare(first: Sequence[MemberScore], second: Sequence[MemberScore]) -> tupl
 
     Equal weight per coin; rows and errors as in `common_losses`.
     """
-    times, own, other = common_losses(first, second)
-    difference = _mean_difference(times, own, other)
+    times, first_losses, second_losses = common_losses(first, second)
+    difference = _mean_difference(times, first_losses, second_losses)
     lags = inference.block_length(first[0].horizon, len(difference))
     # For a constant price both losses are 0.
-    ratios = [x.mean() / y.mean() if y.mean() > 0 else 1.0 for x, y in zip(own, other, strict=True)]
+    ratios = [
+        x.mean() / y.mean() if y.mean() > 0 else 1.0 for x, y in zip(first_losses, second_losses, strict=True)
+    ]
     ratio = float(np.mean(ratios))
     return ratio, inference.diebold_mariano(difference, lags)[1], sum(map(len, times))
 
@@ -114,15 +116,19 @@ def common_losses(
         ValueError: the two models have no common row.
     """
     others = {(m.symbol, m.timeframe): m for m in second}
-    found = []
+    common = []
     for a in first:
         if b := others.get((a.symbol, a.timeframe)):
             times, i, j = np.intersect1d(a.times, b.times, return_indices=True)
             if len(times):
-                found.append((times, a.losses["crps"][i], b.losses["crps"][j]))
-    if not found:
+                common.append((times, a.losses["crps"][i], b.losses["crps"][j]))
+    if not common:
         raise ValueError("the two models have no forecast row in common")
-    return [times for times, _, _ in found], [own for _, own, _ in found], [other for _, _, other in found]
+    return (
+        [times for times, _, _ in common],
+        [first for _, first, _ in common],
+        [second for _, _, second in common],
+    )
 
 
 def _certainty(members: Sequence[MemberScore], seed: int) -> dict[str, float]:
@@ -131,20 +137,23 @@ def _certainty(members: Sequence[MemberScore], seed: int) -> dict[str, float]:
     longest = max(map(len, times))
     length = inference.block_length(members[0].horizon, longest)
     ids = [inference.block_ids(t, length * step, int(start)) for t in times]
-    own, other = ([m.losses[name] for m in members] for name in ("crps", "reference_crps"))
-    low, high = inference.bootstrap_interval(ids, own, other, seed)
-    _, p = inference.diebold_mariano(_mean_difference(times, own, other), lags=length)
+    losses, reference_losses = ([m.losses[name] for m in members] for name in ("crps", "reference_crps"))
+    low, high = inference.bootstrap_interval(ids, losses, reference_losses, seed)
+    _, p = inference.diebold_mariano(_mean_difference(times, losses, reference_losses), lags=length)
     return {"test_crps_ratio_low": low, "test_crps_ratio_high": high, "test_p": p}
 
 
-def _mean_difference(times: list[NDArray[np.int64]], own: list[Array], other: list[Array]) -> Array:
+def _mean_difference(
+    times: list[NDArray[np.int64]], losses: list[Array], reference_losses: list[Array]
+) -> Array:
     """Return, per instant [T], the mean over coins of the loss difference relative to each coin's mean loss.
 
     A coin with fewer origins than instants has its differences scaled up, so that every coin has the same weight.
     """
     instants, place = np.unique(np.concatenate(times), return_inverse=True)
     relative = [
-        (a - b) / max(b.mean(), 1e-300) * (len(instants) / len(b)) for a, b in zip(own, other, strict=True)
+        (a - b) / max(b.mean(), 1e-300) * (len(instants) / len(b))
+        for a, b in zip(losses, reference_losses, strict=True)
     ]
     return np.bincount(place, np.concatenate(relative), minlength=len(instants)) / len(times)
 

@@ -105,14 +105,14 @@ def open_contest(spec: BacktestSpec) -> Contest:
     """
     (timeframe,) = spec.intervals
     served = champions(market=spec.scope.market, store=open_store(create=False))
-    known = {c.series: registered_model(c).recipe for c in served if c.series.timeframe == timeframe}
-    if not known:
+    recipes_served = {c.series: registered_model(c).recipe for c in served if c.series.timeframe == timeframe}
+    if not recipes_served:
         raise CpbError(
             f"no champion at {timeframe} can be replaced; train first with `cpb train-all`",
             code="no-champion",
         )
-    incumbent = Counter(known.values()).most_common(1)[0][0]
-    coins = tuple(series for series, recipe in known.items() if recipe == incumbent)
+    incumbent = Counter(recipes_served.values()).most_common(1)[0][0]
+    coins = tuple(series for series, recipe in recipes_served.items() if recipe == incumbent)
     planned = {name: planned_recipe(spec, name) for name in spec.names}
     submitted = {name: recipe for name, recipe in planned.items() if recipe != incumbent}
     if not submitted:
@@ -120,9 +120,9 @@ def open_contest(spec: BacktestSpec) -> Contest:
             f"gate: the only recipe is {incumbent}, which already serves; add another with --architectures",
             code="gate", field="architectures",
         )  # fmt: skip
-    own = next((name for name, recipe in planned.items() if recipe == incumbent), None)
-    if own:
-        return Contest(submitted, incumbent, own, coins, None)
+    trained_as = next((name for name, recipe in planned.items() if recipe == incumbent), None)
+    if trained_as:
+        return Contest(submitted, incumbent, trained_as, coins, None)
     own_options = {"architectures": incumbent.architecture, "preset": incumbent.preset}
     beside = spec.model_copy(update=own_options | {"overrides": {}, "seeds": None})
     if planned_recipe(beside, incumbent.architecture) != incumbent:
@@ -140,7 +140,7 @@ def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) ->
     Raises:
         UsageError: no recipe could pass: the test spans are too short, or too few of the champions' coins have folds.
     """
-    spans = list({one.fold: one.bounds for one in folds}.values())
+    spans = list({fold.fold: fold.bounds for fold in folds}.values())
     (timeframe,) = spec.intervals
     _check_length(spans, timeframe)
     _check_coins(contest, folds)
@@ -148,13 +148,13 @@ def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) ->
     made = Submission(
         market=market, timeframe=timeframe, incumbent=str(contest.incumbent),
         recipes=tuple(map(str, contest.recipes.values())), trials=spec.trials, folds=len(spans),
-        first=min(one.test[0] for one in spans), last=max(one.test[1] for one in spans),
-        series=tuple(sorted({f"{one.id.name}:{one.record.digest}" for one in folds})), named_at=datetime.now(UTC),
+        first=min(fold.test[0] for fold in spans), last=max(fold.test[1] for fold in spans),
+        series=tuple(sorted({f"{fold.id.name}:{fold.record.digest}" for fold in folds})), named_at=datetime.now(UTC),
     )  # fmt: skip
     with promotion_lock(home, market):
-        known = {one.digest: one for one in submissions(home, market, timeframe)}
-        if made.digest in known:
-            return known[made.digest]
+        earlier = {fold.digest: fold for fold in submissions(home, market, timeframe)}
+        if made.digest in earlier:
+            return earlier[made.digest]
         number = 1 + max(
             (int(path.name.partition("~")[0]) for path in register_files(home, market, timeframe)), default=0
         )
@@ -180,30 +180,33 @@ def decide(
     for member in members:
         models.setdefault(member.architecture, []).append(member)
     coins = {series.label for series in contest.served}
-    found = {}
+    comparisons = {}
     for name in contest.recipes:
         both = [
             {m.symbol for m in models.get(which, ()) if m.symbol in coins} for which in (name, contest.name)
         ]
         if _covers(len(both[0] & both[1]), contest):
-            found[name] = paired(daily_losses(models[name], models[contest.name]))
+            comparisons[name] = paired(daily_losses(models[name], models[contest.name]))
     before = counted_before(home, submission)
     # A recipe without a result, as its training failed, was submitted all the same.
     values = corrected(
-        [found[name].p if name in found else 1.0 for name in contest.recipes],
+        [comparisons[name].p if name in comparisons else 1.0 for name in contest.recipes],
         [submission.trials] * len(contest.recipes), before,
     )  # fmt: skip
     judged: list[tuple[BacktestEvidence, str]] = []
     for (name, recipe), p in zip(contest.recipes.items(), values, strict=True):
-        if name in found:
-            short = found[name].days < MIN_COVER * min_days(INTERVAL_SECONDS[timeframe])
-            why = "too few days have rows" if short else failed(found[name], p)
+        if name in comparisons:
+            short = comparisons[name].days < MIN_COVER * min_days(INTERVAL_SECONDS[timeframe])
+            why = "too few days have rows" if short else failed(comparisons[name], p)
             evidence = BacktestEvidence(
                 challenger=str(recipe), incumbent=submission.incumbent, first=submission.first, last=submission.last,
-                submitted=before + submission.count, named=submission.digest, **found[name].model_dump() | {"p": p},
+                submitted=before + submission.count, named=submission.digest,
+                **comparisons[name].model_dump() | {"p": p},
             )  # fmt: skip
             judged.append((evidence, why))
-    winner = min((one for one, why in judged if not why), key=lambda one: one.ratio, default=None)
+    winner = min(
+        (evidence for evidence, why in judged if not why), key=lambda evidence: evidence.ratio, default=None
+    )
     if winner:
         switch = Switch(
             market=market, timeframe=timeframe, backtest=winner, switched_at=datetime.now(UTC),
@@ -211,17 +214,19 @@ def decide(
         )  # fmt: skip
         with promotion_lock(home, market):
             save(home, switch)
-    for one, why in judged:
-        if one == winner:
-            say(f"passed the gate: {one}; it replaces {one.incumbent} in the next night that trains it")
+    for evidence, why in judged:
+        if evidence == winner:
+            say(
+                f"passed the gate: {evidence}; it replaces {evidence.incumbent} in the next night that trains it"
+            )
         else:
-            say(f"does not replace {one.incumbent}, as {why or 'a better recipe passed'}: {one}")
-    unjudged = [str(recipe) for name, recipe in contest.recipes.items() if name not in found]
+            say(f"does not replace {evidence.incumbent}, as {why or 'a better recipe passed'}: {evidence}")
+    unjudged = [str(recipe) for name, recipe in contest.recipes.items() if name not in comparisons]
     for lacking in unjudged:
         say(
             f"{lacking} replaces nothing: it was judged on too few of the coins that the champions' recipe serves"
         )
-    rows = [one.model_dump(mode="json") | {"failed": why} for one, why in judged]
+    rows = [evidence.model_dump(mode="json") | {"failed": why} for evidence, why in judged]
     return {
         "named": submission.digest, "passed": winner.challenger if winner else None, "recipes": rows,
         "unjudged": unjudged,
@@ -230,8 +235,8 @@ def decide(
 
 def submissions(home: Path, market: str, timeframe: str) -> list[Submission]:
     """Return the submissions of a timeframe, oldest first; a damaged file is left out."""
-    found = (find_record(p, Submission, of=about(p)) for p in register_files(home, market, timeframe))
-    return [record for record in found if record]
+    records = (find_record(p, Submission, of=about(p)) for p in register_files(home, market, timeframe))
+    return [record for record in records if record]
 
 
 def counted_before(home: Path, submission: Submission) -> int:
@@ -240,10 +245,10 @@ def counted_before(home: Path, submission: Submission) -> int:
     A submission whose record was lost to damage counts as overlapping.
     """
     count = 0
-    for one in submissions(home, submission.market, submission.timeframe):
-        if one.digest == submission.digest:
+    for earlier in submissions(home, submission.market, submission.timeframe):
+        if earlier.digest == submission.digest:
             break
-        count += one.count if one.first < submission.last and submission.first < one.last else 0
+        count += earlier.count if earlier.first < submission.last and submission.first < earlier.last else 0
     for path in register_files(home, submission.market, submission.timeframe):
         if (name := _NAME.fullmatch(path.name)) and find_record(path, Submission, of=about(path)) is None:
             count += int(name["count"])
@@ -253,8 +258,8 @@ def counted_before(home: Path, submission: Submission) -> int:
 def register_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
     """Return the files of the register of a timeframe, or of all, oldest first; other files are ignored."""
     paths = _folder(home, market, "").parent.glob(f"interval={timeframe}/*.json")
-    found = ((path, _NAME.fullmatch(path.name)) for path in paths)
-    return [path for _, path in sorted((int(name["number"]), path) for path, name in found if name)]
+    named = ((path, _NAME.fullmatch(path.name)) for path in paths)
+    return [path for _, path in sorted((int(name["number"]), path) for path, name in named if name)]
 
 
 def about(path: Path) -> str:
@@ -299,7 +304,7 @@ def replaced_recipes(home: Path, market: str, timeframe: str) -> dict[Recipe, Sw
 
 
 def _check_length(spans: Sequence[SplitBounds], timeframe: str) -> None:
-    days = sum((one.test[1] - one.test[0]).total_seconds() for one in spans) / 86_400
+    days = sum((bounds.test[1] - bounds.test[0]).total_seconds() for bounds in spans) / 86_400
     least = min_days(INTERVAL_SECONDS[timeframe])
     if days < least:
         raise UsageError(
@@ -310,9 +315,9 @@ def _check_length(spans: Sequence[SplitBounds], timeframe: str) -> None:
 
 
 def _check_coins(contest: Contest, folds: Sequence[FoldSeries]) -> None:
-    found, served = {one.id for one in folds}, len(contest.served)
-    if not _covers(sum(series in found for series in contest.served), contest):
-        missing = [series.symbol for series in contest.served if series not in found]
+    present, served = {fold.id for fold in folds}, len(contest.served)
+    if not _covers(sum(series in present for series in contest.served), contest):
+        missing = [series.symbol for series in contest.served if series not in present]
         raise UsageError(
             f"gate: this backtest has {served - len(missing)} of the {served} coins that {contest.incumbent} serves, "
             f"and the gate needs {MIN_COVER:.0%} of them; add --coins {','.join(missing)}",

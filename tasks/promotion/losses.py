@@ -59,20 +59,28 @@ def trained_candidate(judgement: Judgement, forced: str) -> TrainedCandidate:
 def registered_model(champion: Champion) -> GateModel:
     """Return a registered model in the gate's form; a damaged model with the readable tags and configuration."""
     validation = champion.metrics.get(_DECIDES, math.nan)
-    known: dict[str, Any] = {"run_id": champion.run_id, "version": champion.version, "validation": validation}
+    registered: dict[str, Any] = {
+        "run_id": champion.run_id,
+        "version": champion.version,
+        "validation": validation,
+    }
     try:
-        found = gate_model(
-            champion.series, champion.folder, read_config(champion.folder), damage=champion.damage, **known
+        model = gate_model(
+            champion.series,
+            champion.folder,
+            read_config(champion.folder),
+            damage=champion.damage,
+            **registered,
         )
     except (DamagedError, TypeError, ValueError) as error:  # for example an invalid date after a bit error
-        found = GateModel(
+        model = GateModel(
             series=champion.series, recipe=Recipe(champion.architecture, champion.preset, ""),
-            folder=champion.folder, market=champion.series.market, damage=champion.damage or str(error), **known,
+            folder=champion.folder, market=champion.series.market, damage=champion.damage or str(error), **registered,
         )  # fmt: skip
     recorded = champion.tags.get(RECIPE, "")
     # If the folder is damaged, the registry's recipe is used; its candles, span and horizon still exclude older models.
     return (
-        replace(found, recipe=Recipe.parse(recorded)) if found.damage and recorded.count("/") == 2 else found
+        replace(model, recipe=Recipe.parse(recorded)) if model.damage and recorded.count("/") == 2 else model
     )
 
 
@@ -161,7 +169,7 @@ class LossTable:
         Args:
             records: the features of all coins, for models that read what coins share.
         """
-        keys, models, known, origins = [], [], [], []
+        keys, models, all_series, origins = [], [], [], []
         for registered, candidate in wanted:
             features = candidate.judgement.features
             series = self._read(features)
@@ -175,10 +183,10 @@ class LossTable:
                 continue
             keys.append(self._key(registered))
             models.append(model)
-            known.append(series)
+            all_series.append(series)
             origins.append(_origins(series, model, candidate.model))
-        forecasts = predict_each(models, known, origins) if models else []
-        for key, series, forecast in zip(keys, known, forecasts, strict=True):
+        forecasts = predict_each(models, all_series, origins) if models else []
+        for key, series, forecast in zip(keys, all_series, forecasts, strict=True):
             if isinstance(forecast, cpbmodels.ModelError):
                 self._losses[key] = DamagedError(str(forecast))
             else:
@@ -190,11 +198,11 @@ class LossTable:
             self._markets |= markets({coin: self._read(record) for coin, record in records.items()})
         return self._markets[key]
 
-    def losses_of(self, one: GateModel | TrainedCandidate) -> Losses | DamagedError:
+    def losses_of(self, model: GateModel | TrainedCandidate) -> Losses | DamagedError:
         """Return a model's losses; call `predict` first for a registered model."""
-        key = self._key(one.model if isinstance(one, TrainedCandidate) else one)
-        if key not in self._losses and isinstance(one, TrainedCandidate):
-            path = score_file(one.judgement.folder)
+        key = self._key(model.model if isinstance(model, TrainedCandidate) else model)
+        if key not in self._losses and isinstance(model, TrainedCandidate):
+            path = score_file(model.judgement.folder)
             try:
                 score = MemberScore.from_npz(path)
                 self._losses[key] = Losses(score.times, score.losses["crps"])
@@ -206,14 +214,14 @@ class LossTable:
 
     def compared(self, candidate: TrainedCandidate, incumbent: GateModel) -> Compared | DamagedError | None:
         """Compare on the origins that are in tonight's test span and in the incumbent's."""
-        found, theirs = self.losses_of(candidate), self.losses_of(incumbent)
-        if isinstance(found, DamagedError) or isinstance(theirs, DamagedError):
-            return theirs if isinstance(theirs, DamagedError) else None
+        candidate_losses, incumbent_losses = self.losses_of(candidate), self.losses_of(incumbent)
+        if isinstance(candidate_losses, DamagedError) or isinstance(incumbent_losses, DamagedError):
+            return incumbent_losses if isinstance(incumbent_losses, DamagedError) else None
         # A model whose folder does not record its spans may have been trained on these rows, which flatters it.
-        mine = found.since(incumbent.tested_from)
+        mine = candidate_losses.since(incumbent.tested_from)
         step_us = candidate.model.series.seconds * 1_000_000
-        return compare(mine, theirs, horizon=candidate.model.horizon, step_us=step_us)
+        return compare(mine, incumbent_losses, horizon=candidate.model.horizon, step_us=step_us)
 
     @staticmethod
-    def _key(one: GateModel) -> str:
-        return f"{one.series.name}/{one.run_id}"
+    def _key(model: GateModel) -> str:
+        return f"{model.series.name}/{model.run_id}"

@@ -65,8 +65,8 @@ def promote_candidate(
     The span of a backtest that chose its recipe is marked on it, and on its refreshes as long as their own test span
     overlaps it.
     """
-    found = decision.backtest
-    chosen = f"{found.first:%Y-%m-%d}/{found.last:%Y-%m-%d}" if found else ""
+    evidence = decision.backtest
+    chosen = f"{evidence.first:%Y-%m-%d}/{evidence.last:%Y-%m-%d}" if evidence else ""
     if before and registered_model(before).recipe == candidate.model.recipe:
         chosen = before.tags.get(SELECTED, "")
     tested = candidate.model.tested_from
@@ -110,12 +110,12 @@ def retire(store: Store, champion: Champion, decision: Decision) -> None:
 
 def _registered(store: Store, candidate: TrainedCandidate, tags: Mapping[str, str]) -> "ModelVersion":
     judged, model = candidate.judgement, candidate.judgement.model
-    known = {
+    recorded = {
         "architecture": model.architecture, "recipe": model.recipe, RECIPE: str(candidate.model.recipe),
         "verdict": judged.verdict, **tags,
     }  # fmt: skip
     series = candidate.model.series
-    return register(series, judged.run_id, metrics=judged.metrics, tags=known, store=store)
+    return register(series, judged.run_id, metrics=judged.metrics, tags=recorded, store=store)
 
 
 @contextmanager
@@ -142,10 +142,10 @@ def served(market: str | None = None) -> list[Served]:
     """
     store = open_store(create=False)
     newest = newest_decisions(store)
-    found = champions(market=market, store=store)
+    serving = champions(market=market, store=store)
     if market is None:
-        found = [one for one in found if one.series.market != SIM] or found
-    return [Served(one, newest.get(one.series), decision_in(one.tags)) for one in found]
+        serving = [champion for champion in serving if champion.series.market != SIM] or serving
+    return [Served(champion, newest.get(champion.series), decision_in(champion.tags)) for champion in serving]
 
 
 def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> Decision:
@@ -195,16 +195,16 @@ def _chosen(store: Store, series: SeriesId, version: str, aliases: dict[str, str
             "name a number",
             code="no-version", field="version",
         )  # fmt: skip
-    found = registered(store, series, number) if number.isdecimal() else None
-    if found is None:
-        known = ", ".join(str(one.version) for one in versions_of(store, series))
+    chosen = registered(store, series, number) if number.isdecimal() else None
+    if chosen is None:
+        numbers = ", ".join(str(champion.version) for champion in versions_of(store, series))
         raise UsageError(
-            f"{series.registered} has no version {number!r}: choose from {known}, or {PREVIOUS}",
+            f"{series.registered} has no version {number!r}: choose from {numbers}, or {PREVIOUS}",
             code="no-version", field="version",
         )  # fmt: skip
-    if found.damage:
+    if chosen.damage:
         raise DamagedError(
-            f"{found.model_version} is damaged and cannot be promoted: {found.damage}; choose a different version",
-            field=str(found.folder),
+            f"{chosen.model_version} is damaged and cannot be promoted: {chosen.damage}; choose a different version",
+            field=str(chosen.folder),
         )
-    return found
+    return chosen

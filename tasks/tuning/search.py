@@ -45,21 +45,21 @@ def score_on_test(
         walk), `coins_below_one`, `test_n`, `verdict`.
     """
     name = spec.names[0]
-    seeds = [member_seed(spec.seed, name, one.id) for one in folds]
+    seeds = [member_seed(spec.seed, name, coin.id) for coin in folds]
     overrides = spec.overrides | options
-    series = [one.series for one in folds]
+    series = [coin.series for coin in folds]
     members = cpbmodels.train_fleet(series, name, spec.preset, seeds=seeds, **how, **overrides)
     context, horizon = members[0].context, members[0].horizon
-    origins = [one.origins("test", context, horizon) for one in series]
-    found = cpbmodels.predict(members, series, origins)
+    origins = [coin.origins("test", context, horizon) for coin in series]
+    forecasts = cpbmodels.predict(members, series, origins)
     scores = [
         judge_member(
-            one,
+            coin,
             forecast,
-            reference(one, one.origins("train", context, horizon), own, horizon),
+            reference(coin, coin.origins("train", context, horizon), coin_origins, horizon),
             architecture=name,
         )
-        for one, own, forecast in zip(series, origins, found, strict=True)
+        for coin, coin_origins, forecast in zip(series, origins, forecasts, strict=True)
     ]
     wanted = (
         "test_crps_ratio",
@@ -138,7 +138,7 @@ def best_of_null_trials(losses: Array, reference: Array, observed: float, seed: 
 
 def write_report(folder: Path, spec: TuneSpec, answer: dict[str, Any]) -> None:
     """Write `report.md` and `report.json` to the search's folder."""
-    test = "\n".join(f"- {timeframe}: {one['verdict']}" for timeframe, one in answer["test"].items())
+    test = "\n".join(f"- {timeframe}: {pool['verdict']}" for timeframe, pool in answer["test"].items())
     pictures = "\n".join(f"![{Path(path).stem}](figures/{Path(path).name})" for path in answer["figures"])
     text = f"""# cpb tune: {spec.names[0]}, {count(answer["trials"], "trial")}
 
@@ -172,18 +172,18 @@ reality check).
 def metrics(answer: dict[str, Any]) -> dict[str, float]:
     """Return the figures of a search that are logged in MLflow."""
     luck = answer["luck"]
-    found = {
+    figures = {
         "trials": answer["trials"], "pruned": answer["pruned"], "failed": answer["failed"],
         "validation_crps_ratio": answer["winner"]["validation_crps_ratio"],
         "luck_best_of_null": luck["best_of_null"], "luck_p": luck["p"],
     }  # fmt: skip
-    return found | {f"test_crps_ratio_{t}": one["test_crps_ratio"] for t, one in answer["test"].items()}
+    return figures | {f"test_crps_ratio_{t}": pool["test_crps_ratio"] for t, pool in answer["test"].items()}
 
 
 def sentence(answer: dict[str, Any]) -> str:
     """Return a summary: the winner compared with luck, and its ratio on the test span."""
     luck, winner = answer["luck"], answer["winner"]
-    tested = ", ".join(f"{one['test_crps_ratio']:.4f} at {t}" for t, one in answer["test"].items())
+    tested = ", ".join(f"{pool['test_crps_ratio']:.4f} at {t}" for t, pool in answer["test"].items())
     return (
         f"{count(answer['trials'], 'trial')} ({answer['pruned']} pruned): the best has ratio "
         f"{winner['validation_crps_ratio']:.4f} on the validation folds; the best of as many trials without "
@@ -220,7 +220,9 @@ def run_trials(
     deadline = None if spec.budget_s is None else time.monotonic() + spec.budget_s
     name = spec.names[0]
     scored = prepare(folds, cpbmodels.preset(spec.preset, name, **spec.overrides))
-    study.stored.set_user_attr("reference", sums_by_block(scored, [one.losses for one in scored]).tolist())
+    study.stored.set_user_attr(
+        "reference", sums_by_block(scored, [result.losses for result in scored]).tolist()
+    )
     each: float | None = None  # seconds of a trial in the slowest batch so far
     while wanted := _next_batch(spec, study.trials, deadline, each):
         began = time.monotonic()
@@ -238,24 +240,26 @@ def run_trials(
             progress=ProgressFile(folder, name),  # a new file: the previous batch had a different pace
             **how,
         )
-        finished = [one for one in results if one is not None]
-        for trial, one in zip(trials, results, strict=True):
-            if one is not None:
-                study.tell(trial, one.ratio, one.pruned, {BLOCKS: one.losses, "epochs": one.epochs})
+        finished = [result for result in results if result is not None]
+        for trial, result in zip(trials, results, strict=True):
+            if result is not None:
+                study.tell(
+                    trial, result.ratio, result.pruned, {BLOCKS: result.losses, "epochs": result.epochs}
+                )
         new = study.save()
         log(
             [
                 TrialRecord(
-                    t.number, t.params, state_of(t), {"crps_ratio": one.ratio, "epochs_run": one.epochs},
+                    t.number, t.params, state_of(t), {"crps_ratio": result.ratio, "epochs_run": result.epochs},
                     sorted(t.intermediate_values.items()),
                 )
-                for t, one in zip(new, finished, strict=True)
+                for t, result in zip(new, finished, strict=True)
             ]
         )  # fmt: skip
         each = max(each or 0.0, (time.monotonic() - began) / wanted)
         best = study.best()
         say(
-            f"{count(study.trials, 'trial')}, {sum(one.pruned for one in finished)} of the last "
+            f"{count(study.trials, 'trial')}, {sum(result.pruned for result in finished)} of the last "
             f"{len(finished)} pruned" + (f"; best ratio {best.value:.4f}" if best else "")
         )
         if len(finished) < wanted:
@@ -296,7 +300,7 @@ def conclude(
         CpbError: no trial was completed.
     """
     best, trials = study.best(), study.finished()
-    states = [state_of(one) for one in trials]
+    states = [state_of(trial) for trial in trials]
     if best is None or best.value is None:
         why = (
             f"none of {count(len(trials), 'trial')} was completed ({states.count('failed')} diverged, "
@@ -305,17 +309,17 @@ def conclude(
         if not trials:
             why = "no trial had a whole epoch within the budget: give it more, or fewer coins or a smaller batch_size"
         raise CpbError(why, code="no-trial")
-    made = [one for one, state in zip(trials, states, strict=True) if state != "failed"]
-    losses = np.array([one.user_attrs[BLOCKS] for one in made])
+    made = [trial for trial, state in zip(trials, states, strict=True) if state != "failed"]
+    losses = np.array([trial.user_attrs[BLOCKS] for trial in made])
     luck = best_of_null_trials(losses, np.array(study.stored.user_attrs["reference"]), best.value, spec.seed)
-    known = study.stored.user_attrs.get("test")
-    if known is None or known["trial"] != best.number:
+    tested = study.stored.user_attrs.get("test")
+    if tested is None or tested["trial"] != best.number:
         say(f"scoring trial {best.number} on the test span")
-        times = 1 if known is None else known["times_scored"] + 1
-        known = {"trial": best.number, "times_scored": times}
-        known["pools"] = score_on_test(spec, best.params, newest, **how)
-        study.stored.set_user_attr("test", known)
-    timeframes = "-".join(dict.fromkeys(one.id.timeframe for one in newest))
+        times = 1 if tested is None else tested["times_scored"] + 1
+        tested = {"trial": best.number, "times_scored": times}
+        tested["pools"] = score_on_test(spec, best.params, newest, **how)
+        study.stored.set_user_attr("test", tested)
+    timeframes = "-".join(dict.fromkeys(trial.id.timeframe for trial in newest))
     preset = own_presets_folder() / f"{spec.names[0]}-{timeframes}-{study.stored.study_name[:8]}.toml"
     about = f"{spec.names[0]}: best of {count(len(trials), 'trial')} of cpb tune, validation ratio {best.value:.4f}"
     write_preset(preset, spec, best.params, about)
@@ -327,8 +331,8 @@ def conclude(
         "blocks": int(losses.shape[1]),
         "winner": {"trial": best.number, "options": best.params, "validation_crps_ratio": best.value},
         "luck": {"best_of_null": luck.best, "best_of_null_low": luck.low, "p": luck.p, "trials": luck.trials},
-        "test": known["pools"],
-        "test_times_scored": known["times_scored"],
+        "test": tested["pools"],
+        "test_times_scored": tested["times_scored"],
         "preset": str(preset),
         "figures": [str(path) for path in figures(study, folder / "figures")],
         "report": str(folder / "report.md"),

@@ -69,7 +69,11 @@ class Study:
 
         Trials that are still running are left out: no further batch may follow them.
         """
-        done = [one for one in self.live.get_trials(deepcopy=False)[self.trials :] if one.state.is_finished()]
+        done = [
+            trial
+            for trial in self.live.get_trials(deepcopy=False)[self.trials :]
+            if trial.state.is_finished()
+        ]
         self.stored.add_trials(done)
         new = self.stored.get_trials(deepcopy=False)[self.trials :]
         self.trials += len(new)
@@ -81,8 +85,10 @@ class Study:
 
     def best(self) -> FrozenTrial | None:
         """Return the completed trial with the lowest value."""
-        done = [one for one in self.finished() if one.state == TrialState.COMPLETE]
-        return min(done, key=lambda one: one.value if one.value is not None else float("inf"), default=None)
+        done = [trial for trial in self.finished() if trial.state == TrialState.COMPLETE]
+        return min(
+            done, key=lambda trial: trial.value if trial.value is not None else float("inf"), default=None
+        )
 
 
 def state_of(trial: FrozenTrial) -> str:
@@ -97,14 +103,14 @@ def figures(study: Study, folder: Path) -> list[Path]:
     mpl.use("Agg")
     from optuna.visualization import matplotlib as plots
 
-    done = [one for one in study.finished() if one.state == TrialState.COMPLETE]
+    done = [trial for trial in study.finished() if trial.state == TrialState.COMPLETE]
     wanted: list[tuple[str, Any]] = [
         ("history", plots.plot_optimization_history),
         ("intermediate", plots.plot_intermediate_values),
         ("slice", plots.plot_slice),
         ("parallel", plots.plot_parallel_coordinate),
     ]
-    if len(done) >= 2 * max(len(study.space), 2) and len({one.value for one in done}) > 1:
+    if len(done) >= 2 * max(len(study.space), 2) and len({trial.value for trial in done}) > 1:
         wanted.append(("importances", plots.plot_param_importances))
     folder.mkdir(parents=True, exist_ok=True)
     made = []
@@ -146,4 +152,4 @@ def distribution(values: Range | Choice) -> BaseDistribution:
 
 def parameters(trials: Sequence[Trial]) -> list[dict[str, Any]]:
     """Return the proposed options of each trial."""
-    return [dict(one.params) for one in trials]
+    return [dict(trial.params) for trial in trials]

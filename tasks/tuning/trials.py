@@ -62,40 +62,40 @@ class TrialResult:
 def prepare(folds: Sequence[FoldSeries], options: cpbmodels.Preset) -> list[Scored]:
     """Return each fold with its reference and its blocks of calendar time, shared by all series."""
     horizon, context = options.horizon, options.context
-    found, start = [], None
-    for one in folds:
-        series = one.series
+    prepared, start = [], None
+    for fold in folds:
+        series = fold.series
         origins = series.origins("test", context, horizon)[::horizon]
         fitted = series.origins("train", context, horizon)
         truth = realised(series, origins, horizon)
         loss = crps(reference(series, fitted, origins, horizon), truth).mean(1)
-        found.append((one, origins, truth, loss, times_of(series, origins)))
-        start = min(int(found[-1][4].min()), start) if start is not None else int(found[-1][4].min())
-    longest = max(len(series_times) for *_, series_times in found)
+        prepared.append((fold, origins, truth, loss, times_of(series, origins)))
+        start = min(int(prepared[-1][4].min()), start) if start is not None else int(prepared[-1][4].min())
+    longest = max(len(series_times) for *_, series_times in prepared)
     length = block_length(horizon, longest * horizon)
     return [
         Scored(
-            fold=one,
+            fold=fold,
             origins=origins,
             truth=truth,
             mean=float(loss.mean()),
-            blocks=block_ids(times, length * step_us(one.series), start),
+            blocks=block_ids(times, length * step_us(fold.series), start),
             losses=loss / loss.mean(),
         )
-        for one, origins, truth, loss, times in found
+        for fold, origins, truth, loss, times in prepared
     ]
 
 
 def blocks_of(scored: Sequence[Scored]) -> int:
     """Return the number of blocks of time that the folds span."""
-    return 1 + max(int(one.blocks.max()) for one in scored)
+    return 1 + max(int(fold.blocks.max()) for fold in scored)
 
 
 def sums_by_block(scored: Sequence[Scored], losses: Sequence[Array]) -> Array:
     """Return the sums of the losses per block [blocks], every series and fold with the same weight."""
     total = np.zeros(blocks_of(scored))
-    for one, own in zip(scored, losses, strict=True):
-        total += np.bincount(one.blocks, own / len(own), minlength=len(total))
+    for fold, fold_losses in zip(scored, losses, strict=True):
+        total += np.bincount(fold.blocks, fold_losses / len(fold_losses), minlength=len(total))
     return total / len(scored)
 
 
@@ -123,8 +123,8 @@ def train_batch(
         deadline: in `time.monotonic`'s clock: members still training then stop immediately, keeping their best epoch.
     """
     width = len(scored)
-    series = [one.fold.series for _ in trials for one in scored]
-    seeds = [member_seed(seed, architecture, one.fold.id, one.fold.fold) for one in scored] * len(trials)
+    series = [fold.fold.series for _ in trials for fold in scored]
+    seeds = [member_seed(seed, architecture, fold.fold.id, fold.fold.fold) for fold in scored] * len(trials)
     vectors = {name: [trial[name] for trial in trials for _ in scored] for name in trials[0]}
     watch = _Watch(len(trials), width, prune, deadline, progress)
     members = cpbmodels.train_fleet(
@@ -140,24 +140,24 @@ def train_batch(
     tell(_TRAINING, 1, 1, "epochs")
     usable = [k for k in range(len(trials)) if all(m.history for m in members[k * width : (k + 1) * width])]
     rows = [k * width + place for k in usable for place in range(width)]
-    origins = [one.origins for one in scored] * len(usable)
+    origins = [fold.origins for fold in scored] * len(usable)
     forecasts = predict_each([members[row] for row in rows], [series[row] for row in rows], origins)
     results: list[TrialResult | None] = [None] * len(trials)
     for place, k in enumerate(usable):
-        own = members[k * width : (k + 1) * width]
-        found = forecasts[place * width : (place + 1) * width]
-        valid = [one for one in found if isinstance(one, cpbmodels.Prediction)]
-        good = len(valid) == width and not any(m.report.get("diverged") for m in own)
+        trial_members = members[k * width : (k + 1) * width]
+        trial_forecasts = forecasts[place * width : (place + 1) * width]
+        valid = [fold for fold in trial_forecasts if isinstance(fold, cpbmodels.Prediction)]
+        good = len(valid) == width and not any(m.report.get("diverged") for m in trial_members)
         losses = (
-            [crps(f.quantiles, one.truth).mean(1) / one.mean for f, one in zip(valid, scored, strict=True)]
+            [crps(f.quantiles, fold.truth).mean(1) / fold.mean for f, fold in zip(valid, scored, strict=True)]
             if good
-            else [np.zeros(len(one.origins)) for one in scored]
+            else [np.zeros(len(fold.origins)) for fold in scored]
         )
         results[k] = TrialResult(
             ratio=float(np.mean([loss.mean() for loss in losses])) if good else None,
             losses=sums_by_block(scored, losses).tolist(),
             pruned=k in watch.pruned,
-            epochs=max(len(m.history) for m in own),
+            epochs=max(len(m.history) for m in trial_members),
         )
     return results
 

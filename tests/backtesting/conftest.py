@@ -19,7 +19,7 @@ def home(tmp_path_factory):
 @pytest.fixture(scope="session")
 def records(home):
     """Features of A and B, and of a coin with 50 rows."""
-    return [record_of(home, *one) for one in ((A, 0, ROWS), (B, 1, ROWS), (TINY, 2, 50))]
+    return [record_of(home, *arguments) for arguments in ((A, 0, ROWS), (B, 1, ROWS), (TINY, 2, 50))]
 
 
 def record_of(home, series, seed, rows):

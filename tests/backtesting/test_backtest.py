@@ -29,20 +29,20 @@ class Spoiled:
 
     name = "x"
 
-    def __init__(self, *, failing=None, spoil=lambda one, forecasts: forecasts):
+    def __init__(self, *, failing=None, spoil=lambda fold, forecasts: forecasts):
         self._failing, self._spoil = failing or {}, spoil
 
-    def identity(self, one):
-        return ModelId("x", "default", one.id, one.fold)
+    def identity(self, fold):
+        return ModelId("x", "default", fold.id, fold.fold)
 
-    def training_failure(self, one):
-        if code := self._failing.get((one.id, one.fold)):
-            return Failure(step="train", reason=code, code=code, series=one.id, model=self.identity(one))
+    def training_failure(self, fold):
+        if code := self._failing.get((fold.id, fold.fold)):
+            return Failure(step="train", reason=code, code=code, series=fold.id, model=self.identity(fold))
         return None
 
-    def forecast(self, one):
-        forecasts = REFERENCE.forecast(one)
-        return self._spoil(one, forecasts)
+    def forecast(self, fold):
+        forecasts = REFERENCE.forecast(fold)
+        return self._spoil(fold, forecasts)
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +70,9 @@ def test_the_folds_of_a_coin_share_its_candles(folds):
 
 def test_a_damaged_feature_file_costs_its_own_series_only(home, records):
     broken = records[0].model_copy(update={"file_digest": "0"})
-    found = load_folds(home, [broken, records[1]], plan_bounds(records, 2))
-    assert {one.id for one in found.loaded} == {B}
-    assert [(f.series, f.code) for f in found.failures] == [(A, "damaged")]
+    folds = load_folds(home, [broken, records[1]], plan_bounds(records, 2))
+    assert {fold.id for fold in folds.loaded} == {B}
+    assert [(f.series, f.code) for f in folds.failures] == [(A, "damaged")]
 
 
 def test_coins_missing_in_a_fold_are_named(home, records):
@@ -100,19 +100,19 @@ def test_members_are_judged_over_all_folds(result, loaded):
 
 
 def test_each_fold_has_a_score_of_its_own_which_the_report_lists(result, loaded, tmp_path):
-    har = [one for one in result.folds if (one.architecture, one.symbol) == ("har", "AUSDT")]
+    har = [score for score in result.folds if (score.architecture, score.symbol) == ("har", "AUSDT")]
     member = next(m for m in result.members if (m.architecture, m.symbol) == ("har", "AUSDT"))
-    assert [one.fold for one in har] == [1, 2]
+    assert [score.fold for score in har] == [1, 2]
     assert har[0].until < har[1].since
-    assert sum(one.n for one in har) == member.metrics["test_n"]
+    assert sum(score.n for score in har) == member.metrics["test_n"]
     start = har[0].n
-    own, other = (member.losses[name][start:] for name in ("crps", "reference_crps"))
-    assert har[1].ratio == pytest.approx(own.mean() / other.mean())
-    assert {one.ratio for one in result.folds if one.architecture == "reference"} == {1.0}
+    model, walk = (member.losses[name][start:] for name in ("crps", "reference_crps"))
+    assert har[1].ratio == pytest.approx(model.mean() / walk.mean())
+    assert {score.ratio for score in result.folds if score.architecture == "reference"} == {1.0}
     report.write_report(tmp_path / "report.html", "T", result)
     text = (tmp_path / "report.html").read_text()
     table = text[text.index("<h2>Every fold</h2>") :]
-    mean = np.mean([one.ratio for one in result.folds if (one.architecture, one.fold) == ("har", 2)])
+    mean = np.mean([score.ratio for score in result.folds if (score.architecture, score.fold) == ("har", 2)])
     assert f"{mean:.4f}" in table
     assert f"{har[1].since:%Y-%m-%d}" in table
 
@@ -125,26 +125,26 @@ def test_the_reference_scores_one_and_the_hours_score_less(result):
 
 
 def test_mase_of_each_fold_is_scaled_by_its_training_span(loaded):
-    found = judge_models([REFERENCE], loaded)
-    own = [o.series for o in loaded if o.id == A]
+    judged = judge_models([REFERENCE], loaded)
+    of_a = [o.series for o in loaded if o.id == A]
     scaled = []
-    for one in own:
-        close = np.log(one.prices[:, 3])
-        origins = one.origins("test", 1, H)
-        known = scores.reference(one, one.origins("train", 1, H), origins, H)
-        start, end = one.spans["train"]
+    for series in of_a:
+        close = np.log(series.prices[:, 3])
+        origins = series.origins("test", 1, H)
+        walk = scores.reference(series, series.origins("train", 1, H), origins, H)
+        start, end = series.spans["train"]
         scale = np.abs(np.diff(close[start:end])).mean()
         scaled += [
             np.abs(close[i + 1 : i + 1 + H] - close[i] - q[:, 9]) / scale
-            for i, q in zip(origins, known, strict=True)
+            for i, q in zip(origins, walk, strict=True)
         ]
-    member = next(m for m in found.members if m.symbol == "AUSDT")
+    member = next(m for m in judged.members if m.symbol == "AUSDT")
     assert member.metrics["test_mase"] == pytest.approx(np.mean(scaled), rel=1e-9)
 
 
 def test_one_forecast_that_is_not_finite_stops_no_other(loaded):
-    def spoil(one, forecasts):
-        if (one.id, one.fold) == (A, 2):
+    def spoil(fold, forecasts):
+        if (fold.id, fold.fold) == (A, 2):
             forecasts.quantiles[0, 0, 0] = np.nan
         return forecasts
 
@@ -152,7 +152,7 @@ def test_one_forecast_that_is_not_finite_stops_no_other(loaded):
     result = judge_models(
         [Spoiled(spoil=spoil), REFERENCE],
         loaded,
-        record_fold=lambda name, one, _: recorded.append((name, one.id)),
+        record_fold=lambda name, fold, _: recorded.append((name, fold.id)),
     )
     assert [(m.architecture, m.symbol) for m in result.members] == [
         ("x", "BUSDT"), ("reference", "AUSDT"), ("reference", "BUSDT"),
@@ -165,8 +165,8 @@ def test_one_forecast_that_is_not_finite_stops_no_other(loaded):
 
 
 def test_an_unexpected_error_is_the_failure_of_one_model_on_one_series(loaded):
-    def spoil(one, forecasts):
-        if one.id == B:
+    def spoil(fold, forecasts):
+        if fold.id == B:
             raise RuntimeError("out of luck")
         return forecasts
 
@@ -199,7 +199,9 @@ def test_a_series_without_a_test_origin_is_a_failure(loaded):
     empty = Prediction(np.empty(0, np.int64), np.empty((0, H, 19)))
     recorded = []
     result = judge_models(
-        [Spoiled(spoil=lambda one, forecasts: empty)], loaded, record_fold=lambda *what: recorded.append(what)
+        [Spoiled(spoil=lambda fold, forecasts: empty)],
+        loaded,
+        record_fold=lambda *what: recorded.append(what),
     )
     assert (result.members, recorded) == ([], [])
     assert {(f.series, f.code) for f in result.failures} == {(A, "no-origin"), (B, "no-origin")}
@@ -208,7 +210,7 @@ def test_a_series_without_a_test_origin_is_a_failure(loaded):
 def test_forecasts_of_one_series_at_most_are_in_memory(loaded):
     made, alive = [], []
 
-    def watch(one, forecasts):
+    def watch(fold, forecasts):
         made.append(weakref.ref(forecasts.quantiles))
         alive.append(sum(array() is not None for array in made))
         return forecasts
@@ -218,8 +220,8 @@ def test_forecasts_of_one_series_at_most_are_in_memory(loaded):
 
 
 def test_json_has_the_documented_keys(result):
-    found = as_json(result)
-    pooled = found["pooled"]["har"]["1h"]
+    answer = as_json(result)
+    pooled = answer["pooled"]["har"]["1h"]
     for name in (
         "crps_ratio",
         "p",
@@ -230,21 +232,21 @@ def test_json_has_the_documented_keys(result):
         "n",
     ):
         assert name in pooled
-        assert name in found["members"]["har/AUSDT/1h"]
+        assert name in answer["members"]["har/AUSDT/1h"]
     low, high = pooled["interval"]
     assert low < pooled["crps_ratio"] < high
 
 
 def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
-    one = replace(loaded[2], fold=2)
-    series = one.series
+    fold = replace(loaded[2], fold=2)
+    series = fold.series
     origins = series.origins("test", 1, H)[:7]
     quantiles = scores.reference(series, series.origins("train", 1, H), origins, H)
     candle = np.zeros((7, H, 4))
     candle[..., 1] = quantiles[..., 9].clip(min=0)
     candle[..., 2] = quantiles[..., 9].clip(max=0)
     forecasts = Prediction(origins, quantiles, candle)
-    frame = report.backtest_rows(one, forecasts, "har")
+    frame = report.backtest_rows(fold, forecasts, "har")
     assert frame.height == 7 * H
     first = frame.row(12, named=True)
     row = origins[1]
@@ -255,7 +257,7 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     assert first["realised_close"] == series.prices[row + 3, 3]
     assert first["q50"] == pytest.approx(series.prices[row, 3] * np.exp(quantiles[1, 2, 9]))
     assert first["q50_open"] == first["last_close"] == series.prices[row, 3]
-    path = report.write_rows(tmp_path, one, forecasts, "har")
+    path = report.write_rows(tmp_path, fold, forecasts, "har")
     assert path.relative_to(tmp_path).as_posix() == "model=har/interval=1h/symbol=AUSDT/fold-2.parquet"
     assert pl.read_parquet(path).equals(frame)
 

@@ -22,10 +22,10 @@ class InProcess:
     """Trains in this process, without a trainer process and its slot."""
 
     def each(self, step, calls, workers, then):
-        found = [self._train(*call) for call in calls]
-        for index, one in enumerate(found):
-            then(index, one)
-        return found
+        results = [self._train(*call) for call in calls]
+        for index, result in enumerate(results):
+            then(index, result)
+        return results
 
     def _train(self, job, root, engine, timeout_s, told):
         folder = prepare(root, job)
@@ -47,8 +47,8 @@ def asked(home, records, monkeypatch, tmp_path):
     monkeypatch.setenv("CPB_HOME", str(home))
     monkeypatch.setattr(audit, "read_klines", lambda home, series, since, as_of: KLINES[series])
 
-    def run(steps, found=records, **options):
-        monkeypatch.setattr(flows.backtest, "series_records", lambda *_: found)
+    def run(steps, series=records, **options):
+        monkeypatch.setattr(flows.backtest, "series_records", lambda *_: series)
         said = []
         spec = BacktestSpec(
             coins="AUSDT,BUSDT,TINYUSDT", folds=2, preset="smoke", out=str(tmp_path / "out"), device="cpu",

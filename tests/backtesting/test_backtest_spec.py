@@ -31,7 +31,7 @@ def test_what_cannot_be_backtested_is_refused(wrong, code, field):
 
 def test_a_baseline_of_the_same_name_as_an_architecture_is_not_judged_twice():
     named = judge.baselines(("random-walk", "robust-har"), ("robust-har", "har"))
-    assert [one.name for one in named] == ["random-walk"]
+    assert [baseline.name for baseline in named] == ["random-walk"]
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path):

@@ -34,15 +34,15 @@ def test_every_series_and_fold_is_a_member_with_its_own_bounds_and_seed(spec, re
         assert [m.name for m in job.members] == [
             "AUSDT-1h-fold-1", "BUSDT-1h-fold-1", "AUSDT-1h-fold-2", "BUSDT-1h-fold-2",
         ]  # fmt: skip
-        for member, one in zip(job.members, folds.loaded, strict=True):
-            assert (member.bounds, member.fold) == (one.bounds, one.fold)
-            text = f"7/{job.architecture}/{one.id.symbol}/1h/{one.fold - 1}"
+        for member, fold in zip(job.members, folds.loaded, strict=True):
+            assert (member.bounds, member.fold) == (fold.bounds, fold.fold)
+            text = f"7/{job.architecture}/{fold.id.symbol}/1h/{fold.fold - 1}"
             assert member.model.seed == zlib.crc32(text.encode())
 
 
 def test_the_market_is_part_of_a_members_seed_and_name(spec, folds):
-    one = folds.loaded[0]
-    future = replace(one, record=one.record.model_copy(update={"series": SeriesId("um", "AUSDT", "1h")}))
+    fold = folds.loaded[0]
+    future = replace(fold, record=fold.record.model_copy(update={"series": SeriesId("um", "AUSDT", "1h")}))
     (member,) = plan_folds(spec, "har", [future]).members
     assert member.model.seed == zlib.crc32(b"7/har/um-AUSDT/1h/0")
     assert member.name == "um-AUSDT-1h-fold-1"
@@ -64,8 +64,11 @@ def fleet(spec, folds, model, tmp_path):
     files = model.save(folder / "model")
     series = folds.loaded[0].series
     origins = series.origins("test", model.context, model.horizon)
-    found = cpbmodels.predict([model], [series], [origins])[0]
-    arrays = {"quantiles": found.quantiles.astype(np.float32), "candle": found.candle.astype(np.float32)}
+    forecasts = cpbmodels.predict([model], [series], [origins])[0]
+    arrays = {
+        "quantiles": forecasts.quantiles.astype(np.float32),
+        "candle": forecasts.candle.astype(np.float32),
+    }
     write_npz(folder / "test.npz", {"origins": origins} | arrays)
     assert files.exists()
     member = TrainedMember(
@@ -84,9 +87,9 @@ def fleet(spec, folds, model, tmp_path):
 
 
 def test_the_trainers_own_forecasts_are_read(fleet, folds, model, tmp_path):
-    one = folds.loaded[0]
-    forecasts = fleet.forecast(one)
-    expected = cpbmodels.predict([model], [one.series], [forecasts.origins])[0]
+    fold = folds.loaded[0]
+    forecasts = fleet.forecast(fold)
+    expected = cpbmodels.predict([model], [fold.series], [forecasts.origins])[0]
     np.testing.assert_array_equal(forecasts.quantiles, expected.quantiles.astype(np.float32))
     np.testing.assert_array_equal(forecasts.candle, expected.candle.astype(np.float32))
     assert forecasts.quantiles.dtype == np.float64

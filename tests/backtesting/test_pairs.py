@@ -14,18 +14,20 @@ def test_every_pair_of_a_timeframe_is_compared_once():
 
     series = [market(seed=i, symbol=f"C{i}USDT") for i in range(2)]
     spreads = {"good": 1.0, "wide": 2.0, "same": 1.0}
-    members = [judged(one, spread, architecture=name) for name, spread in spreads.items() for one in series]
-    found = {(pair.first, pair.second): pair for pair in all_pairs(members)}
-    assert set(found) == {("good", "wide"), ("good", "same"), ("wide", "same")}
-    pair = found["good", "wide"]
-    own = {name: [m for m in members if m.architecture == name] for name in spreads}
-    raw = {names: pool.compare(own[names[0]], own[names[1]]) for names in found}
+    members = [
+        judged(entry, spread, architecture=name) for name, spread in spreads.items() for entry in series
+    ]
+    pairs = {(pair.first, pair.second): pair for pair in all_pairs(members)}
+    assert set(pairs) == {("good", "wide"), ("good", "same"), ("wide", "same")}
+    pair = pairs["good", "wide"]
+    of_model = {name: [m for m in members if m.architecture == name] for name in spreads}
+    raw = {names: pool.compare(of_model[names[0]], of_model[names[1]]) for names in pairs}
     assert (pair.ratio, pair.n) == (raw["good", "wide"][0], raw["good", "wide"][2])
-    _, corrected, *_ = multipletests([raw[names][1] for names in found], method="holm")
-    assert [one.p for one in found.values()] == pytest.approx(corrected, rel=1e-9)
+    _, corrected, *_ = multipletests([raw[names][1] for names in pairs], method="holm")
+    assert [entry.p for entry in pairs.values()] == pytest.approx(corrected, rel=1e-9)
     assert pair.verdict.startswith("good 1h is better than wide (CRPS ratio ")
-    assert "wide 1h is worse than same" in found["wide", "same"].verdict
-    assert found["good", "same"].verdict.startswith(
+    assert "wide 1h is worse than same" in pairs["wide", "same"].verdict
+    assert pairs["good", "same"].verdict.startswith(
         "good 1h is no different from same (CRPS ratio 1.0000, p=1.000"
     )
 

@@ -53,7 +53,7 @@ def rows_of(issued, price=100.0, steps=10, step=timedelta(hours=1)):
 
 
 def trace(figure, name):
-    return next(one for one in figure["data"] if one.get("name") == name)
+    return next(trace for trace in figure["data"] if trace.get("name") == name)
 
 
 @pytest.mark.parametrize("count", [0, 1, 500])
@@ -99,7 +99,7 @@ def test_values_that_are_not_finite_become_gaps():
 
 def test_earlier_forecasts_are_two_traces_with_gaps_and_a_forecast_of_the_past_is_in_view():
     issued = [START + timedelta(hours=h) for h in (20, 30, 40)]
-    earlier = pl.concat([rows_of(one) for one in issued])
+    earlier = pl.concat([rows_of(trace) for trace in issued])
     realised = pl.DataFrame({"target_time": [START + timedelta(hours=41)], "realised_close": [101.0]})
     figure = check(forecast.forecast_figure(candles(500), rows_of(issued[2]), realised, earlier))
     assert trace(figure, "earlier forecasts (80 %)")["x"].count(None) == 3
@@ -108,21 +108,21 @@ def test_earlier_forecasts_are_two_traces_with_gaps_and_a_forecast_of_the_past_i
     assert first < "2025-06-02T16:00:00Z" < last
 
 
-def recorded(count, known=True):
+def recorded(count, bounded=True):
     days = [START.date() + timedelta(days=i) for i in range(count)]
     values = {
         name: pl.Series([0.98] * count, dtype=pl.Float64) for name in ("ratio", "low", "high", "rolling")
     }
     values |= {f"coverage_{band}": pl.Series([band / 100] * count, dtype=pl.Float64) for band in (50, 80, 90)}
     frame = pl.DataFrame({"day": pl.Series(days, dtype=pl.Date), **values})
-    return frame if known else frame.with_columns(low=None, high=None, rolling=pl.lit(math.nan))
+    return frame if bounded else frame.with_columns(low=None, high=None, rolling=pl.lit(math.nan))
 
 
 @pytest.mark.parametrize("count", [0, 1, 400])
-@pytest.mark.parametrize("known", [True, False])
-def test_the_record_is_drawn_with_its_interval_where_there_is_one(count, known):
-    names = [one["name"] for one in check(judged.record_figure(recorded(count, known)))["data"]]
-    assert ("95 % interval" in names) == bool(known and count)
+@pytest.mark.parametrize("bounded", [True, False])
+def test_the_record_is_drawn_with_its_interval_where_there_is_one(count, bounded):
+    names = [trace["name"] for trace in check(judged.record_figure(recorded(count, bounded)))["data"]]
+    assert ("95 % interval" in names) == bool(bounded and count)
     assert len(check(judged.coverage_figure(recorded(count)))["data"]) == (3 if count else 0)
 
 
@@ -136,8 +136,8 @@ def decision(outcome, day, number="7", reason="CRPS ratio 0.99 <b>better</b>"):
 def test_decisions_are_marked_by_outcome_and_their_reasons_are_text():
     kinds = ("first", "refreshed", "switched", "kept", "unchanged", "forced", "retired")
     figure = check(judged.decisions_figure([decision(kind, i, str(i)) for i, kind in enumerate(kinds)]))
-    assert len({one["marker"]["symbol"] for one in figure["data"]}) >= 6
-    assert not any("<b>" in text for one in figure["data"] for text in one["customdata"])
+    assert len({trace["marker"]["symbol"] for trace in figure["data"]}) >= 6
+    assert not any("<b>" in text for trace in figure["data"] for text in trace["customdata"])
     assert figure["layout"]["yaxis"]["categoryarray"] == [f"v{i}" for i in range(7)]
     assert "retired, version 6" in figure["layout"]["meta"]["alt"]
     assert check(judged.decisions_figure([]))["data"] == []
@@ -157,7 +157,7 @@ def test_the_board_has_the_best_on_top_and_tells_verdicts_apart_without_colour()
     ]
     figure = check(board.board_figure(rows))
     assert figure["layout"]["yaxis"]["categoryarray"] == ["gru", "naive", "har"]  # from the bottom
-    assert [(one["name"], one["y"], one["marker"]["symbol"]) for one in figure["data"]] == [
+    assert [(trace["name"], trace["y"], trace["marker"]["symbol"]) for trace in figure["data"]] == [
         ("better than the random walk", ["har"], "circle"),
         ("no different", ["naive"], "square-open"),
         ("worse than the random walk", ["gru"], "diamond"),

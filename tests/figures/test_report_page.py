@@ -20,10 +20,12 @@ class Reader(HTMLParser):
         self.fetched, self.labels, self.ids, self.scripts = [], [], set(), 0
 
     def handle_starttag(self, tag, attrs):
-        known = dict(attrs)
-        self.fetched += [known[name] for name in ("src", "href") if name in known and known[name][0] != "#"]
-        self.labels += [known["aria-label"]] if "aria-label" in known else []
-        self.ids |= {known["id"]} if "id" in known else set()
+        attributes = dict(attrs)
+        self.fetched += [
+            attributes[name] for name in ("src", "href") if name in attributes and attributes[name][0] != "#"
+        ]
+        self.labels += [attributes["aria-label"]] if "aria-label" in attributes else []
+        self.ids |= {attributes["id"]} if "id" in attributes else set()
         self.scripts += tag == "script"
 
 

@@ -68,11 +68,11 @@ class Runs:
         fleets = set(self.home.glob("fleets/*/")) - self.seen
         self.seen |= fleets
         self.board = self.cpb("leaderboard", "--run", run_id)["leaderboard"]
-        found = fleet_items(fleets) | board_items(self.board)
+        items = fleet_items(fleets) | board_items(self.board)
         if issues:
             self.champions = self.cpb("champions", "--market", market)["champions"]
-            found |= forecast_items(self.home / "forecasts") | decision_items(self.champions)
-        self.items |= {f"{name}/{key}": value for key, value in found.items()}
+            items |= forecast_items(self.home / "forecasts") | decision_items(self.champions)
+        self.items |= {f"{name}/{key}": value for key, value in items.items()}
 
     def all_items(self):
         """What the folder holds now, of a single run."""
@@ -127,12 +127,12 @@ def real(tmp_path_factory, forking):
     "name", ["demo", "mirror", pytest.param("real", marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
 )
 def test_every_bit_is_as_it_was(name, request):
-    found, path = request.getfixturevalue(name).items, HERE / f"{name}.json"
+    items, path = request.getfixturevalue(name).items, HERE / f"{name}.json"
     if request.config.getoption("--golden-write", default=False):
-        lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(found.items()))
+        lines = ",\n".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in sorted(items.items()))
         path.write_text(f'{{"machine": {json.dumps(machine())}, "items": {{\n{lines}\n}}}}\n')
     golden = json.loads(path.read_text())
-    lines = differences(golden["items"], found, golden["machine"] == machine())
+    lines = differences(golden["items"], items, golden["machine"] == machine())
     assert not lines, "\n" + "\n".join(lines)
 
 

@@ -24,7 +24,7 @@ def machine():
     path = Path("/proc/cpuinfo")
     text = path.read_text() if path.exists() else ""
     said = [re.search(rf"^{name}\s*: (.*)$", text, re.M) for name in ("model name", "cpu family", "model")]
-    cpu = " / ".join(found[1] for found in said if found) or platform.processor()
+    cpu = " / ".join(match[1] for match in said if match) or platform.processor()
     return {
         "cpu": f"{cpu}, {torch.backends.cpu.get_cpu_capability()}",
         "torch": torch.__version__,
@@ -46,12 +46,12 @@ def item(arrays, text=""):
     return {"sha256": digest.hexdigest(), "text": text, "numbers": [float(f"{x:.9g}") for x in few]}
 
 
-def differences(golden, found, same_machine=True):
+def differences(golden, items, same_machine=True):
     """One line for each item that is not as it was."""
-    lines = [f"{name}: is gone" for name in sorted(golden.keys() - found.keys())]
-    lines += [f"{name}: is new" for name in sorted(found.keys() - golden.keys())]
-    for name in sorted(golden.keys() & found.keys()):
-        old, new = golden[name], found[name]
+    lines = [f"{name}: is gone" for name in sorted(golden.keys() - items.keys())]
+    lines += [f"{name}: is new" for name in sorted(items.keys() - golden.keys())]
+    for name in sorted(golden.keys() & items.keys()):
+        old, new = golden[name], items[name]
         pairs = list(zip(old["numbers"], new["numbers"], strict=False))
         near = len(old["numbers"]) == len(new["numbers"]) and all(
             math.isclose(a, b, rel_tol=TOLERANCE, abs_tol=TOLERANCE) for a, b in pairs
@@ -66,7 +66,7 @@ def differences(golden, found, same_machine=True):
 def fleet_items(folders):
     """Weights and score arrays of every model of these fleets' folders."""
     items = {}
-    for config in sorted(path for one in folders for path in one.glob("members/*/model/config.json")):
+    for config in sorted(path for folder in folders for path in folder.glob("members/*/model/config.json")):
         about = json.loads(config.read_text())
         scope = "" if about["scope"] == "per-series" else f"-{about['scope']}"
         name = f"{about['architecture']}{scope}/{about['symbol']}-{about['timeframe']}"
@@ -75,9 +75,11 @@ def fleet_items(folders):
         with np.load(scores) as kept:
             arrays = {key: kept[key] for key in kept.files if kept[key].dtype.kind in "fi"}
         for part in ("losses", "steps"):
-            own = {key: array for key, array in arrays.items() if key.startswith(f"{part}.")}
-            if own:
-                items[f"{part}/{name}"] = item(own | ({"times": arrays["times"]} if part == "losses" else {}))
+            of_part = {key: array for key, array in arrays.items() if key.startswith(f"{part}.")}
+            if of_part:
+                items[f"{part}/{name}"] = item(
+                    of_part | ({"times": arrays["times"]} if part == "losses" else {})
+                )
         metrics = json.loads(config.with_name("metrics.json").read_text())
         items[f"metrics/{name}"] = item(
             {k: np.float64(v) for k, v in metrics.items() if isinstance(v, float)}
@@ -106,22 +108,22 @@ def forecast_items(folder):
 def decision_items(champions):
     """The gate's decisions from the answer of `cpb champions --json`, without sentences, runs' ids and times."""
     items = {}
-    for one in champions:
-        decision = one["decision"]
+    for champion in champions:
+        decision = champion["decision"]
         # recipes end in a digest of options
         pair = [
             decision.get(side, {}).get("recipe", "-").rpartition("/")[0]
             for side in ("candidate", "incumbent")
         ]
-        verdict = re.split(" (?:than|from) ", one["verdict"])[0]
+        verdict = re.split(" (?:than|from) ", champion["verdict"])[0]
         text = (
-            f"{decision['outcome']} by {decision['rule']}: version {one['version']} {one['architecture']}/"
-            f"{one['preset']}, {verdict}; candidate {pair[0]}, incumbent {pair[1]}"
+            f"{decision['outcome']} by {decision['rule']}: version {champion['version']} {champion['architecture']}/"
+            f"{champion['preset']}, {verdict}; candidate {pair[0]}, incumbent {pair[1]}"
         )
         compared = {k: v for k, v in decision.get("compared", {}).items() if isinstance(v, int | float)}
-        figures = {name: one[name] for name in FIGURES if name in one} | compared
+        figures = {name: champion[name] for name in FIGURES if name in champion} | compared
         arrays = {name: np.float64(value) for name, value in figures.items()}
-        items[f"decisions/{one['symbol']}-{one['timeframe']}"] = item(arrays, text)
+        items[f"decisions/{champion['symbol']}-{champion['timeframe']}"] = item(arrays, text)
     return items
 
 

@@ -75,8 +75,8 @@ def test_the_robust_har_serves_a_coin_it_never_saw(series):
     unseen = series_of(feature_frame(busy_hours(seed=9), "1h"), B, bounds_of())
     fitted = robust_har(series, train, H)
     truth = scores.realised(unseen, test, H)
-    known = scores.reference(unseen, unseen.origins("train", 1, H), test, H)
-    assert crps(fitted.quantiles(unseen, test), truth).mean() < crps(known, truth).mean()
+    walk = scores.reference(unseen, unseen.origins("train", 1, H), test, H)
+    assert crps(fitted.quantiles(unseen, test), truth).mean() < crps(walk, truth).mean()
     with pytest.raises(ValueError, match="at least one training origin"):
         robust_har(series, train[:0], H)
 

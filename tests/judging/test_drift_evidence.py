@@ -44,28 +44,28 @@ def test_misses_that_the_reference_shares_are_no_evidence():
 
 
 def test_the_bet_on_the_excess_is_fair_at_its_limit_and_leaves_no_debt():
-    found = limits({50: 0.45, 80: 0.78, 90: 0.9}, 1.0, {50: 0.5, 80: 0.79, 90: 0.88})
-    assert found.excess == pytest.approx(0.05 + 0.01 - 0.02 + TOLERANCE_EXCESS)
+    limit = limits({50: 0.45, 80: 0.78, 90: 0.9}, 1.0, {50: 0.5, 80: 0.79, 90: 0.88})
+    assert limit.excess == pytest.approx(0.05 + 0.01 - 0.02 + TOLERANCE_EXCESS)
     capital = Capital(10)
     gains = []
     for excess in (-3, 0, 1, 3):
         capital.excess = np.asarray(1.0)
-        own, other = max(excess, 0), max(-excess, 0)
-        made = [{band: i < n for i, band in enumerate(BANDS)} for n in (own, other)]
-        capital.take(outcome(made[0], ref_missed=made[1]), found, 0)
+        model, walk = max(excess, 0), max(-excess, 0)
+        made = [{band: i < n for i, band in enumerate(BANDS)} for n in (model, walk)]
+        capital.take(outcome(made[0], ref_missed=made[1]), limit, 0)
         gains.append(float(capital.excess))
     assert min(gains) > 0
     # Linear in the excess, so fair whatever its distribution: no gain where its mean is the limit.
-    np.testing.assert_allclose(np.polyfit([-3, 0, 1, 3], gains, 1)[0] * found.excess + gains[1], 1)
+    np.testing.assert_allclose(np.polyfit([-3, 0, 1, 3], gains, 1)[0] * limit.excess + gains[1], 1)
     odd = limits({50: 0.0, 80: 0.0, 90: 0.0}, 1.0, dict.fromkeys(BANDS, 1.0))
     assert odd.excess == pytest.approx(0.5)
 
 
 def test_limits_are_the_promise_with_its_tolerance_and_nominal_without_one():
-    found = limits({80: 0.79}, 0.99)
-    assert found.misses[80] == pytest.approx(0.21 + TOLERANCE_MISSES[80])
-    assert found.misses[90] == pytest.approx(0.10 + TOLERANCE_MISSES[90])
-    assert found.crps_ratio == pytest.approx(0.99 * 1.02)
+    limit = limits({80: 0.79}, 0.99)
+    assert limit.misses[80] == pytest.approx(0.21 + TOLERANCE_MISSES[80])
+    assert limit.misses[90] == pytest.approx(0.10 + TOLERANCE_MISSES[90])
+    assert limit.crps_ratio == pytest.approx(0.99 * 1.02)
     odd = limits({50: 0.0, 80: 1.0, 90: 1.0}, 1.0).misses  # a test span of a few hours
     assert 1 > odd[50] > odd[80] > odd[90] > 0
 
@@ -91,10 +91,10 @@ def test_nothing_is_gained_in_expectation_from_overlapping_losses_whenever_one_s
         excess = shocks[t + 1 : t + horizon + 1].sum(axis=0) / np.sqrt(horizon)
         chance = random.random(n)
         missed = {band: chance < KEPT.misses[band] for band in BANDS}
-        other = random.random(
+        walk = random.random(
             n
         )  # the reference misses at other hours, and less often by the limit of the excess
-        ref_missed = {band: other < KEPT.misses[band] - KEPT.excess / len(BANDS) for band in BANDS}
+        ref_missed = {band: walk < KEPT.misses[band] - KEPT.excess / len(BANDS) for band in BANDS}
         capital.take(outcome(missed, KEPT.crps_ratio + 0.2 * excess, 1.0, 1.0, ref_missed), KEPT, HOUR)
         total = getattr(capital, bet) + capital.evidence["crps"]
         best = np.maximum(best, total)

@@ -19,8 +19,8 @@ def refresh(factor, seed, rows=1000):
     random = np.random.default_rng(seed)
     steps = np.random.default_rng(seed).normal(size=rows + 9)
     hard = np.exp(sum(steps[shift : shift + rows] for shift in range(10)) / 6)
-    own, other = (hard * (1 + 0.01 * random.normal(size=rows)) for _ in range(2))
-    return not_worse(factor * np.abs(own), np.abs(other), np.arange(rows) * HOUR_US, 10, HOUR_US)
+    challenger, incumbent = (hard * (1 + 0.01 * random.normal(size=rows)) for _ in range(2))
+    return not_worse(factor * np.abs(challenger), np.abs(incumbent), np.arange(rows) * HOUR_US, 10, HOUR_US)
 
 
 def test_worse_refreshes_are_refused_and_equal_ones_pass():
@@ -37,9 +37,9 @@ def test_refresh_without_rows_or_difference():
     losses, times = np.ones(100), np.arange(100) * HOUR_US
     assert not_worse(losses, losses, times, 10, HOUR_US) == (1.0, 1.0, 1.0)
     assert not_worse(np.zeros(100), np.zeros(100), times, 10, HOUR_US) == (1.0, 1.0, 1.0)
-    for own, other in ((losses[:50], losses), (losses, -losses), (losses * math.nan, losses)):
+    for challenger, incumbent in ((losses[:50], losses), (losses, -losses), (losses * math.nan, losses)):
         with pytest.raises(ValueError, match="losses"):
-            not_worse(own, other, times, 10, HOUR_US)
+            not_worse(challenger, incumbent, times, 10, HOUR_US)
 
 
 def sums(model, reference):
@@ -54,13 +54,13 @@ def test_interval_of_the_ratio_holds_it_on_every_day_of_a_year():
         reference = 24 * np.exp(0.4 * random.standard_t(5, 365))
         model = reference * 0.985 * (1 + 0.1 * random.normal(size=365))
         days, totals = sums(model, reference)
-        found = [ratio_interval(int(n), *(float(t[n - 1]) for t in totals)) for n in days]
-        assert all(one is None for one in found[: MIN_DAYS - 1])
-        missed += any(one is not None and not one[0] <= 0.985 <= one[1] for one in found)
+        intervals = [ratio_interval(int(n), *(float(t[n - 1]) for t in totals)) for n in days]
+        assert all(ends is None for ends in intervals[: MIN_DAYS - 1])
+        missed += any(ends is not None and not ends[0] <= 0.985 <= ends[1] for ends in intervals)
     assert missed / 200 <= 0.05 + 0.03
-    assert found[-1] is not None
-    assert found[-1][1] - found[-1][0] < 0.06
-    assert found[-1][0] < 0.985 < found[-1][1]
+    assert intervals[-1] is not None
+    assert intervals[-1][1] - intervals[-1][0] < 0.06
+    assert intervals[-1][0] < 0.985 < intervals[-1][1]
 
 
 def test_interval_needs_days_and_honest_sums():

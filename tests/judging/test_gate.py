@@ -22,13 +22,13 @@ FIGURES = Compared(first=NIGHT, last=NIGHT, n=2851, ratio=0.999, low=0.996, high
 
 
 def model(recipe=HAR, run_id="old", night=NIGHT, **changed):
-    known = {
+    fields = {
         "series": BTC, "recipe": recipe, "folder": Path("m"), "run_id": run_id, "market": "spot", "horizon": 10,
         "candles": 9000, "data_digest": run_id, "learnt_until": night - timedelta(days=130),
         "tested_from": night - timedelta(days=120), "tested_until": night, "validation": 0.95,
         "stopped": "early_stop",
     }  # fmt: skip
-    return GateModel(**known | changed)
+    return GateModel(**fields | changed)
 
 
 def tonight(recipe=HAR, **changed):
@@ -95,10 +95,10 @@ def test_a_contender_is_read_from_its_folder(tmp_path):
                 "test": ["2025-02-08T00:00:00Z", "2025-06-06T00:00:00Z"]},
     )  # fmt: skip
     (tmp_path / "config.json").write_text(values.model_dump_json())
-    found = gate_model(BTC, tmp_path, read_config(tmp_path), run_id="r", validation=0.9)
-    assert (found.market, found.candles, found.stopped, found.horizon) == ("um", 500, "max_epochs", 10)
-    assert found.learnt_until == datetime(2025, 2, 1, tzinfo=UTC)
-    assert found.tested_until == NIGHT
+    read = gate_model(BTC, tmp_path, read_config(tmp_path), run_id="r", validation=0.9)
+    assert (read.market, read.candles, read.stopped, read.horizon) == ("um", 500, "max_epochs", 10)
+    assert read.learnt_until == datetime(2025, 2, 1, tzinfo=UTC)
+    assert read.tested_until == NIGHT
     old = gate_model(BTC, tmp_path, ModelConfig(architecture="har"))
     assert (old.learnt_until, old.tested_from, old.recipe.architecture) == (None, None, "har")
 

@@ -34,8 +34,10 @@ def test_hac_variance_equals_statsmodels(lags):
 @pytest.mark.parametrize(("n", "horizon"), [(48, 10), (300, 10)])
 def test_no_skill_is_taken_for_skill_about_as_often_as_promised(n, horizon):
     lags = inference.block_length(horizon, n)
-    found = [inference.diebold_mariano(autocorrelated(n, seed=seed), lags)[1] < 0.05 for seed in range(600)]
-    assert 0.02 < np.mean(found) < 0.1  # by the normal approximation .22 and .13
+    rejected = [
+        inference.diebold_mariano(autocorrelated(n, seed=seed), lags)[1] < 0.05 for seed in range(600)
+    ]
+    assert 0.02 < np.mean(rejected) < 0.1  # by the normal approximation .22 and .13
 
 
 def test_holm_equals_statsmodels():
@@ -71,7 +73,7 @@ def test_blocks_hold_two_horizons_and_share_a_grid():
     assert inference.block_ids(times, 20, start=980).tolist() == [1, 1, 2, 2, 4]
 
 
-def found(ratio, p, n):
+def figures(ratio, p, n):
     return {
         "test_crps_ratio": ratio, "test_crps_ratio_low": ratio - 0.005, "test_crps_ratio_high": ratio + 0.005,
         "test_p": p, "test_n": n,
@@ -83,12 +85,12 @@ def found(ratio, p, n):
     [(0.98, 0.001, "better than"), (1.02, 0.01, "worse than"), (0.98, 0.06, "no different from")],
 )
 def test_verdict_says_what_was_found(ratio, p, words):
-    text = inference.verdict(found(ratio, p, 2880))
+    text = inference.verdict(figures(ratio, p, 2880))
     assert text.startswith(f"{words} the random walk with EWMA volatility (CRPS ratio {ratio:.4f} [")
     assert text.endswith(f"p={p:.3f}, n=2,880)")
 
 
 @pytest.mark.parametrize("ratio", [0.996, 1.004])
 def test_a_verdict_never_contradicts_its_own_interval(ratio):
-    text = inference.verdict(found(ratio, 0.049, 8640))
+    text = inference.verdict(figures(ratio, 0.049, 8640))
     assert text.startswith("no different from")

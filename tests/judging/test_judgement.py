@@ -22,13 +22,13 @@ def test_realised_is_the_cumulative_log_return():
 def test_the_reference_is_fitted_on_the_training_span_alone():
     series = market()
     train, test = (series.origins(s, 1, H) for s in ("train", "test"))
-    known = scores.reference(series, train, test, H)
+    walk = scores.reference(series, train, test, H)
     prices = series.prices.copy()
     prices[1800:] *= np.linspace(1, 5, len(prices) - 1800)[:, None]  # another future, the same past
-    np.testing.assert_array_equal(known, scores.reference(replace(series, prices=prices), train, test, H))
+    np.testing.assert_array_equal(walk, scores.reference(replace(series, prices=prices), train, test, H))
     moves = scores.realised(series, train, H)[:, 0] / series.volatility[train]
     np.testing.assert_allclose(
-        known[5, 0] / series.volatility[test[5]], np.quantile(moves, np.arange(1, 20) / 20)
+        walk[5, 0] / series.volatility[test[5]], np.quantile(moves, np.arange(1, 20) / 20)
     )
     with pytest.raises(ValueError, match="at least one training origin"):
         scores.reference(series, train[:0], test, H)
@@ -114,15 +114,15 @@ def test_pooling_weighs_each_coin_alike():
 
 
 def test_the_interval_of_one_coin_is_that_of_its_model():
-    one = judged(market(), spread=1.3)
+    member = judged(market(), spread=1.3)
     for name in ("test_crps_ratio_low", "test_crps_ratio_high", "test_p"):
-        assert pool.judge_pool([one], seed=7).metrics[name] == one.metrics[name]
+        assert pool.judge_pool([member], seed=7).metrics[name] == member.metrics[name]
 
 
 def test_coins_that_move_together_are_not_independent_evidence():
-    one = judged(market(), spread=1.05)
-    twins = [replace(one, symbol=f"C{i}") for i in range(20)]
-    alone, together = pool.judge_pool([one]).metrics, pool.judge_pool(twins).metrics
+    member = judged(market(), spread=1.05)
+    twins = [replace(member, symbol=f"C{i}") for i in range(20)]
+    alone, together = pool.judge_pool([member]).metrics, pool.judge_pool(twins).metrics
     for name in ("test_p", "test_crps_ratio_low", "test_crps_ratio_high"):
         assert together[name] == pytest.approx(alone[name])
 
@@ -137,13 +137,13 @@ def test_holm_corrects_over_the_members_of_an_architecture():
 
 
 def test_a_verdict_that_the_interval_does_not_show_says_over_how_many_models_p_is_corrected():
-    found = judged(market())
-    one = replace(
-        found,
-        metrics=found.metrics | {"test_crps_ratio_low": 0.98, "test_crps_ratio_high": 0.99, "test_p": 0.01},
+    plain = judged(market())
+    member = replace(
+        plain,
+        metrics=plain.metrics | {"test_crps_ratio_low": 0.98, "test_crps_ratio_high": 0.99, "test_p": 0.01},
     )
-    (alone,) = pool.apply_holm([one])
-    first, *_ = pool.apply_holm([one] * 20)
+    (alone,) = pool.apply_holm([member])
+    first, *_ = pool.apply_holm([member] * 20)
     assert alone.verdict.startswith("better than")
     assert "no different from" in first.verdict
     assert "p=0.200 corrected over 20 models, n=" in first.verdict

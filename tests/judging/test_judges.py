@@ -74,12 +74,12 @@ def test_a_judge_dies_with_the_command(fake):
     parent = subprocess.Popen([sys.executable, "-c", code, str(fake)], cwd=ROOT)
     try:
         end = time.monotonic() + 60
-        while not (found := psutil.Process(parent.pid).children()):
+        while not (children := psutil.Process(parent.pid).children()):
             assert time.monotonic() < end
             time.sleep(0.05)
         time.sleep(1.0)
-        assert found[0].is_running()
+        assert children[0].is_running()
     finally:
         parent.kill()
         parent.wait()
-    assert not psutil.wait_procs(found, timeout=60)[1]
+    assert not psutil.wait_procs(children, timeout=60)[1]

@@ -16,26 +16,26 @@ GOOD = Paired(
 
 def losses(gain, days=1096, noise=0.005, coins=3, seed=0):
     random = np.random.default_rng(seed)
-    other = random.lognormal(0, 0.3, (days, 1)) * np.array([0.1, 1.0, 10.0][:coins])
-    own = other * (1 - gain + noise * random.standard_normal((days, 1)))
-    return DailyLosses(np.arange(FIRST, FIRST + days), own, other)
+    incumbent = random.lognormal(0, 0.3, (days, 1)) * np.array([0.1, 1.0, 10.0][:coins])
+    challenger = incumbent * (1 - gain + noise * random.standard_normal((days, 1)))
+    return DailyLosses(np.arange(FIRST, FIRST + days), challenger, incumbent)
 
 
 def test_the_ratio_weighs_each_coin_alike_and_the_months_are_those_of_the_calendar():
     made = losses(0.0, noise=0.0)
-    made.own[:, 0] *= 0.9
-    found = paired(made)
-    assert found.ratio == pytest.approx(1 - 0.1 / 3)
-    assert (found.days, found.months, found.better) == (1096, 36, 36)  # June 2022 to May 2025
-    assert found.low == pytest.approx(found.ratio)
-    short = paired(DailyLosses(made.days[:40], made.own[:40], made.other[:40]))
+    made.challenger[:, 0] *= 0.9
+    comparison = paired(made)
+    assert comparison.ratio == pytest.approx(1 - 0.1 / 3)
+    assert (comparison.days, comparison.months, comparison.better) == (1096, 36, 36)  # June 2022 to May 2025
+    assert comparison.low == pytest.approx(comparison.ratio)
+    short = paired(DailyLosses(made.days[:40], made.challenger[:40], made.incumbent[:40]))
     assert short.months == 1  # ten days of July are no month
 
 
 def test_a_true_gain_passes_and_none_does_not():
-    found = paired(losses(0.002))
-    assert failed(found, found.p) == ""
-    assert found.low < found.ratio < found.high < 1
+    comparison = paired(losses(0.002))
+    assert failed(comparison, comparison.p) == ""
+    assert comparison.low < comparison.ratio < comparison.high < 1
     equal = paired(losses(0.0))
     assert "not significantly better" in failed(equal, equal.p)
     worse = paired(losses(-0.002))
@@ -56,8 +56,8 @@ def test_a_true_gain_passes_and_none_does_not():
     ],
 )
 def test_each_condition_is_needed(changed, p, reason):
-    found = failed(GOOD.model_copy(update=changed), p)
-    assert (reason in found) if reason else found == ""
+    why = failed(GOOD.model_copy(update=changed), p)
+    assert (reason in why) if reason else why == ""
 
 
 def test_recipes_named_together_are_corrected_by_holm():
@@ -85,14 +85,18 @@ def test_common_rows_are_added_up_by_day_and_coin():
         losses = {"crps": np.full(len(hours[rows]), value)}
         return MemberScore(symbol, "1h", "har", {}, hours[rows], losses)
 
-    own = [member("A", slice(0, 30), 1.0), member("B", slice(0, 48), 2.0), member("C", slice(0, 9), 1.0)]
-    other = [member("B", slice(12, 48), 3.0), member("A", slice(0, 48), 2.0)]
-    found = daily_losses(own, other)
-    assert found.days.tolist() == [FIRST, FIRST + 1]
-    np.testing.assert_array_equal(found.own, [[24, 24], [6, 48]])
-    np.testing.assert_array_equal(found.other, [[48, 36], [12, 72]])
+    challenger = [
+        member("A", slice(0, 30), 1.0),
+        member("B", slice(0, 48), 2.0),
+        member("C", slice(0, 9), 1.0),
+    ]
+    incumbent = [member("B", slice(12, 48), 3.0), member("A", slice(0, 48), 2.0)]
+    comparison = daily_losses(challenger, incumbent)
+    assert comparison.days.tolist() == [FIRST, FIRST + 1]
+    np.testing.assert_array_equal(comparison.challenger, [[24, 24], [6, 48]])
+    np.testing.assert_array_equal(comparison.incumbent, [[48, 36], [12, 72]])
     with pytest.raises(ValueError, match="no forecast row in common"):
-        daily_losses(own[:1], other[:1])
+        daily_losses(challenger[:1], incumbent[:1])
 
 
 def test_eighteen_months_at_1h_and_twelve_below():

@@ -44,8 +44,8 @@ def aliases(series=BTC):
 
 def decided(series=BTC):
     """(outcome, rule) of the newest decision."""
-    found = newest_decisions(open_store())[series]
-    return found.outcome, found.rule
+    newest = newest_decisions(open_store())[series]
+    return newest.outcome, newest.rule
 
 
 def newest(series=BTC):

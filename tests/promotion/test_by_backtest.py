@@ -47,22 +47,22 @@ def test_a_recipe_that_loses_stays_on_the_register_and_moves_nothing(trainer, sh
     monkeypatch.setattr(
         by_backtest, "failed", lambda *_: "it is not significantly better after the correction"
     )
-    found, said = backtest()
-    (one,) = submissions(home(), "sim", "1h")
-    assert (one.count, one.folds, len(one.recipes)) == (1, 2, 1)
-    assert one.recipes[0].startswith("har/smoke/")
-    assert found["gate"]["passed"] is None
-    assert found["gate"]["named"] == one.digest
-    assert found["gate"]["recipes"][0]["submitted"] == 1
-    assert any(f"submitted to the gate as {one.digest}" in line for line in said)
+    answer, said = backtest()
+    (submission,) = submissions(home(), "sim", "1h")
+    assert (submission.count, submission.folds, len(submission.recipes)) == (1, 2, 1)
+    assert submission.recipes[0].startswith("har/smoke/")
+    assert answer["gate"]["passed"] is None
+    assert answer["gate"]["named"] == submission.digest
+    assert answer["gate"]["recipes"][0]["submitted"] == 1
+    assert any(f"submitted to the gate as {submission.digest}" in line for line in said)
     assert any(
         "does not replace linear/smoke/" in line and "of 1 submitted for this span" in line for line in said
     )
     assert switches(home(), "sim", "1h") == []
     backtest()  # the same again is the same submission
-    assert submissions(home(), "sim", "1h") == [one]
-    found, _ = backtest(architectures="linear,lstm", trials=3)
-    assert found["gate"]["recipes"][0]["submitted"] == 4  # with the one that lost
+    assert submissions(home(), "sim", "1h") == [submission]
+    answer, _ = backtest(architectures="linear,lstm", trials=3)
+    assert answer["gate"]["recipes"][0]["submitted"] == 4  # with the one that lost
     assert list(verify(home(), "sim")) == []
 
 
@@ -80,14 +80,14 @@ def test_recipes_are_named_before_anything_is_trained(trainer, short, monkeypatc
     assert other == []  # left out, and counted all the same
     with pytest.raises(KeyboardInterrupt):
         backtest(trials=2)
-    (one,) = submissions(home(), "sim", "1h")
-    assert (one.count, by_backtest.counted_before(home(), one)) == (2, 1)
+    (submission,) = submissions(home(), "sim", "1h")
+    assert (submission.count, by_backtest.counted_before(home(), submission)) == (2, 1)
 
 
 def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, short, monkeypatch):
     monkeypatch.setattr(by_backtest, "failed", lambda *_: "")
-    found, said = backtest()
-    assert found["gate"]["passed"].startswith("har/smoke/")
+    answer, said = backtest()
+    assert answer["gate"]["passed"].startswith("har/smoke/")
     assert any(line.startswith("passed the gate: backtest of har/smoke/") for line in said)
     assert aliases() == {"champion": "1"}
     (switch,) = switches(home(), "sim", "1h")
@@ -96,7 +96,7 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
     assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
     assert "of 1 submitted for this span" in newest().reason
     assert newest().backtest.named == submissions(home(), "sim", "1h")[0].digest
-    assert [one.architecture for one in champions(market="sim")] == ["har", "har"]
+    assert [submission.architecture for submission in champions(market="sim")] == ["har", "har"]
     assert champions([BTC])[0].selected_on
     assert switches(home(), "sim", "1h")[0].behind == ()
 
@@ -108,9 +108,9 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
     ],
 )  # fmt: skip
 def test_options_that_the_gate_cannot_judge_are_refused(changed, field):
-    with pytest.raises(UsageError) as found:
+    with pytest.raises(UsageError) as error:
         spec(**changed)
-    assert found.value.field == field
+    assert error.value.field == field
 
 
 def test_what_cannot_be_submitted_is_refused_before_any_work(trainer, monkeypatch):
@@ -126,9 +126,9 @@ def test_what_cannot_be_submitted_is_refused_before_any_work(trainer, monkeypatc
 def test_a_backtest_of_too_few_coins_is_refused_before_it_counts(trainer, short):
     with pytest.raises(
         UsageError, match=r"has 1 of the 2 coins that linear/smoke/.* --coins ETHUSDT"
-    ) as found:
+    ) as error:
         backtest(coins="BTC")
-    assert found.value.field == "coins"
+    assert error.value.field == "coins"
     assert submissions(home(), "sim", "1h") == []
 
 
@@ -137,7 +137,11 @@ def test_the_champions_recipe_is_trained_beside_where_the_options_train_another(
     monkeypatch.setattr(
         by_backtest, "registered_model", lambda _champion: type("Model", (), {"recipe": plain})
     )
-    found = by_backtest.open_contest(spec(architectures="linear"))
-    assert (found.incumbent, found.name, list(found.recipes)) == (plain, by_backtest.CHAMPION, ["linear"])
-    assert found.beside.names == ("linear",)
-    assert found.beside.overrides == {}
+    contest = by_backtest.open_contest(spec(architectures="linear"))
+    assert (contest.incumbent, contest.name, list(contest.recipes)) == (
+        plain,
+        by_backtest.CHAMPION,
+        ["linear"],
+    )
+    assert contest.beside.names == ("linear",)
+    assert contest.beside.overrides == {}

@@ -36,9 +36,9 @@ def cpb(trainer, monkeypatch, capsys):
 
 
 def test_champions_are_listed_for_programs(cpb):
-    code, found = cpb("champions", "--json")
-    assert (code, found["exit"]) == (0, 0)
-    assert [set(row) for row in found["champions"]] == [
+    code, answer = cpb("champions", "--json")
+    assert (code, answer["exit"]) == (0, 0)
+    assert [set(row) for row in answer["champions"]] == [
         {
             "market",
             "symbol",
@@ -54,7 +54,7 @@ def test_champions_are_listed_for_programs(cpb):
             "crps_ratio_high",
         }
     ] * 2
-    btc = found["champions"][0]
+    btc = answer["champions"][0]
     assert (btc["market"], btc["symbol"], btc["timeframe"], btc["version"]) == ("sim", "BTCUSDT", "1h", "1")
     assert (btc["architecture"], btc["preset"]) == ("linear", "smoke")
     assert (btc["decision"]["outcome"], btc["decision"]["rule"]) == ("first", "first")
@@ -71,12 +71,12 @@ def test_a_misspelt_coin_is_named_with_the_champions_that_there_are(cpb):
 def test_simulated_champions_are_listed_where_asked_for_or_where_no_others_are(cpb, monkeypatch):
     simulated = champions()
     real = [
-        replace(one, series=SeriesId("spot", one.series.symbol, one.series.timeframe))
-        for one in simulated[:1]
+        replace(champion, series=SeriesId("spot", champion.series.symbol, champion.series.timeframe))
+        for champion in simulated[:1]
     ]
 
     def both(market=None, store=None):
-        return [one for one in [*simulated, *real] if market in (None, one.series.market)]
+        return [champion for champion in [*simulated, *real] if market in (None, champion.series.market)]
 
     monkeypatch.setattr(moves, "champions", both)
     assert [row["market"] for row in cpb("champions", "--json")[1]["champions"]] == ["spot"]
@@ -110,8 +110,8 @@ SIM = ("--market", "sim", "--json")
 
 def test_a_version_is_promoted_by_hand_and_taken_back(cpb):
     night(SECOND)
-    code, found = cpb("promote", "BTC", "1h", "--version", "1", "--force", "version 2 is too wide", *SIM)
-    assert (code, found["decision"]["outcome"], found["decision"]["version_number"]) == (0, "forced", "1")
+    code, answer = cpb("promote", "BTC", "1h", "--version", "1", "--force", "version 2 is too wide", *SIM)
+    assert (code, answer["decision"]["outcome"], answer["decision"]["version_number"]) == (0, "forced", "1")
     assert aliases() == {"champion": "1", "previous": "2"}
     assert newest().reason == "version 2 is too wide"
     assert champions([BTC])[0].tags["reason"] == "version 2 is too wide"
@@ -138,19 +138,19 @@ def test_a_version_is_promoted_by_hand_and_taken_back(cpb):
     ],
 )
 def test_what_cannot_be_promoted(cpb, words, code, field):
-    exit_code, found = cpb("promote", *words, *SIM)
+    exit_code, answer = cpb("promote", *words, *SIM)
     assert exit_code == 2
-    assert (found["code"], found["field"]) == (code, field)
+    assert (answer["code"], answer["field"]) == (code, field)
     assert aliases() == {"champion": "1"}
 
 
 def test_an_alias_that_is_moved_in_mlflow_is_a_decision_by_hand_and_named_as_such(cpb):
     night(SECOND)
     open_store().client.set_registered_model_alias(BTC.registered, "champion", "1")
-    found = cpb("champions", "--coins", "BTC", "--json")[1]["champions"][0]
-    assert (found["version"], found["decision"]["version_number"]) == ("1", "1")
-    assert (found["decision"]["outcome"], found["decision"]["rule"]) == ("forced", "by-hand")
-    assert "moved by hand" in found["decision"]["reason"]
+    answer = cpb("champions", "--coins", "BTC", "--json")[1]["champions"][0]
+    assert (answer["version"], answer["decision"]["version_number"]) == ("1", "1")
+    assert (answer["decision"]["outcome"], answer["decision"]["rule"]) == ("forced", "by-hand")
+    assert "moved by hand" in answer["decision"]["reason"]
     assert (
         "forced (by-hand): it was made champion in MLflow" in cpb("champions", "--why", "--coins", "BTC")[1]
     )
@@ -174,8 +174,8 @@ def test_a_damaged_version_is_not_promoted(cpb):
     store = open_store()
     folder = local_path(store.client.get_model_version(BTC.registered, "1").source)
     (folder / "config.json").write_text("{}")
-    exit_code, found = cpb("promote", "BTC", "1h", "--version", "1", "--force", "x", *SIM)
-    assert (exit_code, found["code"]) == (1, "damaged")
+    exit_code, answer = cpb("promote", "BTC", "1h", "--version", "1", "--force", "x", *SIM)
+    assert (exit_code, answer["code"]) == (1, "damaged")
     assert aliases() == before
 
 

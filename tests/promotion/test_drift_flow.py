@@ -24,12 +24,14 @@ def hour(**options):
 def test_the_flow_looks_at_every_champion_and_tells_of_one_that_has_drifted(trainer):
     result, said, home = hour()
     assert result["drifted"] == []
-    found = read_watch(home, "sim").series
-    assert {watched.state for watched in found.values()} <= {"fine", "watch"}
-    assert {watched.model_version for watched in found.values()} == {f"{s.registered}/1" for s in (BTC, ETH)}
+    watches = read_watch(home, "sim").series
+    assert {watched.state for watched in watches.values()} <= {"fine", "watch"}
+    assert {watched.model_version for watched in watches.values()} == {
+        f"{s.registered}/1" for s in (BTC, ETH)
+    }
 
     since = datetime(2025, 1, 1, tzinfo=UTC)
-    bad = found[BTC.name].model_copy(
+    bad = watches[BTC.name].model_copy(
         update={"state": "drifted", "bands": 12.0, "excess": 12.0, "since": since}
     )
     keep(home, "sim", [bad])

@@ -51,15 +51,15 @@ def test_a_damaged_record_is_named(tmp_path, ledger, name):
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
-    (found,) = verify(tmp_path, "sim")
-    assert found.path == f"sim/ledger/{name}"
+    (damage,) = verify(tmp_path, "sim")
+    assert damage.path == f"sim/ledger/{name}"
     assert path.read_bytes() == data
 
 
 def test_daily_sums_that_are_not_those_recorded_are_named(tmp_path, ledger):
     (ledger / "interval=1h/symbol=BTCUSDT/daily.parquet").write_bytes(b"sumz")
-    (found,) = verify(tmp_path, "sim")
-    assert found.path.endswith("daily.parquet")
+    (damage,) = verify(tmp_path, "sim")
+    assert damage.path.endswith("daily.parquet")
 
 
 FOREIGN = (
@@ -85,6 +85,6 @@ def test_files_that_are_not_provably_cpbs_are_no_damage(tmp_path, content):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
-    found = verify_all(tmp_path, MARKETS)
+    report = verify_all(tmp_path, MARKETS)
     assert {p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file()} == set(others)
-    assert found.is_good
+    assert report.is_good

@@ -50,21 +50,21 @@ def test_the_same_night_again_moves_nothing(trainer):
 def test_the_same_candles_under_another_command_move_nothing(trainer):
     night(seed=2)
     assert (aliases(), decided(), decided(ETH)) == ({"champion": "1"}, *[("unchanged", "same-data")] * 2)
-    assert [one.rule for one in decisions_on(open_store(), BTC, 9)] == ["same-data", "first"]
+    assert [decision.rule for decision in decisions_on(open_store(), BTC, 9)] == ["same-data", "first"]
 
 
 def test_newer_candles_refresh_and_keep_the_one_before(trainer):
     summary, _ = night(SECOND)
     assert decided() == ("refreshed", "refresh")
     assert aliases() == {"champion": "2", "previous": "1"}
-    found = newest()
-    assert found.version_number == "2"
-    assert found.compared.n > 300
-    assert found.compared.high < 1.005
-    assert (found.incumbent.version_number, found.candidate.version_number) == ("1", "2")
+    decision = newest()
+    assert decision.version_number == "2"
+    assert decision.compared.n > 300
+    assert decision.compared.high < 1.005
+    assert (decision.incumbent.version_number, decision.candidate.version_number) == ("1", "2")
     assert (summary.champions, summary.forecast_rows) == (2, 20)
     version = open_store().client.get_model_version(BTC.registered, "2")
-    assert decision_in(version.tags) == found
+    assert decision_in(version.tags) == decision
 
 
 def test_a_night_with_a_worse_model_moves_nothing_and_says_why(trainer):
@@ -72,8 +72,8 @@ def test_a_night_with_a_worse_model_moves_nothing_and_says_why(trainer):
     summary, said = night(SECOND)
     assert decided() == ("kept", "worse")
     assert aliases() == {"champion": "1"}
-    found = newest()
-    assert found.compared.low > 1
+    decision = newest()
+    assert decision.compared.low > 1
     assert any("is worse than the champion" in line for line in said)
     assert (summary.champions, summary.forecast_rows, summary.exit_code) == (2, 20, 0)
 

@@ -87,15 +87,15 @@ def test_luck_grows_with_the_number_of_trials_and_skill_is_told_from_it():
     few, reference = noise(4, 60, 1)
     many, other = noise(400, 60, 1)
     best_of = {}
-    for name, (losses, own) in {"few": (few, reference), "many": (many, other)}.items():
-        found = best_of_null_trials(losses, own, float((losses.sum(1) / own.sum()).min()))
-        best_of[name] = found.best
-        assert 0.02 < found.p <= 1  # the best of trials without skill is no surprise
-        assert found.trials == len(losses)
-        assert found.low <= found.best < 1
+    for name, (losses, walk) in {"few": (few, reference), "many": (many, other)}.items():
+        luck = best_of_null_trials(losses, walk, float((losses.sum(1) / walk.sum()).min()))
+        best_of[name] = luck.best
+        assert 0.02 < luck.p <= 1  # the best of trials without skill is no surprise
+        assert luck.trials == len(losses)
+        assert luck.low <= luck.best < 1
     assert best_of["many"] < best_of["few"]
-    skilled, own = noise(400, 60, 2, skill=0.02)
-    assert best_of_null_trials(skilled, own, float((skilled.sum(1) / own.sum()).min())).p < 0.01
+    skilled, walk = noise(400, 60, 2, skill=0.02)
+    assert best_of_null_trials(skilled, walk, float((skilled.sum(1) / walk.sum()).min())).p < 0.01
 
 
 def test_equal_trials_are_one_trial():
@@ -107,8 +107,10 @@ def test_equal_trials_are_one_trial():
 
 
 def record(epoch, *members):
-    found = [{"index": index, "best_val_loss": loss, "stopped": stopped} for index, loss, stopped in members]
-    return cpbmodels.EpochRecord(epoch, 8, 0.1, found, 1.0, 1.0, {})
+    members = [
+        {"index": index, "best_val_loss": loss, "stopped": stopped} for index, loss, stopped in members
+    ]
+    return cpbmodels.EpochRecord(epoch, 8, 0.1, members, 1.0, 1.0, {})
 
 
 def step(done, epoch=1):

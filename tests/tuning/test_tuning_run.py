@@ -55,9 +55,9 @@ def test_a_study_is_searched_scored_once_and_gone_on_with(place, monkeypatch):
 
     def noted(trials, scored, **options):
         shares.append(options["progress"].share)
-        found = train(trials, scored, **options)
+        results = train(trials, scored, **options)
         shares.append(options["progress"].share)
-        return found
+        return results
 
     monkeypatch.setattr(loop, "train_batch", noted)
     first, _ = tune(trials=6)
@@ -80,7 +80,7 @@ def test_a_study_is_searched_scored_once_and_gone_on_with(place, monkeypatch):
     if more["winner"]["trial"] == first["winner"]["trial"]:
         assert more["test_times_scored"] == 1
     stored = optuna.load_study(study_name=first["study"], storage=f"sqlite:///{first['storage']}")
-    assert [one.number for one in stored.trials] == list(range(9))
+    assert [trial.number for trial in stored.trials] == list(range(9))
     assert (
         min(t.value for t in stored.trials if t.value is not None and t.state.name == "COMPLETE")
         == (more["winner"]["validation_crps_ratio"])
@@ -104,19 +104,19 @@ def test_a_trial_equals_its_training_alone_and_a_budget_ends_the_search(place, m
     train = batches.train_batch
 
     def noted(trials, scored, **options):
-        found = train(trials, scored, **options | {"dtype": "float64", "prune": lambda *_: False})
-        seen.update(trials=trials, scored=scored, results=found)
-        return found
+        results = train(trials, scored, **options | {"dtype": "float64", "prune": lambda *_: False})
+        seen.update(trials=trials, scored=scored, results=results)
+        return results
 
     monkeypatch.setattr(loop, "train_batch", noted)
     tune(trials=3)
-    one, scored, result = seen["trials"][1], seen["scored"], seen["results"][1]
+    trial, scored, result = seen["trials"][1], seen["scored"], seen["results"][1]
     ratios = []
     for fold in scored:
         assert fold.fold.fold == 1
         (member,) = cpbmodels.train_fleet(
             [fold.fold.series], "gru", "smoke", dtype="float64", device="cpu",
-            seeds=batches.member_seed(1, "gru", fold.fold.id, 1), **ASKED["overrides"] | one,
+            seeds=batches.member_seed(1, "gru", fold.fold.id, 1), **ASKED["overrides"] | trial,
         )  # fmt: skip
         forecast = cpbmodels.predict([member], [fold.fold.series], [fold.origins])[0]
         ratios.append((batches.crps(forecast.quantiles, fold.truth).mean(1) / fold.mean).mean())
@@ -134,9 +134,9 @@ def test_a_budget_that_ends_within_the_first_epoch_leaves_the_trials_out(place, 
     def late(*given, **options):
         at_work.extend(searches_at_work(place / "home/sim"))
         at_work.extend(runs(place / "home", 5).trainings)
-        found = train(*given, **options | {"deadline": time.monotonic()})
-        assert found == [None] * 4
-        return found
+        results = train(*given, **options | {"deadline": time.monotonic()})
+        assert results == [None] * 4
+        return results
 
     monkeypatch.setattr(loop, "train_batch", late)
     with pytest.raises(CpbError) as error:
