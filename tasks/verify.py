@@ -33,7 +33,7 @@ from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder
 from tasks.storage.files import read_json_or_none
 from tasks.storage.model_folder import CONFIG, METRICS, NEEDED, PICTURES, REFERENCE
-from tasks.storage.records import digest_fault, member_subject, parse_record, read_npz
+from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
 from tasks.tracking.registry import COPIES, champions, training_command
 from tasks.tracking.store import open_store, store_errors
 from tasks.training.shard import JOB, LOG, RESULT, is_training, shard_folders
@@ -195,9 +195,9 @@ def fleets(home: Path, market: str) -> Iterator[Check]:
             for name, digest in member.files.items():
                 yield model / name, partial(model_folder.trained_file_damage, model / name, digest), command
             for path in place.glob("*.npz"):
-                yield path, partial(read_npz, path), command
+                yield path, partial(read_sealed, path), command
             for path in (path for name in PICTURES if (path := model / name).exists()):
-                yield path, partial(model_folder.picture_damage, path), command
+                yield path, partial(read_sealed, path), command
             if (path := model / REFERENCE).exists():
                 yield _record(path, Reference, member_subject(path), command)
             if (path := model / METRICS).exists():

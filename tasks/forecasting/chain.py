@@ -32,7 +32,6 @@ from tasks.forecasting.lines import (
     FileRecord,
     Line,
     Slice,
-    broken_line,
     chain_path,
     first_misfit,
     last_line,
@@ -54,7 +53,6 @@ from tasks.forecasting.months import (
 from tasks.running.parallel import run_each, thread_pool
 from tasks.storage.files import DiskFull, is_disk_full, sync, write_bytes
 from tasks.storage.locks import locked
-from tasks.storage.records import warn_once
 
 log = logging.getLogger("cpb")
 
@@ -76,7 +74,7 @@ def append(
     """Store the rows of a batch that are not stored yet, and their line; the first row under a key is kept.
 
     A null `made_at` is set to the current time. An error in one series does not stop the others: a damaged month stays
-    as it is, and its series fails until the file is restored. A damaged chain goes on, with a warning.
+    as it is, and its series fails until the file is restored. A damaged chain goes on; `cpb verify` names it.
 
     Args:
         batch: rows by series, all of one market.
@@ -91,8 +89,6 @@ def append(
     staged = dict[SeriesId, list[Entry] | CpbError]()
     try:
         with chain_lock(home, market):
-            if kind == "forecasts":
-                _warn_of_damage(chain_path(home, market))
             now, is_valid = datetime.now(UTC), _is_valid(tree, batch)
             with _drafts(home, market, [series.folder(home, tree.name) for series in batch]):
                 calls = [
@@ -149,14 +145,6 @@ def chain_lock(home: Path, market: str) -> Iterator[None]:
                 "wrote; until then nothing is stored", field=str(chain),
             )  # fmt: skip
         yield
-
-
-def _warn_of_damage(chain: Path) -> None:
-    with suppress(FileNotFoundError):
-        if number := broken_line(chain):
-            warn_once(
-                f"{chain} is damaged (line {number} does not fit): {RESTORE}; forecasts go on being stored"
-            )
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from schemas.identity import SeriesId, tree_of
 from schemas.ledger import BANDS, JudgedMetrics, Reference
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR
-from tasks.forecasting.issue import Champion, failure, reference_of
+from tasks.forecasting.issue import failure, reference_of
 from tasks.forecasting.score import evidence_rows
 from tasks.forecasting.staleness import find_stale
 from tasks.judging.drift import ALARM, NOTICEABLE, RECOVERED, Capital, Outcome, limits
 from tasks.storage.locks import locked
-from tasks.storage.model_folder import read_config, recipe_of
+from tasks.storage.model_folder import PackagedModel, read_config, recipe_of
 from tasks.storage.records import find_record, write_record
 
 FILE_NAME = "watch.json"
@@ -62,7 +62,7 @@ class Watch(Record):
     series: dict[str, SeriesWatch] = Field(default_factory=dict)
 
 
-def check_drift(scope: Scope, champions: Sequence[Champion]) -> Watching:
+def check_drift(scope: Scope, champions: Sequence[PackagedModel]) -> Watching:
     """Process new scores since the last check and return an alarm per champion; a failure does not stop the others."""
     now = scope.as_of or datetime.now(UTC)
     stale = find_stale(scope.home, [champion.series for champion in champions], scope.as_of)

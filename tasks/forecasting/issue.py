@@ -8,13 +8,12 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import polars as pl
 
 import cpbmodels
-from cpbmodels.data.series import QUANTILE_COLUMNS, Series, forecast_rows
+from cpbmodels.data.series import Series, forecast_rows
 from cpbmodels.data.wide import NO_MARKET, Market
 from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.frames import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
@@ -28,30 +27,14 @@ from tasks.judging.scores import Array, reference_quantiles
 from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.feature_files import market_key, newest_markets, newest_series
 from tasks.storage.locks import locked
-from tasks.storage.model_folder import read_config, read_reference, recipe_of
+from tasks.storage.model_folder import PackagedModel, read_config, read_reference, recipe_of
 from tasks.storage.records import find_record, write_record
 
 LEARNT = "learnt"
 """Code of the failure for an origin inside the candles that a model was trained or selected on."""
 
 
-class Champion(Protocol):
-    """What forecasting needs of a model (`tasks.hub.tree.PackagedModel`)."""
-
-    @property
-    def series(self) -> SeriesId:
-        """The series that it forecasts."""
-
-    @property
-    def model_version(self) -> str:
-        """Registered model and version, `cpb-BTCUSDT-1h/3`."""
-
-    @property
-    def folder(self) -> Path:
-        """The model folder that `cpbmodels.load` reads and checks."""
-
-
-def issue_forecasts(scope: Scope, champions: Sequence[Champion]) -> ForecastBatch:
+def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> ForecastBatch:
     """Forecast with the champions; an error in one series becomes its `Failure`, the others are still forecast.
 
     A series without a usable reference (code `reference`) is still forecast; its rows have null reference columns.
@@ -60,7 +43,7 @@ def issue_forecasts(scope: Scope, champions: Sequence[Champion]) -> ForecastBatc
     readers = [market_key(champion.series) for champion in champions if _reads_market(champion)]
     markets = newest_markets(scope.home, readers, since=scope.since, as_of=scope.as_of)
 
-    def rows_of(champion: Champion) -> pl.DataFrame | None:
+    def rows_of(champion: PackagedModel) -> pl.DataFrame | None:
         reference = None
         try:
             try:
@@ -137,14 +120,14 @@ def note_version(home: Path, series: SeriesId, model_version: str, recipe: str) 
         write_record(path, versions, of=series.name, compact=True)
 
 
-def _reads_market(champion: Champion) -> bool:
+def _reads_market(champion: PackagedModel) -> bool:
     try:
         return NO_MARKET in read_config(champion.folder).features
     except CpbError:  # reported when it is loaded
         return False
 
 
-def _check_unlearnt(champion: Champion, learnt_until: datetime | None, issued_at: datetime) -> None:
+def _check_unlearnt(champion: PackagedModel, learnt_until: datetime | None, issued_at: datetime) -> None:
     """Raise `MemberError` (code `LEARNT`) for an origin inside the candles that a model was trained or selected on."""
     if learnt_until and issued_at <= learnt_until:
         raise MemberError(
@@ -156,7 +139,7 @@ def _check_unlearnt(champion: Champion, learnt_until: datetime | None, issued_at
 
 
 def _forecast(
-    champion: Champion, scope: Scope, reference: Reference | None, market: Market | None
+    champion: PackagedModel, scope: Scope, reference: Reference | None, market: Market | None
 ) -> pl.DataFrame:
     """Return a model's forecast from the newest stored candles of its series, as rows of the contract.
 
@@ -204,16 +187,8 @@ def contract_rows(
         candle: float64 [H, 4], the median candle's open, high, low, close, in prices.
         last_close: close of the last candle used.
         reference: float64 [19, H], the close's quantiles by the random walk from the same origin, in prices.
-
-    Raises:
-        ValueError: the arrays' shapes do not match.
     """
-    horizon = len(candle)
-    if np.shape(close) != (len(QUANTILE_COLUMNS), horizon) or np.shape(candle) != (horizon, 4):
-        raise ValueError(f"close must be [19, H] and candle [H, 4], got {np.shape(close)} {np.shape(candle)}")
-    if reference is not None and np.shape(reference) != np.shape(close):
-        raise ValueError(f"the reference must be [19, H] like close, got {np.shape(reference)}")
-    rows = forecast_rows([issued_at], series.seconds, np.asarray(close).T[None], np.asarray(candle)[None])
+    rows = forecast_rows([issued_at], series.seconds, close.T[None], candle[None])
     named = rows.with_columns(
         symbol=pl.lit(series.symbol),
         timeframe=pl.lit(series.timeframe),
@@ -222,7 +197,7 @@ def contract_rows(
         role=pl.lit(CHAMPION),
         made_at=pl.lit(None),  # set when it is stored
         **{
-            name: pl.lit(None) if reference is None else pl.Series(np.asarray(reference, np.float64)[i])
+            name: pl.lit(None) if reference is None else pl.Series(reference[i])
             for i, name in enumerate(REFERENCE_COLUMNS)
         },
     )
@@ -250,13 +225,6 @@ def _unusable(series: SeriesId, why: str) -> MemberError:
 
 
 def reference_prices(reference: Reference, series: Series, row: int, horizon: int) -> Array:
-    """Return the reference's quantiles [19, H] of the closes after the candle in `row`, in prices.
-
-    Raises:
-        MemberError: (code `reference`) it was fitted for fewer steps.
-    """
-    if reference.horizon < horizon:
-        why = f"its reference has {reference.horizon} steps, the forecast {horizon}"
-        raise _unusable(reference.series, why)
+    """Return the reference's quantiles [19, H] of the closes after the candle in `row`, in prices."""
     moves = reference_quantiles(reference, series, np.asarray([row]))[0, :horizon]
     return np.ascontiguousarray(series.prices[row, 3] * np.exp(moves).T)

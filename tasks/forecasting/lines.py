@@ -112,21 +112,6 @@ def read_lines(path: Path) -> Iterator[Line]:
             yield line
 
 
-def broken_line(path: Path) -> int:
-    """Return the number of the first line that does not follow the line before, 0 if all do.
-
-    By hashes only, so that each run can check a chain of years.
-    """
-    previous = ORIGIN
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, 1):
-            expected = line_hash(raw)
-            if not raw.endswith(f'"previous":"{previous}"{_TAIL}{expected}"}}\n'.encode()):
-                return number
-            previous = expected
-    return 0
-
-
 def last_line(path: Path) -> bytes:
     """Return the bytes of a file's last line, empty if the file is empty; errors as in `open`."""
     with path.open("rb") as file:

@@ -13,9 +13,6 @@ from tasks.storage.model_folder import read_config
 from tasks.storage.wheel import Wheel
 from tasks.tracking.registry import Champion
 
-MARKER = "Trained and judged with **cpb**."
-"""A sentence in every card that identifies a folder of models as written by cpb."""
-
 _CARD = """---
 license: mit
 library_name: cpbmodels
@@ -26,7 +23,7 @@ tags: [time-series, probabilistic-forecasting, finance, safetensors]
 # Forecasting models for coins: {timeframes}
 
 {count}, one folder each (`SYMBOL/INTERVAL/`), that forecast the distribution of the next closes of {market}:
-19 quantiles and a median candle per step. {marker}
+19 quantiles and a median candle per step. Trained and judged with **cpb**.
 
 {verdict} **No model predicts whether a price rises or falls**: what they forecast is how far it may move.
 
@@ -113,11 +110,6 @@ _MARKETS = {
 _BINANCE = ("a Binance market", "Binance's public klines, under Binance's terms")
 
 
-def is_card(text: str) -> bool:
-    """Whether a text is a card written by cpb."""
-    return MARKER in text
-
-
 def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, *, record: bool = False) -> str:
     """Return the card as Markdown with Hub metadata; the same champions give the same text.
 
@@ -139,7 +131,6 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, *, record
         timeframes=" and ".join(sorted({c.series.timeframe for c in champions})),
         count=f"{len(champions)} models" if len(champions) > 1 else "1 model",
         market=market,
-        marker=MARKER,
         verdict=verdict(champions),
         install=f'pip install "cpbmodels[hub] @ {hub}/{repo}/resolve/main/{wheel.name}#sha256={wheel.sha256}"',
         snippet=snippet.format(

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from schemas.errors import CpbError, UsageError
-from tasks.hub.card import is_card
 from tasks.hub.record import CHAIN
-from tasks.hub.tree import CARD, WHEEL
+from tasks.hub.tree import CARD
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -46,7 +45,7 @@ def publish(
 ) -> Published:
     """Publish the tree's files to the Hub's `repo` in a single commit; no commit is made if nothing changed.
 
-    The library of an earlier publish is removed in the same commit. Nothing else is ever deleted.
+    Nothing is ever deleted: the library of an earlier publish stays too, for those who installed it by its URL.
 
     Args:
         tree: folder written by `build_tree`.
@@ -60,7 +59,7 @@ def publish(
             `other-record`) the chain published there does not begin the tree's chain.
     """
     check_ready(repo, token)
-    if not (tree / "README.md").is_file():
+    if not (tree / CARD).is_file():
         raise CpbError(
             f"{tree} contains no model card; build the tree first with `cpb publish --dry-run`",
             code="no-tree",
@@ -118,7 +117,7 @@ def _api(token: str | None) -> "tuple[HfApi, str]":
 
 
 def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+    from huggingface_hub import CommitOperationAdd
 
     parent, there = _head(api, repo)
     record = (tree / CHAIN).read_bytes() if CHAIN in there and (tree / CHAIN).is_file() else None
@@ -133,18 +132,8 @@ def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
         for path in sorted(tree.rglob("*"))
         if path.is_file()
     ]
-    removals = [CommitOperationDelete(name) for name in _old_wheels(api, repo, parent, tree, there)]
-    done = api.create_commit(repo, [*additions, *removals], commit_message=_MESSAGE, parent_commit=parent)
+    done = api.create_commit(repo, additions, commit_message=_MESSAGE, parent_commit=parent)
     return Published(repo, done.oid, done.commit_url, sent=done.oid != parent)
-
-
-def _old_wheels(api: "HfApi", repo: str, parent: str | None, tree: Path, there: list[str]) -> list[str]:
-    """Return the wheels of earlier publishes: only wheels that cpb's card in the same commit installs."""
-    old = [name for name in there if WHEEL.fullmatch(name) and not (tree / name).is_file()]
-    if not old or CARD not in there:
-        return []
-    card = _content(api, repo, CARD, parent).decode("utf-8", "replace")
-    return [name for name in old if is_card(card) and f"/{name}#sha256=" in card]
 
 
 def _content(api: "HfApi", repo: str, name: str, commit: str | None) -> bytes:
@@ -183,18 +172,10 @@ def _worth_repeating(error: BaseException) -> bool:
 
 def _sentence(error: Exception, repo: str, endpoint: str) -> str:
     status = _status(error)
-    if status == 401:
-        return f"the Hub does not accept the token (401); create a token with write access to {repo} and set HF_TOKEN"
-    if status == 403:
-        return (
-            f"the token may not write to {repo} (403); use a token with write access, or your own USER/NAME"
-        )
-    if status == 404:
-        return f"{repo} was not found on {endpoint} (404); check USER/NAME and that the token can see it"
-    if status in (409, 412):
-        return f"{repo} was changed by others during each attempt ({status}); nothing was published, try again later"
-    if status is not None:
-        return f"the Hub at {endpoint} answered {status} to every attempt; nothing was published, try again later"
-    first = (str(error).splitlines() or [""])[0]
-    reason = f"{type(error).__name__}: {first}"
-    return f"the Hub at {endpoint} cannot be reached ({reason}); check the network or HF_ENDPOINT"
+    if status is None:
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return f"the Hub at {endpoint} cannot be reached ({reason}); check the network or HF_ENDPOINT"
+    remedy = (
+        "check that USER/NAME is right and the token may write to it" if status < 409 else "try again later"
+    )
+    return f"nothing was published to {repo}: the Hub at {endpoint} answered {status}; {remedy}"

@@ -69,7 +69,9 @@ def write_record(
     before = Chain.read(old / CHAIN) or Chain()
     for name, record in chain.files.items():
         place = name.removesuffix(_MONTH) + _ROWS
-        if before.files.get(name) == record and place in sums and not digest_fault(old / place, sums[place]):
+        stored, copy = market_home(home, market) / name, old / place
+        is_same = before.files.get(name) == record and not digest_fault(stored, record.file_sha256)
+        if is_same and place in sums and not digest_fault(copy, sums[place]):
             keep(place)
             continue
         try:

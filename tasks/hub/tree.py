@@ -10,7 +10,6 @@ import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
@@ -26,6 +25,7 @@ from tasks.storage.model_folder import (
     PICTURES,
     REFERENCE,
     WEIGHTS,
+    PackagedModel,
     read_config,
     write_published_config,
 )
@@ -44,19 +44,6 @@ SUMS = "SHA256SUMS"
 _SUM = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>.+)")
 
 log = logging.getLogger("cpb")
-
-
-@dataclass(frozen=True)
-class PackagedModel:
-    """A champion in the packaged folder, from which it forecasts; `cpbmodels.load` checks its files.
-
-    `model_version`: registered model and version, `cpb-BTCUSDT-1h/3`; "" if `config.json` is damaged.
-    """
-
-    series: SeriesId
-    model_version: str
-    verdict: str
-    folder: Path
 
 
 def packaged_models(

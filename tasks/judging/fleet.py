@@ -17,8 +17,8 @@ from tasks.judging.member import MemberScore
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
 from tasks.running.parallel import run_each, tell, telling
 from tasks.running.resident import Cores, Died, Pool, Resident
-from tasks.storage.model_folder import PICTURES, REFERENCE, picture_damage, read_reference, write_metrics
-from tasks.storage.records import code_digest, member_subject
+from tasks.storage.model_folder import PICTURES, REFERENCE, read_reference, write_metrics
+from tasks.storage.records import code_digest, member_subject, read_sealed
 from tasks.training.shard import LOG, member_folder, shard_folder
 
 log = logging.getLogger("cpb")
@@ -157,9 +157,9 @@ def known_score(folder: Path) -> MemberScore | None:
     if not kept.exists():
         return None
     pictures = [p for name in PICTURES if (p := folder / "model" / name).exists()]
-    if any(picture_damage(path) for path in pictures):
-        return None
     try:
+        for path in pictures:
+            read_sealed(path)
         score = MemberScore.from_npz(kept)
         is_classifier = "test_accuracy" in score.metrics
         subject = member_subject(folder / "model" / REFERENCE)

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw, ImageFont
 from cpbmodels.data.series import Prediction, Series
 from tasks.judging.member import NAMES as CLASSES
 from tasks.judging.scores import BANDS, LEVELS, MEDIAN, Array
-from tasks.storage.model_folder import write_picture
+from tasks.storage.records import write_sealed
 
 BLUE, ORANGE, GREEN, RED = (0, 114, 178), (230, 159, 0), (0, 158, 115), (213, 94, 0)
 _GREY = (110, 110, 110)
@@ -152,7 +152,7 @@ class _Chart:
         """Write the picture as PNG."""
         buffer = io.BytesIO()
         self._picture.reduce(_SCALE).save(buffer, "png", compress_level=1)
-        write_picture(path, buffer.getvalue())
+        write_sealed(path, buffer.getbuffer())
 
 
 _font = cache(ImageFont.load_default)

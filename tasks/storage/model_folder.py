@@ -8,6 +8,7 @@ Also the recipe of a trained model, read from its folder: models of the same rec
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,10 @@ from cpbmodels.arch.options import Preset
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.config import JUDGED, PARTS, parse, sealed
 from schemas.errors import DamagedError
-from schemas.identity import Recipe
+from schemas.identity import Recipe, SeriesId
 from schemas.ledger import Reference
 from schemas.run import UNIVERSAL_SUFFIX
-from tasks.storage.files import write_bytes, write_json
+from tasks.storage.files import write_json
 from tasks.storage.records import (
     digest_fault,
     file_digest,
@@ -38,6 +39,19 @@ NEEDED = (WEIGHTS, CONFIG)
 PICTURES = ("forecast.png", "confusion.png", "loss.png")
 FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
 """Every file that a model folder may contain."""
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A champion in the packaged folder, from which it forecasts; `cpbmodels.load` checks its files.
+
+    `model_version`: registered model and version, `cpb-BTCUSDT-1h/3`; "" if `config.json` is damaged.
+    """
+
+    series: SeriesId
+    model_version: str
+    verdict: str
+    folder: Path
 
 
 class ModelConfig(BaseModel):
@@ -146,22 +160,6 @@ def read_reference(folder: Path, *, of: str | None = None) -> Reference | None:
         ) from error
 
 
-def write_picture(path: Path, png: bytes) -> None:
-    """Write a picture of a fleet's member, followed by a digest of its place and bytes, which readers of PNG ignore."""
-    write_bytes(path, png + _picture_digest(path, png))
-
-
-def picture_damage(path: Path) -> str:
-    """Return the damage of a picture of a fleet's member, or ""."""
-    content = path.read_bytes()
-    is_intact = content[-32:] == _picture_digest(path, content[:-32])
-    return "" if is_intact else "it is not the picture that was written there"
-
-
-def _picture_digest(path: Path, png: bytes) -> bytes:
-    return hashlib.sha256(member_subject(path).encode() + png).digest()
-
-
 def write_published_config(source: Path, target: Path, model_version: str, verdict: str) -> None:
     """Write `config.json` for publication, with the digests by which `cpbmodels.load` checks it and the weights.
 
@@ -182,31 +180,18 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
     """Return the damage of the model in `folder`, or "".
 
     Args:
-        digests: the recorded sha256 of each file. A file without a digest is only checked for being readable.
+        digests: the recorded sha256 of each file. Of files without, only the config is read.
     """
     for name in NEEDED:
         path = folder / name
         if fault := digest_fault(path, digests.get(name)):
             return f"{path}: {fault}"
-    if WEIGHTS not in digests and (reason := _unreadable_weights(folder / WEIGHTS)):
-        return reason
     if CONFIG not in digests:
         try:
             read_config(folder)
         except DamagedError as error:
             return str(error)
     return ""
-
-
-def _unreadable_weights(path: Path) -> str:
-    """Return why a file is not a safetensors file whose header covers all its bytes; "" if it is."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "numpy"):
-            return ""
-    except SafetensorError as error:
-        return f"{path} is damaged or not a safetensors file ({error})"
 
 
 def _config_values(folder: Path) -> dict[str, Any]:
@@ -240,8 +225,6 @@ _HOW_IT_RUNS = (
 )
 """Options that depend on the machine: the same preset trained on a GPU and on a CPU is the same recipe."""
 
-_DIGITS = 12
-
 
 def recipe_of(config: ModelConfig) -> Recipe:
     """Return the recipe of the model described by a `config.json`.
@@ -259,7 +242,7 @@ def recipe_of(config: ModelConfig) -> Recipe:
     copies = len(values.get("seeds") or [1])
     changed |= {"copies": copies} if copies > 1 else {}
     changed |= {"dtype": values["dtype"]} if values.get("dtype", "float32") != "float32" else {}
-    digest = value_digest(changed)[:_DIGITS]
+    digest = value_digest(changed)[:12]
     scope = UNIVERSAL_SUFFIX if values.get("scope") == "universal" else ""
     return Recipe(f"{config.architecture}{scope}", config.preset, digest)
 

@@ -4,9 +4,8 @@ A record is a JSON file with its kind, version, subject and digest; all reading 
 module. The digest covers all of these: a file whose digest does not match, or whose subject does not match its path, is
 never used.
 
-A member's arrays are one uncompressed npz file, each array with a CRC-32, together with their subject, so that a
-damaged or exchanged file is always detected. The central directory of a zip file has no checksum: a flipped bit there
-can hide an entry. So the entries must also be contiguous.
+A member's arrays and pictures end with a digest of their place and their bytes, so that a damaged or exchanged file is
+always detected.
 """
 
 import ast
@@ -14,10 +13,7 @@ import hashlib
 import io
 import json
 import logging
-import struct
 import threading
-import zipfile
-import zlib
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -35,6 +31,7 @@ if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports t
 log = logging.getLogger("cpb")
 
 R = TypeVar("R", bound=Record)
+_SEAL_BYTES = 32
 _HEAD = ("record", "version", "of", "digest", "body")
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"flows", "tasks", "schemas", "webapp", "cpbmodels"}
@@ -157,20 +154,28 @@ def member_subject(path: Path) -> str:
     return f"{member.parent.parent.name}/{member.name}/{path.name}"
 
 
-_LOCAL_HEADER = struct.Struct("<26xHH")  # followed by the name and extra field of these lengths
-_NO_NPZ = (
-    OSError,
-    ValueError,
-    EOFError,
-    KeyError,
-    RuntimeError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
-"""Errors of zipfile and numpy for bytes that are not a complete npz file."""
-_SUBJECT = "of"
-"""Name of the entry with the arrays' subject (`member_subject`)."""
+def write_sealed(path: Path, content: bytes | memoryview) -> None:
+    """Write a file of a fleet's member, atomically, followed by a digest that readers of PNG and npz ignore."""
+    write_bytes(path, bytes(content) + _seal(path, content))
+
+
+def read_sealed(path: Path) -> memoryview:
+    """Return the content of a file written by `write_sealed`.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+        DamagedError: it is not the file that was written there.
+    """
+    content = memoryview(path.read_bytes())
+    if content[-_SEAL_BYTES:] != _seal(path, content[:-_SEAL_BYTES]):
+        raise DamagedError(f"{path} is damaged; it will be recreated", field=str(path))
+    return content[:-_SEAL_BYTES]
+
+
+def _seal(path: Path, content: bytes | memoryview) -> bytes:
+    digest = hashlib.sha256(member_subject(path).encode())
+    digest.update(content)
+    return digest.digest()
 
 
 def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:
@@ -178,46 +183,16 @@ def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:
     import numpy as np
 
     buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **{_SUBJECT: np.asarray(member_subject(path))}, **arrays)
-    write_bytes(path, buffer.getbuffer())
+    np.savez(buffer, allow_pickle=False, **arrays)
+    write_sealed(path, buffer.getbuffer())
 
 
 def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
-    """Return the arrays of an npz file by name; pickled arrays are refused.
-
-    Raises:
-        FileNotFoundError: the file is missing.
-        DamagedError: its bytes are not those written.
-    """
+    """Return the arrays of an npz file by name; errors as in `read_sealed`."""
     import numpy as np
 
-    content = path.read_bytes()
-    try:
-        with zipfile.ZipFile(io.BytesIO(content)) as file:
-            _check_complete(file, content)
-            # Read entries completely: zipfile checks the CRC-32 only at an entry's end.
-            entries = {name.removesuffix(".npy"): file.read(name) for name in file.namelist()}
-        arrays = {
-            name: np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
-            for name, data in entries.items()
-        }
-        if str(arrays.pop(_SUBJECT)) != member_subject(path):
-            raise ValueError("it is another member's")
-    except _NO_NPZ as error:
-        raise DamagedError(f"{path} is damaged ({error}); it will be recreated", field=str(path)) from error
-    return arrays
-
-
-def _check_complete(file: zipfile.ZipFile, content: bytes) -> None:
-    """Raise `BadZipFile` if bytes before the central directory belong to no entry."""
-    position = 0
-    for entry in sorted(file.infolist(), key=lambda entry: entry.header_offset):
-        if entry.header_offset != position:
-            raise zipfile.BadZipFile("an entry is missing")
-        names = sum(_LOCAL_HEADER.unpack_from(content, position))
-        position += _LOCAL_HEADER.size + names + entry.compress_size
-    if position != file.start_dir:
-        raise zipfile.BadZipFile("the last entry is missing")
+    with np.load(io.BytesIO(read_sealed(path)), allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 _parsing = threading.Lock()

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from schemas.errors import BusyError, count
 from tasks.storage.files import delete_files, final_path, local_path, remove_empty
 from tasks.storage.model_folder import FILES as MODEL_FILES
-from tasks.tracking.model import delete_models, models_of
 from tasks.tracking.registry import COPIES, all_versions, copy_name, full_name, registered_models, series_of
 from tasks.tracking.store import (
     FLEET,
@@ -223,7 +222,6 @@ def _delete_runs(store: Store, runs: Sequence[_Run]) -> None:
         if not run.deleted:
             store.client.delete_run(run.id)
     if not _is_here(store):
-        delete_models(store, [run.id for run in runs])
         return
     empty = list[str]()
     for run in runs:
@@ -231,7 +229,7 @@ def _delete_runs(store: Store, runs: Sequence[_Run]) -> None:
         if folder and delete_files(folder, run.names.__contains__):
             remove_empty(folder.parent)
             empty.append(run.id)
-    delete_runs_for_good(store.client, empty, [model.model_id for model in models_of(store, empty)])
+    delete_runs_for_good(store.client, empty)
 
 
 def _is_here(store: Store) -> bool:

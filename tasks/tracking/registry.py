@@ -30,7 +30,7 @@ from schemas.scope import home as home_folder
 from tasks.storage.files import local_path, new_folder
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.model_folder import damage_of
-from tasks.tracking.model import link_version, make_mlflow_model
+from tasks.tracking.model import make_mlflow_model
 from tasks.tracking.runs import tag_texts, text
 from tasks.tracking.store import (
     FILES,
@@ -245,7 +245,6 @@ def register(
         mine = store.client.create_model_version(
             series.registered, source, run_id, tags=known, await_creation_for=0
         )
-        link_version(store, mine)
     make_mlflow_model(store, run)
     return mine
 

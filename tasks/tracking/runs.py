@@ -28,7 +28,6 @@ from schemas.tuning import TrialRecord
 from tasks.storage.files import local_path, without_credentials
 from tasks.storage.locks import ProcessId
 from tasks.storage.model_folder import file_digests
-from tasks.tracking.model import FIGURES, delete_models, open_model
 from tasks.tracking.store import (
     CANDLES_UNTIL,
     COINS,
@@ -173,19 +172,13 @@ def tag_entries(tags: Mapping[str, Any]) -> list["RunTag"]:
     return [RunTag(name, value) for name, value in tag_texts(tags).items()]
 
 
-def metric_entries(
-    values: Mapping[str, Any], step: int = 0, timestamp: int | None = None, model: str = ""
-) -> list["Metric"]:
-    """Return the numbers as MLflow metrics; None, NaN, infinite and non-numeric values are left out.
-
-    Args:
-        model: id of a logged model that gets them too.
-    """
+def metric_entries(values: Mapping[str, Any], step: int = 0, timestamp: int | None = None) -> list["Metric"]:
+    """Return the numbers as MLflow metrics; None, NaN, infinite and non-numeric values are left out."""
     from mlflow.entities import Metric
 
     stamp = timestamp or int(time.time() * 1000)
     numbers = {n: float(v) for n, v in values.items() if isinstance(v, Real) and math.isfinite(v)}
-    return [Metric(name, value, stamp, step, model_id=model or None) for name, value in numbers.items()]
+    return [Metric(name, value, stamp, step) for name, value in numbers.items()]
 
 
 def run_name(what: str, spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
@@ -394,10 +387,9 @@ def _log_one(
     run_id = run.info.run_id
     if record.folder:
         store.client.log_artifacts(run_id, str(record.folder))
-    model = "" if record.reason else open_model(store, run_id, record)
-    _log_values(store, run_id, record, shared, model)
-    if model:
-        store.client.finalize_logged_model(model, "READY")
+    texts = {name: value for name, value in param_texts(record.config).items() if shared.get(name) != value}
+    metrics = metric_entries(logged(record.metrics)) + _history_entries(record.history)
+    _log(store, run_id, metrics, param_entries(texts))
     store.client.set_terminated(run_id, "FAILED" if record.reason else "FINISHED")
     return run_id
 
@@ -422,17 +414,6 @@ def _member_tags(fleet_run: str, record: MemberRecord, digests: Mapping[str, str
     return tag_texts(tags)
 
 
-def _log_values(
-    store: Store, run_id: str, record: MemberRecord, shared: Mapping[str, str], model: str
-) -> None:
-    """Write params and metrics, of which the run's logged model gets `FIGURES` too; `model` is its id, or ""."""
-    texts = {name: value for name, value in param_texts(record.config).items() if shared.get(name) != value}
-    scores = logged(record.metrics)
-    shown = {name: scores.pop(name) for name in FIGURES if model and name in scores}
-    metrics = metric_entries(shown, model=model) + metric_entries(scores) + _history_entries(record.history)
-    _log(store, run_id, metrics, param_entries(texts))
-
-
 def _history_entries(history: Sequence[Mapping[str, Any]]) -> "list[Metric]":
     now = int(time.time() * 1000)
     entries = []
@@ -447,7 +428,6 @@ def _settle(store: Store, runs: Sequence["Run"]) -> str | None:
     finished = [r for r in runs if r.info.status == "FINISHED"]
     kept = max(finished, key=lambda r: r.info.start_time).info.run_id if finished else None
     unfinished = [r.info.run_id for r in runs if r.info.run_id != kept]
-    delete_models(store, unfinished)
     for run_id in unfinished:
         store.client.delete_run(run_id)
     return kept

@@ -305,20 +305,13 @@ def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response"
     return http_request(get_default_host_creds(uri), endpoint, "GET", **options)
 
 
-def delete_runs_for_good(client: "MlflowClient", run_ids: "Sequence[str]", models: "Sequence[str]") -> None:
+def delete_runs_for_good(client: "MlflowClient", run_ids: Sequence[str]) -> None:
     """Delete all rows of runs from a SQL store; MLflow's public `delete_run` only marks them.
 
     Not by `mlflow gc --run-ids`: it also deletes for good every other experiment and logged model that somebody has
-    deleted in the store, and each folder of artifacts as a whole.
-
-    Args:
-        models: ids of the runs' logged models.
-
-    `SqlAlchemyStore._hard_delete_run` and `_hard_delete_logged_model`, which `mlflow gc` calls for each.
+    deleted in the store, and each folder of artifacts as a whole. It calls `SqlAlchemyStore._hard_delete_run` too.
     """
     store: Any = client._tracking_client.store
-    for model_id in models:
-        store._hard_delete_logged_model(model_id)
     for run_id in run_ids:
         store._hard_delete_run(run_id)
 

@@ -57,8 +57,6 @@ def test_the_reference_is_stored_beside_the_forecast(tmp_path):
     append(tmp_path, BTC, contract_rows(BTC, "m/1", START, close, candle, 2.0, reference=reference))
 
     assert read(tmp_path, BTC).select("^ref_.*$").to_numpy().T.tolist() == reference.tolist()
-    with pytest.raises(ValueError, match="reference"):
-        contract_rows(BTC, "m/1", START, close, candle, 2.0, reference=reference[:, :9])
 
 
 def test_forecasts_carry_the_time_at_which_they_were_stored(tmp_path):

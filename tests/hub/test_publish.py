@@ -4,7 +4,7 @@ import socket
 
 import numpy as np
 import pytest
-from fake_hub import TOKEN, Repo, blob_oid
+from fake_hub import TOKEN, blob_oid
 from safetensors.numpy import save_file
 
 from schemas.errors import CpbError, UsageError
@@ -12,7 +12,6 @@ from schemas.identity import SeriesId
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
 from tasks.storage.model_folder import file_digests
-from tasks.storage.wheel import Wheel
 from tasks.tracking.registry import Champion
 
 REPO = "alice/cpb-models"
@@ -79,44 +78,6 @@ def test_a_changed_model_is_one_more_commit_with_its_digests_only(hub, tree, tmp
         "BTCUSDT/1h/config.json",
         "SHA256SUMS",
     }  # the weights and their digests
-
-
-def test_a_new_library_takes_the_place_of_the_one_that_the_old_card_installs(
-    hub, tree, tmp_path, monkeypatch
-):
-    publish(tree, REPO)
-    (old,) = (name for name in hub.repos[REPO].files if name.endswith(".whl"))
-    foreign = {
-        "cpbmodels-0.0.1-py3-none-any.whl": ("file", blob_oid(b"mine")),
-        "notes.txt": ("file", blob_oid(b"x")),
-    }
-    hub.repos[REPO].commit(hub.repos[REPO].files | foreign)
-    newer = Wheel("cpbmodels-9.9.0-py3-none-any.whl", b"newer")
-    monkeypatch.setattr("tasks.hub.tree.light_wheel", lambda: newer)
-    build_tree([champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT", ratio=1.02, seed=1)], tree)
-
-    done = publish(tree, REPO)
-
-    files = hub.repos[REPO].files
-    assert hub.count("POST", "/commit/main") == 2
-    assert (hub.content(REPO, newer.name), old in files) == (b"newer", False)
-    assert set(foreign) <= set(files)  # no card of cpb installs from it
-    assert publish(tree, REPO).oid == done.oid
-
-
-def test_a_library_beside_a_card_that_cpb_did_not_write_stays(hub, tree):
-    own = "cpbmodels-0.0.1-py3-none-any.whl"
-    hub.blobs |= {
-        blob_oid(b"mine"): b"mine",
-        blob_oid(f"/{own}#sha256=".encode()): f"/{own}#sha256=".encode(),
-    }
-    card = {"README.md": ("file", blob_oid(f"/{own}#sha256=".encode()))}
-    hub.repos[REPO] = Repo()
-    hub.repos[REPO].commit({own: ("file", blob_oid(b"mine"))} | card)
-
-    publish(tree, REPO)
-
-    assert hub.content(REPO, own) == b"mine"
 
 
 def test_someone_elses_commit_in_between_is_kept(hub, tree):

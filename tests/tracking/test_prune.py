@@ -112,7 +112,6 @@ def test_the_last_nights_stay_whole_and_what_is_older_goes(nights):
     assert (report.runs, report.kept) == (len(gone), [])
     left = counts(nights.store)
     assert left["runs"] == before["runs"] - len(gone) == 3 * 7
-    assert (before["logged_models"], left["logged_models"], left["logged_model_metrics"]) == (28, 12, 12)
     for table in ("metrics", "latest_metrics", "params", "tags"):
         assert left[table] < before[table] / 2
 
@@ -251,7 +250,6 @@ def test_runs_files_and_models_of_others_are_untouched(nights):
     nested = {"mlflow.parentRunId": nights.members(1)[1]}
     below = client.create_run(nights.store.experiment_id, tags=nested).info.run_id
     client.log_text(beside, "mine", "notes.txt")
-    model = client.create_logged_model(nights.store.experiment_id, "mine", nights.members(1)[2]).model_id
     client.log_text(nights.members(2)[2], "mine", "notes.txt")
     client.log_text(nights.members(2)[3], "mine", "plots/notes.txt")
     (nights.artifacts(nights.members(3)[2]) / "treasure").symlink_to(nights.place)
@@ -274,7 +272,6 @@ def test_runs_files_and_models_of_others_are_untouched(nights):
     assert nights.there(theirs, beside, below) == {theirs, beside, below}
     client.restore_experiment(trash)
     assert Path(local_path(client.get_run(trashed).info.artifact_uri), "notes.txt").is_file()
-    assert client.get_logged_model(model).name == "mine"
     stay = {nights.members(1)[1], *nights.members(2)[2:], nights.members(3)[2], nights.members(4)[1]}
     assert nights.there(*stay) == stay
     members = [*nights.members(2)[2:], nights.members(3)[2]]
@@ -407,8 +404,7 @@ def dying(function):
         return function(*given, **options)
     return call
 
-for name in ("_hard_delete_run", "_hard_delete_logged_model"):
-    setattr(SqlAlchemyStore, name, dying(getattr(SqlAlchemyStore, name)))
+SqlAlchemyStore._hard_delete_run = dying(SqlAlchemyStore._hard_delete_run)
 os.unlink, os.rmdir = dying(os.unlink), dying(os.rmdir)
 for name in dir(MlflowClient):
     if name.startswith(("delete_", "set_tag")):
@@ -455,7 +451,7 @@ def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, mome
     assert leaderboard(nights.flow(7)) == board
     nights.prune()
     rows, files, btc, eth = ended_like(nights)
-    assert (rows["runs"], rows["logged_models"], rows["model_version_tags"]) == (21, 12, 6 * 9)
+    assert (rows["runs"], rows["model_version_tags"]) == (21, 6 * 9)
     kept = {run for n in (5, 6, 7) for run in nights.members(n)}
     assert {f.parts[2] for f in files} == kept
     assert (btc, eth, leaderboard(nights.flow(7))) == ([5, 6, 7], [5, 6, 7], board)
@@ -532,8 +528,6 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     assert (report.runs, len(report.versions), report.kept) == (12, 2, [])
     assert rows_by_table(f"sqlite:///{database}")["runs"] == before
     assert {find_run(store, run).info.lifecycle_stage for run in made[1][2]} == {"deleted"}
-    listed = store.client.search_logged_models([store.experiment_id])
-    assert {model.source_run_id for model in listed} == {*made[3][2][:1], *made[4][2]}
     (row,) = leaderboard(flows[3], read_members(store))  # a fleet of one member, which stays, is whole
     assert (row["architecture"], row["members"]) == ("gru", 1)
     assert leaderboard(flows[4], read_members(store)) == board

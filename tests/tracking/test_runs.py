@@ -92,23 +92,6 @@ def test_a_member_run_holds_the_contract(store, folder):
     assert {f.path for f in store.client.list_artifacts(run.info.run_id)} == set(FILES)
 
 
-def models(store):
-    return store.client.search_logged_models([store.experiment_id])
-
-
-def test_a_judged_member_is_among_the_experiments_models(store, folder):
-    record = member(folder, metrics={"test_crps_ratio": 0.98, "test_coverage_80": None, "windows_per_s": 9.0})
-    run_id = log_member(fleet_of().run_id, record)
-    log_member(
-        fleet_of().run_id, member(symbol="ETHUSDT", reason="50 rows, 300 needed", history=[], metrics={})
-    )
-
-    (model,) = models(store)
-    assert (model.name, model.status.value, model.source_run_id) == ("gru-BTCUSDT-1h", "READY", run_id)
-    assert {m.key: m.value for m in model.metrics} == {"test_crps_ratio": 0.98}
-    assert store.client.get_run(run_id).data.metrics["test_crps_ratio"] == 0.98
-
-
 def test_every_epoch_is_a_step(store):
     run_id = log_member(fleet_of().run_id, member())
 
@@ -165,7 +148,6 @@ def test_an_interrupted_member_is_made_anew(store, left_behind):
 
     assert new != old
     assert [r.info.run_id for r in search(store, "tags.`cpb.key` = 'gru/BTCUSDT/1h'")] == [new]
-    assert [model.source_run_id for model in models(store)] == [new]
 
 
 def test_an_unfinished_flow_is_continued_and_a_complete_one_reported(store):
