@@ -100,22 +100,6 @@ def test_validation_stays_on_the_device(architecture):
     assert losses.device == META
 
 
-@pytest.mark.parametrize(("architecture", "launches"), [("gru", 5), ("lstm", 4)])
-def test_a_candle_costs_a_product_and_a_fused_cell_each_way(architecture, launches):
-    """Forward and backward; a GRU's gates hide one path of the gradient, which is one addition more."""
-    counts = []
-    for context in (10, 30):
-        step = fleet_step(architecture, context=context)
-        with _kernels.KernelLog() as log:
-            step()
-        counts.append(log.launches)
-    candles = 20 * SIZES["n_layers"]
-    longer = {name: (counts[1][name] - counts[0][name]) / candles for name in counts[1]}
-    assert sum(longer.values()) == launches
-    assert longer[f"_thnn_fused_{architecture}_cell"] == 1
-    assert not [name for name in ("clone", "copy_", "contiguous", "cat") if longer.get(name)]
-
-
 @pytest.mark.parametrize("options", [{}, {"mixed_precision": "fp16"}])
 def test_masked_rows_stay_on_the_device(options):
     step = fleet_step("linear", torch.float16 if options else torch.float32)

@@ -17,9 +17,7 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 INTERPRETED = sorted(path.name for path in HERE.glob("check_interpreted_*.py"))
 COMPILED = sorted(path.name for path in HERE.glob("check_compiled*.py"))
-LONG = {f"check_interpreted_{what}.py" for what in ("recurrent", "bf16", "transformer", "presets")} | set(
-    COMPILED
-)
+LONG = {"check_interpreted_gradients.py", "check_interpreted_presets.py", *COMPILED}
 
 
 @pytest.mark.parametrize(

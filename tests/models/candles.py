@@ -5,6 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
+import pytest
+import torch
 
 from cpbmodels import Series
 from cpbmodels.arch import usable
@@ -15,6 +17,24 @@ LEARNT = [name for name, kind in usable().items() if not kind.spec.closed_form a
 
 ON_ROLLING_COLUMNS = ("har", "robust-har", "line", "walk", "average")
 """Architectures that read the last candle alone, and more of it than its prices."""
+
+
+DECODERS = ("transformer", "gru", "lstm", "lstm-manual")
+"""Architectures that read, step by step, the candle before."""
+
+
+def short(architecture):
+    """Options that shorten windows, and make decoders toss a coin for each candle they read."""
+    taught = {"teacher_forcing": 0.5} if architecture in DECODERS else {}
+    return taught if architecture == "har" else {"context": 8, "horizon": 4} | taught
+
+
+def assert_same_training(ours, theirs, rtol=1e-9, atol=1e-11):
+    """Equal epochs and rates; losses and weights differ by the order of sums in float64 alone."""
+    assert len(ours.history) == len(theirs.history)
+    for epoch, other in zip(ours.history, theirs.history, strict=True):
+        assert epoch == pytest.approx(other, rel=1e-12)
+    torch.testing.assert_close(ours.rows, theirs.rows, rtol=rtol, atol=atol)
 
 
 def walk(rows=700, seed=0, symbol="AAAUSDT", timeframe="1h", **options):

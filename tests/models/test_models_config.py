@@ -131,6 +131,10 @@ def test_a_mutated_config_is_a_model_error_or_a_finite_forecast(name, saved, tmp
         assert np.isfinite(forecast.close.array).all(), text
         assert np.isfinite(forecast.candle).all(), text
     assert refused > MUTATIONS // len(architectures()) // 2
+    for content in (b"", b"\2\0\0\0\0\0\0\0{}", b"x" * 60):
+        (tmp_path / "config.json").write_text(json.dumps(sealed(config, sha256(content).hexdigest())))
+        (tmp_path / "model.safetensors").write_bytes(content)
+        assert outcome(tmp_path, series)[0]
 
 
 def rewrite(folder, to, tensors=None, **changes):
@@ -193,18 +197,9 @@ def test_weights_that_are_not_finite_are_refused(tensor, value, saved, tmp_path)
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"input.mean": torch.zeros(1, 2)},
-        {"head.table": torch.zeros(1, 3, 19)},
-        {"head.table": torch.zeros(0, 4, 19)},
-        {"head.table": torch.zeros(2, 4, 19)},
-        {"input.mean": torch.zeros(())},
-        {"more": torch.zeros(3)},
-        {"weights.out.bias": torch.zeros(1, 1, 1)},
-        {"weights.out.bias": None},
-        {"dtype": torch.float64},
-    ],
-)
+    [{"input.mean": torch.zeros(1, 2)}, {"head.table": torch.zeros(0, 4, 19)}, {"head.table": torch.zeros(2, 4, 19)},
+     {"input.mean": torch.zeros(())}, {"more": torch.zeros(3)}, {"weights.out.bias": None}, {"dtype": torch.float64}],
+)  # fmt: skip
 def test_tensors_of_other_shapes_are_refused(change, saved, tmp_path):
     tensors = load_file(saved["gru"][0] / "model.safetensors")
     if kind := change.pop("dtype", None):
@@ -213,16 +208,6 @@ def test_tensors_of_other_shapes_are_refused(change, saved, tmp_path):
     rewrite(saved["gru"][0], tmp_path)
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match="config and weights differ"):
-        load(rewrite(tmp_path, tmp_path))
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff" * 9, b"\2\0\0\0\0\0\0\0[]", b"\2\0\0\0\0\0\0\0{}", b"x" * 60]
-)
-def test_what_is_no_weights_file_is_refused(content, saved, tmp_path):
-    rewrite(saved["gru"][0], tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(ModelError):
         load(rewrite(tmp_path, tmp_path))
 
 

@@ -6,13 +6,13 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from candles import LEARNT, series_for, walk
+from candles import LEARNT, assert_same_training, series_for, short, walk
 from gpu_on_cpu import gpu_path
 
 from cpbmodels import architectures, forecast_all, load, predict, train_fleet
-from cpbmodels.arch.decoder import DeferredAttention, DeferredLinear, lstm_step
-from cpbmodels.arch.layers import Draws, attend
-from cpbmodels.arch.recurrent import GruFused, GruSequence, gru, input_gates, lstm, lstm_fused, lstm_sequence
+from cpbmodels.arch.decoder import DeferredAttention, DeferredLinear
+from cpbmodels.arch.layers import Draws, attend, softmax
+from cpbmodels.arch.recurrent import gru, lstm
 from cpbmodels.fleet import predict as prediction
 from cpbmodels.fleet.fleet import Fleet
 
@@ -32,13 +32,6 @@ HARD = {
     "hidden_dim": 8,
     "ff_dim": 8,
 }
-DECODERS = ("transformer", "gru", "lstm", "lstm-manual")
-
-
-def options(architecture):
-    taught = {"teacher_forcing": 0.5} if architecture in DECODERS else {}
-    short = {} if architecture == "har" else {"context": 8, "horizon": 4}
-    return HARD | taught | short
 
 
 @pytest.fixture
@@ -54,14 +47,6 @@ def clipped(monkeypatch):
     return seen
 
 
-def same_curve(member, alone):
-    assert len(alone.history) == len(member.history)
-    for ours, theirs in zip(member.history, alone.history, strict=True):
-        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-12)
-        assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-12)
-    torch.testing.assert_close(member.rows, alone.rows, rtol=1e-9, atol=1e-11)
-
-
 @pytest.mark.parametrize(
     "architecture",
     [pytest.param(name, marks=pytest.mark.slow) if name == "lstm-manual" else name for name in LEARNT],
@@ -70,10 +55,12 @@ def test_a_fleet_equals_single_runs(architecture, clipped):
     """Five members, unequal windows; each is compared with itself alone, epoch by epoch."""
     series = [series_for(architecture, rows, seed=rows) for rows in (420, 460, 500, 520, 560)]
     seeds = [3, 5, 9, 6, 7]
-    fleet = train_fleet(series, architecture, seeds=seeds, workers=1, **options(architecture))
+    fleet = train_fleet(series, architecture, seeds=seeds, workers=1, **HARD | short(architecture))
     assert sum(clipped) / len(clipped) > 0.05
     for member, candles, seed in zip(fleet, series, seeds, strict=True):
-        same_curve(member, train_fleet([candles], architecture, seeds=[seed], **options(architecture))[0])
+        assert_same_training(
+            member, train_fleet([candles], architecture, seeds=[seed], **HARD | short(architecture))[0]
+        )
     windows = {member.report["train_windows"] for member in fleet}
     assert len(windows) == 5
     assert max(-(-m.report["train_windows"] // 20) * len(m.history) for m in fleet) >= 50
@@ -84,13 +71,15 @@ def test_a_fleet_equals_single_runs(architecture, clipped):
 def test_universal_members_beside_others_equal_themselves_alone(architecture, clipped):
     series = [series_for(architecture, rows, seed=rows) for rows in (430, 470, 500)]
     mixed = train_fleet(
-        series, architecture, seeds=[5, 6, 5], scope="both", workers=1, **options(architecture)
+        series, architecture, seeds=[5, 6, 5], scope="both", workers=1, **HARD | short(architecture)
     )
     assert any(clipped)
     assert [member.config["symbol"] for member in mixed] == ["AAAUSDT"] * 3 + ["ALL"] * 2
-    wide = train_fleet(series, architecture, seeds=[6], scope="universal", **options(architecture))[0]
-    same_curve(mixed[4], wide)
-    same_curve(mixed[1], train_fleet(series[1:2], architecture, seeds=6, **options(architecture))[0])
+    wide = train_fleet(series, architecture, seeds=[6], scope="universal", **HARD | short(architecture))[0]
+    assert_same_training(mixed[4], wide)
+    assert_same_training(
+        mixed[1], train_fleet(series[1:2], architecture, seeds=6, **HARD | short(architecture))[0]
+    )
 
 
 @pytest.mark.parametrize("architecture", architectures())
@@ -209,68 +198,24 @@ def test_recurrent_layers_equal_torchs(kind):
             torch.testing.assert_close(grad[k].reshape_as(theirs[1 + 8 * k + j]), theirs[1 + 8 * k + j])
 
 
-def test_the_loops_written_for_a_gpu_are_those_of_the_cpu():
-    """All but the fused kernels themselves, whose equations stand in `gpu_on_cpu`."""
-    torch.manual_seed(2)
-    K, T, B, H = 2, 5, 3, 4
-    x = torch.randn(K, T, B, 3, dtype=torch.float64, requires_grad=True)
-    shapes = {"w_ih": (4 * H, 3), "w_hh": (4 * H, H), "b_ih": (1, 4 * H), "b_hh": (1, 4 * H)}
-    w = {f"0.{n}": torch.randn(K, *s, dtype=torch.float64, requires_grad=True) for n, s in shapes.items()}
-    leaves = [x, *w.values()]
-
-    def gradients(out, cell):
-        return torch.autograd.grad(out.sin().sum() + cell.square().sum(), leaves)
-
-    with gpu_path():
-        ours = lstm_fused(x, w, "0")
-        fused = gradients(*ours)
-    theirs = lstm_sequence(x, w, "0")
-    torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(fused, gradients(*theirs))
-
-    def three_gates(layer):
-        w_ih, w_hh = (w[f"0.{n}"][:, : 3 * H] for n in ("w_ih", "w_hh"))
-        b_ih, b_hh = (w[f"0.{n}"][..., : 3 * H] for n in ("b_ih", "b_hh"))
-        out = layer(input_gates(x, b_ih, w_ih), w_hh, b_hh)
-        return out, gradients(out, out)
-
-    with gpu_path():
-        fused = three_gates(GruFused.apply)
-    torch.testing.assert_close(fused, three_gates(GruSequence.apply))
-
-
 @pytest.mark.parametrize("head", ["point", "student-t"])
 @pytest.mark.parametrize("architecture", ["transformer", "gru", "lstm", "har"])
 def test_a_training_the_way_of_a_gpu_equals_the_cpus(architecture, head):
     """Every line that a GPU would run, in float64 on a CPU, against the CPU's own lines."""
     series = [series_for(architecture, rows, seed=rows) for rows in (420, 500)]
-    given = options(architecture) | {"epochs": 2, "head": head, "seeds": [1, 2], "workers": 1}
+    given = HARD | short(architecture) | {"epochs": 2, "head": head, "seeds": [1, 2], "workers": 1}
     plain = train_fleet(series, architecture, **given)
     with gpu_path():
         fused = train_fleet(series, architecture, **given)
     for ours, theirs in zip(fused, plain, strict=True):
-        same_curve(ours, theirs)
+        assert_same_training(ours, theirs)
 
 
-def test_a_decoder_step_in_one_node_equals_the_one_by_hand():
-    torch.manual_seed(3)
-    K, B, H, f64 = 2, 3, 4, torch.float64
-    shapes = {"w_ih": (4 * H, 3), "w_hh": (4 * H, H), "b_ih": (1, 4 * H), "b_hh": (1, 4 * H)}
-    w = {f"0.{n}": torch.randn(K, *s, dtype=f64, requires_grad=True) for n, s in shapes.items()}
-    x, start = torch.randn(K, B, 3, dtype=f64, requires_grad=True), torch.randn(K, B, H, dtype=f64)
-
-    def run(manual):
-        step, h, c, total = lstm_step(w, "0", 3, manual), start, start, 0
-        for _ in range(3):
-            h, c = step(x * (1 + h[..., :3]), h, c)
-            total = total + h.sin().sum() + c.square().sum()
-        return total
-
-    torch.testing.assert_close(run(False), run(True))
-    leaves = [x, *w.values()]
-    torch.testing.assert_close(
-        torch.autograd.grad(run(False), leaves), torch.autograd.grad(run(True), leaves)
-    )
+def test_an_lstms_kernels_equal_every_gate_by_hand():
+    """Encoder and decoder, and their gradients."""
+    given = HARD | short("lstm") | {"epochs": 2}
+    ours, by_hand = (train_fleet([walk(420)], name, **given)[0] for name in ("lstm", "lstm-manual"))
+    assert_same_training(ours, by_hand)
 
 
 def test_deferred_maps_and_attention_have_autograds_gradients():
@@ -315,3 +260,16 @@ def test_draws_are_uniform_and_uncorrelated():
     kept = Draws(torch.arange(20), torch.ones(20, dtype=torch.long)).below(0.7, torch.Size([20, 4999]))
     assert kept.shape == (20, 4999)
     assert abs(kept.double().mean() - 0.7) < 0.005
+
+
+@pytest.mark.parametrize("width", [10, 30, 32])
+def test_bf16_attention_shares_and_gradients_agree_with_float32(width):
+    torch.manual_seed(0)
+    mask = torch.full((width, width), -torch.inf).triu(1)
+    scores = (torch.randn(8, width, width) * 3 + mask).bfloat16()
+    grad = torch.randn(8, width, width).bfloat16()
+    half, full = scores.clone().requires_grad_(), scores.float().requires_grad_()
+    (got,) = torch.autograd.grad(softmax(half), half, grad)
+    (want,) = torch.autograd.grad(torch.softmax(full, -1), full, grad.float())
+    torch.testing.assert_close(softmax(half).float(), torch.softmax(full, -1), atol=4e-3, rtol=1e-2)
+    torch.testing.assert_close(got.float(), want, atol=2e-2, rtol=5e-2)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from candles import table
 
-from cpbmodels import ModelError, Series, load, train_fleet
+from cpbmodels import ModelError, Series, train_fleet
 from cpbmodels import freqtrade as adapter
 from cpbmodels.data.student_t import QUANTILES, t_quantiles
 from cpbmodels.freqtrade import RiskFromForecast, add_forecasts, forecast_sigma
@@ -97,18 +97,6 @@ def test_steps_are_chosen_and_columns_replaced(quick):
     for wrong in ([0], [11], [1.5], []):
         with pytest.raises(ModelError, match="from 1 to 10"):
             add_forecasts(candles(), "BTC/USDT", "1h", quick, steps=wrong)
-
-
-def test_a_folder_is_read_once(quick, tmp_path, monkeypatch):
-    folder, reads = quick.save(tmp_path / "BTCUSDT"), []
-    adapter._load.cache_clear()
-    monkeypatch.setattr(adapter, "load", lambda path: reads.append(path) or load(path))
-    for _ in range(3):
-        table = add_forecasts(candles(), "BTC/USDT", "1h", folder)
-    assert len(reads) == 1
-    pd.testing.assert_frame_equal(table, add_forecasts(candles(), "BTC/USDT", "1h", quick))
-    with pytest.raises(ModelError, match="No such file"):
-        add_forecasts(candles(), "BTC/USDT", "1h", tmp_path / "nothing")
 
 
 def test_live_tables_that_are_short_damaged_or_unfinished_give_nan_and_no_error(quick, caplog):

@@ -1,4 +1,4 @@
-"""Where memory runs out in the middle of a step, nothing of that step and of its fleet stays in memory."""
+"""Where memory runs out: fleets are halved, then batches, and nothing of the step that failed stays in memory."""
 
 import gc
 import weakref
@@ -7,7 +7,7 @@ import pytest
 import torch
 from candles import walk
 
-from cpbmodels import train_fleet
+from cpbmodels import ensemble, train_fleet
 from cpbmodels.arch import decoder
 from cpbmodels.fleet.fleet import Fleet
 
@@ -65,3 +65,60 @@ def test_out_of_memory_in_a_decoder_leaves_nothing_behind(architecture, where, m
     assert [member.report["halved_to"] for member in members] == [1, 1]
     assert len(made) > 5
     assert not left
+
+
+PLAIN = {"preset": "smoke", "device": "cpu", "epochs": 3}
+
+
+def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
+    series = [walk(600, seed=seed) for seed in range(3)]
+    wanted = train_fleet(series, "linear", seeds=[1, 2, 3], dtype="float64", **PLAIN)
+    step = Fleet.step
+
+    def scarce(self, bank, origins, weight, lr):
+        if len(origins) * origins.shape[1] / self.net.options.accumulate > 16:
+            raise torch.OutOfMemoryError("no")
+        return step(self, bank, origins, weight, lr)
+
+    monkeypatch.setattr(Fleet, "step", scarce)
+    halved = train_fleet(series, "linear", seeds=[1, 2, 3], dtype="float64", workers=1, **PLAIN)
+    assert "continuing with 1" in caplog.text
+    assert "2 parts" in caplog.text
+    for a, b in zip(wanted, halved, strict=True):
+        torch.testing.assert_close(a.rows, b.rows, rtol=1e-9, atol=1e-12)
+    assert [(member.report["halved_to"], member.report["accumulate"]) for member in halved] == [(1, 2)] * 3
+    assert wanted[0].report["halved_to"] == 0
+
+
+def test_copies_average_where_memory_ran_out_between_them(monkeypatch):
+    step, calls = Fleet.step, []
+
+    def scarce(self, bank, origins, weight, lr):
+        calls.append(self)
+        if calls[0] is not self and self.net.options.accumulate == 1:
+            raise torch.OutOfMemoryError("no")
+        return step(self, bank, origins, weight, lr)
+
+    monkeypatch.setattr(Fleet, "step", scarce)
+    options = PLAIN | {"fleet_size": 1, "workers": 1}
+    copies = train_fleet([walk(600)] * 2, "linear", seeds=[1, 2], **options)
+    assert [member.report["accumulate"] for member in copies] == [1, 2]
+    report = ensemble(copies).report
+    assert (report["ensemble"], report["accumulate"]) == (2, 2)
+
+
+def test_lack_of_memory_is_recognised_behind_the_error_of_a_broken_capture(monkeypatch):
+    step, failed = Fleet.step, []
+
+    def scarce(self, *rest):
+        if len(rest[1]) > 1:
+            try:
+                failed.append(1)
+                raise torch.OutOfMemoryError("no")
+            finally:
+                raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+        return step(self, *rest)
+
+    monkeypatch.setattr(Fleet, "step", scarce)
+    assert len(train_fleet([walk(500, seed=s) for s in (1, 2)], "linear", workers=1, **PLAIN)) == 2
+    assert failed

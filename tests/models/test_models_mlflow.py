@@ -33,14 +33,8 @@ def candles(times):
     [
         HOURS.tz_convert("America/New_York"),
         HOURS.tz_localize(None),
-        HOURS.as_unit("ms"),
-        [t.isoformat() for t in HOURS],
         [t.strftime("%Y-%m-%d %H:%M") for t in HOURS],
-        [t.to_pydatetime() for t in HOURS],
-        *(
-            pd.Series([int(t.timestamp()) for t in HOURS]).astype(kind)
-            for kind in ("int64", "Int64", "object")
-        ),
+        pd.Series([int(t.timestamp()) for t in HOURS]).astype("Int64"),
     ],
 )
 def test_times_of_any_kind_are_utc(times, member):
@@ -50,11 +44,10 @@ def test_times_of_any_kind_are_utc(times, member):
     assert rows["issued_at"][0] == HOURS[-1] + pd.Timedelta(hours=1)
 
 
-@pytest.mark.parametrize("wrong", ["noon", "01/02/2025"])
-def test_what_is_no_time_is_named_with_its_row(wrong, member):
+def test_what_is_no_time_is_named_with_its_row(member):
     times = [t.isoformat() for t in HOURS]
     with pytest.raises(MlflowException, match="in row 1 is not a time"):
-        CandleModel(member).predict(candles([times[0], wrong, *times[2:]]))
+        CandleModel(member).predict(candles([times[0], "noon", *times[2:]]))
 
 
 def test_any_folder_of_the_library_is_a_model_with_an_mlmodel_beside_it(tmp_path, member):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from candles import LEARNT, series_for
+from candles import LEARNT, assert_same_training, series_for, short
 
-from cpbmodels import ModelError, architecture, predict, train_fleet
+from cpbmodels import ModelError, predict, train_fleet
 from cpbmodels.arch.options import PER_MEMBER
 
 SMALL = {
@@ -40,62 +40,30 @@ VALUES = {
 }
 """Values without an exact binary form, wherever an option is no whole number or word."""
 TOGETHER = {name: values for name, values in VALUES.items() if name != "patience"}
-DECODERS = ("transformer", "gru", "lstm", "lstm-manual")
-
-
-def options(name):
-    short = {} if name == "har" else {"context": 8, "horizon": 4}
-    return SMALL | short | ({"teacher_forcing": 0.5} if name in DECODERS else {})
 
 
 def check_rows(name, vectors, **common):
     """Train three members at once and each alone; return those of the fleet."""
     series = [series_for(name, rows, seed=rows) for rows in (330, 360, 340)]
-    given = options(name) | common
+    given = SMALL | short(name) | common
     fleet = train_fleet(series, name, seeds=[3, 4, 5], **given | vectors)
     for k, (member, candles) in enumerate(zip(fleet, series, strict=True)):
         single = given | {option: values[k] for option, values in vectors.items()}
         alone = train_fleet([candles], name, seeds=[3 + k], **single)[0]
-        assert [epoch["epoch"] for epoch in member.history] == [epoch["epoch"] for epoch in alone.history]
-        for ours, theirs in zip(member.history, alone.history, strict=True):
-            assert ours["lr"] == theirs["lr"]
-            assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-12)
-            assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=1e-12)
-        torch.testing.assert_close(member.rows, alone.rows, rtol=1e-10, atol=1e-10)
+        assert_same_training(member, alone, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(member.table, alone.table, rtol=1e-10, atol=1e-10)
         assert member.config == alone.config
     return fleet
 
 
 @pytest.mark.parametrize("option", VALUES)
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "har" else pytest.param(name, marks=pytest.mark.slow) for name in LEARNT],
-)
-def test_each_row_equals_its_single_run(name, option):
-    """For a GRU, the fast test below compares each row with its single run, too, in two fleets instead of one."""
-    common = {"schedule": "step"} if option.startswith("step_") else {}
-    common |= {"lr": 0.05} if option == "patience" else {}
-    fleet = check_rows(name, {option: VALUES[option]}, **common)
-    assert {member.report["fleet_members"] for member in fleet} == {3}
-
-
-def test_every_option_of_members_is_tried():
-    assert VALUES.keys() == set(PER_MEMBER)
-
-
-@pytest.mark.parametrize("option", VALUES)
 def test_a_member_keeps_its_own_value_however_the_members_are_cut_into_fleets(option):
     """Two fleets: of two members that differ, and of one, whose value is not that of the first member of all."""
     common = {"schedule": "step"} if option.startswith("step_") else {}
+    common |= {"lr": 0.05} if option == "patience" else {}
     common |= {"epochs": 3, "steps_per_epoch": 3, "fleet_size": 2}
+    assert VALUES.keys() == set(PER_MEMBER)
     fleet = check_rows("gru", {option: VALUES[option]}, **{k: v for k, v in common.items() if k != option})
-    assert [member.report["fleet_members"] for member in fleet] == [2, 2, 1]
-
-
-@pytest.mark.parametrize("name", ["transformer", "lstm"])
-def test_members_keep_all_their_values_however_they_are_cut_into_fleets(name):
-    fleet = check_rows(name, TOGETHER, steps_per_epoch=3, fleet_size=2)
     assert [member.report["fleet_members"] for member in fleet] == [2, 2, 1]
 
 
@@ -136,7 +104,7 @@ def test_members_with_other_columns_and_two_workers():
     series = [series_for("gru", rows, seed=rows) for rows in (330, 360, 340)]
     first, *_, last = series[0].names[:4]
     columns = [[first, last], [last], [first, last]]
-    given = options("gru") | {"workers": 2}
+    given = SMALL | short("gru") | {"workers": 2}
     together = train_fleet(series, "gru", seeds=[3, 4, 5], features=columns, **given)
     for k, member in enumerate(together):
         alone = train_fleet([series[k]], "gru", seeds=[3 + k], features=columns[k], **given)[0]
@@ -144,53 +112,25 @@ def test_members_with_other_columns_and_two_workers():
     assert [len(member.config["features"]) for member in together] == [2, 1, 2]
 
 
-def test_closed_forms_ignore_what_they_do_not_read():
-    assert architecture("robust-har").closed_form
-    series = [series_for("robust-har", rows, seed=rows) for rows in (430, 460)]
-    members = train_fleet(series, "robust-har", "smoke", seeds=[1, 2], lr=[0.1, 0.2], dtype="float64")
-    for k, member in enumerate(members):
-        alone = train_fleet([series[k]], "robust-har", "smoke", seeds=1 + k, dtype="float64")[0]
-        torch.testing.assert_close(member.rows, alone.rows, rtol=0, atol=0)
-        assert member.config["epochs"] == alone.config["epochs"] == 1
-
-
 def test_universal_members_take_one_value_each():
     series = [series_for("gru", rows, seed=rows) for rows in (330, 360)]
     rates = [0.01, 0.02]
-    wide = train_fleet(series, "gru", seeds=[1, 2], scope="universal", lr=rates, **_without_lr("gru"))
+    given = SMALL | short("gru") | {"scope": "universal"}
+    wide = train_fleet(series, "gru", seeds=[1, 2], **given | {"lr": rates})
     for k, member in enumerate(wide):
-        alone = train_fleet(series, "gru", seeds=1 + k, scope="universal", lr=rates[k], **_without_lr("gru"))
+        alone = train_fleet(series, "gru", seeds=1 + k, **given | {"lr": rates[k]})
         torch.testing.assert_close(member.rows, alone[0].rows, rtol=1e-9, atol=1e-11)
 
 
-def _without_lr(name):
-    return {k: v for k, v in options(name).items() if k != "lr"}
-
-
-def test_micro_batches_and_a_resumed_training_keep_rows_apart(tmp_path):
+def test_micro_batches_keep_rows_apart():
     vectors = {"lr": [1e-3, 0.02, 0.005], "dropout": [0.05, 0.5, 0.3], "clip": [0.01, 0.1, 1.0]}
     check_rows("gru", vectors, accumulate=2)
-    series = [series_for("gru", rows, seed=rows) for rows in (330, 360, 340)]
-    given = options("gru") | vectors | {"seeds": [3, 4, 5]}
-    whole = train_fleet(series, "gru", **given)
-
-    def killed(record):
-        if record.epoch == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train_fleet(series, "gru", checkpoint=tmp_path, on_epoch=killed, **given)
-    resumed = train_fleet(series, "gru", checkpoint=tmp_path, resume=True, **given)
-    for ours, theirs in zip(resumed, whole, strict=True):
-        torch.testing.assert_close(ours.rows, theirs.rows, rtol=0, atol=0)
-    with pytest.raises(ModelError, match="options"):
-        train_fleet(series, "gru", checkpoint=tmp_path, resume=True, **given | {"lr": [0.02, 1e-3, 0.005]})
 
 
 def test_on_step_stops_a_fleet_within_an_epoch(monkeypatch):
     monkeypatch.setattr("cpbmodels.fleet.loop.REPORT_INTERVAL_S", 0.0)
     series = [series_for("gru", 330, seed=1)]
-    given = options("gru") | {"seeds": [3], "steps_per_epoch": 4}
+    given = SMALL | short("gru") | {"seeds": [3], "steps_per_epoch": 4}
     (unborn,) = train_fleet(series, "gru", on_step=lambda record: True, **given)
     assert (unborn.report["stopped"], unborn.report["epochs_run"], unborn.history) == ("on_request", 0, [])
     (stopped,) = train_fleet(series, "gru", on_step=lambda record: record.epoch == 3, **given)
@@ -207,7 +147,7 @@ def test_on_epoch_stops_the_members_it_names():
         seen.append([member["index"] for member in record.members])
         return [1] if record.epoch == 2 else None
 
-    given = options("gru") | {"seeds": [3, 4, 5]}
+    given = SMALL | short("gru") | {"seeds": [3, 4, 5]}
     stopped = train_fleet(series, "gru", on_epoch=stop_the_second, **given)
     assert [member.report["stopped"] for member in stopped] == ["max_epochs", "on_request", "max_epochs"]
     assert sorted(seen[1]) == [0, 1, 2]
@@ -232,15 +172,6 @@ def test_wrong_values_are_refused_as_they_are_for_one(wrong, sentence):
         train_fleet(series, "gru", "smoke", seeds=[1, 2], **wrong)
 
 
-def test_arrays_are_lists():
-    series = [series_for("gru", rows, seed=rows) for rows in (330, 360)]
-    members = train_fleet(
-        series, "gru", "smoke", seeds=[1, 2], epochs=np.array([1, 2]), lr=np.array([0.01, 0.02])
-    )
-    assert [len(member.history) for member in members] == [1, 2]
-    assert [type(member.config["epochs"]) for member in members] == [int, int]
-
-
 def test_members_with_options_of_their_own_forecast_as_one_stack():
     series = [series_for("gru", rows, seed=rows) for rows in (330, 360, 340)]
     values = {
@@ -248,7 +179,7 @@ def test_members_with_options_of_their_own_forecast_as_one_stack():
         "lr": [1e-3, 0.02, 0.005],
         "teacher_forcing": [0.2, 0.5, 0.9],
     }
-    members = train_fleet(series, "gru", seeds=[3, 4, 5], **options("gru") | values)
+    members = train_fleet(series, "gru", seeds=[3, 4, 5], **SMALL | short("gru") | values)
     assert len({member.stacking_key for member in members}) == 1
     origins = [np.arange(300, 320)] * 3
     for k, stacked in enumerate(predict(members, series, origins)):

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import cpbmodels
 from cpbmodels import ModelError, architecture, architectures, load, preset
 from cpbmodels.arch import ENTRY_POINT_GROUP
-from cpbmodels.arch.options import COMMON_PRESETS
 
 ROOT = Path(__file__).parents[2]
 BUILT_IN = [
@@ -64,12 +62,6 @@ def test_an_unknown_name_is_refused_with_the_choices():
     with pytest.raises(ModelError) as error:
         architecture("lstn")
     assert all(name in str(error.value) for name in architectures())
-
-
-def test_presets_of_all_architectures_stand_beside_the_common_ones():
-    assert list(cpbmodels.PRESETS)[: len(COMMON_PRESETS)] == list(COMMON_PRESETS)
-    special = {name for name in architectures() for name in architecture(name).presets}
-    assert set(cpbmodels.PRESETS) == special | set(COMMON_PRESETS)
 
 
 USE_TCN = """

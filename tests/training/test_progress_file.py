@@ -125,15 +125,6 @@ def test_shards_of_a_fleet_are_told_as_one(told):
     assert ended(heard_of(lambda: train(plan.shards[-1]))[1]) == {"train gru"}
 
 
-def test_a_loss_that_is_not_finite_is_left_out_of_the_mean(told):
-    file, read = told
-    file.on_step(step(1, 0))
-    spoilt = epoch(1)
-    spoilt.members[0]["train_loss"] = float("nan")
-    file.on_epoch(spoilt)
-    assert read()[0]["train_loss"] == 2.0
-
-
 COST = {"epoch": 1, "members_training": 2, "lr": 0.1, "epoch_seconds": 2.0, "epoch_windows_per_s": 500.0,
         "rss_peak_mb": 100.0, "train_loss": 1.5, "val_loss": 2.0}  # fmt: skip
 

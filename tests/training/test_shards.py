@@ -1,12 +1,24 @@
-"""Shards follow from what is trained alone: not from the order of the series, nor from where they are trained."""
+"""Shards, their keys and their members' seeds follow from what is trained alone: not from order, place or others."""
 
 import random
+import zlib
 
 import pytest
-from planned import fleet, planned, universe
+from planned import fleet, job, planned, universe
 
-from schemas.run import RunSpec
-from tasks.training.plan import MAX_MEMBERS, cut, job_key, plan_job, shard_seconds, shards_of
+from schemas.identity import SeriesId
+from schemas.run import RunSpec, is_universal
+from tasks.training.plan import (
+    MAX_MEMBERS,
+    cut,
+    job_key,
+    member_seed,
+    plan_job,
+    preset_label,
+    shard_seconds,
+    shards_of,
+)
+from tasks.training.shard import home_of, prepare, progress_so_far, read_job, shard_folder
 
 
 def names(plan):
@@ -36,20 +48,12 @@ def test_sizes_of_the_presets(architecture, options, cpu, gpu):
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_the_order_of_the_series_changes_nothing():
-    members = universe()
-    once = fleet(members, preset="seed-gru")
-    assert len(once.shards) == 20
-    for seed in range(20):
-        shuffled = random.Random(seed).sample(members, len(members))
-        assert fleet(shuffled, preset="seed-gru") == once
-    assert sorted(m.name for m in once.members) == sorted(m.name for m in members)
-
-
 def test_a_shard_is_the_same_job_as_a_plan_of_its_members_alone():
     """What is left of a fleet, or lies on another machine, is planned to the same keys, bits and folders."""
     members, spec = universe(), RunSpec(preset="seed-gru")
-    for shard in fleet(members, preset="seed-gru").shards:
+    whole = fleet(members, preset="seed-gru")
+    assert fleet(random.sample(members, len(members)), preset="seed-gru") == whole  # in whatever order
+    for shard in whole.shards:
         assert plan_job(spec, "gru", shard.members) == shard
         assert [job_key(again) for again in fleet(shard.members, preset="seed-gru").shards] == [
             job_key(shard)
@@ -81,18 +85,49 @@ def test_a_universal_model_is_a_shard_for_each_timeframe_and_fold():
     ]  # fmt: skip
 
 
-def test_a_fleets_key_is_of_all_its_shards():
-    members = universe()
-    keys = {fleet(members[:n], preset="seed-gru").key for n in (4, 40, 80)}
-    assert len(keys) == 3
-    assert (
-        fleet(members, preset="seed-gru", seed=2).key == fleet(members, preset="seed-gru").key
-    )  # members carry it
-
-
 def test_the_dearest_shards_are_queued_first():
     cheap = fleet(universe(), "har", preset="default")
     dear = fleet(universe(), "lstm", preset="seed-lstm")
     queue = shards_of([cheap, dear])
     assert [s.architecture for s in queue] == ["lstm"] * len(dear.shards) + ["har"] * len(cheap.shards)
     assert [shard_seconds(s) for s in queue] == sorted(map(shard_seconds, queue), reverse=True)
+
+
+def test_the_key_names_the_result_not_the_place():
+    base = job()
+    assert job_key(job(planned(path="elsewhere/b.parquet"))) == job_key(base)
+    others = [
+        job(architecture="lstm"), job(overrides={"batch_size": 8}), job(dtype="float64"), job(seeds=2),
+        job(planned(digest="e")), job(planned(market="um")), job(planned(fold=1)),
+        job(planned(), planned("ETHUSDT")),
+    ]  # fmt: skip
+    assert len({job_key(other) for other in [base, *others]}) == len(others) + 1
+
+
+def test_a_job_is_read_back_from_the_fleets_folder(tmp_path):
+    for market, root in (("spot", tmp_path), ("sim", tmp_path / "sim")):
+        shard = job(planned(market=market), architecture="har-universal", overrides={"batch_size": 8})
+        folder = prepare(root, shard)
+        assert folder == shard_folder(root, shard)
+        assert read_job(folder) == shard
+        assert home_of(folder, shard) == tmp_path.resolve()
+        assert is_universal(shard.architecture)
+        assert progress_so_far(folder) == ""
+
+
+def test_a_members_seed_depends_on_nobody_else_and_spot_keeps_its_own():
+    series = [
+        SeriesId(m, s, t) for m in ("spot", "um") for s in ("BTCUSDT", "ETHUSDT") for t in ("1h", "15m")
+    ]
+    seeds = {member_seed(1, a, s, fold) for a in ("gru", "har") for s in series for fold in (0, 1, 2)}
+    assert len(seeds) == 2 * 8 * 3
+    assert member_seed(1, "gru", series[0]) == zlib.crc32(b"1/gru/BTCUSDT/1h")
+    assert member_seed(1, "gru", series[0], 2) == zlib.crc32(b"1/gru/BTCUSDT/1h/1")
+
+
+def test_a_recipe_is_the_preset_and_what_was_changed_in_it():
+    assert preset_label(RunSpec(preset="smoke", coins="BTC", device="cpu"), "gru") == "smoke"
+    changed = {preset_label(RunSpec(preset="smoke", **options), "gru") for options in
+               ({"overrides": {"epochs": 2}}, {"seeds": 3}, {"dtype": "float64"})}  # fmt: skip
+    assert len(changed) == 3
+    assert all(name.startswith("smoke+") for name in changed)

@@ -22,23 +22,18 @@ from tasks.training.local import Slots, TrainerDied, Trainers, TrainingTimeout, 
 CPU = Slots((), 1, 1)
 
 
-def test_a_finished_job_is_not_started(folder, worker):
-    worker("(folder / 'started').touch()")
-    (folder / "result.json").write_text("{}")
-    run_trainer(folder, CPU, 30)
-    assert not (folder / "started").exists()
-
-
-def test_threads_follow_from_the_plan_and_progress_is_told_without_half_a_file(folder, worker):
+def test_threads_follow_from_the_plan_and_progress_is_told_without_half_a_file(folder, worker, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     worker(
         "file = folder / 'progress.json'\n"
         "file.write_text('{\"epo'); time.sleep(0.4); file.write_text('{\"epoch\": 4}'); time.sleep(0.4)\n"
-        "(folder / 'result.json').write_text('{\"threads\": ' + os.environ['CPB_THREADS'] + '}')"
+        "seen = [os.environ['CPB_THREADS'], os.environ['CUDA_VISIBLE_DEVICES']]\n"  # on a CPU no GPU
+        "import json; (folder / 'result.json').write_text(json.dumps(seen))"
     )
     told = []
     run_trainer(folder, Slots((), 1, 2), 30, told.append)
     assert told == [{"epoch": 4}]
-    assert json.loads((folder / "result.json").read_text()) == {"threads": 2}
+    assert json.loads((folder / "result.json").read_text()) == ["2", ""]
 
 
 def test_it_is_told_when_a_trainer_is_free_which_is_the_same_process_for_all_shards(tmp_path, worker):
@@ -97,7 +92,6 @@ def test_trainers_and_judges_never_take_more_than_the_cores():
         ("os.kill(os.getpid(), 9)", "killed by signal 9.* for want of memory", "trainer-died"),
         ("print('MemoryError', file=sys.stderr); sys.exit(1)", "add memory", "out-of-memory"),
         ("sys.exit('RuntimeError: DefaultCPUAllocator: can\\'t allocate memory: you')", "add memory", "out-of-memory"),
-        ("sys.exit('torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB')", "add memory", "out-of-memory"),
         (f"raise OSError({errno.ENOSPC}, os.strerror({errno.ENOSPC}), 'weights')", "no space left", "disk-full"),
     ],
 )  # fmt: skip
@@ -165,7 +159,7 @@ SLOW_IMPORT = "import time; time.sleep(2.5)\n"
 """What a trainer does that imports its libraries for a while."""
 
 
-@pytest.mark.parametrize("moment", [0.05, 0.2, 0.6, 2.9])
+@pytest.mark.parametrize("moment", [0.05, 0.6, 2.9])
 def test_a_trainer_dies_with_its_parent_whenever_that_is_killed(folder, worker, start_parent, moment):
     worker("time.sleep(600)", prelude=SLOW_IMPORT)
     parent = start_parent()

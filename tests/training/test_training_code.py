@@ -66,33 +66,6 @@ def digested():
     return {path.relative_to(records.ROOT).as_posix() for path in paths}
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """A copy of the sources, whose digest can be asked for after each change."""
-    for package in ("cpbmodels", "schemas", "tasks"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(records, "ROOT", tmp_path)
-
-    def digest(path="", old="", new=""):
-        if path:
-            text = (tmp_path / path).read_text()
-            assert old in text
-            (tmp_path / path).write_text(text.replace(old, new, 1))
-        records._code_digest.cache_clear()
-        return planning.training_code()
-
-    yield digest
-    records._code_digest.cache_clear()
-
-
-def test_a_comment_leaves_every_stored_fleet_as_it_is(project):
-    before = project()
-    assert project("schemas/errors.py", "def count", "# a comment\ndef count") == before
-    assert project("cpbmodels/hub.py", "import", "LINE_WIDTH_PT = 3\nimport") == before
-    assert project("cpbmodels/arch/heads.py", '"""', '"""Another docstring. ') == before
-    assert project("cpbmodels/data/__init__.py", "HORIZON = 10", "HORIZON = 11  # steps") != before
-
-
 @pytest.fixture(scope="module")
 def fleets(tmp_path_factory):
     """A home with candles, and a job's folder for each architecture, alone and universal."""

@@ -38,6 +38,7 @@ def children_with(name, place):
 
 def wait_until(done, timeout=60.0):
     end = time.monotonic() + timeout
-    while not done():
+    while not (result := done()):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
+    return result

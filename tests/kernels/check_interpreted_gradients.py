@@ -1,4 +1,4 @@
-"""The kernels of gru and lstm in Triton's interpreter: gradients are float64's, a member sees no neighbour."""
+"""The kernels in Triton's interpreter: a step's gradients are those of float64 autograd, a member sees no neighbour."""
 
 import pytest
 import torch
@@ -42,21 +42,31 @@ def test_gradients_at_other_sizes(architecture, size):
     _compare(architecture, dropout=0.0, **SMALL, **size)
 
 
-@pytest.mark.parametrize("architecture", ["gru", "lstm"])
-@pytest.mark.parametrize("windows", [1, 13])
-def test_validation_of_any_number_of_windows(architecture, windows):
-    exact = SmallFleet(architecture, torch.float64).validation(windows)
-    assert (
-        difference(SmallFleet(architecture, torch.float32, kernels=True).validation(windows), exact) < CLOSE
-    )
+def test_gradients_of_the_transformer():
+    _compare("transformer", batch_size=3)  # windows: a program runs for seconds here
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of the neighbour
 @pytest.mark.parametrize(
-    ("layer", "architecture"), [("whole", "gru"), ("steps", "gru"), ("whole", "lstm")], indirect=["layer"]
+    ("architecture", "windows", "forcing"),
+    [("gru", 1, 0.5), ("gru", 13, 0.5), ("lstm", 1, 0.5), ("lstm", 13, 0.5), ("transformer", 5, 1.0),
+     ("transformer", 5, 0.0)],
+)  # fmt: skip
+def test_validation_of_any_number_of_windows(architecture, windows, forcing):
+    exact, computed = (
+        SmallFleet(architecture, dtype, kernels=dtype == torch.float32, teacher_forcing=forcing)
+        for dtype in (torch.float64, torch.float32)
+    )
+    assert difference(computed.validation(windows), exact.validation(windows)) < CLOSE
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # numpy's, of arithmetic with the neighbour's NaN
+@pytest.mark.parametrize(
+    ("layer", "architecture"),
+    [("whole", "gru"), ("steps", "gru"), ("whole", "lstm"), ("whole", "transformer")],
+    indirect=["layer"],
 )
 def test_a_member_depends_on_no_neighbour(layer, architecture):
-    options = {"kernels": True, "dropout": 0.3, **SMALL}
+    options = {"kernels": True, "dropout": 0.0 if architecture == "transformer" else 0.3, **SMALL}
     alone, beside = (
         SmallFleet(architecture, torch.float32, members=members, **options) for members in (2, 3)
     )

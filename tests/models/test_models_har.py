@@ -1,4 +1,4 @@
-"""`robust-har`: solved in closed form inside `train_fleet`, and a model like any other afterwards."""
+"""`robust-har` is solved in closed form inside `train_fleet`, and the line of `har` starts as its solution."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from candles import series_for
 
-from cpbmodels import forecast_all, predict, train_fleet
+from cpbmodels import predict, train_fleet
 from cpbmodels.data.ranges import MIN_RANGE, RIDGE_PENALTY, fit_ranges, future_range
 from cpbmodels.errors import ModelError
 
@@ -87,35 +87,52 @@ def test_its_loss_is_the_mean_pinball_of_its_quantiles():
     assert member.history[0]["val_loss"] == pytest.approx(loss, rel=1e-9)
 
 
-def test_a_universal_one_serves_a_coin_it_never_saw():
-    (member,) = solved([coin(1), coin(2)], scope="universal")
-    unseen = coin(6)
-    assert member.config["symbols"] == ["C1USDT", "C2USDT"]
-    live, trained = forecast_all([member, member], [unseen, coin(1)])
-    assert np.isfinite(live.close.array).all()
-    assert not np.array_equal(live.close.array / live.last_close, trained.close.array / trained.last_close)
+TINY = {"epochs": 1, "steps_per_epoch": 1, "batch_size": 8, "dtype": "float64", "device": "cpu"}
 
 
-def test_nothing_after_the_training_span_is_looked_at():
+def log_scale_of_line(member, series, origins):
+    """[N, H]: of the line and the hours alone, in volatilities x sqrt(step)."""
+    net = member.net()
+    w = net.layout.views(member.rows)
+    hours = series.columns(("hour_of_week_ny",))[origins, 0].astype(int)
+    columns = slice(*net.span)
+    inputs = torch.as_tensor(series.columns(member.options.features)[origins])
+    scaled = (inputs - member.mean[0, columns]) * member.inverse[0, columns]
+    return (scaled @ w["line.weight"][0] + w["line.bias"][0] + w["calendar"][0][hours]).numpy()
+
+
+def test_the_line_of_har_starts_as_the_robust_har():
+    """With a learning rate of next to nothing: differences between windows are those of the closed form."""
+    series = coin(1)
+    member = train_fleet([series], "har", lr=1e-8, **TINY)[0]
+    origins = series.origins("train", 1, H)
+    fitted = fit_ranges([(series, origins)], member.options.features, "hour_of_week_ny", H)
+    unit = series.volatility[origins][:, None] * np.sqrt(np.arange(1, H + 1))
+    wanted = np.log(fitted.scale(series, origins) / unit)
+    difference = log_scale_of_line(member, series, origins) - wanted
+    np.testing.assert_allclose(difference, np.broadcast_to(difference[0], difference.shape), atol=1e-5)
+    other = train_fleet([series], "har", head="quantile", calendar_dim=4, **TINY)[0]
+    assert "line.weight" not in other.net().layout.views(other.rows)
+
+
+@pytest.mark.parametrize(("name", "options"), [("har", TINY), ("robust-har", {"dtype": "float64"})])
+def test_nothing_after_the_training_span_is_looked_at(name, options):
     series = coin(7)
     last = series.spans["train"][1]
     prices, features = series.prices.copy(), series.features.copy()
     prices[last:] *= 1.5
     features[last:] = features[last:][::-1]
     changed = replace(series, prices=prices, features=features)
-    assert torch.equal(solved([series])[0].rows, solved([changed])[0].rows)
+    first, second = (train_fleet([each], name, **options)[0] for each in (series, changed))
+    assert torch.equal(first.rows, second.rows)
 
 
-def test_impossible_requests_are_one_sentence():
-    series = coin(8)
-    with pytest.raises(ModelError, match="context must be 1 for robust-har"):
-        solved([series], context=30)
-    with pytest.raises(ModelError, match="'robust-har' belong together"):
-        solved([series], head="point")
-    with pytest.raises(ModelError, match="'robust-har' or 'line' belong together"):
-        train_fleet([series], "har", head="scaled")
-    without = replace(series, names=tuple(n.replace("log_range", "x") for n in series.names))
-    with pytest.raises(ModelError, match="lacks the column"):
-        solved([without])
-    with pytest.raises(ModelError, match="at least one training origin"):
-        fit_ranges([(series, np.zeros(0, np.int64))], ("log_sigma",), "", H)
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [("robust-har", {"context": 30}, "context must be 1 for robust-har"),
+     ("robust-har", {"head": "point"}, "'robust-har' belong together"),
+     ("har", {"head": "scaled"}, "'robust-har' or 'line' belong together")],
+)  # fmt: skip
+def test_impossible_requests_are_one_sentence(name, options, message):
+    with pytest.raises(ModelError, match=message):
+        train_fleet([coin(8)], name, **options)
