@@ -3,7 +3,7 @@
     python -m benchmarks.gpu --out gpu.json                 # on a GPU; needs torch and numpy only
     python -m benchmarks.gpu --device cpu --tiny            # the same code in seconds; CI runs this
 
-1. machine      the chip, and its matmul rate today (the roof);
+1. machine      its matmul rate today (the roof);
 2. gradients    a step's losses and gradient at the seed size against float64 (`cpbmodels.kernels.check`);
 3. correctness  losses per epoch against float64 on a CPU, in every precision, with unequal histories and early stops,
                 and that the comparison is alive: losses fall, graphs were replayed, a rate 1 % larger is told apart;
@@ -117,7 +117,6 @@ def measure_roof(device: torch.device, tiny: bool = False) -> dict[str, Any]:
         "precision": precision,
         "matmul_tflops": _rates.matmul_tflops(device, precision, size),
         "data_sheet_tflops": _rates.data_sheet(name, precision),
-        "torch": torch.__version__,
     }
 
 
