@@ -26,7 +26,7 @@ from typing import Any
 
 from benchmarks._paired import main
 from schemas.identity import COINS, symbol_of
-from tasks.market import mirror
+from tasks.market import simulator
 from tasks.market.layout import SeriesId, months, period_bounds, source_file
 from tasks.market.simulator import candles
 
@@ -51,9 +51,11 @@ def build(root: Path, symbols: list[str]) -> int:
                 if path.exists():
                     continue
                 path.parent.mkdir(parents=True, exist_ok=True)
-                csv = mirror.to_csv(candles(symbol, file.series.seconds * 1_000_000, *file.bounds), interval)
-                body = mirror.to_zip(file.member, csv)
-                path.with_name(f"{path.name}.CHECKSUM").write_bytes(mirror.to_checksum(path.name, body))
+                csv = simulator.to_csv(
+                    candles(symbol, file.series.seconds * 1_000_000, *file.bounds), interval
+                )
+                body = simulator.to_zip(file.member, csv)
+                path.with_name(f"{path.name}.CHECKSUM").write_bytes(simulator.to_checksum(path.name, body))
                 path.write_bytes(body)
     return rows
 
@@ -82,7 +84,7 @@ def _serve(root: Path, latency: float, port: Connection) -> None:
         time.sleep(latency if hasattr(handler, "met") else 3 * latency)
         handler.met = True
 
-    with mirror.serve(Files(root), delay) as url:
+    with simulator.serve(Files(root), delay) as url:
         port.send(url)
         port.poll(None)  # until the benchmark ends
 

@@ -1,4 +1,4 @@
-"""A folder of published files as a mirror that `tasks.market.mirror.serve` can serve."""
+"""A folder of published files as a mirror that `tasks.market.simulator.serve` can serve."""
 
 import hashlib
 from pathlib import Path

@@ -1,8 +1,7 @@
 """HTTP client of a source: a `requests.Session` with the environment's proxies, certificates and netrc.
 
-Temporary failures are retried by tenacity, also those of a body, which urllib3's `Retry` does not see. What the
-libraries lack is done here: a pause shared by all threads when a server requests a wait, a size cap for every body, and
-deadlines of complete responses.
+Temporary failures are repeated by tenacity, also those of a body, which urllib3's `Retry` does not see. What the
+libraries lack is done here: a size cap for every body, and deadlines of complete responses.
 
 Redirects are not followed; credentials in a source's URL are sent only to its host and appear in no message; cookies
 are not stored.
@@ -10,7 +9,6 @@ are not stored.
 
 import json
 import logging
-import math
 import re
 import socket
 import threading
@@ -21,17 +19,23 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import HTTPResponse
 from http.cookiejar import DefaultCookiePolicy
-from typing import Any, NoReturn
+from typing import Any
 from urllib.parse import quote, urlencode
 from urllib.request import getproxies_environment
 
-from requests import HTTPError, Response, Session
+from requests import Response, Session
 from requests.adapters import HTTPAdapter
 from requests.utils import get_netrc_auth
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential, wait_random
-from urllib3 import HTTPConnectionPool, Retry
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_combine,
+    wait_random_exponential,
+)
+from urllib3 import Retry
 from urllib3.exceptions import HTTPError as TransportError
-from urllib3.exceptions import InvalidHeader
 
 from tasks.market.layout import Remote
 from tasks.storage.files import public_url, without_credentials
@@ -54,7 +58,9 @@ class Refused(SourceFault):
 
 
 class Unreachable(SourceFault):
-    """No response after all tries: connection, timeout, 429 or 5xx."""
+    """No response after all tries: connection, timeout, 429 or 5xx; `wait`: the seconds that the server requested."""
+
+    wait: float = 0
 
 
 class BadFile(Exception):
@@ -79,14 +85,14 @@ class _Transport(HTTPAdapter):
     would hold a connection for days.
     """
 
-    def __init__(self, deadline: float, connections: int) -> None:
+    def __init__(self, deadline: float) -> None:
         self._response = partial(_timed_response, deadline)
-        super().__init__(pool_maxsize=connections, pool_block=True)
+        super().__init__(pool_maxsize=CONNECTIONS, pool_block=True)
 
-    def get_connection_with_tls_context(self, *args: Any, **options: Any) -> HTTPConnectionPool:
+    def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:
         """Return the connection pool of a request."""
-        pool = super().get_connection_with_tls_context(*args, **options)
-        if pool.ConnectionCls.response_class is not self._response:  # type: ignore[attr-defined]
+        pool: Any = super().get_connection_with_tls_context(*args, **options)
+        if pool.ConnectionCls.response_class is not self._response:
             timed = {"response_class": staticmethod(self._response)}
             pool.ConnectionCls = type("TimedConnection", (pool.ConnectionCls,), timed)
         return pool
@@ -94,10 +100,10 @@ class _Transport(HTTPAdapter):
 
 def _timed_response(deadline: float, sock: socket.socket, *args: Any, **options: Any) -> HTTPResponse:
     response = HTTPResponse(sock, *args, **options)
-    raw: Any = response.fp.raw  # type: ignore[attr-defined]
+    raw: Any = response.fp.raw
     until, readinto = time.monotonic() + deadline, raw.readinto
 
-    def in_time(buffer: Any) -> int | None:
+    def in_time(buffer: Any) -> Any:
         if time.monotonic() > until:
             raise TimeoutError(f"timed out: not finished in {deadline:g} s")
         return readinto(buffer)
@@ -109,14 +115,6 @@ def _timed_response(deadline: float, sock: socket.socket, *args: Any, **options:
 def whole_number(text: str) -> int:
     """Return a non-negative number from a server, -1 if invalid (`str.isdigit` would accept "²", and `int` fail)."""
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text.strip()) else -1
-
-
-def _reason(error: BaseException) -> str:
-    """Return the kind of an error, and the innermost cause: requests and urllib3 wrap it several times."""
-    cause = error
-    while inner := cause.__cause__ or cause.__context__:
-        cause = inner
-    return without_credentials(f"{type(error).__name__}: {cause}")
 
 
 # It would log failures that cpb reports itself, with the raw path.
@@ -140,8 +138,6 @@ _FAULTS: dict[int, tuple[type[SourceFault], str]] = {
 }
 _LOOPBACK = "localhost,127.0.0.0/8,::1"  # this machine: a proxy would connect to itself
 _CHUNK = 1 << 18  # bytes per read
-_MAX_FAILURES = 24  # consecutive failed requests after which each request is tried only once
-_FIRST_TRIES = 2  # of a host that has not answered yet
 
 
 @dataclass(frozen=True)
@@ -152,41 +148,35 @@ class Limits:
     read: float = 30
     deadline: float = 180  # of a complete response, headers and body, however slowly it arrives
     tries: int = 4
-    backoff: float = 0.4
+    backoff: float = 0.8  # the first pause is at most this long, each later one at most twice the one before
     longest_wait: float = 180  # a longer Retry-After fails the request
     body: int = 16 << 20  # bytes, if the size is unknown: a page of a thousand keys or candles is 400 KB
 
 
-_Answer = tuple[Mapping[str, str], bytes]
-"""Headers and body."""
-
-
 @dataclass
 class HttpSource:
-    """A server with Binance Vision's layout; counts requests, and shares pauses among all threads."""
+    """A server with Binance Vision's layout; counts requests."""
 
     base: str = field(repr=False)  # may contain credentials until they are removed below
     listing: str = ""
     rest: str = ""
-    connections: int = CONNECTIONS
     limits: Limits = field(default_factory=Limits)
     name: str = ""  # in messages; default the base URL
     requests: int = 0
-    waits: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    clock_ahead: float | None = None  # seconds; > 0: the server's clock is ahead of the local clock
 
     def __post_init__(self) -> None:
         urls = [url.rstrip("/") for url in (self.base, self.listing or self.base, self.rest or self.base)]
         self.base, self.listing, self.rest = shown = [public_url(url).rstrip("/") for url in urls]
         self.name = self.name or self.base
         self._private_urls = dict(zip(shown, urls, strict=True))
-        self._transport = _Transport(self.limits.deadline, self.connections)
         self._session = _Session()
-        self._session.headers["Accept-Encoding"] = (
-            "identity"  # zips; sizes and ETags are of the unencoded bytes
-        )
+        # zips are compressed already, and sizes and ETags are of the unencoded bytes
+        self._session.headers["Accept-Encoding"] = "identity"
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
-        self._session.mount("http://", self._transport)
-        self._session.mount("https://", self._transport)
+        for scheme in ("http://", "https://"):
+            self._session.mount(scheme, _Transport(self.limits.deadline))
         no_proxy = {"no_proxy": f"{_LOOPBACK},{getproxies_environment().get('no', '')}"}
         self._settings = {  # of the environment, read once: 0.1 ms a request
             name: self._session.merge_environment_settings(url, no_proxy, True, None, None)
@@ -195,16 +185,13 @@ class HttpSource:
         }
         self._session.trust_env = False
         self._lock = threading.Lock()
-        self._wait_until = 0.0
-        self._failures = 0
-        self._answered: set[str] = set()
-        self._unreachable: dict[str, str] = {}  # hosts that never answered, and why: they are not asked again
-        self.clock_ahead: float | None = None  # seconds; > 0: the server's clock is ahead of the local clock
         self._retrying = Retrying(
-            retry=retry_if_exception_type((OSError, TransportError)),  # `requests` errors are OSErrors
-            stop=self._was_last_try,
-            wait=wait_exponential(multiplier=self.limits.backoff) + wait_random(0, self.limits.backoff / 2),
-            retry_error_callback=self._give_up,
+            retry=retry_if_exception(
+                lambda fault: isinstance(fault, Unreachable) and fault.wait <= self.limits.longest_wait
+            ),
+            stop=stop_after_attempt(self.limits.tries),
+            wait=wait_combine(wait_random_exponential(self.limits.backoff), _requested_wait),
+            reraise=True,
         )
 
     def get(self, key: str, max_bytes: int = 0) -> bytes:
@@ -217,8 +204,8 @@ class HttpSource:
             headers, _ = self._ask("HEAD", self.base, f"/{quote(key)}")
         except NotFound:
             return None
-        size = whole_number(headers.get("Content-Length", ""))
-        return Remote(key, headers.get("ETag", "").strip('"'), size, headers.get("Last-Modified", ""))
+        version = headers.get("ETag", "").strip('"') or headers.get("Last-Modified", "")
+        return Remote(key, version, whole_number(headers.get("Content-Length", "")))
 
     def list_page(self, query: dict[str, str]) -> bytes | None:
         """Return a page of the bucket listing, None if the server does not support listings."""
@@ -229,7 +216,7 @@ class HttpSource:
         except SourceFault:
             return None
 
-    def klines(self, path: str, query: dict[str, str | int]) -> list[list]:
+    def klines(self, path: str, query: dict[str, str | int]) -> list[Any]:
         """Return REST candles; raises `SourceFault` if the response is not a list of candles."""
         _, body = self._ask("GET", self.rest, f"/{path}?{urlencode(query)}")
         try:
@@ -242,80 +229,66 @@ class HttpSource:
 
     def close(self) -> None:
         """Close the connections; a later request opens new connections."""
-        self._transport.close()
+        self._session.close()
 
-    def _ask(self, method: str, host: str, target: str, max_bytes: int = 0) -> _Answer:
-        """Return a response of status 200; retries temporary failures, raises other failures."""
-        if host in self._unreachable:
-            raise Unreachable(self._unreachable[host])
+    def _ask(
+        self, method: str, host: str, target: str, max_bytes: int = 0
+    ) -> tuple[Mapping[str, str], bytes]:
+        """Return headers and body of a response of status 200; raises other and lasting failures."""
         return self._retrying(self._try, method, host, target, max_bytes or self.limits.body)
 
-    def _try(self, method: str, host: str, target: str, max_bytes: int) -> _Answer:
-        if (wait := self._wait_until - time.monotonic()) > 0:  # even sleep(0) costs 60 µs
-            time.sleep(wait)
+    def _try(self, method: str, host: str, target: str, max_bytes: int) -> tuple[Mapping[str, str], bytes]:
         with self._lock:
             self.requests += 1
         url, timeout = f"{self._private_urls[host]}{target}", (self.limits.connect, self.limits.read)
-        response = self._session.request(method, url, timeout=timeout, **self._settings[host])
-        self._answered.add(host)
-        with response:
-            if response.is_redirect:
-                moved = public_url(response.headers["Location"])[:200]
-                raise SourceFault(
-                    f"redirected to {moved}, which is not followed; name it as the source if you trust it"
-                )
-            body = bytearray()
-            for chunk in response.iter_content(_CHUNK):
-                body += chunk
-                if len(body) > max_bytes:
-                    raise SourceFault(f"answer larger than the limit of {max_bytes >> 10} KB")
-        self._failures = 0
-        if response.status_code in _TEMPORARY:
-            self._apply_retry_after(response.headers)
-            raise HTTPError(f"server error {response.status_code}")
-        if response.status_code != 200:
-            kind, text = _FAULTS.get(response.status_code, (SourceFault, "unexpected answer"))
-            raise kind(f"{text} ({response.status_code})")
-        self._set_clock(response.headers)
-        return response.headers, bytes(body)
-
-    def _was_last_try(self, state: RetryCallState) -> bool:
-        _, host, *_ = state.args
-        tries = self.limits.tries if host in self._answered else _FIRST_TRIES
-        return state.attempt_number >= (1 if self._failures >= _MAX_FAILURES else tries)
-
-    def _give_up(self, state: RetryCallState) -> NoReturn:
-        assert state.outcome
-        self._failures += 1
-        error = state.outcome.exception()
-        assert error
-        tries = "1 try" if state.attempt_number == 1 else f"{state.attempt_number} tries"
-        reason = f"{_reason(error)} after {tries}"
-        _, host, *_ = state.args
-        if host not in self._answered:
-            self._unreachable[host] = reason
-        raise Unreachable(reason) from error
-
-    def _set_clock(self, headers: Mapping[str, str]) -> None:
-        """Record the server's clock: the exchange's time decides whether a candle has closed."""
-        if self.clock_ahead is None:
+        body = bytearray()
+        try:
+            with self._session.request(method, url, timeout=timeout, **self._settings[host]) as response:
+                if response.is_redirect:
+                    moved = public_url(response.headers["Location"])[:200]
+                    raise SourceFault(
+                        f"redirected to {moved}, which is not followed; name it as the source if you trust it"
+                    )
+                for chunk in response.iter_content(_CHUNK):
+                    body += chunk
+                    if len(body) > max_bytes:
+                        raise SourceFault(f"answer larger than the limit of {max_bytes >> 10} KB")
+        except (OSError, TransportError) as error:  # requests' errors are OSErrors
+            raise Unreachable(_reason(error)) from error
+        status, headers = response.status_code, response.headers
+        if status in _TEMPORARY:
+            raise self._temporary(status, headers.get("Retry-After", ""))
+        if status != 200:
+            kind, text = _FAULTS.get(status, (SourceFault, "unexpected answer"))
+            raise kind(f"{text} ({status})")
+        if self.clock_ahead is None:  # the exchange's time decides whether a candle has closed
             try:
                 self.clock_ahead = parsedate_to_datetime(headers["Date"]).timestamp() - time.time()
             except (KeyError, ValueError):
                 self.clock_ahead = 0.0
+        return headers, bytes(body)
 
-    def _apply_retry_after(self, headers: Mapping[str, str]) -> None:
-        """Make every thread wait as long as the server requests."""
+    def _temporary(self, status: int, retry_after: str) -> Unreachable:
+        fault = Unreachable(f"server error {status}")
         try:  # a number or a date
-            seconds = math.ceil(Retry().parse_retry_after(headers.get("Retry-After", "")))
-        except (InvalidHeader, ValueError, TypeError, OverflowError):
-            return
-        if seconds <= 0:
-            return
-        note = f"server asked to wait {seconds} s"
-        if seconds > self.limits.longest_wait:
-            raise Unreachable(note)
-        with self._lock:
-            self._wait_until = max(self._wait_until, time.monotonic() + seconds)
-            if note not in self.waits:
-                self.waits.append(note)
+            wait = Retry().parse_retry_after(retry_after)
+        except (TransportError, ValueError, TypeError, OverflowError):
+            return fault
+        if wait > 0:
+            fault = Unreachable(f"server error {status}, server asked to wait {wait:.0f} s")
+            fault.wait = wait
+            self.notes.append(f"server asked to wait {wait:.0f} s")
+        return fault
+
+
+def _requested_wait(retry_state: RetryCallState) -> float:
+    assert retry_state.outcome is not None
+    return getattr(retry_state.outcome.exception(), "wait", 0.0)
+
+
+def _reason(error: BaseException) -> str:
+    """Return the kind of an error, and the innermost cause: requests and urllib3 wrap it several times."""
+    cause = error
+    while inner := cause.__cause__ or cause.__context__:
+        cause = inner
+    return without_credentials(f"{type(error).__name__}: {cause}")

@@ -1,43 +1,133 @@
 """Ingestion: list, plan, fetch concurrently, store series by series, find missing candles, report.
 
-report = ingest(IngestSpec(coins="BTC", timeframes="1h", source="FOLDER").scope)
+    report = ingest(IngestSpec(coins="BTC", timeframes="1h", source="FOLDER").scope)
+
+Monthly files are fetched where published, daily files elsewhere, and no period twice.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
+
+import numpy as np
 
 from schemas.errors import CpbError, MemberError, UsageError, age, count
 from schemas.identity import EXCHANGE, SeriesId, check_known, coins_label, is_coin_pair
 from schemas.scope import Scope, ScopeSpec
+from tasks.market import repair
 from tasks.market.client import CONNECTIONS, Limits, SourceFault, Unreachable
-from tasks.market.klines import sweep, writer_lock
-from tasks.market.layout import source_file, text, to_us
-from tasks.market.repair import refresh_tail, repair
-from tasks.market.report import PLANNED_SERIES, IngestReport, SeriesReport, describe
-from tasks.market.run import (
-    Plan,
-    Run,
-    batches,
-    calendars,
-    check_stored,
-    holdings_of,
-    open_manifest,
-    store_all,
-    to_fetch,
-    wanted_files,
+from tasks.market.klines import damage_of, part_path
+from tasks.market.layout import (
+    DAY,
+    SourceFile,
+    grid_of,
+    month_of,
+    months,
+    period_bounds,
+    source_file,
+    text,
+    to_us,
+    whole_candles,
 )
-from tasks.market.sources import Catalogue, open_source
+from tasks.market.manifest import FileRecord, Manifest, Part, open_manifest, sweep, writer_lock
+from tasks.market.report import (
+    LACKING,
+    OUTAGE,
+    PLANNED_SERIES,
+    Holdings,
+    IngestReport,
+    OutageCalendar,
+    SeriesReport,
+    describe,
+    find_holes,
+)
+from tasks.market.sources import Catalogue, Source, open_source
 from tasks.market.tables import TableSource, refuse_other_tables
+from tasks.market.writer import forget_damaged, store_all
 from tasks.running.parallel import tell, thread_pool
 from tasks.storage.files import check_home, mark_home
 
 S = TypeVar("S", bound=ScopeSpec)
+
+_SEARCH_AGAIN = 7 * DAY  # missing candles are searched again after a week: files are published late
+_RETRY_QUARANTINED = 7 * 86_400  # seconds
+_DAILY_ONLY = {"1s"}  # if daily files are published: a month of 1s candles is 350 MB of text
+
+WRONG_DAYS = ("2020-12-21", "2021-09-29")
+"""The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
+
+
+@dataclass
+class Plan:
+    """The files of one series that a run needs (`wanted`) and the files still to fetch (`fetch`)."""
+
+    series: SeriesId
+    wanted: list[SourceFile] = field(default_factory=list)
+    fetch: list[SourceFile] = field(default_factory=list)
+    fault: SourceFault | None = None
+
+
+@dataclass
+class Run:
+    """A running ingestion: source, target and findings."""
+
+    scope: Scope
+    source: Source
+    catalogue: Catalogue
+    manifest: Manifest
+    pool: ThreadPoolExecutor
+    now: int
+    checks_stored: bool = False
+    plans: dict[SeriesId, Plan] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    fetched_files: int = 0
+    rest_off: str = ""  # why REST is disabled for the rest of this run
+
+    def __post_init__(self) -> None:
+        self.home, as_of, since = self.scope.home, self.scope.as_of, self.scope.since
+        self.start = to_us(since) if since else 0  # the first requested open time
+        self.end = min(self.now, to_us(as_of)) if as_of else self.now  # the latest allowed end of a candle
+
+    def holdings(self, series: SeriesId) -> Holdings:
+        """Return the manifest's records of a series, cut to the scope's time range.
+
+        The files of a stored series outside this run are the recorded files.
+        """
+        grid, files = grid_of(series.timeframe), self.manifest.files(series)
+        parts = list(self.manifest.parts(series).values())
+        opened = next((a for part in parts for a, _ in part.runs), grid.phase)
+        first, last = whole_candles(grid, self.start, self.end, opened)
+        if series in self.plans:
+            planned = {file.period: file for file in self.plans[series].wanted}
+            stand_ins = [
+                file
+                for period, record in files.items()
+                if record.status == "repaired" and period not in planned
+                if (file := source_file(series, period)).bounds[1] > self.start and file.bounds[0] < last
+            ]
+            wanted = [*planned.values(), *stand_ins]
+        else:
+            wanted = [source_file(series, period) for period in files]
+        wanted.sort(key=lambda file: file.bounds)
+        anomalies, searched = self.manifest.anomalies(series), self.manifest.searched(series)
+        return Holdings(series, wanted, files, parts, anomalies, searched, first, last)
+
+    def calendars(self) -> tuple[dict[SeriesId, Holdings], dict[str, OutageCalendar]]:
+        """Return the holdings of the run and an outage calendar per interval, from every series of the store."""
+        mine = {series: self.holdings(series) for series in self.plans}
+        stored = [s for s in self.manifest.series() if s.market == self.scope.market and s not in mine]
+        witnesses = {
+            series: self.holdings(series) for series in stored if series.timeframe in self.scope.timeframes
+        }
+        return mine, {
+            interval: OutageCalendar([h for s, h in (mine | witnesses).items() if s.timeframe == interval])
+            for interval in self.scope.timeframes
+        }
 
 
 def ingest(
@@ -75,27 +165,28 @@ def ingest(
         run.checks_stored = not tail and not plan  # an hourly run must not read the whole store
         if isinstance(source, TableSource):
             refuse_other_tables(source, scope, manifest)
-        steps = _as_stored if scope.offline else _plan_only if plan else partial(_bring_up_to_date, tail=tail)
-        report = steps(run)
+        report = (
+            _as_stored(run) if scope.offline else _plan_only(run) if plan else _bring_up_to_date(run, tail)
+        )
     report.requests, report.seconds = source.requests, round(time.monotonic() - started, 3)
     report.source, report.market = source.name, scope.market
-    report.notes += source.waits
+    report.notes += dict.fromkeys(source.notes)
     return report
 
 
-def listed_symbols(scope: Scope, quote: str = "USDT") -> list[str]:
-    """Return every symbol that the scope's source lists in its market against a quote currency."""
+def listed_symbols(scope: Scope) -> list[str]:
+    """Return every symbol that the scope's source lists in its market against USDT."""
     with open_source(scope) as source:
         try:
-            found = [s for s in Catalogue(source).symbols(scope.market) if s.endswith(quote)]
+            symbols = [s for s in Catalogue(source).symbols(scope.market) if s.endswith("USDT")]
         except SourceFault as fault:
             raise CpbError(f"{source.name} could not list its pairs: {fault}", code="source") from fault
-    if not found:
+    if not symbols:
         raise CpbError(
-            f"{source.name} lists no {quote} pair in market {scope.market}; name them with --coins",
+            f"{source.name} lists no USDT pair in market {scope.market}; name them with --coins",
             code="source",
         )
-    return found
+    return symbols
 
 
 def with_listed_pairs(spec: S) -> tuple[S, str]:
@@ -117,9 +208,8 @@ def with_listed_pairs(spec: S) -> tuple[S, str]:
     if not coins:
         raise CpbError("coins exchange: the source lists leveraged tokens and stablecoins only; name the coins",
                        code="source", field="coins")  # fmt: skip
-    others = len(listed) - len(coins)
-    said = f"exchange: {count(len(coins), 'pair')} ({others:,} leveraged or stable left out)"
-    return spec.with_pairs(coins), said
+    left_out = f"({len(listed) - len(coins):,} leveraged or stable left out)"
+    return spec.with_pairs(coins), f"exchange: {count(len(coins), 'pair')} {left_out}"
 
 
 def _plan_only(run: Run) -> IngestReport:
@@ -131,20 +221,40 @@ def _plan_only(run: Run) -> IngestReport:
         run.notes += [f"  {f.key}" for f in plan.fetch]
     listed = {series.symbol for series, plan in run.plans.items() if plan.wanted or plan.fault}
     check_known(run.scope.symbols, listed, f"{run.source.name} in this time range")
-    mine, calendar = calendars(run)
-    held = {s: describe(run.home, h, calendar[s.timeframe]) for s, h in mine.items()}
-    planned = [replace(r, status=PLANNED_SERIES, reason=_failure_reason(run, s)) for s, r in held.items()]
-    return IngestReport(planned, notes=run.notes)
+    holdings, calendar = run.calendars()
+    reports = [
+        describe(run.home, h, calendar[series.timeframe], _failure_reason(run, series))
+        for series, h in holdings.items()
+    ]
+    return IngestReport([replace(r, status=PLANNED_SERIES) for r in reports], notes=run.notes)
 
 
 def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
-    store_all(run, (batches(plan.series, plan.fetch) for plan in _plans(run)))
+    store_all(run, ((plan.series, plan.fetch) for plan in _plans(run)))
     total, due = (sum(len(getattr(p, kind)) for p in run.plans.values()) for kind in ("wanted", "fetch"))
     if 0 < due < total:
         run.notes.append(f"{total - due:,} of {count(total, 'file')} were already stored")
-    repair(run)
+    holdings, calendar = run.calendars()
+    for series in (series for series, plan in run.plans.items() if not plan.fault):
+        outages = calendar[series.timeframe]
+        recent = [(a, b) for a, b, when in run.manifest.searched(series) if run.now - when < _SEARCH_AGAIN]
+        holes = [  # an outage that no second symbol confirms is searched, too
+            hole
+            for hole in find_holes(holdings[series], outages)
+            if (
+                hole.cause in LACKING
+                or (hole.cause == OUTAGE and outages.silent(np.array([hole.start]))[0] == 1)
+            )
+            and not any(a <= hole.start and hole.end <= b for a, b in recent)
+        ]
+        wrong: set[str] = set()
+        if series.market == "spot" and series.timeframe in ("15m", "1h"):
+            fetched = {file.period for file in run.plans[series].fetch}
+            wrong = {day for day in WRONG_DAYS if day[:7] in fetched}
+        if holes or wrong:
+            repair.fill(run, series, outages, holes, wrong)
     if tail:
-        refresh_tail(run)
+        repair.refresh_tail(run)
     return IngestReport(_describe_all(run), notes=run.notes)
 
 
@@ -158,57 +268,94 @@ def _as_stored(run: Run) -> IngestReport:
         run.plans[series] = Plan(
             series, [f for f in files if f.bounds[1] > run.start and f.bounds[0] < run.end]
         )
-    report = IngestReport(_describe_all(run))
-    ends = [
-        parts[-1].runs[-1][1]
-        for s in run.plans
-        if (parts := [p for p in run.manifest.parts(s).values() if p.runs])
-    ]
-    if not any(one.rows for one in report.series):
+    reports = _describe_all(run)
+    if not any(report.rows for report in reports):
         held = [s for s in run.manifest.series() if s.market == run.scope.market]
-        stored = (
-            f"{coins_label(s.symbol for s in held)} at {', '.join(dict.fromkeys(s.timeframe for s in held))}"
-        )
+        intervals = ", ".join(dict.fromkeys(s.timeframe for s in held))
+        stored = f"{coins_label(s.symbol for s in held)} at {intervals}" if held else "no candles"
         raise CpbError(
             f"no candle of {coins_label(run.scope.symbols)} at {', '.join(run.scope.timeframes)} is stored in this "
-            f"time range; {run.root} holds {stored if held else 'no candles'}; with a network `cpb ingest` stores some",
+            f"time range; {run.scope.root} holds {stored}; with a network `cpb ingest` stores some",
             code="not-stored", field="offline",
         )  # fmt: skip
-    newest = min(max(ends), run.end)
+    newest = max(h.runs[-1][1] for s in run.plans if (h := run.holdings(s)).runs)
     before = "before as_of" if run.scope.as_of else "ago"
     old = age((run.end - newest) / 1e6)
-    run.notes.append(f"stored candles are used, the newest closed {text(newest)} ({old} {before})")
-    report.notes = run.notes
-    return report
+    note = f"stored candles are used, the newest closed {text(newest)} ({old} {before})"
+    return IngestReport(reports, notes=[note, *run.notes])
 
 
 def _plans(run: Run) -> Iterator[Plan]:
     """Yield plans in order; listings are requested ahead."""
     stored = [set(run.manifest.files(series)) for series in run.scope.series]
 
-    def list_files(series: SeriesId, known: set[str]) -> Plan:
+    def list_files(series: SeriesId, stored: set[str]) -> Plan:
         try:
-            return Plan(series, wanted_files(run.catalogue, series, run.start, run.end, known))
+            return Plan(series, _wanted_files(run.catalogue, series, run.start, run.end, stored))
         except SourceFault as fault:
             return Plan(series, fault=fault)
 
     for plan in run.pool.map(list_files, run.scope.series, stored):
+        series = plan.series
         if isinstance(plan.fault, Unreachable) and not any(p.wanted for p in run.plans.values()):
             raise CpbError(
                 f"{run.source.name} cannot be reached ({plan.fault}); check the network, or use a mirror with "
                 "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`",
                 code="unreachable", field="source",
             )  # fmt: skip
-        if run.checks_stored:
-            check_stored(run, plan.series)
-        plan.fetch = to_fetch(run, plan.series, plan.wanted)
-        run.plans[plan.series] = plan
+        if run.checks_stored:  # damaged months of the time range are to be fetched
+            for path in series.folder(run.home, "offgrid").glob("????-??.parquet"):
+                if damage_of(path):
+                    path.unlink()
+                    run.manifest.forget(series, path.stem, "its off-grid candles were damaged")
+            run.notes += forget_damaged(run.home, run.manifest, series, set(months(run.start, run.end)))
+        records, parts = run.manifest.files(series), run.manifest.parts(series)
+        plan.fetch = [
+            file
+            for file in plan.wanted
+            if _is_due(run.home, file, records.get(file.period), parts.get(file.period[:7]))
+        ]
+        run.plans[series] = plan
         yield plan
+
+
+def _wanted_files(
+    catalogue: Catalogue, series: SeriesId, start: int, end: int, stored: Collection[str]
+) -> list[SourceFile]:
+    """Return the published files that best cover `[start, end)`, oldest first; `stored` are recorded periods.
+
+    Raises:
+        SourceFault: the source cannot be queried.
+    """
+    if series.timeframe in _DAILY_ONLY and (daily := catalogue.files(series, "daily", start, end)):
+        return daily
+    monthly = catalogue.files(series, "monthly", start, end)
+    covered = {file.period for file in monthly}
+    if not monthly:
+        return catalogue.files(series, "daily", start, end)
+    begin = monthly[0].bounds[0]
+    missing = [month for month in months(begin, end) if month not in covered]
+    spans = [(max(start, period_bounds(missing[0])[0]), end)] if missing else []
+    # A pair's first month may have daily files only: they are listed once, and again if there were any.
+    if start < begin and (monthly[0].period not in stored or min(stored) < monthly[0].period):
+        spans.append((max(start, period_bounds(month_of(begin - 1))[0]), begin))
+    daily = [file for span in spans for file in catalogue.files(series, "daily", *span)]
+    return sorted({*monthly, *(f for f in daily if f.period[:7] not in covered)}, key=lambda f: f.bounds)
+
+
+def _is_due(home: Path, file: SourceFile, record: FileRecord | None, part: Part | None) -> bool:
+    """Whether a file is new, republished, failed last time, or its month is missing."""
+    if record is None or record.version != file.version or record.status == "failed":
+        return True
+    if record.status == "quarantined" and time.time() - record.facts.get("at", 0) > _RETRY_QUARANTINED:
+        return True  # a wrong CHECKSUM may be corrected while the zip is unchanged (binance-public-data#241)
+    path = part_path(home, file.series, file.period[:7])
+    return record.rows > 0 and (part is None or not path.is_file() or path.stat().st_size != part.bytes)
 
 
 def _describe_all(run: Run) -> list[SeriesReport]:
     """Describe every series; months found damaged are fetched by the next run, and described as missing."""
-    _, calendar = calendars(run)
+    _, calendar = run.calendars()
     reports: list[SeriesReport] = []
     waiting = list(run.plans)
     while waiting:
@@ -216,7 +363,7 @@ def _describe_all(run: Run) -> list[SeriesReport]:
         tell("ingest", len(reports), len(run.plans), "series", f"looking for holes in {series}")
         outages, reason = calendar[series.timeframe], _failure_reason(run, series)
         try:
-            reports.append(describe(run.home, holdings_of(run, series), outages, reason))
+            reports.append(describe(run.home, run.holdings(series), outages, reason))
             waiting.pop(0)
         except MemberError as error:
             if error.code != "damaged":

@@ -3,20 +3,13 @@
 A month is the unit of source, storage and quarantine. Files are created by rename, so readers never see a partial file;
 off-grid candles (`offgrid/`) and unconfirmed candles from REST (`provisional/`) are in separate trees. The metadata of
 each file contains the digest of its candles.
-
-CPB_HOME may contain other files of the user, also in `reports/` or `features/`. A file is cpb's own if its folder has
-cpb's structure (`TREE/interval=…/symbol=…`) and its name is a valid name of cpb; no other file there is ever moved or
-deleted.
 """
 
 import hashlib
 import io
-import itertools
 import logging
 import os
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -24,37 +17,12 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.columns import level_leaps
-from schemas.errors import BusyError, CpbError, MemberError
+from schemas.errors import MemberError
 from schemas.frames import KLINES
-from schemas.identity import MARKETS, SPOT, SeriesId, series_folders
+from schemas.identity import SeriesId
 from tasks.market.layout import Grid, grid_of, month_of, period_bounds, to_us
-from tasks.market.manifest import Part
-from tasks.storage.files import DRAFT, write_bytes
-from tasks.storage.locks import acquire, open_lock
-
-_MONTH_FILE = re.compile(r"[0-9]{4}-[0-9]{2}\.parquet")
-CANDLES = {"klines": _MONTH_FILE, "offgrid": _MONTH_FILE, "provisional": re.compile(r"tail\.parquet")}
-"""Trees of series folders with candles, and the names of cpb's files in them."""
-
-QUARANTINE = "quarantine"
-_REFUSED_DRAFT = re.compile(r"\.[\w-]+\.(zip|json)(\.reason\.txt)?\.[0-9a-f]{12}")
-
-
-def _own_files(root: Path, *, drafts: bool) -> Iterator[Path]:
-    """Yield cpb's own files of candles below a market home, or else their drafts, including futures (`klines-um`)."""
-    for market, (tree, names) in itertools.product(MARKETS, CANDLES.items()):
-        for folder, _, _ in series_folders(root / (tree if market == SPOT else f"{tree}-{market}")):
-            for path in folder.iterdir():
-                draft = DRAFT.fullmatch(path.name)
-                name = draft["name"] if draft else path.name
-                if bool(draft) == drafts and names.fullmatch(name) and path.is_file():
-                    yield path
-
-
-def is_own(root: Path) -> bool:
-    """Whether a market home contains candles of cpb, so that its manifest is cpb's too."""
-    return any(True for _ in _own_files(root, drafts=False))
-
+from tasks.market.manifest import CANDLES, Part
+from tasks.storage.files import write_bytes
 
 DIGEST = "cpb.digest"  # metadata key: digest of the candles' values
 SUBJECT = "cpb.of"  # metadata key: tree, series and month, to detect exchanged files
@@ -125,7 +93,7 @@ def _read_parts(series: SeriesId, parts: list[Path], columns: list[str] | None) 
     try:
         for path in parts:
             if reason := _foreign(path, pl.read_parquet_metadata(path)):
-                raise damaged(series, path, reason)
+                raise _damaged(series, path, reason)
         return _read(parts, columns)
     except READ_ERRORS as error:
         raise _first_damaged(series, parts, (parts[0], str(error).splitlines()[0][:80])) from error
@@ -143,12 +111,11 @@ def _check_digests(series: SeriesId, parts: list[Path], whole: pl.DataFrame) -> 
 
 def _first_damaged(series: SeriesId, parts: list[Path], otherwise: tuple[Path, str]) -> MemberError:
     """Return the error of the first part that is damaged by itself, or of the part and reason `otherwise`."""
-    found = ((path, reason) for path in parts if (reason := damage_of(path)))
-    return damaged(series, *next(found, otherwise))
+    faults = ((path, reason) for path in parts if (reason := damage_of(path)))
+    return _damaged(series, *next(faults, otherwise))
 
 
-def damaged(series: SeriesId, path: Path, reason: str) -> MemberError:
-    """Return the error for a part that cannot be used."""
+def _damaged(series: SeriesId, path: Path, reason: str) -> MemberError:
     return MemberError(
         f"{series}: {path} is damaged ({reason}); `{ingest_command(series)}` fetches it again",
         code="damaged", field=str(path),
@@ -185,8 +152,8 @@ def _subject(path: Path) -> str:
 
 def _foreign(path: Path, metadata: dict[str, str]) -> str:
     """Return the fault of a file written for another path, empty for a file at its own path."""
-    found = metadata.get(SUBJECT, _subject(path))
-    return "" if found == _subject(path) else f"it is {found}"
+    subject = metadata.get(SUBJECT, _subject(path))
+    return "" if subject == _subject(path) else f"it is {subject}"
 
 
 def _tail(home: Path, series: SeriesId) -> pl.DataFrame | None:
@@ -324,38 +291,3 @@ def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
         end = int(np.searchsorted(times, period_bounds(month)[1]))
         yield month, rows.slice(start, end - start)
         start = end
-
-
-def sweep(root: Path) -> int:
-    """Delete the drafts left by a killed run in a market home; return their number."""
-    refused = (root / QUARANTINE).rglob(".*")
-    leftovers = [*_own_files(root, drafts=True), *(p for p in refused if _REFUSED_DRAFT.fullmatch(p.name))]
-    for path in leftovers:
-        path.unlink(missing_ok=True)
-    return len(leftovers)
-
-
-@contextmanager
-def writer_lock(root: Path) -> Iterator[None]:
-    """Hold the write lock of a market home; writers of other homes, such as the simulator's, are not affected.
-
-    Raises:
-        BusyError: another process writes there. CpbError: the folder is read-only.
-    """
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = open_lock(root / "writer.lock")
-    except (OSError, CpbError) as error:
-        cause = error if isinstance(error, OSError) else error.__cause__
-        reason = getattr(cause, "strerror", None) or error
-        raise CpbError(
-            f"cannot write in {root} ({reason}); set CPB_HOME to a folder you own", code="read-only"
-        ) from error
-    with lock:
-        try:
-            acquire(lock, wait=False)
-        except BusyError as error:
-            raise BusyError(
-                f"another cpb is writing in {root}; wait for it, or use another CPB_HOME"
-            ) from error
-        yield

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from schemas.identity import INTERVAL_SECONDS, MARKET_FOLDERS, MONTH, SeriesId
+from cpbmodels.data import INTERVAL_SECONDS
+from schemas.identity import MARKET_FOLDERS, MONTH, SeriesId
 
 US = 1_000_000
 DAY = 86_400 * US
@@ -72,10 +73,8 @@ class Months:
 
     def opens(self, start: int, end: int) -> np.ndarray:
         """Return the month starts in `[start, end)`."""
-        first, last = (_month(t - 1, 1) for t in (start, end))
-        return (
-            np.arange(*np.array([first, last]).view("M8[us]").astype("M8[M]")).astype("M8[us]").view(np.int64)
-        )
+        first, last = np.array([_month(t - 1, 1) for t in (start, end)]).view("M8[us]").astype("M8[M]")
+        return np.arange(first, last).astype("M8[us]").view(np.int64)
 
 
 Grid = Even | Months
@@ -83,8 +82,8 @@ Grid = Even | Months
 
 def _month(time: Times, later: int) -> Times:
     months = np.asarray(time, dtype=np.int64).view("M8[us]").astype("M8[M]") + later
-    found = months.astype("M8[us]").view(np.int64)
-    return found if isinstance(time, np.ndarray) else int(found)
+    starts = months.astype("M8[us]").view(np.int64)
+    return starts if isinstance(time, np.ndarray) else int(starts)
 
 
 @cache
@@ -152,11 +151,11 @@ def day_of(us: int) -> str:
 
 def months(start: int, end: int) -> list[str]:
     """Return the months that overlap `[start, end)`."""
-    found = []
+    names = []
     while start < end:
-        found.append(month_of(start))
-        start = period_bounds(found[-1])[1]
-    return found
+        names.append(month_of(start))
+        start = period_bounds(names[-1])[1]
+    return names
 
 
 def days(start: int, end: int) -> list[str]:
@@ -179,7 +178,6 @@ class SourceFile:
     key: str
     etag: str = ""
     size: int = -1  # bytes; -1: not known
-    modified: str = ""
     since: int = -1  # start of its candles, for a file cut from a table; -1: start of its period
     until: int = -1  # end of its candles, for a file that may grow; -1: end of its period
     table: str = ""  # the user's table from which it was cut
@@ -202,7 +200,7 @@ class SourceFile:
     @property
     def version(self) -> str:
         """A text that changes when the file is republished."""
-        return f"{self.etag or self.modified}/{self.size}"
+        return f"{self.etag}/{self.size}"
 
     @property
     def member(self) -> str:
@@ -228,9 +226,8 @@ class Remote:
     """A source's metadata of a file."""
 
     key: str
-    etag: str = ""
+    etag: str = ""  # or its time of modification, from a server without ETags
     size: int = -1
-    modified: str = ""
 
 
 def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
@@ -238,9 +235,9 @@ def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
     match = _NAME.fullmatch(remote.key.rsplit("/", 1)[-1])
     if not match or (match["symbol"], match["interval"]) != (series.symbol, series.timeframe):
         return None
-    found = source_file(series, match["period"])
+    file = source_file(series, match["period"])
     try:
-        found.bounds  # noqa: B018
+        file.bounds  # noqa: B018
     except (ValueError, OverflowError):  # no such month or day
         return None
-    return replace(found, **vars(remote)) if found.key == remote.key else None
+    return replace(file, **vars(remote)) if file.key == remote.key else None

@@ -1,19 +1,32 @@
-"""The contents of the store and the source of each candle: a SQLite file beside the parquet files.
+"""A market home's manifest (the contents of the store and the source of each candle, in SQLite), lock and drafts.
 
 A part is written first and recorded here second: a part without a row here is fetched again, and a row without its
 part cannot exist. WAL with synchronous=FULL survives kill -9 and power loss.
+
+CPB_HOME may contain other files of the user, also in `reports/` or `features/`. A file is cpb's own if its folder has
+cpb's structure (`TREE/interval=…/symbol=…`) and its name is a valid name of cpb; no other file there is ever moved or
+deleted.
 """
 
+import itertools
 import json
+import logging
+import os
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any
 
-from schemas.errors import CpbError
-from schemas.identity import SeriesId
+from schemas.errors import BusyError, CpbError
+from schemas.identity import MARKETS, SPOT, SeriesId, series_folders
 from tasks.market.layout import period_bounds
+from tasks.storage.files import DRAFT, DiskFull, is_disk_full
+from tasks.storage.locks import acquire, open_lock
+
+log = logging.getLogger("cpb")
 
 MANIFEST = "manifest.db"
 VERSION = 2  # of the tables below: increase it with every change
@@ -21,7 +34,7 @@ _REBUILD = "move that folder away and run `cpb ingest` again, or set CPB_HOME to
 """The remedy for an unusable manifest."""
 
 
-def unusable(path: Path, error: BaseException) -> CpbError:
+def _unusable(path: Path, error: BaseException | str) -> CpbError:
     """Return the error for a damaged manifest."""
     return CpbError(f"{path} is damaged ({error}); {_REBUILD}", code="damaged", field=str(path))
 
@@ -55,7 +68,9 @@ class FileRecord:
     rows: int = 0
     status: str = "ok"
     reason: str = ""
-    facts: dict = field(default_factory=dict)  # verified, duplicates, notes, table, at (time of a refusal)
+    facts: dict[str, Any] = field(
+        default_factory=dict
+    )  # verified, duplicates, notes, table, at (time of a refusal)
 
 
 @dataclass
@@ -105,8 +120,8 @@ class Manifest:
                 self._db.execute("PRAGMA synchronous=FULL")
         except BaseException as error:
             self._db.close()
-            if is_corrupt(error):
-                raise unusable(path, error) from error
+            if _is_corrupt(error):
+                raise _unusable(path, error) from error
             if isinstance(error, sqlite3.OperationalError):
                 raise CpbError(
                     f"{path} cannot be opened ({error}); check that its disk has free space, that this user may write "
@@ -142,8 +157,8 @@ class Manifest:
     def parts(self, series: SeriesId) -> dict[str, Part]:
         """Return the parts of a series by month, oldest first."""
         rows = self._select(_columns(Part), "parts", series)
-        found = {m: Part(m, n, b, d, _pairs(r), z, _pairs(e)) for m, n, b, d, r, z, e in rows}
-        return dict(sorted(found.items()))
+        parts = {m: Part(m, n, b, d, _pairs(r), z, _pairs(e)) for m, n, b, d, r, z, e in rows}
+        return dict(sorted(parts.items()))
 
     def anomalies(self, series: SeriesId) -> list[Anomaly]:
         """Return the anomalous candles of a series, oldest first."""
@@ -157,13 +172,13 @@ class Manifest:
         """Return every series with a part."""
         return [SeriesId(*r) for r in self._db.execute("SELECT DISTINCT market, symbol, interval FROM parts")]
 
-    def problems(self) -> list[str]:
+    def damage(self) -> str:
         """Return SQLite's integrity errors of the file; empty if none."""
         try:
-            found = [row[0] for row in self._db.execute("PRAGMA integrity_check(3)")]
+            errors = "; ".join(row[0] for row in self._db.execute("PRAGMA integrity_check(3)"))
         except sqlite3.DatabaseError as error:
-            return [str(error)]
-        return [] if found == ["ok"] else found
+            return str(error)
+        return "" if errors == "ok" else errors
 
     def save(
         self,
@@ -207,11 +222,11 @@ class Manifest:
         with self._transaction():
             self._insert("searched", [(*_name(series), *h) for h in holes])
 
-    def _select(self, columns: str, table: str, series: SeriesId) -> list[tuple]:
+    def _select(self, columns: str, table: str, series: SeriesId) -> list[tuple[Any, ...]]:
         query = f"SELECT {columns} FROM {table} WHERE {_SERIES}"
         return self._db.execute(query, _name(series)).fetchall()
 
-    def _insert(self, table: str, rows: list[tuple]) -> None:
+    def _insert(self, table: str, rows: list[tuple[Any, ...]]) -> None:
         if rows:
             marks = ",".join("?" * len(rows[0]))
             self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)
@@ -232,14 +247,14 @@ def manifest_damage(path: Path, read_only: bool = False) -> str:
     """Return the damage of a manifest file, or ""; `read_only` and other errors as in `Manifest`."""
     try:
         with Manifest(path, read_only) as manifest:
-            return "; ".join(manifest.problems())
+            return manifest.damage()
     except CpbError as error:
         if error.code != "damaged":
             raise
         return str(error.__cause__ or error)
 
 
-def is_corrupt(error: BaseException) -> bool:
+def _is_corrupt(error: BaseException) -> bool:
     """Whether SQLite reports that a file is not a database; locked or full databases raise other classes."""
     return type(error) is sqlite3.DatabaseError
 
@@ -253,9 +268,98 @@ def _columns(kind: type[FileRecord | Part | Anomaly]) -> str:
     return ", ".join(field.name for field in fields(kind))
 
 
-def _pairs(text: str) -> list:
+def _pairs(text: str) -> list[tuple[Any, ...]]:
     return [tuple(pair) for pair in json.loads(text)]
 
 
-def _flat(record: FileRecord | Part | Anomaly) -> tuple:
+def _flat(record: FileRecord | Part | Anomaly) -> tuple[Any, ...]:
     return tuple(json.dumps(v) if isinstance(v, list | dict) else v for v in asdict(record).values())
+
+
+_MONTH_FILE = re.compile(r"[0-9]{4}-[0-9]{2}\.parquet")
+CANDLES = {"klines": _MONTH_FILE, "offgrid": _MONTH_FILE, "provisional": re.compile(r"tail\.parquet")}
+"""Trees of series folders with candles, and the names of cpb's files in them."""
+
+QUARANTINE = "quarantine"
+
+
+def _own_files(root: Path, *, drafts: bool) -> Iterator[Path]:
+    """Yield cpb's own files of candles below a market home, or else their drafts, including futures (`klines-um`)."""
+    for market, (tree, names) in itertools.product(MARKETS, CANDLES.items()):
+        for folder, _, _ in series_folders(root / (tree if market == SPOT else f"{tree}-{market}")):
+            for path in folder.iterdir():
+                draft = DRAFT.fullmatch(path.name)
+                name = draft["name"] if draft else path.name
+                if bool(draft) == drafts and names.fullmatch(name) and path.is_file():
+                    yield path
+
+
+def is_own(root: Path) -> bool:
+    """Whether a market home contains candles of cpb, so that its manifest is cpb's too."""
+    return any(True for _ in _own_files(root, drafts=False))
+
+
+def sweep(root: Path) -> int:
+    """Delete the drafts left by a killed run in a market home; return their number."""
+    refused = (root / QUARANTINE).rglob(".*")
+    leftovers = [*_own_files(root, drafts=True), *(path for path in refused if DRAFT.fullmatch(path.name))]
+    for path in leftovers:
+        path.unlink(missing_ok=True)
+    return len(leftovers)
+
+
+@contextmanager
+def writer_lock(root: Path) -> Iterator[None]:
+    """Hold the write lock of a market home; writers of other homes, such as the simulator's, are not affected.
+
+    Raises:
+        BusyError: another process writes there. CpbError: the folder is read-only.
+    """
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = open_lock(root / "writer.lock")
+    except (OSError, CpbError) as error:
+        raise CpbError(
+            f"cannot write in {root} ({error}); set CPB_HOME to a folder you own", code="read-only"
+        ) from error
+    with lock:
+        try:
+            acquire(lock, wait=False)
+        except BusyError as error:
+            raise BusyError(
+                f"another cpb is writing in {root}; wait for it, or use another CPB_HOME"
+            ) from error
+        yield
+
+
+@contextmanager
+def open_manifest(root: Path, plan: bool) -> Iterator[Manifest]:
+    """Open the manifest of a market home; a damaged one is deleted and begun anew; a plan creates no files."""
+    path = root / MANIFEST
+    try:
+        if plan and not path.exists():
+            manifest = Manifest(Path(":memory:"))
+        else:
+            if not plan and path.exists() and (reason := manifest_damage(path)):
+                if not is_own(root):
+                    raise _unusable(path, reason)  # noqa: TRY301
+                log.warning(
+                    "%s is damaged (%s) and begun anew: every file of its series is fetched again",
+                    path,
+                    reason,
+                )
+                for ending in ("", "-wal", "-shm"):  # the caller is the only writer
+                    path.with_name(path.name + ending).unlink(missing_ok=True)
+            manifest = Manifest(path, read_only=plan and not os.access(root, os.W_OK))
+        with manifest:
+            yield manifest
+    except Exception as error:
+        if not isinstance(error, CpbError) and is_disk_full(error):
+            raise DiskFull(f"no space left in {root}: free some, or set CPB_HOME to another disk") from error
+        if _is_corrupt(error):
+            raise _unusable(path, error) from error
+        if isinstance(error, OSError | sqlite3.OperationalError):
+            raise CpbError(
+                f"cannot work in {root} ({error}); set CPB_HOME to a folder you own", code="store"
+            ) from error
+        raise

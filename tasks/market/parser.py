@@ -1,35 +1,31 @@
-"""From a published file to numbers: any bytes give a complete frame or a `BadFile`, never a silent null.
-
-A zip is inflated only after its checksum and its directory have been checked.
+"""From the CSV of published files to checked candles: any bytes give complete candles or a `BadFile`, never a null.
 
 The files of a series are read in one call (0.75 s of CPU instead of 1.19 s file by file), without joining their bytes,
 which would take 20 MB more. Only if that fails is each file read separately, to find the faulty file. Handled pitfalls
 of polars' reader: a truncated last line gives nulls, a BOM turns the first candle into a header, files without a final
 newline merge two candles.
+
+Binance has published each of the faults that `check` finds, and a checksum detects none of them. All files of a batch
+are checked together, in a single frame with a column `file`: file by file it would take twenty times as long. First
+each candle by itself (`_values`), then each file by itself (`_intervals`, `_grid`), then files against their neighbours
+(`_levels`). A faulty file is excluded from later checks: its data cannot make a good neighbour look faulty.
 """
 
-import hashlib
-import io
+import itertools
 import re
-import zipfile
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import exp, log
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from tasks.market.client import BadFile, HttpSource, NotFound, SourceFault
-from tasks.market.layout import SourceFile
-from tasks.market.sources import FolderSource, Source
-from tasks.market.tables import TableSource
-
-MAX_CSV = 64 << 20
-MAX_RATIO = 50  # candles deflate about 3 times; a zip bomb a thousand times
-_MAX_ROW = 400  # bytes of a candle's line: a cap for intervals whose months exceed MAX_CSV
-_SHA = re.compile(r"(?<!\w)[0-9a-fA-F]{64}(?!\w)")
-_SMALL = 1 << 20  # bytes that are accepted regardless of the announced size
-_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_TRIES = 3  # of a bad file
-_MD5 = re.compile(r"[0-9a-f]{32}")
+from schemas.frames import CANDLE_FAULTS, KLINES, NOT_INCREASING, Contract
+from schemas.identity import OWN, SeriesId
+from tasks.market.client import BadFile
+from tasks.market.layout import DAY, Grid, SourceFile, grid_of, period_bounds, text, to_datetime
 
 COLUMNS = (
     "open_time", "open", "high", "low", "close", "volume", "close_time", "quote_volume",
@@ -50,112 +46,33 @@ _HEADERS = {
 }
 _BOM = b"\xef\xbb\xbf"
 _MICRO = 10**14  # the year 5138 in milliseconds, 1973 in microseconds: decided per row
-_LAST_MS = 9_000_000_000_000  # the year 2255; larger numbers below _MICRO are not valid times
-_LAST_US = _LAST_MS * 1000
+_LAST_US = (
+    9 * 10**15
+)  # the year 2255; larger numbers, in milliseconds those below _MICRO, are not valid times
 _FIRST_LINE = re.compile(rb"-?\d")
+
+OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
+"""After the halt of February 2018 Binance's candles opened 28 minutes past the hour (binance-public-data#14, #77)."""
+
+FILE_JUMP = 1.1
+"""|ln(open / previous close)| between two adjacent source files above which one file has another symbol's data.
+
+About ln 3; a separate constant from `cpbmodels.data.SEGMENT_JUMP`: it decides which files are refused, not how
+features are cut.
+"""
+
+_MAX_PAUSE = 2 * DAY  # after a longer pause, or two candles, a different price level is not evidence
+
+Edge = tuple[int, int, float, float]
+"""A contiguous run of candles: from, until (µs), first open, last close."""
+
+Faults = dict[int, BadFile]
+"""The faulty files of a batch, by index."""
 
 
 def to_microseconds(time: int) -> int:
     """Return a time of Binance's, in milliseconds or microseconds since 1970, in microseconds."""
     return time if time >= _MICRO else time * 1000
-
-
-@dataclass
-class Fetched:
-    """A downloaded file: its CSV, or its fault."""
-
-    file: SourceFile
-    csv: bytes = b""
-    sha256: str = ""
-    verified: bool = True
-    payload: bytes = b""
-    fault: BadFile | SourceFault | None = None
-
-
-def fetch(source: Source, file: SourceFile) -> Fetched:
-    """Return a file as downloaded, with its CSV, or with its fault.
-
-    A month of a user's table has neither zip nor CHECKSUM. A bad file is fetched again together with its CHECKSUM:
-    either may just have been replaced.
-    """
-    if isinstance(source, TableSource):
-        csv = source.csv(file)
-        return Fetched(file, csv, hashlib.sha256(csv).hexdigest())
-    fault: BadFile | SourceFault
-    for _ in range(_TRIES):
-        try:
-            expected = _published_sha(source, file)
-            payload = source.get(file.key, max(_SMALL, 2 * file.size if file.size >= 0 else _cap(file)))
-            return Fetched(file, *open_zip(payload, file, expected), payload)
-        except BadFile as error:
-            fault = error
-        except NotFound:
-            return Fetched(file, fault=SourceFault("listed, but not found (404)"))
-        except SourceFault as error:
-            return Fetched(file, fault=error)
-    return Fetched(file, fault=fault)
-
-
-def open_zip(payload: bytes, file: SourceFile, expected: str | None) -> tuple[bytes, str, bool]:
-    """Return `(csv, sha256, verified)` of a zip; `expected` is the published sha256, None without one."""
-    if not payload.startswith(b"PK"):
-        kind = "HTML error page" if payload.lstrip()[:1] == b"<" else "other bytes" if payload else "empty"
-        raise BadFile(f"not a zip ({kind})", payload)
-    sha = hashlib.sha256(payload).hexdigest()
-    if expected is not None and sha != expected:
-        raise BadFile(f"checksum mismatch (expected {expected[:4]}…, got {sha[:4]}…)", payload)
-    if file.size >= 0 and len(payload) != file.size:
-        raise BadFile(f"wrong length ({len(payload)} bytes, the listing states {file.size})", payload)
-    if expected is None and _MD5.fullmatch(file.etag):
-        md5 = hashlib.md5(payload, usedforsecurity=False).hexdigest()
-        if md5 != file.etag:
-            raise BadFile("no CHECKSUM published and the ETag is of other bytes", payload)
-    try:
-        return _inflate(payload, file), sha, expected is not None
-    except (BadFile, MemoryError):
-        raise
-    except Exception as error:  # zipfile raises many types for damage, including struct.error and OSError
-        raise BadFile(f"damaged zip ({str(error)[:120] or type(error).__name__})", payload) from error
-
-
-def _inflate(payload: bytes, file: SourceFile) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
-        members = archive.infolist()
-        names = [member.filename for member in members]
-        if names != [file.member]:
-            shown = ", ".join(repr(n) for n in names[:3]) or "nothing"
-            raise BadFile(f"must hold only {file.member!r}, holds {shown}", payload)
-        if members[0].compress_type not in _PLAIN or members[0].flag_bits & 1:
-            raise BadFile("is encrypted or not deflated, as Binance's zips are", payload)
-        cap = _cap(file)
-        size, packed = members[0].file_size, max(1, members[0].compress_size)
-        if size > cap:
-            raise BadFile(f"would inflate to {size >> 20} MB, more than {cap >> 20} MB", payload)
-        if size > _SMALL and size / packed > MAX_RATIO:
-            raise BadFile(f"would inflate {size // packed} times, more than {MAX_RATIO} times", payload)
-        return archive.read(members[0])  # reads at most the declared size, then checks the CRC
-
-
-def _cap(file: SourceFile) -> int:
-    """Return the maximum size of a file's CSV in bytes."""
-    return max(MAX_CSV, file.rows * _MAX_ROW)
-
-
-def _published_sha(source: HttpSource | FolderSource, file: SourceFile) -> str | None:
-    """Return the sha256 of the CHECKSUM file, None if none is published.
-
-    Of several lines the line with the file's name is used; a lone hash is taken as the file's.
-    """
-    try:
-        body = source.get(f"{file.key}.CHECKSUM", _SMALL)
-    except NotFound:
-        return None
-    lines = body.decode("ascii", "replace").splitlines()
-    name = file.key.rsplit("/", 1)[-1]
-    hashes = [h for line in [t for t in lines if name in t] or lines for h in _SHA.findall(line)]
-    if len(set(hashes)) != 1:
-        raise BadFile("the CHECKSUM file holds no sha256", body)
-    return hashes[0].lower()
 
 
 @dataclass
@@ -170,10 +87,10 @@ class Block:
 
 def trim(file: SourceFile, csv: bytes) -> Block:
     """Strip BOM, header and carriage returns, and terminate the last line; raises `BadFile` if no candle is left."""
-    block = Block(file, csv)
+    notes = []
     if csv.startswith(_BOM):
-        csv = csv[len(_BOM) :]
-        block.notes.append("byte order mark dropped")
+        csv = csv.removeprefix(_BOM)
+        notes.append("byte order mark dropped")
     if b"\r" in csv:
         csv = csv.replace(b"\r\n", b"\n")
     end = csv.find(b"\n")
@@ -183,42 +100,42 @@ def trim(file: SourceFile, csv: bytes) -> Block:
             shown = first[:60].decode("ascii", "replace")
             raise BadFile(f"header {shown!r} is not Binance's kline header")
         csv = csv[len(first) + 1 :]
-        block.notes.append("header line dropped")
+        notes.append("header line dropped")
     if not csv.endswith(b"\n") or csv.endswith(b"\n\n") or csv == b"\n":  # most files need no copy
         csv = csv.rstrip(b"\n") + b"\n"
     if csv == b"\n":
         raise BadFile("holds no candle")
-    block.body, block.lines = csv, csv.count(b"\n")
-    return block
+    return Block(file, csv, notes, csv.count(b"\n"))
 
 
-def read(blocks: list[Block]) -> tuple[pl.DataFrame, dict[int, BadFile]]:
-    """Return the candles of all readable blocks and the faults of the others, by index.
+def read(blocks: list[Block]) -> tuple[pl.DataFrame, Faults]:
+    """Return the candles of all readable blocks and the faults of the others.
 
     The frame has `COLUMNS` without `ignore`, times in microseconds since 1970 (`close_time` is the exclusive
     end of the candle), `file` (the block's index) and `line` (1 is a file's first candle).
     Rows are in file order; values are not checked yet.
     """
     try:
-        lines = sum(block.lines for block in blocks)
-        return _shape(_csv([b.body for b in blocks], lines), blocks, range(len(blocks))), {}
+        return _read(blocks, range(len(blocks))), {}
     except BadFile:
         pass  # a file is faulty: read the files one at a time
-    frames, faults = [], {}
+    frames, faults = [_read([], [])], {}
     for index, block in enumerate(blocks):
         try:
-            frames.append(_shape(_csv([block.body], block.lines), [block], [index]))
+            frames.append(_read([block], [index]))
         except BadFile as fault:
             faults[index] = fault
-    empty = _shape(pl.DataFrame(schema=_SCHEMA), [], [])
-    return (pl.concat(frames) if frames else empty), faults
+    return pl.concat(frames), faults
 
 
-def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
+def _read(blocks: list[Block], indices: Sequence[int]) -> pl.DataFrame:
+    counts = np.array([block.lines for block in blocks], dtype=np.int64)
+    lines = int(counts.sum())
     try:
         frame = pl.read_csv(
-            bodies, has_header=False, schema=_SCHEMA, quote_char=None, extra_columns="raise"
-        ).rechunk()
+            [block.body for block in blocks] or b"", has_header=False, schema=_SCHEMA, quote_char=None,
+            extra_columns="raise", raise_if_empty=False,
+        ).rechunk()  # fmt: skip
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
         reason, *_ = str(error).split(". ")  # what follows is advice on polars' own options
         raise BadFile(f"not twelve numbers per line: {reason[:120]}") from error
@@ -228,23 +145,213 @@ def _csv(bodies: list[bytes], lines: int) -> pl.DataFrame:
         if nulls:
             line = int(frame[name].is_null().arg_max() or 0) + 1
             raise BadFile(f"line {line}: {name} is missing")
-    return frame
-
-
-def _shape(frame: pl.DataFrame, blocks: list[Block], indices: "range | list[int]") -> pl.DataFrame:
-    counts = np.array([block.lines for block in blocks], dtype=np.int64)
-    starts = np.repeat(np.cumsum(counts) - counts, counts)
     opens, closes = (frame[name].to_numpy() for name in ("open_time", "close_time"))
     if any(len(t) and (t.min() < 0 or t.max() > _LAST_US) for t in (opens, closes)):
         raise BadFile("a time is out of range")
-    ms = opens < _MICRO
+    starts, ms = np.cumsum(counts) - counts, opens < _MICRO
     if ms.any() and not ms.all():
-        for block, start in zip(blocks, np.cumsum(counts) - counts, strict=True):
+        for block, start in zip(blocks, starts, strict=True):
             if len(set(ms[start : start + block.lines].tolist())) > 1:
                 block.notes.append("milliseconds and microseconds in one file")
     return frame.drop("ignore").with_columns(
         pl.Series("open_time", np.where(ms, opens * 1000, opens)),
         pl.Series("close_time", np.where(closes < _MICRO, (closes + 1) * 1000, closes + 1)),
         pl.Series("file", np.repeat(np.array(indices, dtype=np.uint32), counts)),
-        pl.Series("line", np.arange(frame.height) - starts + 1),
+        pl.Series("line", np.arange(lines) - np.repeat(starts, counts) + 1),
     )
+
+
+@dataclass
+class Checked:
+    """Candles fit for the store, candles stored separately, and the anomalies found.
+
+    `rows` has the columns of KLINES plus `close_time` and `file`; open_time is int64, sorted, unique, on the grid.
+    """
+
+    rows: pl.DataFrame
+    off_grid: pl.DataFrame
+    duplicates: dict[int, int] = field(default_factory=dict)  # identical candles dropped, by file
+    conflicts: list[tuple[int, int]] = field(default_factory=list)  # (file, open_time)
+
+
+def check(
+    series: SeriesId, blocks: list[Block], frame: pl.DataFrame, stored: Sequence[Edge] = ()
+) -> tuple[Checked, Faults]:
+    """Split the candles of a batch into good candles and faulty files.
+
+    `stored` are the contiguous runs already in the store, except runs that the batch replaces.
+    """
+    faults = _values(blocks, frame)
+    ordered = bool((np.diff(frame["open_time"].to_numpy()) > 0).all())  # normal for published files
+    if not ordered:
+        backwards = (pl.col("open_time").diff() < 0).any().alias("backwards")
+        for index in frame.group_by("file").agg(backwards).filter("backwards")["file"]:
+            blocks[index].notes.append("candles out of order, sorted")
+        frame = frame.sort("file", "open_time", maintain_order=True)
+    grid, opens = grid_of(series.timeframe), frame["open_time"].to_numpy()
+    # computed once, for the two checks that need it, before other checks drop files
+    frame = frame.with_columns(on_grid=pl.Series(grid.floor(opens, _anchor(series, frame, stored)) == opens))
+    faults = _intervals(grid, _without(frame, faults)) | faults  # the first reason is kept
+    faults = _grid(series, _without(frame, faults)) | faults
+    if series.market != OWN:  # the months of a table are one file
+        faults = _levels(grid, _without(frame, faults), stored) | faults
+    good = _without(frame, faults)
+    if not ordered:
+        good = good.sort("open_time", "file", maintain_order=True)
+    on_grid, good = good["on_grid"], good.drop("on_grid")
+    off_grid = good.filter(~on_grid)
+    checked = Checked(good.filter(on_grid) if off_grid.height else good, off_grid)
+    if not ordered:
+        _deduplicate(checked)  # strictly increasing times have no duplicates
+        conflicts = Counter(index for index, _ in checked.conflicts)
+        for what, counts in (
+            ("identical duplicates", checked.duplicates),
+            ("conflicting candles", conflicts),
+        ):
+            for index, count in counts.items():
+                blocks[index].notes.append(f"{what} dropped: {count}")
+    return checked, faults
+
+
+def validate_klines(rows: pl.DataFrame, timeframe: str) -> pl.DataFrame:
+    """Return candles with the columns of the store if they meet its contract: what `check` returns always does.
+
+    Raises:
+        pandera.errors.SchemaError: naming the column or the check that failed.
+    """
+    opens, grid = rows["open_time"].to_physical().to_numpy(), grid_of(timeframe)
+    # the origin of the 3d grid is not documented: the first candle defines it
+    anchor = int(opens[0]) if timeframe == "3d" and len(opens) else grid.phase
+    off_grid = pl.lit(pl.Series(grid.floor(opens, anchor) != opens))
+    faults = {
+        "open_time is not strictly increasing": NOT_INCREASING,
+        f"open_time is off the grid of {timeframe}": off_grid,
+    }
+    return Contract(KLINES, {**CANDLE_FAULTS, **faults}).check(rows)
+
+
+def _without(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
+    return frame.filter(~pl.col("file").is_in(list(faults))) if faults else frame
+
+
+def _values(blocks: list[Block], frame: pl.DataFrame) -> Faults:
+    """Check each candle by itself: finite, positive, ordered, inside the file's period."""
+    bounds = np.array([block.file.bounds for block in blocks], dtype=np.int64).reshape(-1, 2)
+    bounds, opens = bounds[frame["file"].to_numpy()], frame["open_time"].to_numpy()
+    frame = frame.with_columns(outside=pl.Series((opens < bounds[:, 0]) | (opens >= bounds[:, 1])))
+    rules = {**CANDLE_FAULTS, "open_time is outside the file's period": pl.col("outside")}
+    # One pass finds the broken rules (nearly always none); only those are evaluated per file.
+    broken = frame.select(rule.any().alias(name) for name, rule in rules.items()).row(0, named=True)
+    faults: Faults = {}
+    for name in (name for name, is_broken in broken.items() if is_broken):
+        column = name.split(" ")[0]
+        for row in _first_of_files(frame.filter(rules[name])):
+            shown = f" ({row[column]:g})" if column in KLINES and column != "open_time" else ""
+            when = text(row["open_time"])
+            faults.setdefault(row["file"], BadFile(f"line {row['line']}, {when}: {name}{shown}"))
+    return faults
+
+
+def _first_of_files(frame: pl.DataFrame) -> list[dict[str, Any]]:
+    return frame.unique("file", keep="first", maintain_order=True).rows(named=True)
+
+
+def _intervals(grid: Grid, frame: pl.DataFrame) -> Faults:
+    """Check that the median distance between candles, and their median length, equal the interval.
+
+    Medians, because a halt makes a distance longer, and a candle may be cut short by a halt. A file of one or two
+    candles has no useful median distance: its length decides; otherwise a correct distance permits an odd length.
+    """
+    gap, span = pl.col("open_time").diff().over("file"), pl.col("close_time") - pl.col("open_time")
+    lengths = (
+        frame.with_columns(gap=gap, span=span)
+        .group_by("file")
+        .agg(
+            pl.col("gap").filter(pl.col("gap") > 0).median(),
+            pl.col("span").median(),
+            pl.len(),
+            pl.col("open_time").first(),
+        )
+    )
+    faults = {}
+    for row in lengths.iter_rows(named=True):
+        opened = grid.floor(row["open_time"])
+        step = grid.end(opened) - opened  # months differ in length, a file has only one
+        # 1 µs: the close time of a file in milliseconds is rounded
+        wrong = [v for v in (row["gap"] if row["len"] > 2 else None, row["span"]) if v and abs(v - step) > 1]
+        if wrong and (row["gap"] != step or row["len"] <= 2):
+            faults[row["file"]] = BadFile(
+                f"expected {step / 1e6:.9g} s between candles, found {wrong[0] / 1e6:.9g} s: a different interval"
+            )
+    return faults
+
+
+def _anchor(series: SeriesId, frame: pl.DataFrame, stored: Sequence[Edge]) -> int:
+    """Return the open time of any candle on the grid."""
+    if series.timeframe != "3d":
+        return grid_of(series.timeframe).phase
+    if stored or not frame.height:  # the anchor of the 3d grid is not documented
+        return stored[0][0] if stored else 0
+    return int((frame["open_time"] % (3 * DAY)).mode().min())  # type: ignore[arg-type]
+
+
+def _grid(series: SeriesId, frame: pl.DataFrame) -> Faults:
+    """Refuse off-grid candles, except the exchange's known off-grid candles."""
+    permitted = pl.col("open_time").is_between(*OFF_GRID, closed="left") & (series.market == "spot")
+    return {
+        row["file"]: BadFile(
+            f"line {row['line']}: candle opens off the grid, at {to_datetime(row['open_time'])}"
+        )
+        for row in _first_of_files(frame.filter(~pl.col("on_grid") & ~permitted))
+    }
+
+
+def _levels(grid: Grid, frame: pl.DataFrame, stored: Sequence[Edge]) -> Faults:
+    """Find files of another symbol: the price level jumps at every joint with their neighbours.
+
+    With a single joint, as at the ends of a series, either side of it may be wrong: the file is faulty if the neighbour
+    is stored already, or joined without a jump to the file on its other side.
+    """
+    edges = frame.group_by("file", maintain_order=True).agg(
+        pl.col("open_time").min(), pl.col("close_time").max(), pl.col("open").first(), pl.col("close").last()
+    )
+    runs = sorted(
+        [*((*edge, index) for index, *edge in edges.iter_rows()), *((*edge, -1) for edge in stored)]
+    )
+    # joints[k] is between runs[k - 1] and runs[k]: the jump, 0.0 for none, None if the two are not adjacent
+    joints = [None, *(_jump(left, right, grid) for left, right in itertools.pairwise(runs)), None]
+    faults = {}
+    for at, (*_, index) in enumerate(runs):
+        before, after = joints[at], joints[at + 1]
+        jumps = [jump for jump in (before, after) if jump is not None]
+        if index < 0 or not jumps or not all(jumps):  # stored candles were checked before
+            continue
+        if len(jumps) == 1:
+            neighbour, beyond = (at - 1, joints[at - 1]) if after is None else (at + 1, joints[at + 2])
+            if runs[neighbour][-1] >= 0 and beyond != 0:
+                continue
+        shown = " and ".join(f"× {exp(jump):.3g}" for jump in jumps)
+        faults[index] = BadFile(f"prices jump {shown} beside their neighbours: another symbol")
+    return faults
+
+
+def _jump(left: tuple[Any, ...], right: tuple[Any, ...], grid: Grid) -> float | None:
+    """Return ln(open / previous close) if it is a jump, else 0; None if the two are not adjacent."""
+    reach = min(2 * (grid.end(left[1]) - left[1]), _MAX_PAUSE)
+    if not 0 <= right[0] - left[1] <= reach:
+        return None
+    jump = log(right[2] / left[3])
+    return jump if abs(jump) > FILE_JUMP else 0.0
+
+
+def _deduplicate(checked: Checked) -> None:
+    """Drop identical duplicates; drop all conflicting candles, until a daily file decides."""
+    rows = checked.rows
+    values = [name for name in rows.columns if name not in ("file", "line")]
+    distinct = rows.unique(values, keep="first", maintain_order=True)
+    disputed = distinct.filter(distinct["open_time"].is_duplicated())
+    checked.conflicts = list(dict.fromkeys(disputed.select("file", "open_time").iter_rows()))
+    undisputed = rows.filter(~rows["open_time"].is_in(disputed["open_time"].implode()))
+    surplus = undisputed.filter(~undisputed["open_time"].is_first_distinct())
+    checked.duplicates = dict(surplus.group_by("file").len().iter_rows())
+    checked.rows = undisputed.unique("open_time", keep="first", maintain_order=True)

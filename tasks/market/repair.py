@@ -8,48 +8,30 @@ clients with too many requests (418). It is disabled for the rest of a run after
 """
 
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
 from schemas.identity import MONTH, SeriesId
-from tasks.market.checks import check, validate_klines
 from tasks.market.client import HttpSource, NotFound, Rejected, SourceFault
-from tasks.market.holes import FAILED, LACKING, OUTAGE, Hole, OutageCalendar, find_holes
 from tasks.market.klines import write_parquet
 from tasks.market.layout import DAY, SourceFile, day_of, grid_of, opening_days, period_bounds, text
-from tasks.market.parser import Fetched, read, to_microseconds
-from tasks.market.run import SEARCH_AGAIN, Run, batches, calendars, holdings_of, store_all
-from tasks.market.writer import store_fetched, trim_all, with_stored_columns
+from tasks.market.parser import check, read, to_microseconds, validate_klines
+from tasks.market.report import FAILED, Hole, OutageCalendar, find_holes
+from tasks.market.sources import Fetched
+from tasks.market.writer import store_all, store_fetched, trim_all, with_stored_columns
 
-WRONG_DAYS = ("2020-12-21", "2021-09-29")
-"""The monthly 15m and 1h files are wrong on these days; daily files and REST agree (binance-public-data#475)."""
+if TYPE_CHECKING:
+    from tasks.market.ingest import Run
 
 _MAX_REST_DAYS = 400  # per run: a request each, and Binance bans clients with too many requests
 
 
-def repair(run: Run) -> None:
-    """Search other files and REST for the suspicious holes of every planned series, and record unfilled holes."""
-    mine, calendar = calendars(run)
-    for series, holdings in mine.items():
-        if run.plans[series].fault:
-            continue
-        outages = calendar[series.timeframe]
-        recent = [(a, b) for a, b, when in run.manifest.searched(series) if run.now - when < SEARCH_AGAIN]
-        holes = [
-            hole
-            for hole in find_holes(holdings, outages)
-            if (hole.cause in LACKING or (hole.cause == OUTAGE and outages.is_only_witness(hole.start)))
-            and not any(a <= hole.start and hole.end <= b for a, b in recent)
-        ]
-        wrong: set[str] = set()
-        if series.market == "spot" and series.timeframe in ("15m", "1h"):
-            fetched = {file.period for file in run.plans[series].fetch}
-            wrong = {day for day in WRONG_DAYS if day[:7] in fetched}
-        if holes or wrong:
-            _search(run, series, outages, holes, wrong)
+def fill(run: "Run", series: SeriesId, outages: OutageCalendar, holes: list[Hole], wrong: set[str]) -> None:
+    """Search daily files and REST for the suspicious holes of a series, and record unfilled holes.
 
-
-def _search(run: Run, series: SeriesId, outages: OutageCalendar, holes: list[Hole], wrong: set[str]) -> None:
+    `wrong`: days whose candles in the monthly files are replaced by those of their daily files.
+    """
     try:
         used = _from_daily_files(run, series, sorted({*_days(series, holes), *wrong}))
     except SourceFault as fault:
@@ -73,25 +55,21 @@ def _days(series: SeriesId, holes: list[Hole]) -> list[str]:
     return sorted({day for hole in holes for day in opening_days(grid, hole.start, hole.end)})
 
 
-def _from_daily_files(run: Run, series: SeriesId, wanted: list[str]) -> list[str]:
+def _from_daily_files(run: "Run", series: SeriesId, wanted: list[str]) -> list[str]:
     """Store the daily files published for these days; return the days stored without fault."""
-    start, end = period_bounds(wanted[0])[0], period_bounds(wanted[-1])[1]
-    known, days = run.manifest.files(series), set(wanted)
-    files = [
-        file
-        for file in run.catalogue.files(series, "daily", start, end)
-        if file.period in days
-        and (
-            (record := known.get(file.period)) is None
-            or record.version != file.version
-            or record.status == "failed"
-        )
-    ]
-    bad = store_all(run, [batches(series, files)], "repaired")
+    records = run.manifest.files(series)
+
+    def is_due(file: SourceFile) -> bool:
+        record = records.get(file.period)
+        return record is None or record.version != file.version or record.status == "failed"
+
+    listed = run.catalogue.files(series, "daily", period_bounds(wanted[0])[0], period_bounds(wanted[-1])[1])
+    files = [file for file in listed if file.period in wanted and is_due(file)]
+    bad = store_all(run, [(series, files)], "repaired")
     return [file.period for file in files if file not in bad]
 
 
-def _from_rest(run: Run, series: SeriesId, wanted: list[str]) -> tuple[list[str], bool]:
+def _from_rest(run: "Run", series: SeriesId, wanted: list[str]) -> tuple[list[str], bool]:
     """Store REST's candles of these days; return the days stored, and whether no more can be expected of REST.
 
     After a refusal its contents are unknown.
@@ -106,12 +84,12 @@ def _from_rest(run: Run, series: SeriesId, wanted: list[str]) -> tuple[list[str]
     return stored, run.rest_off in ("", NO_REST) and not bad
 
 
-def _still_missing(run: Run, series: SeriesId, outages: OutageCalendar, holes: list[Hole]) -> list[Hole]:
-    now = find_holes(holdings_of(run, series), outages)
+def _still_missing(run: "Run", series: SeriesId, outages: OutageCalendar, holes: list[Hole]) -> list[Hole]:
+    now = find_holes(run.holdings(series), outages)
     return [h for h in now if any(h.start < old.end and h.end > old.start for old in holes)]
 
 
-def _explain(run: Run, series: SeriesId, used: list[str], what: str) -> None:
+def _explain(run: "Run", series: SeriesId, used: list[str], what: str) -> None:
     """Add to the reason of each quarantined month the number of files used in its place."""
     records = run.manifest.files(series)
     for month, count in Counter(day[:7] for day in used).items():
@@ -131,7 +109,7 @@ _NAMES = {MONTH: "1M"}  # file names use 1mo: on case-insensitive disks 1M and 1
 NO_REST = "the source has no REST API"
 
 
-def _fetch_day(run: Run, series: SeriesId, day: str) -> Fetched | None:
+def _fetch_day(run: "Run", series: SeriesId, day: str) -> Fetched | None:
     """Return a day of candles that ended before the run's end; None if REST has none or is not available.
 
     Only servers have REST, until the first refusal.
@@ -156,8 +134,8 @@ def _fetch_day(run: Run, series: SeriesId, day: str) -> Fetched | None:
     return Fetched(file, csv.encode(), "rest") if closed else None
 
 
-def _ask(source: HttpSource, series: SeriesId, start: int, end: int) -> list[list]:
-    rows: list[list] = []
+def _ask(source: HttpSource, series: SeriesId, start: int, end: int) -> list[list[Any]]:
+    rows: list[list[Any]] = []
     page_size = _PAGE[series.market]
     while start < end:
         query: dict[str, str | int] = {
@@ -179,7 +157,7 @@ def _ask(source: HttpSource, series: SeriesId, start: int, end: int) -> list[lis
     return rows
 
 
-def refresh_tail(run: Run) -> None:
+def refresh_tail(run: "Run") -> None:
     """Fetch the closed candles after each series' last stored candle to `provisional/`, replacing the old tail."""
     for series in run.plans:
         parts = [p for p in run.manifest.parts(series).values() if p.runs]
@@ -204,7 +182,7 @@ def refresh_tail(run: Run) -> None:
         run.notes.append(f"no tail: {run.rest_off}; data ends with the newest file")
 
 
-def _clean(run: Run, series: SeriesId, fetched: list[Fetched]) -> pl.DataFrame:
+def _clean(run: "Run", series: SeriesId, fetched: list[Fetched]) -> pl.DataFrame:
     """Parse and check REST candles like candles of a file."""
     blocks, _ = trim_all(fetched)
     run.notes += [f"{item.file}: {item.fault}" for item in fetched if item.fault]

@@ -1,17 +1,234 @@
-"""The report of an ingestion: a record per series, as JSON and as a text table."""
+"""What a series holds and lacks: every missing candle with its cause, and the report of an ingestion.
 
+Missing candles are the expected grid minus the stored candles. The exchange's outages are derived from the data: a
+candle that is missing in every symbol that traded. If no second symbol traded at that time, a gap of at most two days
+strictly inside a file also counts as an outage.
+"""
+
+import itertools
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from math import log
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from cpbmodels.data import SEGMENT_JUMP
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.identity import SeriesId
-from tasks.market.holes import LACKING, LATE_AFTER, Holdings, Hole, OutageCalendar, find_holes
 from tasks.market.klines import digest_and_zeros, provisional_rows
-from tasks.market.layout import DAY, grid_of, text
-from tasks.market.manifest import FileRecord
+from tasks.market.layout import DAY, SourceFile, grid_of, text, whole_candles
+from tasks.market.manifest import Anomaly, FileRecord, Part
+
+Runs = list[tuple[int, int]]
+
+OUTAGE, UNPUBLISHED, ABSENT, QUARANTINED, FAILED = (
+    "exchange outage", "not published", "absent at source", "quarantined", "download failed"
+)  # fmt: skip
+LACKING = (ABSENT, QUARANTINED, FAILED)
+"""Causes that make a series partial: the source should have had these candles."""
 
 COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
 PLANNED_SERIES = "planned"  # nothing was fetched
+
+RELISTING_JUMP = log(5)
+"""|ln(open / previous close)| across a pause above which it is another coin under the old name, or another unit.
+
+Higher than `cpbmodels.data.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains
+a hole in a report; features restart after every hole, whatever the price did.
+"""
+
+_MAX_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
+_MIN_RELISTING_PAUSE = DAY
+_LATE_AFTER = 3 * DAY
+"""Data that ends so long before the requested end is late, or trading has ended: files come within a day or two."""
+
+
+@dataclass(frozen=True)
+class Hole:
+    """Missing candles `[start, end)` in microseconds, with a single cause."""
+
+    start: int
+    end: int
+    bars: int
+    cause: str
+
+
+@dataclass
+class Holdings:
+    """All known data of one series, cut to a time range."""
+
+    series: SeriesId
+    wanted: list[SourceFile]
+    files: dict[str, FileRecord]
+    parts: list[Part]
+    anomalies: list[Anomaly]
+    searched: list[tuple[int, int, int]] = field(default_factory=list)
+    first: int = 0
+    last: int = 1 << 62
+
+    @property
+    def runs(self) -> Runs:
+        """Contiguous runs `[from, until)` inside the time range."""
+        return self._clip(_join(run for part in self.parts for run in part.runs))
+
+    @property
+    def joints(self) -> list[tuple[int, int, float]]:
+        """The start of each run but the first, the pause before it, and open / previous close."""
+        runs = [(*run, *edge) for part in self.parts for run, edge in zip(part.runs, part.edges, strict=True)]
+        return [
+            (start, start - end, opened / closed)
+            for (_, end, _, closed), (start, _, opened, _) in itertools.pairwise(runs)
+        ]
+
+    @property
+    def leaps(self) -> list[tuple[int, float]]:
+        """Open times in the range at which the price level leaps, with the factor; after a day's pause: a relisting."""
+        return [
+            (start, factor)
+            for start, pause, factor in self.joints
+            if self.first < start < self.last
+            and pause < _MIN_RELISTING_PAUSE
+            and abs(log(factor)) > (RELISTING_JUMP if pause else SEGMENT_JUMP)
+        ]
+
+    @property
+    def off_grid_bars(self) -> list[int]:
+        """The grid candles in which an off-grid candle opened: the market traded, though not on the grid."""
+        grid = grid_of(self.series.timeframe)
+        return [grid.floor(a.open_time) for a in self.anomalies if a.kind == "off-grid"]
+
+    def spans(self, *statuses: str) -> Runs:
+        """Return the time covered by wanted files of these statuses."""
+        return _join(
+            f.bounds
+            for f in self.wanted
+            if f.period in self.files and self.files[f.period].status in statuses
+        )
+
+    @property
+    def missing(self) -> Runs:
+        """The time ranges without candles between the first and the last expected candle."""
+        runs, grid = self.runs, grid_of(self.series.timeframe)
+        bad = self._clip(self.spans("quarantined", "failed"))
+        if not runs:
+            return [whole_candles(grid, a, b, grid.phase) for a, b in bad]
+        files = self._clip([f.covered for f in self.wanted if f.period in self.files])
+        begin = min([runs[0][0], *(a for a, _ in bad)])
+        end = max([runs[-1][1], *(b for _, b in files)])
+        edges = [begin, *itertools.chain.from_iterable(runs), end]
+        gaps = [whole_candles(grid, *gap, runs[0][0]) for gap in zip(edges[::2], edges[1::2], strict=True)]
+        return [(a, b) for a, b in gaps if b > a]
+
+    @property
+    def gaps_in_files(self) -> Runs:
+        """The gaps inside published files; months without a file are not outages."""
+        return _overlap(self.missing, self.spans("ok", "repaired"))
+
+    def _clip(self, runs: Runs) -> Runs:
+        return _overlap([(self.first, self.last)], runs)
+
+
+def _join(runs: Iterable[tuple[int, int]]) -> Runs:
+    """Join adjacent runs of a sorted sequence."""
+    joined: Runs = []
+    for start, end in runs:
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
+
+
+def _overlap(ranges: Runs, runs: Runs) -> Runs:
+    return [
+        (max(a, first), min(b, last)) for first, last in ranges for a, b in runs if b > first and a < last
+    ]
+
+
+def _inside(times: np.ndarray, runs: Runs) -> np.ndarray:
+    """Return for each time whether it is in any of the sorted runs."""
+    if not runs:
+        return np.zeros(len(times), dtype=bool)
+    starts, ends = np.array(runs).T
+    at = np.searchsorted(starts, times, side="right") - 1
+    return np.asarray((at >= 0) & (times < ends[np.maximum(at, 0)]))
+
+
+class OutageCalendar:
+    """The outages of the whole exchange, derived from the gaps of all series of one market and interval.
+
+    For each time missing in any series: how many series should have a candle then, and whether any has it.
+    """
+
+    def __init__(self, all_series: list[Holdings]) -> None:
+        gaps = [grid_of(h.series.timeframe).opens(a, b) for h in all_series for a, b in h.gaps_in_files]
+        self.times = np.unique(np.concatenate(gaps)) if gaps else np.array([], dtype=np.int64)
+        self.expected = np.zeros(len(self.times), dtype=np.int32)
+        self.traded = np.zeros(len(self.times), dtype=bool)
+        for holdings in all_series:
+            if runs := holdings.runs:
+                listed = [(runs[0][0], runs[-1][1])]
+                self.expected += _inside(self.times, _overlap(holdings.spans("ok", "repaired"), listed))
+                self.traded |= _inside(self.times, runs) | np.isin(self.times, holdings.off_grid_bars)
+
+    def silent(self, times: np.ndarray) -> np.ndarray:
+        """Return for each time how many symbols are missing (at least 1) if none traded, else 0."""
+        if not len(self.times):
+            return np.zeros(len(times), dtype=np.int32)
+        at = np.minimum(np.searchsorted(self.times, times), len(self.times) - 1)
+        silent = (self.times[at] == times) & ~self.traded[at]
+        return np.where(silent, np.maximum(self.expected[at], 1), 0)
+
+
+def find_holes(holdings: Holdings, calendar: OutageCalendar) -> list[Hole]:
+    """Return every hole of a series with its cause, oldest first."""
+    holes: list[Hole] = []
+    grid = grid_of(holdings.series.timeframe)
+    for start, end in holdings.missing:
+        times = grid.opens(start, end)
+        causes = _causes(holdings, calendar, times, start, end)
+        bounds = [0, *(np.flatnonzero(causes[1:] != causes[:-1]) + 1), len(causes)]
+        holes += [
+            Hole(int(times[a]), grid.end(int(times[b - 1])), int(b - a), str(causes[a]))
+            for a, b in itertools.pairwise(bounds)
+        ]
+    return holes
+
+
+def _causes(
+    holdings: Holdings, calendar: OutageCalendar, times: np.ndarray, start: int, end: int
+) -> np.ndarray:
+    """Return the cause of each missing candle of a gap. Later assignments override earlier assignments."""
+    causes = np.full(len(times), ABSENT, dtype="U20")
+    silent, intact = calendar.silent(times), holdings.spans("ok", "repaired")
+    off_grid = np.isin(times, holdings.off_grid_bars)
+    silence = end - start - int(off_grid.sum()) * (grid_of(holdings.series.timeframe).end(start) - start)
+    # at the edge of a file, the file may have been truncated
+    inside_a_file = any(
+        a < start and end < b for f in holdings.wanted for a, b in [f.bounds] if f.period in holdings.files
+    )
+    causes[(silent > 1) | ((silent == 1) & (inside_a_file and silence <= _MAX_OUTAGE)) | off_grid] = OUTAGE
+    causes[~_inside(times, _join(sorted([*intact, *holdings.runs])))] = UNPUBLISHED
+    uncovered = ~_inside(times, intact)
+    for status, cause in (("quarantined", QUARANTINED), ("failed", FAILED)):
+        causes[_inside(times, holdings.spans(status)) & uncovered] = cause
+    disputed = [a.open_time for a in holdings.anomalies if a.kind == "conflict"]
+    causes[np.isin(times, disputed)] = QUARANTINED
+    absent = causes == ABSENT
+    published = max((f.covered[1] for f in holdings.wanted), default=end)
+    relisted = any(
+        resumed == end and pause >= _MIN_RELISTING_PAUSE and abs(log(factor)) > RELISTING_JUMP
+        for resumed, pause, factor in holdings.joints
+    )
+    if relisted or (causes == UNPUBLISHED).any():
+        causes[absent] = UNPUBLISHED
+    elif (
+        end >= published and end + _LATE_AFTER < holdings.last < 1 << 61
+    ):  # delisted, unless daily files go on
+        causes[absent & _inside(times, sorted((a, b) for a, b, _ in holdings.searched))] = UNPUBLISHED
+    return causes
 
 
 @dataclass
@@ -22,7 +239,7 @@ class SeriesReport:
     rows: int = 0
     first: str | None = None
     last: str | None = None  # open time of the newest candle
-    holes: list[dict] = field(default_factory=list)
+    holes: list[dict[str, Any]] = field(default_factory=list)
     files: dict[str, int] = field(default_factory=dict)
     status: str = COMPLETE_SERIES
     reason: str = ""
@@ -36,12 +253,10 @@ class SeriesReport:
     duplicates: int = 0
     notes: list[str] = field(default_factory=list)
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Return the report for `--json`, with the parts of the series' name as separate fields."""
         fields = asdict(self)
-        return {name: fields["series"][name] for name in ("market", "symbol", "timeframe")} | {
-            name: value for name, value in fields.items() if name != "series"
-        }
+        return {**fields.pop("series"), **fields}
 
 
 @dataclass
@@ -58,13 +273,10 @@ class IngestReport:
     @property
     def exit(self) -> int:
         """Exit code: 0 complete, 3 partial (good results kept)."""
-        return (
-            EXIT_COMPLETE
-            if all(s.status in (COMPLETE_SERIES, PLANNED_SERIES) for s in self.series)
-            else EXIT_PARTIAL
-        )
+        complete = all(s.status in (COMPLETE_SERIES, PLANNED_SERIES) for s in self.series)
+        return EXIT_COMPLETE if complete else EXIT_PARTIAL
 
-    def to_dict(self) -> dict:
+    def to_dict(self) -> dict[str, Any]:
         """Return the output of `cpb ingest --json`."""
         return asdict(self) | {"series": [s.to_dict() for s in self.series], "exit": self.exit}
 
@@ -74,27 +286,30 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
     series, runs, grid = holdings.series, holdings.runs, grid_of(holdings.series.timeframe)
     last = grid.latest(holdings.last)
     records = [holdings.files[f.period] for f in holdings.wanted if f.period in holdings.files]
+    statuses = [record.status for record in records]
     confirmed = max((part.runs[-1][1] for part in holdings.parts if part.runs), default=0)
     holes = find_holes(holdings, calendar)
+    times: dict[str, list[str]] = {"off-grid": [], "odd close": []}
+    for anomaly in holdings.anomalies:
+        if anomaly.kind in times and holdings.first <= anomaly.open_time < holdings.last:
+            times[anomaly.kind].append(text(anomaly.open_time))
     report = SeriesReport(
         series,
         rows=sum(grid.count(a, b) for a, b in runs),
         holes=[{"from": text(h.start), "to": text(h.end), "bars": h.bars, "cause": h.cause} for h in holes],
         files={
-            "ok": sum(r.status == "ok" for r in records),
-            "repaired": sum(r.status == "repaired" for r in records),
-            "quarantined": sum(r.status == "quarantined" for r in records),
+            **{status: statuses.count(status) for status in ("ok", "repaired", "quarantined")},
             "unverified": sum(bool(r.facts.get("unverified")) for r in records),
-            "missing": sum(r.status == "failed" for r in records) + len(holdings.wanted) - len(records),
+            "missing": statuses.count("failed") + len(holdings.wanted) - len(records),
         },
-        off_grid_times=_times(holdings, "off-grid"),
-        odd_close=_times(holdings, "odd close"),
+        off_grid=len(times["off-grid"]),
+        off_grid_times=times["off-grid"],
+        odd_close=times["odd close"],
         leaps=[f"× {factor:,.4g} at {_minute(text(at))}" for at, factor in holdings.leaps],
         provisional=provisional_rows(home, series, max(holdings.first, confirmed), last),
         duplicates=sum(r.facts.get("duplicates", 0) for r in records),
         notes=[f"{series} {r.period}: {note}" for r in records for note in _file_notes(r)],
     )
-    report.off_grid = len(report.off_grid_times)
     if runs:
         report.first, report.last = text(runs[0][0]), text(grid.latest(runs[-1][1]))
         report.digest, report.zero_volume = digest_and_zeros(
@@ -102,14 +317,6 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
         )
     _set_status(report, holdings, holes, reason)
     return report
-
-
-def _times(holdings: Holdings, kind: str) -> list[str]:
-    return [
-        text(anomaly.open_time)
-        for anomaly in holdings.anomalies
-        if anomaly.kind == kind and holdings.first <= anomaly.open_time < holdings.last
-    ]
 
 
 def _file_notes(record: FileRecord) -> list[str]:
@@ -120,21 +327,18 @@ def _file_notes(record: FileRecord) -> list[str]:
 def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: str) -> None:
     runs, last = holdings.runs, holdings.last
     floor = grid_of(holdings.series.timeframe).floor
-    if runs and last < 1 << 61 and floor(last - LATE_AFTER, runs[0][0]) > runs[-1][1]:
-        behind = (last - runs[-1][1]) // DAY
-        report.notes.append(
-            f"{holdings.series}: data ends {report.last}, {count(behind, 'day')} before the requested end"
-        )
+    if runs and last < 1 << 61 and floor(last - _LATE_AFTER, runs[0][0]) > runs[-1][1]:
+        behind = count((last - runs[-1][1]) // DAY, "day")
+        report.notes.append(f"{report.series}: data ends {report.last}, {behind} before the requested end")
     lacking = [hole for hole in holes if hole.cause in LACKING]
     if not report.rows:
         report.status, report.reason = FAILED_SERIES, reason or "no candle in this time range"
     elif reason or lacking or report.leaps:
-        causes = ", ".join(sorted({hole.cause for hole in lacking}))
-        summary = (
-            f"{count(sum(hole.bars for hole in lacking), 'candle')} lacking: {causes}" if lacking else ""
-        )
-        reasons = filter(None, (reason or summary, leap_sentence(report.leaps)))
-        report.status, report.reason = PARTIAL_SERIES, "; ".join(reasons)
+        if lacking and not reason:
+            causes = ", ".join(sorted({hole.cause for hole in lacking}))
+            reason = f"{count(sum(hole.bars for hole in lacking), 'candle')} lacking: {causes}"
+        report.status = PARTIAL_SERIES
+        report.reason = "; ".join(filter(None, (reason, leap_sentence(report.leaps))))
 
 
 def leap_sentence(leaps: list[str]) -> str:

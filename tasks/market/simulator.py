@@ -1,7 +1,7 @@
 """The built-in market simulator: Binance Vision's layout over loopback HTTP, filled with synthetic candles.
 
 `--source sim` needs no network and no data. The default is eight months up to 2025-06-01; `--since` and `--as-of` move
-the ends. A file is generated when it is requested.
+the ends. A file is generated when it is requested. Tests and benchmarks serve other files, and faults, the same way.
 
 A month of a symbol depends only on its name and date, so any range can be generated separately and a longer range
 contains the shorter. Volatility clusters (GARCH around a slow daily component), follows the hour of the week, and has
@@ -9,20 +9,29 @@ Student-t shocks; a market factor correlates the coins; there is no drift to dis
 """
 
 import hashlib
+import io
 import math
-from collections.abc import Iterator
+import ssl
+import threading
+import zipfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 import numpy as np
 import polars as pl
 
+from cpbmodels.data import INTERVAL_SECONDS
 from schemas.frames import KLINES
-from schemas.identity import COINS, INTERVAL_SECONDS, MONTH, SeriesId, symbol_of
-from tasks.market import mirror
+from schemas.identity import COINS, MONTH, SeriesId, symbol_of
 from tasks.market.layout import (
     DAY,
+    MICROSECONDS_SINCE,
     US,
     Remote,
     day_of,
@@ -74,7 +83,7 @@ def _season(times: np.ndarray) -> np.ndarray:
     hour = (times // (3600 * US)) % 24
     weekend = ((times // DAY) + 3) % 7 >= 5  # 1970-01-01 was a Thursday; Monday is 0
     day = 1 + 0.35 * np.exp(-(((hour - 14.5) / 3.5) ** 2)) - 0.2 * np.exp(-(((hour - 5) / 3) ** 2))
-    return day * np.where(weekend, 0.75, 1.0)
+    return np.asarray(day * np.where(weekend, 0.75, 1.0))
 
 
 def _shocks(name: str, month: str, size: int) -> np.ndarray:
@@ -102,12 +111,10 @@ def _factor(month: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def _monthly_levels(symbol: str) -> np.ndarray:
     """Return the log price at the start of each month since 2017: the anchor of every month's path."""
     market = _rng("levels", "market").standard_normal(400) * 0.14
-    own = _rng("levels", symbol).standard_normal(400) * 0.10
-    path = np.concatenate([[0.0], np.cumsum(0.9 * market + own)])
-    coin = symbol.removesuffix("USDT")
-    today = _month_index("2025-01")
-    start = _PRICES.get(coin) or 10 ** _rng("price", symbol).uniform(-0.5, 1.5)
-    return path - path[today] + math.log(start)
+    coin = _rng("levels", symbol).standard_normal(400) * 0.10
+    path = np.concatenate([[0.0], np.cumsum(0.9 * market + coin)])
+    price = _PRICES.get(symbol.removesuffix("USDT")) or 10 ** _rng("price", symbol).uniform(-0.5, 1.5)
+    return np.asarray(path - path[_month_index("2025-01")] + math.log(price))
 
 
 def _month_index(month: str) -> int:
@@ -181,31 +188,22 @@ UNTIL = datetime(2025, 6, 1, tzinfo=UTC)
 
 MONTHS = 8
 
-_VERSION = "sim1"
 
-
-@contextmanager
-def serve(until: datetime | None = None, since: datetime | None = None) -> Iterator[str]:
-    """Run the simulator on a free loopback port and yield its base URL.
+class SimulatedMirror:
+    """Files that are generated when read.
 
     Complete months before `until` are published as monthly files, complete days of its last month as daily files.
     Symbols are those of `SYMBOLS`; intervals are from 15 minutes to a day, and months.
     """
-    with mirror.serve(SimulatedMirror(until or UNTIL, since)) as url:
-        yield url
 
-
-class SimulatedMirror:
-    """Files that are generated when read."""
-
-    def __init__(self, until: datetime, since: datetime | None = None) -> None:
-        self.end = period_bounds(day_of(to_us(until)))[0]
+    def __init__(self, until: datetime | None = None, since: datetime | None = None) -> None:
+        self.end = period_bounds(day_of(to_us(until or UNTIL)))[0]
         self.start = to_us(since) if since else period_bounds(months(0, self.end)[-MONTHS])[0]
 
     def keys(self, prefix: str) -> list[tuple[str, str, int]]:
         """Return the files whose keys begin with a prefix."""
         return [
-            (key, f"{_VERSION}-{key.rsplit('/', 1)[-1]}", -1)
+            (key, f"sim1-{key.rsplit('/', 1)[-1]}", -1)
             for kind in ("daily", "monthly")
             for series in SERIES
             if (folder := listing_prefix(series, kind)).startswith(prefix) or prefix.startswith(folder)
@@ -227,7 +225,7 @@ class SimulatedMirror:
             return None
         zipped = key.removesuffix(".CHECKSUM")
         payload = _zip(zipped)
-        return payload if zipped == key else mirror.to_checksum(zipped.rsplit("/", 1)[-1], payload)
+        return payload if zipped == key else to_checksum(zipped.rsplit("/", 1)[-1], payload)
 
 
 @lru_cache(maxsize=32)
@@ -237,4 +235,134 @@ def _zip(key: str) -> bytes:
     assert file is not None
     start, end = file.bounds
     frame = candles(symbol, grid_of(interval).end(start) - start, start, end)
-    return mirror.to_zip(file.member, mirror.to_csv(frame, interval), level=1)
+    return to_zip(file.member, to_csv(frame, interval), level=1)
+
+
+PAGE = 1000  # keys on one page of S3's listing
+
+
+class Mirror(Protocol):
+    """A set of published files."""
+
+    def keys(self, prefix: str) -> list[tuple[str, str, int]]:
+        """Return key, ETag and size (-1: not listed) of every file under a prefix, sorted."""
+
+    def read(self, key: str) -> bytes | None:
+        """Return a file's bytes, None if there is no such file."""
+
+
+def to_csv(frame: pl.DataFrame, interval: str, decimals: int | None = 8) -> bytes:
+    """Return candles in Binance's CSV format: 8 decimals (None: all), no header, microseconds from 2025 on."""
+    time = pl.col("open_time").to_physical()
+    ends = pl.lit(pl.Series(grid_of(interval).end(frame["open_time"].to_physical().to_numpy())))
+    unit = pl.when(time >= MICROSECONDS_SINCE).then(1).otherwise(1000)
+    return (
+        frame.select(
+            (time // unit).alias("open_time"),
+            *list(KLINES)[1:6],
+            (ends // unit - 1).alias("close_time"),
+            *list(KLINES)[6:],
+            pl.lit(0).alias("ignore"),
+        )
+        .write_csv(None, include_header=False, float_precision=decimals)
+        .encode()
+    )
+
+
+def to_zip(name: str, csv: bytes, level: int = 6) -> bytes:
+    """Return a zip with a single member `name` and a fixed date: equal candles give equal bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=level) as archive:
+        member = zipfile.ZipInfo(name, (2025, 1, 1, 0, 0, 0))
+        member.compress_type = zipfile.ZIP_DEFLATED
+        archive.writestr(member, csv)
+    return buffer.getvalue()
+
+
+def to_checksum(name: str, payload: bytes) -> bytes:
+    """Return the contents of a CHECKSUM file."""
+    return f"{hashlib.sha256(payload).hexdigest()}  {name}".encode()
+
+
+def listing_page(entries: list[tuple[str, str, int]], query: dict[str, str]) -> bytes:
+    """Return a page of S3's listing of `entries` under the query's `prefix` and after its `marker`."""
+    prefix, marker, delimiter = query["prefix"], query.get("marker", ""), query.get("delimiter", "")
+    contents, folders = [], []
+    for key, etag, size in entries:
+        rest = key.removeprefix(prefix)
+        if delimiter and delimiter in rest:
+            folders.append(prefix + rest.split(delimiter)[0] + delimiter)
+        else:
+            shown = f"<Size>{size}</Size>" if size >= 0 else ""
+            contents.append((key, f"<Key>{escape(key)}</Key><ETag>&quot;{etag}&quot;</ETag>{shown}"))
+    after = [item for item in contents if item[0] > marker]
+    page, more = after[:PAGE], len(after) > PAGE
+    body = "".join(f"<Contents>{text}</Contents>" for _, text in page)
+    body += "".join(
+        f"<CommonPrefixes><Prefix>{escape(f)}</Prefix></CommonPrefixes>"
+        for f in dict.fromkeys(folders)
+        if f > marker
+    )
+    return (
+        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Prefix>{escape(prefix)}</Prefix><IsTruncated>{str(more).lower()}</IsTruncated>"
+        + (f"<NextMarker>{escape(page[-1][0])}</NextMarker>" if more else "")
+        + f"{body}</ListBucketResult>"
+    ).encode()
+
+
+Answer = tuple[int, dict[str, str], bytes]
+Hook = Callable[[BaseHTTPRequestHandler, str, dict[str, str]], Any]
+"""May respond to a request (an `Answer`, or True if it wrote to the socket); None passes it to the mirror."""
+
+
+@contextmanager
+def serve(
+    mirror: Mirror, hook: Hook | None = None, lists: bool = True, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
+    """Serve a mirror on a free loopback port and yield its URL; `tls` makes it https."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = 1 << 16  # headers and body in one packet
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            key = unquote(parts.path).lstrip("/")
+            query = {k: v[-1] for k, v in parse_qs(parts.query).items()}
+            answer = hook(self, key, query) if hook else None
+            if answer is True:
+                return
+            status, headers, body = answer or _answer(mirror, key, query, lists)
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(body))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Log nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    if tls:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _answer(mirror: Mirror, key: str, query: dict[str, str], lists: bool) -> Answer:
+    if not key and "prefix" in query and lists:
+        return 200, {}, listing_page(mirror.keys(query["prefix"]), query)
+    body = mirror.read(key) if key else None
+    return (404, {}, b"<Error><Code>NoSuchKey</Code></Error>") if body is None else (200, {}, body)

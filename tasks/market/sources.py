@@ -1,25 +1,31 @@
 """Sources of candles: Binance Vision, a mirror's URL or folder, a user's tables, or the simulator; and their files.
 
 The files are those of the bucket's paginated XML listing, or of requests for each possible name. The listing decides
-which files are fetched, not the calendar: files are published late, twice, or not at all.
+which files are fetched, not the calendar: files are published late, twice, or not at all. A zip is inflated only after
+its checksum and its directory have been checked.
 """
 
+import hashlib
+import io
+import re
 import xml.etree.ElementTree as ET
-from collections.abc import Iterable, Iterator
+import zipfile
+from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from pathlib import Path
 
 from schemas.errors import UsageError
 from schemas.identity import APART, MARKET_FOLDERS, MONTH, OWN, SIM, SYMBOL, SeriesId
 from schemas.scope import Scope, check_url
 from schemas.tables import is_table
+from tasks.market import simulator
 from tasks.market.client import (
     BINANCE,
     BINANCE_BUCKET,
     BINANCE_REST,
+    BadFile,
     HttpSource,
     Limits,
     NotFound,
@@ -53,7 +59,7 @@ class FolderSource:
 
     root: Path
     requests: int = 0
-    waits: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.name, self._real_root = str(self.root), self.root.resolve()
@@ -71,26 +77,22 @@ class FolderSource:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise NotFound(f"{path} does not exist") from error
         except (OSError, RuntimeError) as error:  # RuntimeError: a link loop
-            raise SourceFault(
-                f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
-            ) from error
+            raise SourceFault(f"{path} cannot be read: {error}") from error
 
-    def files(self, prefix: str) -> Iterable[Remote]:
-        """Yield the files of a folder; modification time and size are used as ETag."""
+    def files(self, prefix: str) -> list[Remote]:
+        """Return the files of a folder; modification time and size are used as ETag."""
         self.requests += 1
         folder = self.root / prefix
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            if path.suffix == ".zip" and path.is_file():
-                info = path.stat()
-                modified = formatdate(info.st_mtime, usegmt=True)
-                yield Remote(
-                    prefix + path.name, f"{info.st_mtime_ns:x}-{info.st_size}", info.st_size, modified
-                )
+        paths = [p for p in folder.iterdir() if p.suffix == ".zip" and p.is_file()] if folder.is_dir() else []
+        return [
+            Remote(prefix + path.name, f"{info.st_mtime_ns:x}-{info.st_size}", info.st_size)
+            for path, info in ((path, path.stat()) for path in paths)
+        ]
 
     def folders(self, prefix: str) -> list[str]:
         """Return the names of the folders in a folder."""
         folder = self.root / prefix
-        return sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+        return [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
 
 
 Source = HttpSource | FolderSource | TableSource
@@ -107,44 +109,42 @@ def check_source(scope: Scope) -> None:
         )  # fmt: skip
     if scope.market in APART or not source or Path(source).is_dir():
         return
-    if "://" in source:
-        check_url(source)
-        return
-    raise UsageError(
-        f"source {public_url(source)!r} is neither a URL nor a folder or table; give one, or sim, or leave it out",
-        code="source", field="source",
-    )  # fmt: skip
+    if "://" not in source:
+        raise UsageError(
+            f"source {public_url(source)!r} is neither a URL nor a folder or table; give one, or sim, or leave it out",
+            code="source", field="source",
+        )  # fmt: skip
+    check_url(source)
 
 
 @contextmanager
 def open_source(scope: Scope, limits: Limits | None = None) -> Iterator[Source]:
     """Open Binance Vision, a mirror, a user's tables, or the simulator, as in `scope`; errors as in `check_source`.
 
-    Offline, opens the store itself.
+    Offline, opens the store itself, from which nothing is fetched.
     """
     check_source(scope)
-    limits = limits or Limits()
+    source, limits = scope.source or "", limits or Limits()
+    if scope.offline:
+        yield FolderSource(scope.root)
+        return
+    if scope.market == OWN:
+        yield TableSource(Path(source), ",".join(scope.symbols) or "all")
+        return
+    if source and scope.market != SIM and "://" not in source:
+        yield FolderSource(Path(source))
+        return
     with ExitStack() as stack:
-        source = scope.source or ""
-        if scope.offline:
-            opened: Source = FolderSource(scope.root)  # nothing is fetched from it
-        elif scope.market == SIM:
-            from tasks.market import simulator
-
-            url = stack.enter_context(simulator.serve(until=scope.as_of, since=scope.since))
+        if scope.market == SIM:
+            market = simulator.SimulatedMirror(scope.as_of, scope.since)
+            url = stack.enter_context(simulator.serve(market))
             opened = HttpSource(url, limits=limits, name="the market simulator")
-        elif not source:
-            opened = HttpSource(
-                BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market], limits=limits, name="Binance Vision"
-            )
-        elif scope.market == OWN:
-            opened = TableSource(Path(source), ",".join(scope.symbols) or "all")
-        elif "://" in source:
+        elif source:
             opened = HttpSource(source, limits=limits)
         else:
-            opened = FolderSource(Path(source))
-        if isinstance(opened, HttpSource):
-            stack.callback(opened.close)
+            hosts = BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market]
+            opened = HttpSource(*hosts, limits=limits, name="Binance Vision")
+        stack.callback(opened.close)
         yield opened
 
 
@@ -158,7 +158,7 @@ class Catalogue:
 
     source: Source
     probe_with: Executor | None = None
-    lists: bool | None = None
+    lists: bool = True
 
     def files(self, series: SeriesId, kind: str, start: int, end: int) -> list[SourceFile]:
         """Return the published files of a series that overlap `[start, end)`, oldest first.
@@ -166,15 +166,20 @@ class Catalogue:
         Raises:
             SourceFault: the listing is incomplete, or the source cannot be reached.
         """
+        prefix = listing_prefix(series, kind)
         if (kind, series.timeframe) == ("daily", MONTH):  # 1mo has no daily files
             return []
         if isinstance(self.source, TableSource):
             files = self.source.files(series) if kind == "monthly" else []
         else:
-            found = self._listed(self.source, series, kind, start, end)
-            files = [f for r in found if (f := listed_file(series, r))]
-        once = {f.period: f for f in files if f.bounds[0] < end and f.bounds[1] > start}
-        return sorted(once.values())
+            remotes = (
+                self.source.files(prefix)
+                if isinstance(self.source, FolderSource)
+                else self._listed(self.source, series, kind, start, end)
+            )
+            files = [file for remote in remotes if (file := listed_file(series, remote))]
+        by_period = {f.period: f for f in files if f.bounds[0] < end and f.bounds[1] > start}
+        return sorted(by_period.values())
 
     def symbols(self, market: str) -> list[str]:
         """Return every symbol the source lists in a market; empty if the source has no listing.
@@ -187,23 +192,17 @@ class Catalogue:
         names: set[str] = set()
         for kind in ("monthly", "daily"):
             prefix = f"data/{MARKET_FOLDERS[market]}/{kind}/klines/"
-            if isinstance(self.source, TableSource):
-                names |= set(self.source.tables.symbols)
-            elif isinstance(self.source, FolderSource):
+            if isinstance(self.source, FolderSource):
                 names |= set(self.source.folders(prefix))
-            else:
+            elif isinstance(self.source, HttpSource):
                 pages = _pages(self.source, {"prefix": prefix})
                 names |= {folder.removeprefix(prefix).strip("/") for page in pages for folder in page.folders}
         return sorted(name for name in names if SYMBOL.fullmatch(name))
 
-    def _listed(
-        self, source: HttpSource | FolderSource, series: SeriesId, kind: str, start: int, end: int
-    ) -> list[Remote]:
+    def _listed(self, source: HttpSource, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
         prefix = listing_prefix(series, kind)
-        if isinstance(source, FolderSource):
-            return list(source.files(prefix))
         periods = (months if kind == "monthly" else days)(max(start, _FIRST_MONTH), end)
-        if self.lists is not False:
+        if self.lists:
             query = {"prefix": prefix}
             name = f"{prefix}{series.symbol}-{series.timeframe}-"
             if start > _FIRST_MONTH:  # skips the files before
@@ -255,13 +254,18 @@ def _pages(source: HttpSource, query: dict[str, str], last: str = "") -> Iterato
 
 def _read_page(body: bytes) -> _Page | None:
     """Return a page of S3's XML, whatever its namespace; None for other content."""
-    if b"ListBucketResult" not in body:
-        return None
     try:
         page = ET.fromstring(body)
     except ET.ParseError:
         return None
-    files = [_remote(entry) for entry in page.findall("{*}Contents")]
+    if not page.tag.endswith("ListBucketResult"):
+        return None
+    files = []
+    for entry in page.findall("{*}Contents"):
+        key, etag, size, modified = (
+            entry.findtext(f"{{*}}{name}") or "" for name in ("Key", "ETag", "Size", "LastModified")
+        )
+        files.append(Remote(key, etag.strip('"') or modified, whole_number(size)))
     folders = [p.findtext("{*}Prefix") or "" for p in page.findall("{*}CommonPrefixes")]
     names = [remote.key for remote in files] + folders  # NextMarker is optional
     following = page.findtext("{*}NextMarker") or max(names, default="")
@@ -269,8 +273,106 @@ def _read_page(body: bytes) -> _Page | None:
     return _Page(files, folders, following if more else "")
 
 
-def _remote(entry: ET.Element) -> Remote:
-    key, etag, size, modified = (
-        (entry.findtext(f"{{*}}{n}") or "") for n in ("Key", "ETag", "Size", "LastModified")
-    )
-    return Remote(key, etag.strip('"'), whole_number(size), modified)
+MAX_CSV = 64 << 20
+MAX_RATIO = 50  # candles deflate about 3 times; a zip bomb a thousand times
+_MAX_ROW = 400  # bytes of a candle's line: a cap for intervals whose months exceed MAX_CSV
+_SHA = re.compile(r"(?<!\w)[0-9a-fA-F]{64}(?!\w)")
+_SMALL = 1 << 20  # bytes that are accepted regardless of the announced size
+_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_TRIES = 3  # of a bad file
+_MD5 = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass
+class Fetched:
+    """A downloaded file: its CSV, or its fault."""
+
+    file: SourceFile
+    csv: bytes = b""
+    sha256: str = ""
+    verified: bool = True
+    payload: bytes = b""
+    fault: BadFile | SourceFault | None = None
+
+
+def fetch(source: Source, file: SourceFile) -> Fetched:
+    """Return a file as downloaded, with its CSV, or with its fault.
+
+    A month of a user's table has neither zip nor CHECKSUM. A bad file is fetched again together with its CHECKSUM:
+    either may just have been replaced.
+    """
+    if isinstance(source, TableSource):
+        csv = source.csv(file)
+        return Fetched(file, csv, hashlib.sha256(csv).hexdigest())
+    for _ in range(_TRIES):
+        try:
+            expected = _published_sha(source, file)
+            payload = source.get(file.key, max(_SMALL, 2 * file.size if file.size >= 0 else _cap(file)))
+            return Fetched(file, *open_zip(payload, file, expected), payload)
+        except BadFile as error:
+            bad = Fetched(file, fault=error)
+        except NotFound:
+            return Fetched(file, fault=SourceFault("listed, but not found (404)"))
+        except SourceFault as error:
+            return Fetched(file, fault=error)
+    return bad
+
+
+def open_zip(payload: bytes, file: SourceFile, expected: str | None) -> tuple[bytes, str, bool]:
+    """Return `(csv, sha256, verified)` of a zip; `expected` is the published sha256, None without one."""
+    if not payload.startswith(b"PK"):
+        kind = "HTML error page" if payload.lstrip()[:1] == b"<" else "other bytes" if payload else "empty"
+        raise BadFile(f"not a zip ({kind})", payload)
+    sha = hashlib.sha256(payload).hexdigest()
+    if expected is not None and sha != expected:
+        raise BadFile(f"checksum mismatch (expected {expected[:4]}…, got {sha[:4]}…)", payload)
+    if file.size >= 0 and len(payload) != file.size:
+        raise BadFile(f"wrong length ({len(payload)} bytes, the listing states {file.size})", payload)
+    md5 = hashlib.md5(payload, usedforsecurity=False).hexdigest() if expected is None else ""
+    if md5 and _MD5.fullmatch(file.etag) and md5 != file.etag:
+        raise BadFile("no CHECKSUM published and the ETag is of other bytes", payload)
+    try:
+        return _inflate(payload, file), sha, expected is not None
+    except (BadFile, MemoryError):
+        raise
+    except Exception as error:  # zipfile raises many types for damage, including struct.error and OSError
+        raise BadFile(f"damaged zip ({str(error)[:120] or type(error).__name__})", payload) from error
+
+
+def _inflate(payload: bytes, file: SourceFile) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(payload)) as archive:
+        members = archive.infolist()
+        names = [member.filename for member in members]
+        if names != [file.member]:
+            shown = ", ".join(map(repr, names[:3])) or "nothing"
+            raise BadFile(f"must hold only {file.member!r}, holds {shown}", payload)
+        if members[0].compress_type not in _PLAIN or members[0].flag_bits & 1:
+            raise BadFile("is encrypted or not deflated, as Binance's zips are", payload)
+        size, packed, cap = members[0].file_size, max(1, members[0].compress_size), _cap(file)
+        if size > cap:
+            raise BadFile(f"would inflate to {size >> 20} MB, more than {cap >> 20} MB", payload)
+        if size > _SMALL and size / packed > MAX_RATIO:
+            raise BadFile(f"would inflate {size // packed} times, more than {MAX_RATIO} times", payload)
+        return archive.read(members[0])  # reads at most the declared size, then checks the CRC
+
+
+def _cap(file: SourceFile) -> int:
+    """Return the maximum size of a file's CSV in bytes."""
+    return max(MAX_CSV, file.rows * _MAX_ROW)
+
+
+def _published_sha(source: HttpSource | FolderSource, file: SourceFile) -> str | None:
+    """Return the sha256 of the CHECKSUM file, None if none is published.
+
+    Of several lines the line with the file's name is used; a lone hash is taken as the file's.
+    """
+    try:
+        body = source.get(f"{file.key}.CHECKSUM", _SMALL)
+    except NotFound:
+        return None
+    lines = body.decode("ascii", "replace").splitlines()
+    name = file.key.rsplit("/", 1)[-1]
+    hashes = {h.lower() for line in [t for t in lines if name in t] or lines for h in _SHA.findall(line)}
+    if len(hashes) != 1:
+        raise BadFile("the CHECKSUM file holds no sha256", body)
+    return str(hashes.pop())

@@ -25,7 +25,7 @@ from schemas.tables import Table, tables_of
 from tasks.market.klines import damage_of, digest_of, part_path, read_part, split_months
 from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file, text
 from tasks.market.manifest import Manifest
-from tasks.market.mirror import to_csv
+from tasks.market.simulator import to_csv
 
 _TOTAL = {"taker_buy_volume": "volume", "taker_buy_quote_volume": "quote_volume"}
 """Amounts that are meaningless without their total."""
@@ -46,7 +46,7 @@ class TableSource:
     root: Path
     coins: str = "all"  # of the command
     requests: int = 0
-    waits: list[str] = field(default_factory=list)  # sentences for the report
+    notes: list[str] = field(default_factory=list)  # sentences for the report
     _lock: Lock = field(default_factory=Lock, repr=False)
     _months: dict[str, dict[str, Month]] = field(default_factory=dict, repr=False)
 
@@ -73,8 +73,8 @@ class TableSource:
                 table = self.tables.series[series.symbol, series.timeframe]
                 candles, missing = klines(table)
                 if "volume" in missing:
-                    self.waits.append(f"{series}: {table.path.name} has no volume, so 0 is stored")
-                self.waits += [f"{series}: {table.path.name} {note}" for note in table.read.notes]
+                    self.notes.append(f"{series}: {table.path.name} has no volume, so 0 is stored")
+                self.notes += [f"{series}: {table.path.name} {note}" for note in table.read.notes]
                 self._months[series.name] = dict(_cut(series, candles, table.path))
             return self._months[series.name]
 
@@ -130,8 +130,8 @@ def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -
         if not manifest.parts(series) or not source.holds(series):
             continue
         if why := _contradiction(source, scope.home, series, list(manifest.parts(series))):
-            known = manifest.files(series).values()
-            stored = next((one.facts["table"] for one in known if "table" in one.facts), "another file")
+            records = manifest.files(series).values()
+            stored = next((r.facts["table"] for r in records if "table" in r.facts), "another file")
             runs = [run for part in manifest.parts(series).values() for run in part.runs]
             raise UsageError(
                 f"{series}: {source.files(series)[0].table} {why}, so it is not the table {stored}, from which "
@@ -153,7 +153,7 @@ def _contradiction(source: TableSource, home: Path, series: SeriesId, stored: li
     old = pl.concat([read_part(home, series, month) for month in sound])
     old = old.filter(pl.col("open_time").is_between(table["open_time"][0], table["open_time"][-1]))
     if old.is_empty():
-        why = "has no candle at the time of one of these, by which it would be known as the same"
+        why = "has no candle at the time of one of these, which would show that it is the same"
         return why if sound == stored else ""
     both = old.join(table, on=["open_time", *PRICES], suffix="_now")
     before, now = pl.col("volume"), pl.col("volume_now")

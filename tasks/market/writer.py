@@ -1,18 +1,22 @@
-"""From downloaded files to parts of the store: parse, check, quarantine, merge, write, record in the manifest."""
+"""From published files to parts of the store: fetch, parse, check, quarantine, merge, write, record in the manifest.
+
+Downloads run ahead of parsing, within a fixed memory budget: memory does not grow with the number of files. Series are
+checked one after another in the calling thread; during a check, the previous series' months are written.
+"""
 
 import time
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Executor, Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import polars as pl
 
 from schemas.frames import KLINES
 from schemas.identity import SeriesId, market_home
-from tasks.market.checks import check, validate_klines
 from tasks.market.client import BadFile
 from tasks.market.klines import (
-    QUARANTINE,
     damage_of,
     part_path,
     read_part,
@@ -21,12 +25,75 @@ from tasks.market.klines import (
     write_part,
 )
 from tasks.market.layout import SourceFile, grid_of, text
-from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
-from tasks.market.parser import Block, Fetched, read, trim
-from tasks.running.parallel import thread_pool
+from tasks.market.manifest import QUARANTINE, Anomaly, FileRecord, Manifest, Part
+from tasks.market.parser import Block, check, read, trim, validate_klines
+from tasks.market.sources import Fetched, fetch
+from tasks.running.parallel import tell, thread_pool
 from tasks.storage.files import sync, write_bytes
 
-WRITERS = 2  # threads: while one waits for the disk, another compresses
+if TYPE_CHECKING:
+    from tasks.market.ingest import Run
+
+_WRITERS = 2  # threads: while one waits for the disk, another compresses
+_MAX_BATCH = 16 << 20  # bytes per batch, zips and CSVs together
+_MAX_AHEAD = 16 << 20  # bytes of all files being downloaded or waiting to be parsed
+_GROWTH = 4  # a kline zip and its CSV together, as a multiple of the zip
+_USUAL_SIZE = 100_000  # bytes of a zip, if not in the listing
+
+Batch = tuple[SeriesId, list[SourceFile]]
+
+
+def store_all(run: "Run", groups: Iterable[Batch], status: str = "ok") -> list[SourceFile]:
+    """Fetch the files of each series ahead of storing them, within the memory budget; return the faulty files."""
+    batches = (batch for series, files in groups for batch in _batches(series, files))
+    flying: deque[tuple[SeriesId, list[Future[Fetched]], int]] = deque()
+    bad: list[SourceFile] = []
+    weight, following = 0, next(batches, None)
+    writing: Writing | None = None
+
+    def finish(writing: Writing | None) -> None:
+        if writing:
+            bad.extend(writing.finish())
+            run.fetched_files += len(writing.batch)
+            run.notes += writing.notes
+            due = sum(len(p.fetch) for p in run.plans.values())
+            tell("ingest", min(run.fetched_files, due - 0.5), due, "files", str(writing.series))
+
+    with thread_pool(_WRITERS, "write", grace_s=1.5) as writers:
+        while flying or following:
+            while following and (not flying or weight < _MAX_AHEAD):
+                series, files = following
+                size = sum(map(_weight, files))
+                flying.append((series, [run.pool.submit(fetch, run.source, f) for f in files], size))
+                weight, following = weight + size, next(batches, None)
+            series, futures, size = flying.popleft()
+            batch = [future.result() for future in futures]
+            del futures  # free the bytes as soon as they are stored
+            weight -= size
+            if writing and writing.series == series:  # the checks compare with the candles just written
+                finish(writing)
+                writing = None
+            started = Writing(run.home, run.manifest, series, batch, writers, status)
+            finish(writing)
+            writing = started
+        finish(writing)
+    return bad
+
+
+def _batches(series: SeriesId, files: list[SourceFile]) -> Iterator[Batch]:
+    """Cut a series' files into batches of bounded size."""
+    batch: list[SourceFile] = []
+    for file in files:
+        if batch and sum(map(_weight, batch)) + _weight(file) > _MAX_BATCH:
+            yield series, batch
+            batch = []
+        batch.append(file)
+    if batch:
+        yield series, batch
+
+
+def _weight(file: SourceFile) -> int:
+    return (file.size if file.size >= 0 else _USUAL_SIZE) * _GROWTH
 
 
 class Writing:
@@ -46,27 +113,24 @@ class Writing:
         status: str,
     ) -> None:
         self.home, self.manifest, self.series, self.batch, self.status = home, manifest, series, batch, status
-        self.root = market_home(home, series.market)
         self.blocks, arrived = trim_all(batch)
         frame, faults = read(self.blocks)
-        stored = [
-            (*run, *edge)
-            for part in manifest.parts(series).values()
-            for run, edge in zip(part.runs, part.edges, strict=True)
-        ]
         coming = [item.file.bounds for item in arrived]
-        kept = [
-            e for e in stored if not any(a < e[1] and e[0] < b for a, b in coming)
-        ]  # not replaced or filled
+        kept = [  # neither replaced nor filled
+            (start, end, *edge)
+            for part in manifest.parts(series).values()
+            for (start, end), edge in zip(part.runs, part.edges, strict=True)
+            if not any(a < end and start < b for a, b in coming)
+        ]
         self.checked, more = check(series, self.blocks, frame, kept)
         for index, fault in {**more, **faults}.items():
             arrived[index].fault = fault
         months = dict.fromkeys(item.file.period[:7] for item in arrived if not item.fault)
         self.notes = forget_damaged(home, manifest, series, months)
-        self.known = manifest.files(series)
+        self.records = manifest.files(series)
         self.good = {
             index: item for index, item in enumerate(arrived) if not item.fault
-        }  # index into `blocks`
+        }  # by index of `blocks`
         for index, item in self.good.items():  # free the memory: only quarantined files are needed as bytes
             item.csv = item.payload = self.blocks[index].body = b""
         self.stored_months = manifest.parts(series).keys()
@@ -98,9 +162,8 @@ class Writing:
             write_parquet(self.series.folder(self.home, "offgrid") / f"{month}.parquet", part, {})
         faulty = [item for item in self.batch if item.fault]
         self.notes += [f"{item.file}: {item.fault}" for item in faulty]
-        counts = dict(self.checked.rows.group_by("file").len().iter_rows())
         records = [self._faulty_record(item) for item in faulty]
-        records += [self._good_record(index, item, counts.get(index, 0)) for index, item in self.good.items()]
+        records += [self._good_record(index, item) for index, item in self.good.items()]
         bounds = [item.file.bounds for item in self.good.values()]
         span = (min(a for a, _ in bounds), max(b for _, b in bounds)) if bounds else (0, 0)
         self.manifest.save(self.series, records, parts, self._anomalies(), span)
@@ -114,18 +177,19 @@ class Writing:
             write_bytes(path, item.fault.payload or item.payload or item.csv)
             write_bytes(beside, f"{file}: {item.fault}\nsource: {file.key}\n".encode())
             status = "quarantined"
-        before = self.known.get(
-            file.period
-        )  # the stored candles are kept; a later version is compared with them
-        rows, sha = (before.rows, before.sha256) if before else (0, "")
+        # the stored candles are kept; a later version is compared with them
+        before = self.records.get(file.period, FileRecord(file.period, "", ""))
         facts = {"at": int(time.time())}
-        return FileRecord(file.period, file.key, file.version, sha, rows, status, str(item.fault), facts)
+        return FileRecord(
+            file.period, file.key, file.version, before.sha256, before.rows, status, str(item.fault), facts
+        )
 
-    def _good_record(self, index: int, item: Fetched, rows: int) -> FileRecord:
-        file, before = item.file, self.known.get(item.file.period)
+    def _good_record(self, index: int, item: Fetched) -> FileRecord:
+        file, before = item.file, self.records.get(item.file.period)
         if before and before.status == "quarantined":
             for path in self._quarantined(file):
                 path.unlink(missing_ok=True)
+        rows = int((self.checked.rows["file"] == index).sum())
         facts = {
             "notes": self.blocks[index].notes,
             "unverified": not item.verified,
@@ -137,20 +201,20 @@ class Writing:
 
     def _quarantined(self, file: SourceFile) -> tuple[Path, Path]:
         """Return the path of a refused file, `quarantine/spot/monthly/…/BTCUSDT-1h-2024-01.zip`, and of its reason."""
-        path = self.root / QUARANTINE / file.key.removeprefix("data/")
+        root = market_home(self.home, self.series.market)
+        path = root / QUARANTINE / file.key.removeprefix("data/")
         return path, path.with_name(f"{path.name}.reason.txt")
 
     def _anomalies(self) -> list[Anomaly]:
         checked = self.checked
-        off_grid = [Anomaly(opened, "off-grid", "") for opened in checked.off_grid["open_time"]]
         both = pl.concat([checked.rows, checked.off_grid]) if checked.off_grid.height else checked.rows
         ends = grid_of(self.series.timeframe).end(both["open_time"].to_numpy())
         odd = both.filter(both["close_time"].to_numpy() != ends).select("open_time", "close_time")
-        odd_close = [
-            Anomaly(opened, "odd close", f"closes {text(end - 1)}") for opened, end in odd.iter_rows()
+        return [
+            *(Anomaly(opened, "off-grid", "") for opened in checked.off_grid["open_time"]),
+            *(Anomaly(opened, "odd close", f"closes {text(end - 1)}") for opened, end in odd.iter_rows()),
+            *(Anomaly(opened, "conflict", "two different candles") for _, opened in checked.conflicts),
         ]
-        conflicts = [Anomaly(opened, "conflict", "two different candles") for _, opened in checked.conflicts]
-        return off_grid + odd_close + conflicts
 
 
 def store_fetched(
@@ -161,7 +225,7 @@ def store_fetched(
     Raises:
         CpbError: the disk is full or the folder cannot be written.
     """
-    with thread_pool(WRITERS, "write", grace_s=1.5) as writers:
+    with thread_pool(_WRITERS, "write", grace_s=1.5) as writers:
         return Writing(home, manifest, series, batch, writers, status).finish()
 
 

@@ -22,7 +22,7 @@ from fake_hub import TOKEN, fake_hub
 from snippets import EXECUTED, ROOT, blocks
 
 from schemas.identity import SeriesId
-from tasks.market import mirror, simulator
+from tasks.market import simulator
 from tasks.market.klines import read_klines
 
 BY_PAGE: dict[str, list] = {}
@@ -72,7 +72,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reader")
     until = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     market = simulator.SimulatedMirror(until, until - timedelta(days=150))
-    with mirror.serve(market) as url, fake_hub() as hub, pytest.MonkeyPatch.context() as patch:
+    with simulator.serve(market) as url, fake_hub() as hub, pytest.MonkeyPatch.context() as patch:
         of_hub = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(folder / "hf")}
         kept = {
             name: value

@@ -24,7 +24,7 @@ from cpbmodels import load
 from cpbmodels.freqtrade import STARTUP_CANDLES, add_forecasts
 from schemas.identity import SeriesId
 from tasks.market.klines import read_klines
-from tasks.market.mirror import serve
+from tasks.market.simulator import serve
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("CPB_FREQTRADE_PYTHON") or ROOT / ".venv-freqtrade/bin/python")

@@ -11,7 +11,7 @@ import pytest
 from folder_mirror import FolderMirror
 from terminal import Terminal
 
-from tasks.market.mirror import serve
+from tasks.market.simulator import serve
 from tasks.running.parallel import usable_cores
 from tasks.training.shard import read_result
 

@@ -14,8 +14,7 @@ from folder_mirror import FolderMirror
 from mlflow.tracking import MlflowClient
 
 from schemas.identity import INTERVAL_SECONDS
-from tasks.market.mirror import serve, to_checksum, to_csv, to_zip
-from tasks.market.simulator import quarter_hours
+from tasks.market.simulator import quarter_hours, serve, to_checksum, to_csv, to_zip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

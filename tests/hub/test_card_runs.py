@@ -18,7 +18,7 @@ from hub_models import REPO, candles, publish_models, trained
 
 from cpbmodels import Series, load
 from schemas.identity import INTERVAL_SECONDS
-from tasks.market import mirror
+from tasks.market import simulator
 from tasks.storage.wheel import light_wheel
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def binance(tmp_path):
         given.append(newest_candles(key, query))
         return 200, {}, json.dumps(given[-1]).encode()
 
-    with mirror.serve(FolderMirror(tmp_path), hook) as url:
+    with simulator.serve(FolderMirror(tmp_path), hook) as url:
         yield url, given
 
 

@@ -11,7 +11,7 @@ import polars as pl
 
 from schemas.identity import SeriesId
 from schemas.scope import IngestSpec
-from tasks.market import mirror
+from tasks.market import simulator
 from tasks.market.client import Limits
 from tasks.market.layout import grid_of, source_file
 from tasks.market.simulator import candles
@@ -38,13 +38,13 @@ def frame(file, symbol=None):
 
 
 def csv_of(file, rows=None):
-    return mirror.to_csv(frame(file) if rows is None else rows, file.series.timeframe)
+    return simulator.to_csv(frame(file) if rows is None else rows, file.series.timeframe)
 
 
 @cache
 def zip_of(file):
     """The archive of a file with its synthetic candles, made once per process: most tests publish the same files."""
-    return mirror.to_zip(file.member, csv_of(file), 1)
+    return simulator.to_zip(file.member, csv_of(file), 1)
 
 
 def put(root: Path, file, csv=None, *, payload=None, checksum=True):
@@ -52,10 +52,10 @@ def put(root: Path, file, csv=None, *, payload=None, checksum=True):
     path = root / file.key
     path.parent.mkdir(parents=True, exist_ok=True)
     if payload is None:
-        payload = zip_of(file) if csv is None else mirror.to_zip(file.member, csv, 1)
+        payload = zip_of(file) if csv is None else simulator.to_zip(file.member, csv, 1)
     path.write_bytes(payload)
     if checksum:
-        path.with_name(path.name + ".CHECKSUM").write_bytes(mirror.to_checksum(path.name, payload))
+        path.with_name(path.name + ".CHECKSUM").write_bytes(simulator.to_checksum(path.name, payload))
     return payload
 
 

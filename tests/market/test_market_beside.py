@@ -9,7 +9,7 @@ from market_tools import FAST, build, key, scope
 from schemas.errors import BusyError, CpbError
 from tasks.market.client import Limits
 from tasks.market.ingest import ingest
-from tasks.market.klines import writer_lock
+from tasks.market.manifest import writer_lock
 
 SIM = key("BTCUSDT", "1h", "sim")
 USERS = ("reports/summary.txt", "hub/index.html", "features/notes.md", "cache/browser.bin", "fleets/cars.csv",

@@ -10,7 +10,7 @@ from folder_mirror import FolderMirror
 from market_tools import FAST, Misbehaving, build, csv_of, frame, key, lines, put, rows_of, scope, stored
 
 from schemas.errors import CpbError, MemberError
-from tasks.market import mirror
+from tasks.market import simulator
 from tasks.market.client import HttpSource
 from tasks.market.ingest import ingest, listed_symbols
 from tasks.market.klines import read_klines
@@ -148,7 +148,7 @@ def test_a_home_that_is_a_file_is_named(tmp_path):
 def test_names_are_probed_where_nothing_is_listed(tmp_path):
     root = build(tmp_path / "mirror", symbols=["BTCUSDT"], months=["2024-01", "2024-02"])
     put(root, source_file(BTC, "2024-03-01"))
-    with mirror.serve(FolderMirror(root), lists=False) as url:
+    with simulator.serve(FolderMirror(root), lists=False) as url:
         report = ingest(scope(tmp_path / "home", url, coins="BTC", since="2023-12"), limits=FAST)
         again = ingest(scope(tmp_path / "home", url, coins="BTC", since="2023-12"), limits=FAST)
     assert report.series[0].files["ok"] == 3
@@ -157,11 +157,11 @@ def test_names_are_probed_where_nothing_is_listed(tmp_path):
 
 
 def test_long_listings_are_read_page_by_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(mirror, "PAGE", 7)
+    monkeypatch.setattr(simulator, "PAGE", 7)
     root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
     for day in range(1, 21):
         put(root, source_file(BTC, f"2024-04-{day:02}"))
-    with mirror.serve(FolderMirror(root)) as url:
+    with simulator.serve(FolderMirror(root)) as url:
         source = HttpSource(url, limits=FAST)
         daily = Catalogue(source).files(BTC, "daily", *source_file(key(), "2024-04").bounds)
         assert [f.period[-2:] for f in daily] == [f"{d:02}" for d in range(1, 21)]
@@ -180,7 +180,7 @@ def test_any_market_and_every_listed_pair(tmp_path):
         put(root, source_file(key(symbol, "4h", "um"), "2024-01"))
     made = scope(tmp_path / "home", root, coins="BTC", timeframes="4h", market="um")
     assert listed_symbols(made) == ["BTCUSDT", "ETHUSDT"]
-    with mirror.serve(FolderMirror(root)) as url:
+    with simulator.serve(FolderMirror(root)) as url:
         assert listed_symbols(made.model_copy(update={"source": url})) == ["BTCUSDT", "ETHUSDT"]
     report = ingest(made.model_copy(update={"symbols": ("BTCUSDT", "ETHUSDT")}))
     assert report.exit == 0
@@ -206,7 +206,7 @@ def rest_of(rows, **changes):
             return changes["status"], {}, b"{}"
         times = pl.col("open_time").dt.epoch("ms")
         part = rows.filter(times.is_between(int(query["startTime"]), int(query["endTime"])))
-        cells = [line.split(",") for line in mirror.to_csv(part, "1h").decode().splitlines()]
+        cells = [line.split(",") for line in simulator.to_csv(part, "1h").decode().splitlines()]
         body = [[int(c[0]), *c[1:6], int(c[6]), c[7], int(c[8]), *c[9:]] for c in cells]
         return 200, {}, json.dumps(body).encode()
 
@@ -216,7 +216,7 @@ def rest_of(rows, **changes):
 def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
     root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
     april = rows_of(source_file(key(), "2024-04"))
-    with mirror.serve(FolderMirror(root), rest_of(april)) as url:
+    with simulator.serve(FolderMirror(root), rest_of(april)) as url:
         report = ingest(scope(home, url, coins="BTC", as_of="2024-04-02T05:30"), tail=True, limits=FAST)
     assert report.series[0].provisional == 29
     assert report.series[0].last == "2024-03-31T23:00:00Z"
@@ -233,7 +233,7 @@ def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
 def test_an_archive_that_lacks_candles_of_the_tail_decides_for_its_own_days(tmp_path):
     root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
     april = rows_of(source_file(key(), "2024-04"))
-    with mirror.serve(FolderMirror(root), rest_of(april)) as url:
+    with simulator.serve(FolderMirror(root), rest_of(april)) as url:
         ingest(scope(home, url, coins="BTC", as_of="2024-04-02T05:30"), tail=True, limits=FAST)
     day = source_file(key(), "2024-04-01")
     put(root, day, csv_of(day, frame(day).filter(~pl.col("open_time").dt.hour().is_in([10, 11]))))
@@ -264,7 +264,7 @@ def test_a_span_that_ends_before_it_begins_is_empty(tmp_path, confirmed):
 def test_a_refused_tail_is_said_and_the_rest_goes_on(tmp_path, status, says):
     root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
     hook = Misbehaving("api/v3/klines", str(status))
-    with mirror.serve(FolderMirror(root), hook) as url:
+    with simulator.serve(FolderMirror(root), hook) as url:
         report = ingest(scope(tmp_path / "home", url, as_of="2024-04-02"), tail=True, limits=FAST)
     assert any(says in note for note in report.notes), report.notes
     assert hook.asked["api/v3/klines"] == 1
@@ -279,7 +279,7 @@ def test_reading_what_was_never_fetched_says_how_to_get_it(tmp_path):
 def test_a_folder_and_its_server_give_the_same_store(tmp_path):
     root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
     by_folder = ingest(scope(tmp_path / "a", root, coins="BTC"))
-    with mirror.serve(FolderMirror(root)) as url:
+    with simulator.serve(FolderMirror(root)) as url:
         by_url = ingest(scope(tmp_path / "b", url, coins="BTC"), limits=FAST)
     assert by_folder.series == by_url.series
     assert stored(tmp_path / "a") == stored(tmp_path / "b")

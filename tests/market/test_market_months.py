@@ -18,7 +18,7 @@ from schemas.frames import KLINES
 from schemas.identity import INTERVAL_SECONDS, MONTH
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
-from tasks.market import mirror
+from tasks.market import simulator
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import DAY, Months, grid_of, months, period_bounds, source_file, to_us, whole_candles
@@ -44,7 +44,7 @@ def market(tmp_path):
             asked[kind] += 1
             return hook(name, query) if hook else None
 
-        with mirror.serve(FolderMirror(tmp_path / "mirror"), count) as url:
+        with simulator.serve(FolderMirror(tmp_path / "mirror"), count) as url:
             made = scope(tmp_path / "home", url, "BTC", MONTH, as_of, **options)
             return ingest(made, limits=FAST, tail=tail), asked
 
@@ -220,7 +220,7 @@ def test_real_months_are_what_their_hours_add_up_to(tmp_path):
     ).with_columns(pl.col(pl.Float64).round(8)).select(list(KLINES))  # fmt: skip
     for month, row in zip(made["open_time"].dt.strftime("%Y-%m"), made.iter_slices(1), strict=True):
         put(tmp_path / "mirror", source_file(BTC, month), csv_of(source_file(BTC, month), row))
-    with mirror.serve(FolderMirror(tmp_path / "mirror")) as url:
+    with simulator.serve(FolderMirror(tmp_path / "mirror")) as url:
         report = ingest(scope(tmp_path / "home", url, "BTC", MONTH, "2025-06-01"), limits=FAST)
     assert (report.exit, report.series[0].holes, report.series[0].rows) == (0, [], made.height)
     assert made.height > 12

@@ -11,7 +11,6 @@ from market_tools import build, scope
 from schemas.errors import CpbError, UsageError
 from schemas.scope import ScopeSpec, parse_instant
 from tasks.ingest import ingest as step
-from tasks.market.client import HttpSource, Limits, Unreachable
 from tasks.market.ingest import ingest, with_listed_pairs
 
 AWAY = "http://mirror.example.org"
@@ -79,14 +78,3 @@ def test_offline_reads_no_listing():
     with pytest.raises(UsageError, match="listing") as caught:
         with_listed_pairs(ScopeSpec(coins="exchange", offline=True))
     assert caught.value.field == "offline"
-
-
-def test_a_source_that_never_answered_is_asked_twice_and_no_more():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    source = HttpSource(url, limits=Limits(backoff=0))
-    for _ in range(50):
-        with pytest.raises(Unreachable, match=r"ConnectionError: .*refused after 2 tries"):
-            source.get("x")
-    assert source.requests == 2

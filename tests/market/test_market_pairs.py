@@ -12,7 +12,7 @@ from schemas.errors import CpbError, UsageError
 from schemas.identity import is_coin_pair
 from schemas.run import RunSpec
 from schemas.scope import ScopeSpec
-from tasks.market import mirror
+from tasks.market import simulator
 from tasks.market.ingest import with_listed_pairs
 
 AS_OF = "2024-04-01"
@@ -42,7 +42,10 @@ def test_a_source_without_a_listing_is_one_sentence(market):
     def hook(handler, name, query):
         return None if name else (403, {}, b"no listing here")
 
-    with mirror.serve(FolderMirror(market), hook) as url, pytest.raises(CpbError, match="--coins") as error:
+    with (
+        simulator.serve(FolderMirror(market), hook) as url,
+        pytest.raises(CpbError, match="--coins") as error,
+    ):
         with_listed_pairs(ScopeSpec(coins="exchange", source=url))
     assert error.value.code == "source"
     assert "\n" not in str(error.value)
@@ -51,7 +54,7 @@ def test_a_source_without_a_listing_is_one_sentence(market):
 def test_a_listing_without_coins_is_one_sentence_without_the_password(tmp_path):
     build(tmp_path, ("USDCUSDT",))
     with (
-        mirror.serve(FolderMirror(tmp_path)) as url,
+        simulator.serve(FolderMirror(tmp_path)) as url,
         pytest.raises(CpbError, match="stablecoins only") as error,
     ):
         with_listed_pairs(ScopeSpec(coins="exchange", source=url.replace("://", "://user:secret@")))

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 from market_tools import csv_of, key, lines
 
 from schemas.frames import KLINES
-from tasks.market import mirror
-from tasks.market.checks import check, validate_klines
+from tasks.market import simulator
 from tasks.market.client import BadFile
 from tasks.market.layout import period_bounds, source_file
-from tasks.market.parser import COLUMNS, read, trim
+from tasks.market.parser import COLUMNS, check, read, trim, validate_klines
 
 DAY = source_file(key(), "2024-02-01")
 GOOD = csv_of(DAY)
@@ -136,7 +135,7 @@ def candle_lines(draw):
 def test_round_trip_is_exact_to_the_last_printed_digit(text):
     rows, _ = parsed(text.encode())
     assert rows is not None
-    assert mirror.to_csv(rows, "1h").decode() == text
+    assert simulator.to_csv(rows, "1h").decode() == text
 
 
 def test_files_without_a_last_newline_do_not_fuse():

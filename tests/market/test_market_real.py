@@ -13,7 +13,7 @@ from tasks.market.client import BadFile
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
-from tasks.market.parser import open_zip
+from tasks.market.sources import open_zip
 
 MARKET = Path(__file__).resolve().parents[2] / "../shared/market"
 pytestmark = pytest.mark.skipif(not MARKET.is_dir(), reason="needs ../shared/market")

@@ -18,7 +18,7 @@ from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 from schemas.tables import is_table, tables_of
 from tasks.ingest import ingest as ingest_step
-from tasks.market.ingest import ingest, listed_symbols
+from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import period_bounds
 from tasks.market.simulator import candles
@@ -103,7 +103,6 @@ def test_symbols_and_timeframes_from_columns(tmp_path):
     assert ScopeSpec.model_validate(spec.model_dump()) == spec
     assert BacktestSpec(source=str(path), architectures="har").timeframes == "1h"
     assert RunSpec(source=str(path)).scope.root.name == "own"
-    assert listed_symbols(spec.scope, "GBP") == ["ETHGBP"]
 
 
 def test_a_table_without_volume_says_so_and_stores_zeros(tmp_path):
@@ -206,7 +205,7 @@ def test_candles_after_now_are_counted(tmp_path):
         source = TableSource(path)
         source.months(OWN("BTCUSDT"))
         assert (
-            source.waits
+            source.notes
             == [
                 "own BTCUSDT 1h: BTCUSDT-1h.csv ends with 31 candles that close after now, which are left out: its "
                 "times may be shifted, they must be those at which candles open, in UTC"

@@ -8,8 +8,6 @@ from market_tools import key, rows_of
 from schemas.errors import CpbError
 from schemas.frames import KLINES, Contract
 from schemas.scope import ScopeSpec
-from tasks.market.checks import check, validate_klines
-from tasks.market.holes import Holdings, OutageCalendar, find_holes
 from tasks.market.ingest import ingest
 from tasks.market.layout import (
     Remote,
@@ -19,8 +17,9 @@ from tasks.market.layout import (
     source_file,
 )
 from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
-from tasks.market.mirror import to_csv
-from tasks.market.parser import read, trim
+from tasks.market.parser import check, read, trim, validate_klines
+from tasks.market.report import Holdings, OutageCalendar, find_holes
+from tasks.market.simulator import to_csv
 from tasks.market.writer import merge
 from tasks.storage.files import mark_home
 

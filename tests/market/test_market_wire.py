@@ -14,7 +14,7 @@ from folder_mirror import FolderMirror
 from market_tools import FAST, Flood, build, key, put, scope
 
 from schemas.errors import CpbError
-from tasks.market import mirror
+from tasks.market import simulator
 from tasks.market.client import HttpSource
 from tasks.market.ingest import ingest, listed_symbols
 from tasks.market.klines import read_klines
@@ -31,7 +31,7 @@ def market(tmp_path):
     root = build(tmp_path / "mirror", symbols=("BTCUSDT",))
 
     def served(hook=None, lists=True, **options):
-        with mirror.serve(FolderMirror(root), hook, lists) as url:
+        with simulator.serve(FolderMirror(root), hook, lists) as url:
             scoped = scope(tmp_path / "home", url, "BTC", since="2024-01", **options)
             return ingest(scoped, limits=FAST)
 
@@ -49,9 +49,7 @@ def listing(market, change):
         if name or "prefix" not in query:
             return None
         entries = market.folder.keys(query["prefix"])
-        page = mirror.listing_page(
-            entries, query["prefix"], query.get("marker", ""), query.get("delimiter", "")
-        )
+        page = simulator.listing_page(entries, query)
         answer = change(page.decode(), query)
         return answer if isinstance(answer, tuple) else (200, {}, answer.encode())
 
@@ -64,7 +62,7 @@ SHAPES = {
     "a prefixed namespace": lambda xml, _: re.sub(r"(</?)(?=[A-Z])", r"\1s3:", xml).replace(
         "xmlns", "xmlns:s3"
     ),
-    "no declaration": lambda xml, _: xml.split("\n", 1)[1],
+    "declaration": lambda xml, _: f"<?xml version='1.0' encoding='UTF-8'?>\n{xml}",
     "sizes that are no numbers": lambda xml, _: xml.replace("<Size>", "<Size>²"),
     "every key twice": lambda xml, _: re.sub(r"(<Contents>.*</Contents>)", r"\1\1", xml),
     "months that do not exist": lambda xml, _: xml.replace(
@@ -87,14 +85,16 @@ def test_a_listing_is_read_whatever_its_dialect(market, shape):
 
 @pytest.mark.parametrize("broken", ["forbidden", "half", "the first page again"])
 def test_a_listing_that_breaks_off_is_named_and_stores_nothing(market, monkeypatch, broken):
-    monkeypatch.setattr(mirror, "PAGE", 2)
+    monkeypatch.setattr(simulator, "PAGE", 2)
 
     def change(xml, query):
         if "2024-01.zip" not in query.get("marker", ""):
             return xml
         return {"forbidden": (403, {}, b"no"), "half": xml[: len(xml) // 2]}.get(
             broken
-        ) or mirror.listing_page(market.folder.keys(query["prefix"]), query["prefix"], "", "/").decode()
+        ) or simulator.listing_page(
+            market.folder.keys(query["prefix"]), {**query, "marker": "", "delimiter": "/"}
+        ).decode()
 
     report = market.served(listing(market, change))
     assert (report.exit, btc(report).rows) == (3, 0)
@@ -105,7 +105,7 @@ def test_a_listing_that_breaks_off_is_named_and_stores_nothing(market, monkeypat
 def test_daily_files_of_the_month_before_the_first_monthly_file_are_stored(market):
     put(market.root, source_file(key(), "2023-12-31"))
     put(market.root, source_file(key(), "2023-10-31"))
-    with mirror.serve(market.folder) as url:
+    with simulator.serve(market.folder) as url:
         report = ingest(scope(market.home, url, "BTC"), limits=FAST)
         again = ingest(scope(market.home, url, "BTC"), limits=FAST)
     assert btc(report).rows == WHOLE + 24
@@ -116,7 +116,7 @@ def test_names_are_probed_where_only_the_listings_host_is_blocked(market):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         blocked = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with mirror.serve(market.folder, lists=False) as url:
+    with simulator.serve(market.folder, lists=False) as url:
         catalogue = Catalogue(HttpSource(url, listing=blocked, limits=FAST))
         files = catalogue.files(key(), "monthly", *period_bounds("2024-02"))
     assert [file.period for file in files] == ["2024-02"]
@@ -150,14 +150,14 @@ def test_every_pair_is_listed_over_many_pages_without_a_marker(tmp_path, monkeyp
         xml = f"<ListBucketResult><IsTruncated>{more}</IsTruncated>{body}</ListBucketResult>"
         return 200, {}, xml.encode()
 
-    with mirror.serve(FolderMirror(tmp_path), hook) as url:
+    with simulator.serve(FolderMirror(tmp_path), hook) as url:
         assert listed_symbols(scope(tmp_path / "home", url)) == sorted(pairs)
     assert listed_symbols(scope(tmp_path / "home", tmp_path)) == sorted(pairs)
 
 
 def test_a_pair_in_other_letters_is_stored(tmp_path):
     put(tmp_path / "mirror", source_file(key("币安人生USDT"), "2024-01"))
-    with mirror.serve(FolderMirror(tmp_path / "mirror")) as url:
+    with simulator.serve(FolderMirror(tmp_path / "mirror")) as url:
         wanted = scope(tmp_path / "home", url).model_copy(update={"symbols": ("币安人生USDT",)})
         assert ingest(wanted, limits=FAST).series[0].rows == 31 * 24
 
@@ -168,7 +168,7 @@ def test_a_listing_cannot_name_a_folder_outside_the_store(tmp_path):
         return 200, {}, f"<ListBucketResult>{evil}</ListBucketResult>".encode()
 
     with (
-        mirror.serve(FolderMirror(tmp_path), hook) as url,
+        simulator.serve(FolderMirror(tmp_path), hook) as url,
         pytest.raises(CpbError, match="no USDT pair"),
     ):
         listed_symbols(scope(tmp_path / "home", url))
