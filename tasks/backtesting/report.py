@@ -35,8 +35,7 @@ from tasks.backtesting.judge import (
 from tasks.figures.board import losses_figure
 from tasks.figures.judged import INTRODUCTION, MAX_OPEN_ROWS, judged_sections, members_section, pool_verdict
 from tasks.figures.page import Column, Section, Table, write_page
-from tasks.judging import pool
-from tasks.judging.pool import title_of
+from tasks.judging.pool import leaderboard_rows, member_rows, title_of
 from tasks.storage.files import check_writable, new_folder, public_url, write_bytes, write_json
 from tasks.training.plan import job_key
 
@@ -66,8 +65,11 @@ def write_results(
 
 
 def _write_tables(folder: Path, spec: BacktestSpec, results: Backtest, answer: dict[str, Any]) -> None:
-    write_bytes(folder / "leaderboard.csv", pool.as_csv(pool.leaderboard_rows(results.pools)).encode())
-    write_bytes(folder / "members.csv", pool.as_csv(pool.member_rows(results.members)).encode())
+    for name, rows in (
+        ("leaderboard", leaderboard_rows(results.pools)),
+        ("members", member_rows(results.members)),
+    ):
+        write_bytes(folder / f"{name}.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv().encode())
     verdicts = [*map(pool_verdict, results.pools), *(pair.verdict for pair in results.pairs)]
     verdicts += [f"{m.architecture}/{m.symbol}/{m.timeframe} is {m.verdict}" for m in results.members]
     write_bytes(folder / "verdicts.txt", ("\n".join(verdicts) + "\n").encode())

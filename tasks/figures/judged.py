@@ -29,7 +29,7 @@ from tasks.figures.page import (
     times,
 )
 from tasks.judging.member import MemberScore
-from tasks.judging.pool import COLUMNS, PoolScore, leaderboard_rows, member_rows, title_of
+from tasks.judging.pool import PoolScore, leaderboard_rows, member_rows, title_of
 from tasks.judging.scores import LEVELS, Array
 
 _NOTHING = "No model has been judged yet."
@@ -114,22 +114,24 @@ INTRODUCTION = (
 MAX_OPEN_ROWS = 30
 """Maximum number of rows of a table that is initially open."""
 
-_TITLES = {
-    "timeframe": ("Candles", ""), "architecture": ("Model", ""), "symbol": ("Coin", ""), "coins": ("Coins", ","),
-    "crps_ratio": ("CRPS ratio", ".4f"), "low": ("95 % from", ".4f"), "high": ("95 % to", ".4f"), "p": ("p", "p"),
-    "coins_below_one": ("Coins better", ".0%"), "mae_ratio": ("MAE ratio", ".4f"),
-    "direction_1": ("Direction, next", ".1%"), "direction": ("Direction, all", ".1%"),
-    "coverage_80": ("In 80 % band", ".1%"), "coverage_90": ("In 90 % band", ".1%"),
-    "tail_ratio": ("Tail ratio", ".4f"), "n": ("Forecasts", ","),
+COLUMNS = {
+    "timeframe": Column("Candles", "candle length"), "architecture": Column("Model", "model or baseline"),
+    "symbol": Column("Coin"), "coins": Column("Coins", "coins judged", ","),
+    "crps_ratio": Column("CRPS ratio", "CRPS / reference's, mean over the coins; below 1 is better", ".4f"),
+    "low": Column("95 % from", "lower end of its 95 % interval", ".4f"),
+    "high": Column("95 % to", "upper end", ".4f"),
+    "p": Column("p", "Diebold-Mariano p of no difference", "p"),
+    "coins_below_one": Column("Coins better", "share of coins with a ratio below 1", ".0%"),
+    "mae_ratio": Column("MAE ratio", "MAE of the median / that of the last close", ".4f"),
+    "direction_1": Column("Direction, next", "share of correct signs one candle ahead; 50 % is chance", ".1%"),
+    "direction": Column("Direction, all", "the same, mean over all steps", ".1%"),
+    "coverage_80": Column("In 80 % band", "share within the 80 % band", ".1%"),
+    "coverage_90": Column("In 90 % band", "share within the 90 % band", ".1%"),
+    "tail_ratio": Column("Tail ratio", "pinball of the 5 % and 95 % quantiles / reference's", ".4f"),
+    "n": Column("Forecasts", "forecasts judged", ","),
+    "verdict": Column("Verdict", "against the random walk with EWMA volatility; p is corrected over the coins"),
 }  # fmt: skip
-COLUMN_TITLES = {
-    name: Column(title, COLUMNS.get(name, "").replace("; 0.5 is chance", "; 50 % is chance"), form)
-    for name, (title, form) in _TITLES.items()
-} | {
-    "verdict": Column(
-        "Verdict", "against the random walk with EWMA volatility; p is corrected over the coins"
-    )
-}
+"""Columns of the leaderboard and of the members' table."""
 
 
 def judged_sections(
@@ -145,7 +147,7 @@ def judged_sections(
     if not of_prices:
         return sections
     board = [("CRPS ratio with its 95 % interval", board_figure(_board_rows(of_prices)))]
-    table = Table(COLUMN_TITLES, [_named(row) for row in leaderboard_rows(of_prices)])
+    table = Table(COLUMNS, [_named(row) for row in leaderboard_rows(of_prices)])
     sections.append(Section("Leaderboard", figures=board, table=table))
     for timeframe in sorted({p.timeframe for p in of_prices}):
         chosen = [p for p in of_prices if p.timeframe == timeframe]
@@ -158,9 +160,7 @@ def members_section(members: Sequence[MemberScore]) -> Section:
     """Return the table of every model on every coin, folded if it is long."""
     of_prices = [m for m in members if "reliability" in m.steps]
     rows = [_named(row) | {"verdict": _short(str(row["verdict"]))} for row in member_rows(of_prices)]
-    return Section(
-        "Every model on every coin", table=Table(COLUMN_TITLES, rows), folded=len(rows) > MAX_OPEN_ROWS
-    )
+    return Section("Every model on every coin", table=Table(COLUMNS, rows), folded=len(rows) > MAX_OPEN_ROWS)
 
 
 def pool_verdict(pool: PoolScore) -> str:

@@ -1,7 +1,5 @@
-"""Scores pooled over coins with equal weight per coin, and the leaderboard that they make: plain rows, and CSV."""
+"""Scores pooled over coins with equal weight per coin, and the rows of the leaderboard that they make."""
 
-import csv
-import io
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -160,25 +158,6 @@ def _mean_difference(
 
 Row = dict[str, str | float | int]
 
-COLUMNS = {
-    "timeframe": "candle length",
-    "architecture": "model or baseline",
-    "coins": "coins judged",
-    "crps_ratio": "CRPS / reference's, mean over the coins; below 1 is better",
-    "low": "lower end of its 95 % interval",
-    "high": "upper end",
-    "p": "Diebold-Mariano p of no difference",
-    "coins_below_one": "share of coins with a ratio below 1",
-    "mae_ratio": "MAE of the median / that of the last close",
-    "direction_1": "share of correct signs one candle ahead; 0.5 is chance",
-    "direction": "the same, mean over all steps",
-    "coverage_80": "share within the 80 % band",
-    "coverage_90": "share within the 90 % band",
-    "tail_ratio": "pinball of the 5 % and 95 % quantiles / reference's",
-    "n": "forecasts judged",
-}
-"""Columns of the leaderboard and their meaning."""
-
 _METRICS = {
     "crps_ratio": "test_crps_ratio", "low": "test_crps_ratio_low", "high": "test_crps_ratio_high", "p": "test_p",
     "coins_below_one": "coins_below_one", "mae_ratio": "test_mae_ratio",
@@ -217,14 +196,3 @@ def _row(score: PoolScore | MemberScore, of: str, value: str | int) -> Row:
         **{name: round(score.metrics[key], 6) for name, key in _METRICS.items() if key in score.metrics},
         "n": int(score.metrics["test_n"]),
     }
-
-
-def as_csv(rows: Sequence[Row]) -> str:
-    """Return rows as CSV with a header; an empty table gives an empty text."""
-    if not rows:
-        return ""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return out.getvalue()

@@ -67,8 +67,13 @@ def test_everything_promised_is_written_and_a_series_without_folds_is_named(aske
     assert answer["exit"] == 3
     assert len(answer["folds_incomplete"]) == 2
     assert any(TINY.symbol in line and line.startswith("FAILED") for line in said)
-    for name in ("leaderboard.csv", "members.csv", "verdicts.txt", "report.html", "result.json"):
+    for name in ("verdicts.txt", "report.html", "result.json"):
         assert (out / name).stat().st_size > 100
+    board = pl.read_csv(out / "leaderboard.csv")
+    assert set(board["architecture"]) == set(answer["pooled"])
+    members = pl.read_csv(out / "members.csv")
+    assert members.height == len(answer["members"])
+    assert members["crps_ratio"].dtype == pl.Float64
     written = json.loads((out / "result.json").read_text())
     assert written["config"]["folds"] == 2
     assert written["members"] == answer["members"]
