@@ -10,7 +10,7 @@ INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help install wheel demo docs test test-all test-slow freqtrade lint fmt clean
+.PHONY: help install wheel demo docs lint check test test-all test-slow freqtrade fmt clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -50,6 +50,9 @@ lint: .venv/.installed-dev ## ruff, mypy, import rules, limit of size
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m benchmarks.size --check
+
+check: lint ## under a minute, for every commit: lint, types, and a tiny run from klines to forecasts
+	$(BIN)/pytest tests/golden -k demo
 
 # By file: what a module's tests share (a server, a cluster, a trained home) is then made once, and not in every process.
 test: lint ## lint, types, import rules and the fast tests
