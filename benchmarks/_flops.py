@@ -38,8 +38,8 @@ class _Traffic(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket in _PRODUCTS:
-            for one in (*args[-2:], out):
-                self.values += one.numel() if one.untyped_storage().data_ptr() != self._weights else 0
+            for tensor in (*args[-2:], out):
+                self.values += tensor.numel() if tensor.untyped_storage().data_ptr() != self._weights else 0
         return out
 
 

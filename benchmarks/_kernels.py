@@ -92,15 +92,15 @@ def _copied(operand: Tensor) -> bool:
 
 def _joined(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     inputs = args[0]
-    if len({one.dtype for one in inputs}) > 1:
+    if len({tensor.dtype for tensor in inputs}) > 1:
         return len(inputs)
-    return ceil(len(inputs) / CAT_INPUTS[all(one.is_contiguous() for one in inputs)])
+    return ceil(len(inputs) / CAT_INPUTS[all(tensor.is_contiguous() for tensor in inputs)])
 
 
 def _foreach(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
     lists = [part for part in args if isinstance(part, (list, tuple))]
     for group in zip(*lists, strict=True):
-        if len({(one.dtype, one.stride()) for one in group}) > 1 or not all(map(_dense, group)):
+        if len({(tensor.dtype, tensor.stride()) for tensor in group}) > 1 or not all(map(_dense, group)):
             return len(lists[0])
     return _multi_tensor(lists[0], len(lists))
 

@@ -49,11 +49,11 @@ def judge(args: argparse.Namespace) -> dict[str, float]:
     series = [market(i) for i in range(args.members)]
     started, forecast_rows, judged = time.perf_counter(), 0, []
     for a in range(4):
-        for one in series:
-            train, test = one.origins("train", 1, 10), one.origins("test", 1, 10)
-            reference = scores.reference(one, train, test, 10)
+        for coin in series:
+            train, test = coin.origins("train", 1, 10), coin.origins("test", 1, 10)
+            reference = scores.reference(coin, train, test, 10)
             forecast = SimpleNamespace(origins=test, quantiles=reference * (0.9 + 0.05 * a))
-            judged.append(judge_member(one, forecast, reference, architecture=f"a{a}"))
+            judged.append(judge_member(coin, forecast, reference, architecture=f"a{a}"))
             forecast_rows += reference.shape[0] * reference.shape[1]
     judged = apply_holm(judged)
     pools, pairs = judge_pools(judged), all_pairs(judged)
@@ -73,10 +73,10 @@ def backtest(random: np.random.Generator, gain: float) -> Paired:
 def passes(recipes: Sequence[Paired], together: bool) -> list[bool]:
     """Whether each recipe passes, named together or one after another."""
     if together:
-        p_values = corrected([one.p for one in recipes], [1] * len(recipes), 0)
+        p_values = corrected([recipe.p for recipe in recipes], [1] * len(recipes), 0)
     else:
-        p_values = [corrected([one.p], [1], before)[0] for before, one in enumerate(recipes)]
-    return [not failed(one, p) for one, p in zip(recipes, p_values, strict=True)]
+        p_values = [corrected([recipe.p], [1], before)[0] for before, recipe in enumerate(recipes)]
+    return [not failed(recipe, p) for recipe, p in zip(recipes, p_values, strict=True)]
 
 
 def gate(args: argparse.Namespace) -> dict[str, float]:
@@ -91,7 +91,9 @@ def gate(args: argparse.Namespace) -> dict[str, float]:
     }
     return shares | {
         f"power_{m}": float(
-            np.mean([passes([one, *row[: m - 1]], True)[0] for one, row in zip(better, equal, strict=True)])
+            np.mean(
+                [passes([recipe, *row[: m - 1]], True)[0] for recipe, row in zip(better, equal, strict=True)]
+            )
         )
         for m in (5, 20)
     }

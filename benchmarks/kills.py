@@ -104,12 +104,12 @@ def kill(start: Callable[[], subprocess.Popen[bytes]], folder: Path, moment: flo
 
 def trainers_in(folder: Path) -> list[psutil.Process]:
     """The running trainers that were started in `folder`."""
-    found = []
-    for one in psutil.process_iter(["cmdline", "status"]):
-        if "--multiprocessing-fork" in (one.info["cmdline"] or []) and one.info["status"] != "zombie":
+    trainers = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if "--multiprocessing-fork" in (process.info["cmdline"] or []) and process.info["status"] != "zombie":
             with suppress(psutil.Error):
-                found += [one] if one.cwd() == str(folder) else []
-    return found
+                trainers += [process] if process.cwd() == str(folder) else []
+    return trainers
 
 
 def part(run: Callable[[Path, int], list[Kill]]) -> Callable[[argparse.Namespace], dict[str, float]]:
@@ -118,9 +118,9 @@ def part(run: Callable[[Path, int], list[Kill]]) -> Callable[[argparse.Namespace
             killed = run(Path(folder).resolve(), args.moments)
         return {
             "kills": len(killed),
-            "with_a_trainer": sum(one.trainer_seen for one in killed),
-            "trainers_left": sum(one.gone_after_s is None for one in killed),
-            "longest_s": max((one.gone_after_s or 0.0 for one in killed), default=0.0),
+            "with_a_trainer": sum(kill.trainer_seen for kill in killed),
+            "trainers_left": sum(kill.gone_after_s is None for kill in killed),
+            "longest_s": max((kill.gone_after_s or 0.0 for kill in killed), default=0.0),
         }
 
     return counted

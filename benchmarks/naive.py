@@ -206,5 +206,5 @@ def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, y:
 
 def train_naive(series: list[Series], architecture: str, *, epochs: int, autocast: bool) -> None:
     """One model after another, on the CPU."""
-    for k, one in enumerate(series):
-        train_one(one, architecture, epochs=epochs, seed=k, device="cpu", autocast=autocast)
+    for k, coin in enumerate(series):
+        train_one(coin, architecture, epochs=epochs, seed=k, device="cpu", autocast=autocast)

@@ -47,12 +47,12 @@ Times = list[tuple[str, float, int]]
 def fill(home: Path, series: Sequence[SeriesId], days: int) -> None:
     """Store candles, hourly forecasts of a version a day with the reference beside them, and what came true."""
     rows = 24 * days
-    for seed, one in enumerate(series):
+    for seed, coin in enumerate(series):
         close = walk(rows + 2, seed)
-        store_candles(home, one, FIRST, close)
+        store_candles(home, coin, FIRST, close)
         origins = np.arange(rows - 1)
-        made = hourly_forecasts(one, FIRST, close, origins, version=lambda at: (at - FIRST).days + 1)
-        chain.append(home, "spot", "forecasts", {one: made})
+        made = hourly_forecasts(coin, FIRST, close, origins, version=lambda at: (at - FIRST).days + 1)
+        chain.append(home, "spot", "forecasts", {coin: made})
     score_due(home, series, FIRST + HOUR * rows)
 
 
@@ -105,7 +105,7 @@ def load(port: int, paths: list[str], clients: int, seconds: float, pause: float
         return times
 
     with ThreadPoolExecutor(clients) as pool:
-        return [one for times in pool.map(client, range(clients)) for one in times]
+        return [timing for timings in pool.map(client, range(clients)) for timing in timings]
 
 
 def row(times: Times, seconds: float) -> dict[str, float]:
@@ -138,7 +138,7 @@ def measure(
 
 def throughput(args: argparse.Namespace) -> dict[str, Any]:
     def candles(home: Path, series: list[SeriesId]) -> list[str]:
-        return [f"/api/candles/{one.symbol}/{one.timeframe}?limit=5000" for one in series]
+        return [f"/api/candles/{coin.symbol}/{coin.timeframe}?limit=5000" for coin in series]
 
     return {"4 clients, limit=5000": measure(args, candles, 4, 0.0)[0]}
 
@@ -147,19 +147,22 @@ def everything(home: Path, series: list[SeriesId]) -> list[str]:
     """Return an address per route that `/openapi.json` names and series, the routes in turn."""
     routes = [path for path in create_app(home).openapi()["paths"] if "{run_id}" not in path]
     names = ("board", "coins", "compare")
-    found = []
-    for i, one in enumerate(series):
+    paths = []
+    for i, coin in enumerate(series):
         for route in routes:
-            path = route.format(symbol=one.symbol, timeframe=one.timeframe, name=names[i % len(names)])
+            path = route.format(symbol=coin.symbol, timeframe=coin.timeframe, name=names[i % len(names)])
             limit = "limit=200" if path == "/api/runs" else "limit=500"
-            found.append(f"{path}?{limit}&models=har,gru")
-    return found
+            paths.append(f"{path}?{limit}&models=har,gru")
+    return paths
 
 
 def latency(args: argparse.Namespace) -> dict[str, Any]:
     total, times = measure(args, everything, 50, 1.0)
-    routes = {route: [one for one in times if one[0] == route] for route in sorted({one[0] for one in times})}
-    rows = {route: row(own, args.seconds) for route, own in routes.items()}
+    routes = {
+        route: [timing for timing in times if timing[0] == route]
+        for route in sorted({timing[0] for timing in times})
+    }
+    rows = {route: row(of_route, args.seconds) for route, of_route in routes.items()}
     return {"50 clients, once a second": total} | rows
 
 

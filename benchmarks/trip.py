@@ -33,7 +33,7 @@ import os, sys, threading, time
 PLACES = tuple(os.environ["CPB_TRIP_FILES"].split(os.pathsep))
 NO_CALLS = {"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}  # part of the function or module around them
 IMPORT = "<frozen importlib._bootstrap>"
-known = set()
+seen = set()
 log = os.open(os.environ["CPB_TRIP_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 # The clock of the weights' time of change, which ticks a few milliseconds behind the precise one.
 CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)
@@ -42,10 +42,10 @@ CLOCK = getattr(time, "CLOCK_REALTIME_COARSE", time.CLOCK_REALTIME)
 def note(frame, event, arg):
     code = frame.f_code
     name = code.co_filename
-    if name in known:
+    if name in seen:
         return
     if not name.startswith(PLACES):
-        known.add(name)
+        seen.add(name)
         return
     if not code.co_flags & 1 or code.co_name in NO_CALLS:  # the code of modules and classes has no fast locals
         return
@@ -54,7 +54,7 @@ def note(frame, event, arg):
         if outer.f_code.co_filename == IMPORT:
             return
         outer = outer.f_back
-    known.add(name)
+    seen.add(name)
     os.write(log, f"{time.clock_gettime_ns(CLOCK)} {name}\\n".encode())
 
 
@@ -128,13 +128,13 @@ def main(argv: list[str] | None = None) -> None:
     asked = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "flows.cli", *asked.arguments]
-        found = follow(command, Path(folder).resolve(), asked.root.resolve())
+        trip = follow(command, Path(folder).resolve(), asked.root.resolve())
     if asked.json:
-        print(json.dumps(vars(found)))
+        print(json.dumps(vars(trip)))
         return
     if asked.table:
-        print(as_table(found.to_the_weights) + "\n")
-    print(f"to the weights {len(found.to_the_weights)}, in all {len(found.in_all)}")
+        print(as_table(trip.to_the_weights) + "\n")
+    print(f"to the weights {len(trip.to_the_weights)}, in all {len(trip.in_all)}")
 
 
 if __name__ == "__main__":

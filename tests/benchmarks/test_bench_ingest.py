@@ -14,6 +14,6 @@ def test_ours_and_the_naive_way_read_the_whole_mirror(tmp_path, monkeypatch, cap
     monkeypatch.setattr(ingest.tempfile, "tempdir", None)
     monkeypatch.setattr(ingest, "LATENCY", 0.001)
     main("ingest", ingest.PARTS, ["--coins", "1", "--repeats", "1", "--json"], ingest.options)
-    found = json.loads(capsys.readouterr().out)
-    assert found["throughput"]["cpb"]["krows_per_s"] > 0
-    assert found["latency"]["cpb, nothing new"]["requests"] < 10
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["throughput"]["cpb"]["krows_per_s"] > 0
+    assert answer["latency"]["cpb, nothing new"]["requests"] < 10

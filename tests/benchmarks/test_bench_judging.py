@@ -7,9 +7,9 @@ from benchmarks._paired import main
 def test_members_are_judged_and_the_gate_is_simulated(capsys, monkeypatch):
     monkeypatch.setattr(judging, "GAIN", 0.01)
     main("judging", judging.PARTS, ["--members", "2", "--runs", "3", "--json"], judging.options)
-    found = json.loads(capsys.readouterr().out)
-    assert found["judge"]["forecast_rows"] == 4 * 2 * 2000 * 10
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["judge"]["forecast_rows"] == 4 * 2 * 2000 * 10
     assert (
-        found["gate"]["power_5"] == found["gate"]["power_20"] == 1
+        answer["gate"]["power_5"] == answer["gate"]["power_20"] == 1
     )  # a gain ten times as large always passes
-    assert 0 <= found["gate"]["null_5"] <= found["gate"]["null_20"] < 1
+    assert 0 <= answer["gate"]["null_5"] <= answer["gate"]["null_20"] < 1

@@ -20,10 +20,10 @@ def kill_late_after(patch, reached):
 def test_no_trainer_outlives_its_run(tmp_path, monkeypatch):
     kill_late_after(monkeypatch, lambda: kills.trainers_in(tmp_path))
     monkeypatch.setattr(kills, "LIMIT_S", 4.0)
-    found = kills.slow(tmp_path, 2)
-    assert [k.moment_s for k in found] == [0.0, 1.0]
-    assert found[1].trainer_seen
-    assert all(k.gone_after_s is not None for k in found)
+    killed = kills.slow(tmp_path, 2)
+    assert [k.moment_s for k in killed] == [0.0, 1.0]
+    assert killed[1].trainer_seen
+    assert all(k.gone_after_s is not None for k in killed)
 
 
 def test_a_trainer_that_is_left_is_found_and_ended(tmp_path, monkeypatch):

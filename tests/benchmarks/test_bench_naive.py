@@ -47,9 +47,9 @@ def test_recipes_are_those_of_the_seed_presets():
 
 def test_projected_once_is_torchs_own_attention():
     attention, query, memory = naive.MultiHead(8, 2), torch.randn(3, 1, 8), torch.randn(3, 30, 8)
-    own = torch.nn.MultiheadAttention(8, 2, batch_first=True)
-    own.in_proj_weight.data = torch.cat([attention.query.weight, attention.pair.weight])
-    own.in_proj_bias.data = torch.cat([attention.query.bias, attention.pair.bias])
-    own.out_proj.load_state_dict(attention.out.state_dict())
-    expected, _ = own(query, memory, memory)
+    of_torch = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    of_torch.in_proj_weight.data = torch.cat([attention.query.weight, attention.pair.weight])
+    of_torch.in_proj_bias.data = torch.cat([attention.query.bias, attention.pair.bias])
+    of_torch.out_proj.load_state_dict(attention.out.state_dict())
+    expected, _ = of_torch(query, memory, memory)
     torch.testing.assert_close(attention(query, attention.project(memory)), expected, atol=1e-5, rtol=1e-4)

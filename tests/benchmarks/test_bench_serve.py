@@ -11,7 +11,7 @@ from benchmarks._paired import main
 @pytest.mark.slow
 def test_every_answer_of_the_service_is_counted(capsys):
     main("serve", serve.PARTS, ["--series", "2", "--days", "20", "--json", "--seconds", "3"], serve.options)
-    found = json.loads(capsys.readouterr().out)
-    assert found["throughput"]["4 clients, limit=5000"]["requests/s"] > 0
-    assert {"50 clients, once a second", "/api/forecast", "/api/ledger"} <= set(found["latency"])
-    assert found["latency"]["/api/forecast"]["p99 ms"] > 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["throughput"]["4 clients, limit=5000"]["requests/s"] > 0
+    assert {"50 clients, once a second", "/api/forecast", "/api/ledger"} <= set(answer["latency"])
+    assert answer["latency"]["/api/forecast"]["p99 ms"] > 0

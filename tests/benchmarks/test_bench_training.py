@@ -13,7 +13,7 @@ def run(capsys, *words: str) -> dict:
 
 @pytest.mark.slow
 def test_loop_and_fleet_are_compared_in_turns(capsys):
-    found = run(capsys, "--only", "cpu", "--members", "1", "--rows", "300", "--repeats", "1")["cpu"]
-    assert {"loop bf16", "fleet fp32"} < set(found["gru, s"])
-    equal = found["lstm, loop / fleet fp32"]
+    answer = run(capsys, "--only", "cpu", "--members", "1", "--rows", "300", "--repeats", "1")["cpu"]
+    assert {"loop bf16", "fleet fp32"} < set(answer["gru, s"])
+    equal = answer["lstm, loop / fleet fp32"]
     assert 0 < equal["least"] <= equal["ratio"] <= equal["most"]

@@ -10,8 +10,8 @@ from benchmarks import trip
 @pytest.mark.slow
 def test_the_trip_of_train_all(capsys):
     trip.main(["--json"])
-    found = json.loads(capsys.readouterr().out)
-    weights, everything = found["to_the_weights"], found["in_all"]
+    answer = json.loads(capsys.readouterr().out)
+    weights, everything = answer["to_the_weights"], answer["in_all"]
     assert everything[: len(weights)] == weights
     assert weights[0].startswith("flows/cli")
     assert {"tasks/ingest.py", "tasks/training/trainer.py", "cpbmodels/fleet/member.py"} <= set(weights)

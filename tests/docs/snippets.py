@@ -42,20 +42,20 @@ def blocks() -> list[Block]:
 
 
 def _blocks(path: Path) -> list[Block]:
-    found, opened = [], None
+    fenced, opened = [], None
     for number, line in enumerate(path.read_text().splitlines(), 1):
         fence = re.match(r"(\s*)(```+)(.*)", line)
         if opened is None and fence:
             opened = (number, fence[3].strip(), len(fence[1]), [])
         elif opened is not None and fence and not fence[3].strip():
             start, kind, indent, lines = opened
-            text = "\n".join(one[indent:] for one in lines) + "\n"
-            found.append(Block(path.relative_to(ROOT).as_posix(), start, kind, text))
+            text = "\n".join(text_line[indent:] for text_line in lines) + "\n"
+            fenced.append(Block(path.relative_to(ROOT).as_posix(), start, kind, text))
             opened = None
         elif opened is not None:
             opened[3].append(line)
     assert opened is None, f"{path}: a fence is not closed"
-    return found
+    return fenced
 
 
 def script(block: Block) -> str:
@@ -77,16 +77,16 @@ def prose(path: Path) -> str:
 
 def cpb_commands() -> list[tuple[str, list[str]]]:
     """Every `cpb …` in code, inline or in a block, as (place, words)."""
-    found = []
+    commands = []
     for path in PAGES:
         inline = re.findall(r"`(?:\.venv/bin/)?(cpb [^`\n]+)`", prose(path))
-        found += [(path.relative_to(ROOT).as_posix(), line) for line in inline]
+        commands += [(path.relative_to(ROOT).as_posix(), line) for line in inline]
     for block in blocks():
         if block.kind in SHELL:
             lines = script(block).replace("\\\n", " ").splitlines()
             hits = [re.search(r"(?:^|[\s/;&(])(cpb [a-z].*)", line) for line in lines]
-            found += [(block.place, hit[1]) for hit in hits if hit]
-    return [(place, words) for place, line in found if (words := _words(line))]
+            commands += [(block.place, hit[1]) for hit in hits if hit]
+    return [(place, words) for place, line in commands if (words := _words(line))]
 
 
 def _words(line: str) -> list[str]:

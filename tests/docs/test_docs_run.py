@@ -26,9 +26,9 @@ from tasks.market import simulator
 from tasks.market.klines import read_klines
 
 BY_PAGE: dict[str, list] = {}
-for found in blocks():
-    if found.kind in EXECUTED:
-        BY_PAGE.setdefault(found.page, []).append(found)
+for fenced in blocks():
+    if fenced.kind in EXECUTED:
+        BY_PAGE.setdefault(fenced.page, []).append(fenced)
 
 CANDLES = 'import pandas as pd; candles = pd.read_csv("candles.csv")'
 SERIES = 'from cpbmodels import Series, train_fleet; series = Series.from_frame(candles, "BTCUSDT", "1h")'
@@ -129,37 +129,37 @@ def run(block, names):
     elif block.kind == "json":
         json.loads(block.text)
     elif block.kind == "yaml":
-        found = yaml.safe_load(block.text)
-        (ray_cluster if "cluster_name" in found else automation)(found)
+        fenced = yaml.safe_load(block.text)
+        (ray_cluster if "cluster_name" in fenced else automation)(fenced)
     else:
         settings(block, tomllib.loads(block.text))
 
 
-def settings(block, found):
+def settings(block, data):
     """A preset file is one that a run takes; entry points are those that the library reads."""
-    if "project" in found:
+    if "project" in data:
         from cpbmodels.arch import ENTRY_POINT_GROUP
 
-        assert list(found["project"]["entry-points"]) == [ENTRY_POINT_GROUP]
+        assert list(data["project"]["entry-points"]) == [ENTRY_POINT_GROUP]
         return
     from schemas.run import RunSpec
 
     name = block.text.partition("\n")[0].removeprefix("# ").split()[0]
     Path(name).write_text(block.text)
-    assert RunSpec(preset=name).overrides == found["options"]
+    assert RunSpec(preset=name).overrides == data["options"]
 
 
-def ray_cluster(found):
+def ray_cluster(data):
     """A cluster that Ray's own schema takes."""
     schema = Path(pytest.importorskip("ray").__file__).parent / "autoscaler/ray-schema.json"
-    pytest.importorskip("jsonschema").validate(found, json.loads(schema.read_text()))
+    pytest.importorskip("jsonschema").validate(data, json.loads(schema.read_text()))
     assert all("RAY_AUTH_MODE=token" in line for name in ("head", "worker") for line in
-               found[f"{name}_start_ray_commands"] if "ray start" in line)  # fmt: skip
+               data[f"{name}_start_ray_commands"] if "ray start" in line)  # fmt: skip
 
 
-def automation(found):
+def automation(data):
     """An automation that Prefect's own schema takes."""
     from prefect.events.schemas.automations import AutomationCore
 
-    found["actions"][0]["block_document_id"] = "00000000-0000-0000-0000-000000000000"
-    assert AutomationCore.model_validate(found).actions
+    data["actions"][0]["block_document_id"] = "00000000-0000-0000-0000-000000000000"
+    assert AutomationCore.model_validate(data).actions

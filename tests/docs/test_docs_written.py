@@ -66,7 +66,7 @@ def test_nothing_tells_a_user_to_install_another_projects_package():
     files = [*ROOT.glob("*"), *(path for folder in folders for path in (ROOT / folder).rglob("*"))]
     texts = {path: path.read_text() for path in files if path.is_file() and path.suffix in kinds}
     assert len(texts) > 200
-    assert not [(str(path), one[0]) for path, text in texts.items() for one in BY_NAME.finditer(text)]
+    assert not [(str(path), match[0]) for path, text in texts.items() for match in BY_NAME.finditer(text)]
     assert BY_NAME.search("pip install 'cpb[ray]'")
     assert BY_NAME.search("pip install -q cpb")
     assert not BY_NAME.search(
@@ -92,7 +92,7 @@ def test_the_gpu_figures_are_the_same_wherever_they_stand(page):
     rows = [line for line in (ROOT / page).read_text().splitlines() if line.startswith("|")]
     for architecture, seconds in GPU_JOBS.items():
         (row,) = [row for row in rows if architecture in row and seconds[1] in row]
-        assert all(re.search(rf"(?<![\d,.]){re.escape(one)}(?![\d,])", row) for one in seconds)
+        assert all(re.search(rf"(?<![\d,.]){re.escape(match)}(?![\d,])", row) for match in seconds)
 
 
 def test_the_readme_is_a_screen_with_its_commands_its_figures_and_the_map():
@@ -151,21 +151,21 @@ def _problem(command, words):
 
 
 def test_every_preset_that_the_documents_set_exists():
-    known = {*PRESET_ARCHITECTURES}
+    names = {*PRESET_ARCHITECTURES}
     given = [
         (place, words[words.index("--preset") + 1])
         for place, words in cpb_commands()
         if "--preset" in words[:-1]
     ]
     assert given
-    assert not [one for one in given if one[1] not in known and not re.search(r"[A-Z]|\.toml", one[1])]
+    assert not [use for use in given if use[1] not in names and not re.search(r"[A-Z]|\.toml", use[1])]
 
 
 def test_every_option_set_on_the_command_line_is_a_field_of_the_preset():
-    known = {*cpbmodels.Preset.__dataclass_fields__, *ALIASES}
+    fields = {*cpbmodels.Preset.__dataclass_fields__, *ALIASES}
     names = [word.partition("=")[0].replace("-", "_") for _, words in cpb_commands()
              for flag, word in pairwise(words) if flag == "--set"]  # fmt: skip
-    assert not [name for name in names if name not in known and not name.isupper()]
+    assert not [name for name in names if name not in fields and not name.isupper()]
 
 
 def test_every_message_of_the_troubleshooting_table_is_one_of_the_code():
@@ -175,8 +175,8 @@ def test_every_message_of_the_troubleshooting_table_is_one_of_the_code():
     assert len(quoted) > 15
     texts = [text for package in ("flows", "tasks", "schemas", "cpbmodels", "webapp")
              for path in (ROOT / package).rglob("*.py") for text in _texts(path)]  # fmt: skip
-    patterns = {one: re.compile(".*".join(map(re.escape, _parts(one))), re.DOTALL) for one in quoted}
-    assert not [one for one, pattern in patterns.items() if not any(map(pattern.search, texts))]
+    patterns = {match: re.compile(".*".join(map(re.escape, _parts(match))), re.DOTALL) for match in quoted}
+    assert not [match for match, pattern in patterns.items() if not any(map(pattern.search, texts))]
 
 
 def _parts(message: str) -> list[str]:
@@ -185,12 +185,12 @@ def _parts(message: str) -> list[str]:
 
 def _texts(path: Path) -> list[str]:
     """Every text of a module; what an f-string computes is left out, as are the quotes around it."""
-    found = []
+    texts = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.JoinedStr):
-            found.append(
+            texts.append(
                 "".join(part.value if isinstance(part, ast.Constant) else "" for part in node.values)
             )
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            found.append(node.value)
-    return found
+            texts.append(node.value)
+    return texts

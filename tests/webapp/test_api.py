@@ -199,10 +199,10 @@ def test_the_live_record_stands_beside_its_interval_and_apart_from_replays(recor
 
     assert answer["rows"] == []
     kinds = {(e["kind"], e["live"], e["model_version"]) for e in answer["record"]}
-    one, two = "cpb-BTCUSDT-1h/1", "cpb-BTCUSDT-1h/2"
+    first, second = "cpb-BTCUSDT-1h/1", "cpb-BTCUSDT-1h/2"
     assert kinds == {
         ("pooled", True, ""), ("pooled", False, ""), ("series", True, ""), ("series", False, ""),
-        ("version", True, two), ("version", False, one),
+        ("version", True, second), ("version", False, first),
     }  # fmt: skip
     live = next(e for e in answer["record"] if e["kind"] == "series" and e["live"])
     assert live["crps_ratio_low"] < live["crps_ratio"] < live["crps_ratio_high"] < 1

@@ -23,8 +23,8 @@ def figure(client, path, **query):
     return answer.json()
 
 
-def trace(found, name):
-    return next(t for t in found["data"] if t.get("name") == name)
+def trace(drawn_figure, name):
+    return next(t for t in drawn_figure["data"] if t.get("name") == name)
 
 
 @pytest.mark.parametrize("path", EVERY)
@@ -40,13 +40,13 @@ def test_every_figure_is_one_that_plotly_knows_in_both_themes(mixed_client, path
 
 
 def test_the_forecast_is_drawn_over_the_candles_that_are_asked_for(client):
-    found = figure(client, "/api/figures/forecast/BTC/1h", limit=100)
+    drawn_figure = figure(client, "/api/figures/forecast/BTC/1h", limit=100)
     candles = client.get("/api/candles/BTC/1h?limit=100").json()["candles"]
     forecast = client.get("/api/forecast/BTC/1h").json()
 
-    (drawn,) = [t for t in found["data"] if t["type"] == "candlestick"]
+    (drawn,) = [t for t in drawn_figure["data"] if t["type"] == "candlestick"]
     assert drawn["close"] == pytest.approx([c["close"] for c in candles], rel=1e-6)
-    medians = [t for t in found["data"] if t.get("name") == "median"]
+    medians = [t for t in drawn_figure["data"] if t.get("name") == "median"]
     assert forecast["steps"][-1]["target_time"][:16] in str(medians[0]["x"][-1])
 
 
@@ -60,8 +60,8 @@ def test_an_earlier_forecast_moves_the_candles_to_where_it_lies(client):
         client, "/api/figures/forecast/BTC/1h", limit=20, issued_at=listed[-2]["issued_at"], earlier=2
     )
 
-    def times(found):
-        return next(t for t in found["data"] if t["type"] == "candlestick")["x"]
+    def times(drawn_figure):
+        return next(t for t in drawn_figure["data"] if t["type"] == "candlestick")["x"]
 
     assert listed[0]["issued_at"][:13] in {t[:13] for t in times(old)}
     assert trace(old, "actual close")
@@ -83,8 +83,8 @@ def test_figures_of_a_market_are_of_that_market(mixed_client):
 
 
 def test_compared_models_show_the_ratio_of_each_coin(client):
-    found = figure(client, "/api/figures/compare", models="har,gru", timeframe="1h")
-    assert [trace(found, name)["x"] for name in ("har", "gru")] == [[0.981, 0.981], [1.013, 1.013]]
+    drawn_figure = figure(client, "/api/figures/compare", models="har,gru", timeframe="1h")
+    assert [trace(drawn_figure, name)["x"] for name in ("har", "gru")] == [[0.981, 0.981], [1.013, 1.013]]
     assert figure(client, "/api/figures/coins", timeframe="15m")["data"][0]["y"] == ["PEPEUSDT"]
 
 

@@ -163,7 +163,7 @@ def test_models_are_the_newest_of_each_architecture_the_best_first(mixed_client)
 
 
 @pytest.fixture
-def own(filled, tmp_path, monkeypatch):
+def own_folder(filled, tmp_path, monkeypatch):
     """A copy of the store that may be written."""
     folder = tmp_path / "own"
     shutil.copytree(filled, folder)
@@ -180,18 +180,18 @@ def decision(days, outcome="kept", series=BTC):
     )  # fmt: skip
 
 
-def test_decisions_are_listed_newest_first(own):
+def test_decisions_are_listed_newest_first(own_folder):
     store = open_store()
-    for one in (decision(0), decision(2, "switched"), decision(1, series=ETH)):
-        keep_decision(store, one)
-    with client_of(own) as client:
+    for made in (decision(0), decision(2, "switched"), decision(1, series=ETH)):
+        keep_decision(store, made)
+    with client_of(own_folder) as client:
         body = client.get("/api/decisions/BTC/1h").json()
-        one = client.get("/api/decisions/BTC/1h?limit=1").json()
+        made = client.get("/api/decisions/BTC/1h?limit=1").json()
 
     assert [(d["outcome"], d["decided_at"][:10]) for d in body["decisions"]] == [
         ("switched", "2025-06-03"), ("kept", "2025-06-01"),
     ]  # fmt: skip
-    assert [d["outcome"] for d in one["decisions"]] == ["switched"]
+    assert [d["outcome"] for d in made["decisions"]] == ["switched"]
 
 
 def job(series, epochs_seed=1):
@@ -207,14 +207,14 @@ def job(series, epochs_seed=1):
     )  # fmt: skip
 
 
-def test_a_training_at_work_is_shown_with_its_progress(own):
-    folder = prepare(own / "data", job(BTC))
-    prepare(own / "data", job(ETH))  # nobody trains it
+def test_a_training_at_work_is_shown_with_its_progress(own_folder):
+    folder = prepare(own_folder / "data", job(BTC))
+    prepare(own_folder / "data", job(ETH))  # nobody trains it
     progress = {
         "architecture": "gru", "stage": "training", "epoch": 3, "epochs": 10, "lr": 0.1, "windows_per_s": 500.0,
         "seconds": 2.0, "memory": {}, "members": 1, "train_loss": 1.5, "val_loss": 1.25, "share": 0.3, "eta_s": 14.0,
     }  # fmt: skip
-    with client_of(own) as client, locked(folder / "lock"):
+    with client_of(own_folder) as client, locked(folder / "lock"):
         (training,) = client.get("/api/runs").json()["trainings"]
         assert (training["epoch"], training["symbols"], training["simulated"]) == (None, ["BTCUSDT"], False)
         before = client.get("/api/changes").json()
@@ -229,18 +229,18 @@ def test_a_training_at_work_is_shown_with_its_progress(own):
         ("train-all", "FINISHED", "spot")
     ]
     assert {name for name in after if after[name] != before[name]} == {"runs"}
-    with client_of(own) as client:
+    with client_of(own_folder) as client:
         assert client.get("/api/runs").json()["trainings"] == []
 
 
-def test_a_search_is_among_the_runs(own):
+def test_a_search_is_among_the_runs(own_folder):
     start_parent(
         "tune-1",
         {"coins": "BTC", "timeframes": "1h", "architectures": "gru"},
         {KIND: STUDY, "market": "spot"},
         "tune",
     )
-    with client_of(own) as client:
+    with client_of(own_folder) as client:
         first, second = client.get("/api/runs").json()["runs"]
     assert (first["name"], first["kind"], first["status"], first["coins"]) == (
         "tune",
@@ -251,15 +251,15 @@ def test_a_search_is_among_the_runs(own):
     assert second["kind"] == "flow"
 
 
-def test_a_run_says_what_was_asked_for_as_lists_and_one_that_died_is_killed(own, monkeypatch):
+def test_a_run_says_what_was_asked_for_as_lists_and_one_that_died_is_killed(own_folder, monkeypatch):
     asked = {"coins": "BTC, ETH", "timeframes": "1h", "architectures": ["har", "gru"]}
     start_parent(
         "second", asked, {"market": "spot", "as_of": "newest", "candles_until": "2025-05-31"}, "second"
     )
-    with client_of(own) as client:
+    with client_of(own_folder) as client:
         (run,) = [r for r in client.get("/api/runs").json()["runs"] if r["name"] == "second"]
         monkeypatch.setattr("tasks.storage.locks.ProcessId.is_alive", lambda self: False)
-    with client_of(own) as client:
+    with client_of(own_folder) as client:
         (dead,) = [r for r in client.get("/api/runs").json()["runs"] if r["name"] == "second"]
 
     assert {name: run[name] for name in asked} == {

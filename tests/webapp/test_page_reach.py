@@ -21,17 +21,17 @@ def show(page, view):
 @pytest.mark.parametrize("width", [1440, 390])
 def test_axe_finds_nothing_serious(open_page, mixed, theme, width):
     page = open_page(mixed, color_scheme=theme, viewport={"width": width, "height": 900})
-    found = []
+    findings = []
     for view in VIEWS:
         show(page, view)
         if view == "#/runs":
             page.keyboard.press("?")
-        found += [(view, *one) for one in axe_findings(page)]
+        findings += [(view, *finding) for finding in axe_findings(page)]
     page.goto(page.url.split("#")[0] + "docs")
     page.wait_for_selector(".operation")
-    found += [("/docs", *one) for one in axe_findings(page)]
+    findings += [("/docs", *finding) for finding in axe_findings(page)]
 
-    assert found == []
+    assert findings == []
 
 
 @pytest.mark.parametrize("width", [320, 390, 1440])
