@@ -10,8 +10,9 @@ from fastapi import APIRouter, Depends, Query, Response
 from fastapi import Path as InPath
 from pydantic import AfterValidator, BaseModel, BeforeValidator
 
+from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import MemberError, UsageError
-from schemas.identity import INTERVAL_SECONDS, OWN, SIM, Market, SeriesId, symbol_of
+from schemas.identity import OWN, SIM, Market, SeriesId, symbol_of
 from tasks.figures.page import THEMES, themed
 from webapp import answers, figures, read, runs
 from webapp.figures import MAX_EARLIER, ThemeName

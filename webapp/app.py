@@ -71,7 +71,7 @@ def _add_problems(app: FastAPI) -> None:
     """Convert every error to a single sentence in `detail`."""
 
     @app.exception_handler(CpbError)
-    def known(_request: Request, error: CpbError) -> JSONResponse:
+    def foreseen(_request: Request, error: CpbError) -> JSONResponse:
         status = 422 if isinstance(error, UsageError) else 503
         if isinstance(error, MemberError) and error.code != "damaged":
             status = 404

@@ -7,10 +7,10 @@ from typing import Any
 
 import polars as pl
 
+from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import CpbError, MemberError
 from schemas.identity import (
     COINS,
-    INTERVAL_SECONDS,
     MARKETS,
     SIM,
     SPOT,

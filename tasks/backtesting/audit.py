@@ -16,6 +16,7 @@ import polars as pl
 import torch
 
 import cpbmodels
+from cpbmodels.data import HORIZON
 from cpbmodels.data.columns import RETURNS, candle_columns, feature_frame
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import WIDE_COLUMNS
@@ -31,7 +32,6 @@ from tasks.judging.scores import Array, Fit, Rows, ewma_walk, reference
 from tasks.market.klines import read_klines
 from tasks.running.parallel import tell
 from tasks.signals.feature_files import series_of
-from tasks.signals.splits import HORIZON
 from tasks.training.trainer import train_members
 
 log = logging.getLogger("cpb")

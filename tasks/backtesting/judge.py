@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cpbmodels.data import HORIZON
 from cpbmodels.data.series import Prediction
 from schemas.errors import MemberError, count
 from schemas.handover import Failure
@@ -29,7 +30,6 @@ from tasks.judging.member import MemberScore, judge_member, training_returns
 from tasks.judging.pool import PoolScore, apply_holm, compare, judge_pools, title_of
 from tasks.judging.scores import MEDIAN, Array, Fit, import_extra, random_walk, realised, reference
 from tasks.running.parallel import tell
-from tasks.signals.splits import HORIZON
 
 BASELINES: dict[str, Fit] = {
     "random-walk": random_walk,
