@@ -11,6 +11,7 @@ from flows.training import run_of
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
 from schemas.tuning import TuneSpec, space_as_json
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
+from tasks.storage.files import write_json
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest, write_record
 from tasks.tracking.runs import finish, log_metrics, log_trials, start_parent
@@ -66,7 +67,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
             how = {"device": spec.device, "dtype": spec.dtype, "profile": profile}
             with gpu_held(gpus_of(spec.device)):
                 tuning.run_trials(spec, study, inner, how, folder, log, say)
-                answer = tuning.conclude(spec, study, newest, how, folder, say)
+                answer = tuning.conclude(spec, study, newest, how, say)
             answer |= {
                 "study": key,
                 "storage": str(storage),
@@ -75,8 +76,9 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
                 "failures": [failure.as_json() for failure in summary.failures],
                 "exit": EXIT_PARTIAL if summary.failures else EXIT_COMPLETE,
             }
-            tuning.write_report(folder, spec, answer)
-            open_store().client.log_artifacts(run.run_id, str(folder))
+            report = folder / "report.json"
+            write_json(report, answer)
+            open_store().client.log_artifact(run.run_id, str(report))
             log_metrics(run.run_id, tuning.metrics(answer))
             finish(run.run_id)
     say(tuning.sentence(answer))

@@ -66,7 +66,7 @@ def mend(home: Path, series: Sequence[SeriesId]) -> str:
 
     `cpb forecast` fetches candles too; `cpb ingest` is enough for series that are not forecast.
     """
-    command = "ingest" if newest(home, series[0]).is_empty() else "forecast"
+    command = "ingest" if months.latest(home, series[0]).is_empty() else "forecast"
     return f"refresh {'it' if len(series) == 1 else 'them'} with " + with_source(
         f"cpb {command} {options_of(series)}", series[0].market
     )
@@ -82,7 +82,7 @@ def all_series(home: Path) -> list[answers.SeriesInfo]:
             model_version=rows["model_version"][0] if len(rows) else None,
         )
         for series in _stored(home)
-        for rows in [newest(home, series)]
+        for rows in [months.latest(home, series)]
     ]
     order = {market: number for number, market in enumerate((SPOT, *sorted({*MARKETS} - {SPOT, SIM}), SIM))}
     return sorted(infos, key=lambda info: (info.issued_at is None, order[info.market]))
@@ -113,7 +113,7 @@ def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None)
     rows = months.latest(home, series, issued_at)
     if not rows.is_empty() and issued_at in (None, rows["issued_at"][0]):
         return rows
-    if issued_at is None or newest(home, series).is_empty():
+    if issued_at is None or months.latest(home, series).is_empty():
         raise _no_forecast(home, series)
     raise MemberError(
         f"no forecast of {series} was issued at {issued_at:%Y-%m-%dT%H:%M:%SZ}; "
@@ -131,7 +131,7 @@ def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) ->
 
 def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> answers.Forecasts:
     """Return the issue times of the newest `limit` forecasts; raises `MemberError` if the series has no forecast."""
-    if newest(home, series).is_empty():
+    if months.latest(home, series).is_empty():
         raise _no_forecast(home, series)
     rows = months.issues(home, series, limit, until)
     return answers.Forecasts(**identity(series), forecasts=rows.to_dicts())  # type: ignore[arg-type]
@@ -229,7 +229,7 @@ def overview(home: Path, market: Market) -> answers.Overview:
     """Return a row for each series of a market that has candles or forecasts, those with a forecast first."""
     everything = _stored(home)
     of_market = [series for series in everything if series.market == market]
-    forecast_rows = {series: newest(home, series) for series in of_market}
+    forecast_rows = {series: months.latest(home, series) for series in of_market}
     ordered = sorted(of_market, key=lambda series: forecast_rows[series].is_empty())
     with_forecast = [series for series in ordered if not forecast_rows[series].is_empty()]
     served, unreadable = _served(market)

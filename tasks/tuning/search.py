@@ -1,4 +1,4 @@
-"""A search: batch after batch of trials, then the winner compared with luck, scored on the test span, and reported.
+"""A search: batch after batch of trials, then the winner compared with luck and scored on the test span.
 
 The winner is trained as by `train-all`, scored on the test span that no trial has seen, and written as a preset. Luck
 alone is White's reality check (Econometrica 2000): resample blocks of time; in each resample subtract each trial's own
@@ -11,7 +11,6 @@ A search does not import MLflow: finished trials are passed to a callback, as `T
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +27,10 @@ from tasks.judging.member import judge_member
 from tasks.judging.pool import judge_pool
 from tasks.judging.scores import reference
 from tasks.running.parallel import tell
-from tasks.storage.files import write_bytes, write_json
+from tasks.storage.files import write_bytes
 from tasks.training.plan import member_seed
 from tasks.training.progress import ProgressFile
-from tasks.tuning.study import BLOCKS, Study, figures, parameters, state_of
+from tasks.tuning.study import BLOCKS, Study, parameters, state_of
 from tasks.tuning.trials import prepare, sums_by_block, train_batch
 
 
@@ -102,21 +101,12 @@ def _toml(value: Any) -> str:
 Array = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Luck:
-    """best: median over resamples of the lowest ratio among null trials; low: the 5 % quantile of that ratio.
-
-    p: share of resamples in which luck alone is at least as good as the winner.
-    """
-
-    trials: int
-    best: float
-    low: float
-    p: float
-
-
-def best_of_null_trials(losses: Array, reference: Array, observed: float, seed: int = 0) -> Luck:
+def best_of_null_trials(losses: Array, reference: Array, observed: float, seed: int = 0) -> dict[str, float]:
     """Return the score expected from the best of len(losses) trials without skill.
+
+    Returns:
+        `best_of_null`: median over resamples of the lowest ratio among null trials; `best_of_null_low`: its 5 %
+        quantile; `p`: share of resamples in which luck alone is at least as good as the winner; `trials`.
 
     Args:
         losses: [trials, blocks], sums of each trial's losses.
@@ -128,45 +118,12 @@ def best_of_null_trials(losses: Array, reference: Array, observed: float, seed: 
     null = losses - (share - 1) * reference  # each trial's ratio is now 1, its noise is unchanged
     weights = bootstrap_weights(len(reference), seed=seed)
     best = ratio_draws(null.T, reference[:, None], weights).min(1)
-    return Luck(
-        trials=len(losses),
-        best=float(np.median(best)),
-        low=float(np.quantile(best, 0.05)),
-        p=float(np.mean(best <= observed)),
-    )
-
-
-def write_report(folder: Path, spec: TuneSpec, answer: dict[str, Any]) -> None:
-    """Write `report.md` and `report.json` to the search's folder."""
-    test = "\n".join(f"- {timeframe}: {pool['verdict']}" for timeframe, pool in answer["test"].items())
-    pictures = "\n".join(f"![{Path(path).stem}](figures/{Path(path).name})" for path in answer["figures"])
-    text = f"""# cpb tune: {spec.names[0]}, {count(answer["trials"], "trial")}
-
-{sentence(answer)}
-
-## Winner: trial {answer["winner"]["trial"]}
-
-```json
-{json.dumps(answer["winner"]["options"], indent=2)}
-```
-
-Preset: `{answer["preset"]}`
-
-## Test span (no trial has seen it; scored {count(answer["test_times_scored"], "time")})
-
-{test}
-
-## Trials
-
-{answer["completed"]} completed, {answer["pruned"]} pruned, {answer["failed"]} diverged. The ratio of a trial is the
-mean over coins and folds of its CRPS to that of the random walk with EWMA volatility. Luck: the lowest ratio among as
-many trials that are not better than that walk, median over resamples of {answer["blocks"]} blocks of time (White's
-reality check).
-
-{pictures}
-"""
-    write_bytes(folder / "report.md", text.encode())
-    write_json(folder / "report.json", answer)
+    return {
+        "best_of_null": float(np.median(best)),
+        "best_of_null_low": float(np.quantile(best, 0.05)),
+        "p": float(np.mean(best <= observed)),
+        "trials": len(losses),
+    }
 
 
 def metrics(answer: dict[str, Any]) -> dict[str, float]:
@@ -194,9 +151,6 @@ def sentence(answer: dict[str, Any]) -> str:
 BATCH = 64
 """Trials that are proposed and trained together."""
 
-_FIRST_BATCH = 16
-"""Trials of a call's first batch under a budget: its time determines how many fit into the rest."""
-
 Say = Callable[[str], None]
 
 
@@ -223,9 +177,8 @@ def run_trials(
     study.stored.set_user_attr(
         "reference", sums_by_block(scored, [result.losses for result in scored]).tolist()
     )
-    each: float | None = None  # seconds of a trial in the slowest batch so far
-    while wanted := _next_batch(spec, study.trials, deadline, each):
-        began = time.monotonic()
+    while study.trials < spec.trials and (deadline is None or time.monotonic() < deadline):
+        wanted = min(BATCH, spec.trials - study.trials)
         tell("tune", study.trials, spec.trials, "trials")
         trials = study.ask(wanted)
         results = train_batch(
@@ -256,7 +209,6 @@ def run_trials(
                 for t, result in zip(new, finished, strict=True)
             ]
         )  # fmt: skip
-        each = max(each or 0.0, (time.monotonic() - began) / wanted)
         best = study.best()
         say(
             f"{count(study.trials, 'trial')}, {sum(result.pruned for result in finished)} of the last "
@@ -270,15 +222,6 @@ def run_trials(
     tell("tune", 1, 1, "trials")
 
 
-def _next_batch(spec: TuneSpec, done: int, deadline: float | None, each: float | None) -> int:
-    """Return the trials of the next batch: as many as fit into the time left; the first batch is small."""
-    wanted = min(BATCH, spec.trials - done)
-    if deadline is None:
-        return wanted
-    left = deadline - time.monotonic()
-    return max(min(wanted, _FIRST_BATCH if each is None else int(left / each)), 0) if left > 0 else 0
-
-
 def _pruner(study: Study, trials: Sequence[Any]) -> Callable[[int, int, float], bool]:
     return lambda trial, epoch, loss: bool(study.should_prune(trials[trial], epoch, loss))
 
@@ -288,10 +231,9 @@ def conclude(
     study: Study,
     newest: Sequence[FoldSeries],
     how: dict[str, Any],
-    folder: Path,
     say: Say,
 ) -> dict[str, Any]:
-    """Return the winner compared with luck and on the test span, with its preset and its pictures.
+    """Return the winner compared with luck and on the test span, with its preset.
 
     Args:
         newest: the fold whose test span no trial has seen; a winner is scored there once.
@@ -330,10 +272,8 @@ def conclude(
         "failed": states.count("failed"),
         "blocks": int(losses.shape[1]),
         "winner": {"trial": best.number, "options": best.params, "validation_crps_ratio": best.value},
-        "luck": {"best_of_null": luck.best, "best_of_null_low": luck.low, "p": luck.p, "trials": luck.trials},
+        "luck": luck,
         "test": tested["pools"],
         "test_times_scored": tested["times_scored"],
         "preset": str(preset),
-        "figures": [str(path) for path in figures(study, folder / "figures")],
-        "report": str(folder / "report.md"),
     }

@@ -5,9 +5,7 @@ time, 256 trials took longer than their training. A kill loses the batch being t
 incomplete trials. Only this module imports Optuna.
 """
 
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -94,45 +92,6 @@ class Study:
 def state_of(trial: FrozenTrial) -> str:
     """Return complete, pruned or failed."""
     return {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}.get(trial.state, "failed")
-
-
-def figures(study: Study, folder: Path) -> list[Path]:
-    """Save Optuna's plots of the study to the folder as PNG; importances need several completed trials."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from optuna.visualization import matplotlib as plots
-
-    done = [trial for trial in study.finished() if trial.state == TrialState.COMPLETE]
-    wanted: list[tuple[str, Any]] = [
-        ("history", plots.plot_optimization_history),
-        ("intermediate", plots.plot_intermediate_values),
-        ("slice", plots.plot_slice),
-        ("parallel", plots.plot_parallel_coordinate),
-    ]
-    if len(done) >= 2 * max(len(study.space), 2) and len({trial.value for trial in done}) > 1:
-        wanted.append(("importances", plots.plot_param_importances))
-    folder.mkdir(parents=True, exist_ok=True)
-    made = []
-    for name, plot in wanted if done else []:
-        with _without_notices():
-            axes = plot(study.stored)
-        figure = (axes.ravel()[0] if hasattr(axes, "ravel") else axes).figure
-        figure.set_size_inches(10, 5)
-        path = folder / f"{name}.png"
-        figure.savefig(path, dpi=100, bbox_inches="tight")
-        mpl.pyplot.close(figure)
-        made.append(path)
-    return made
-
-
-@contextmanager
-def _without_notices() -> Iterator[None]:
-    """Suppress warnings about long-standing experimental features, and about axes of plots of a single trial."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 def sampler(spec: TuneSpec, earlier: int) -> optuna.samplers.BaseSampler:
