@@ -22,14 +22,14 @@ from flows.runner import (
     series_records,
     show_on_page,
 )  # fmt: skip
-from flows.training import train_fleets
+from flows.train_all import train_fleets
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
 from tasks.backtesting.judge import Backtest
 from tasks.backtesting.report import BacktestPlan, check_backtest, finish_backtest, plan_backtest
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
-from tasks.train import Engine, opened_engine
+from tasks.steps import Engine, opened_engine
 from tasks.training.shard import ShardsInUse
 
 

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
+LINES = logging.getLogger("cpb.lines")
+"""Logger of the lines that `say` prints; without a flow run nothing handles them."""
+LINES.setLevel(logging.INFO)
+LINES.propagate = False
+
 _GAP = 3
 _FOLDED = 23
 _PIPE_WIDTH = 300
@@ -91,13 +96,9 @@ def price(value: float) -> str:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr (stdout is for results), and log it to the Prefect run, if any."""
+    """Print a line on stderr (stdout is for results); a flow run sends it to its log too."""
     _write(f"{text}\n")
-    prefect = sys.modules.get("prefect.context")  # not imported here: most commands do not need it
-    if prefect and (prefect.FlowRunContext.get() or prefect.TaskRunContext.get()):
-        from flows.run_log import log_to_run
-
-        log_to_run(text)
+    LINES.info(text)
 
 
 def show(text: str) -> None:

@@ -8,28 +8,32 @@ its lines, and its artifacts on Prefect's page.
 import inspect
 import itertools
 import logging
+import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
+import httpx
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.context import FlowRunContext, TaskRunContext
+from prefect.logging.handlers import APILogHandler
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 from prefect.states import Failed, State
 
-from flows.console import continue_without_reader, shown_progress
-from flows.prefect_server import check_server
-from flows.run_log import RUN_LOG
+from flows.console import LINES, continue_without_reader, shown_progress
+from flows.ops.guard import password_file
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
-from schemas.handover import Decision, Failure, SeriesRecord
+from schemas.handover import Decision, Failure, SeriesRecord, ShardResult
 from schemas.scope import ScopeSpec, Spec
-from tasks.features import features
-from tasks.ingest import ingest
 from tasks.market.ingest import with_listed_pairs
 from tasks.running.parallel import run_each, tell, telling
 from tasks.running.step import Step
-from tasks.storage.files import without_credentials
+from tasks.steps import features, ingest
+from tasks.storage.files import public_url, without_credentials
 from tasks.tracking.store import store_errors
 
 P = ParamSpec("P")
@@ -39,6 +43,8 @@ Scoped = TypeVar("Scoped", bound=ScopeSpec)
 Say = Callable[[str], None]
 
 log = logging.getLogger("cpb")
+
+ANSWER_WITHIN_S = 5.0
 
 NOT_YET = "Not yet"
 """Name of the state (of type Completed) of a scheduled forecast that runs before the first training has ended."""
@@ -111,6 +117,28 @@ def decision_lines(decisions: Iterable[Decision]) -> list[str]:
     return lines
 
 
+def fleet_warnings(shards: Sequence[ShardResult]) -> list[str]:
+    """Return the distinct warnings about a fleet's members, each with the number of members it applies to."""
+    members = [member for shard in shards for member in shard.members]
+    texts = Counter(text for member in members for text in member_warnings(member.report))
+    return [
+        text if times == len(members) else f"{text} ({times} of {count(len(members), 'member')})"
+        for text, times in texts.items()
+    ]
+
+
+def member_warnings(report: dict[str, Any]) -> list[str]:
+    """Return the warnings in the report of a member's training (`TrainedMember.report`)."""
+    warnings = []
+    if report.get("stopped") == "nan":
+        warnings.append(f"stopped early: {report['reason']}")
+    if at_once := report.get("halved_to"):
+        warnings.append(f"memory ran out: the fleet was halved, to {count(at_once, 'model')} at once")
+    if report.get("accumulate", 1) > 1:
+        warnings.append(f"memory ran out: each batch was split into {report['accumulate']} parts")
+    return [*warnings, *filter(None, [report.get("device_warning")])]
+
+
 class Runner:
     """Calls steps. `prefect`: call them as task runs of the running flow."""
 
@@ -158,24 +186,46 @@ class Runner:
         return step.in_prefect if self._prefect else step.fn
 
 
+class RunLogHandler(APILogHandler):
+    """Sends records to the flow run or task run of the calling thread; others are dropped.
+
+    The lines are sent to Prefect's API handler directly: through Prefect's loggers they would appear on the terminal
+    twice or not at all, depending on `quiet_libraries` and the user's settings.
+    """
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send a record; credentials in URLs are removed."""
+        if FlowRunContext.get() or TaskRunContext.get():
+            super().emit(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text that the page shows."""
+        return without_credentials(super().format(record))
+
+
+RUN_LOG = RunLogHandler()
+
+
 def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
     """Make a flow that raises an expected error end in the state Failed with its message, without a traceback.
 
-    When the flow is called directly, Prefect raises the error again, so the command line prints the same message. Log
-    messages of cpb (retries, damaged files) are sent to the run's log.
+    When the flow is called directly, Prefect raises the error again, so the command line prints the same message. The
+    lines for people and the log messages of cpb (retries, damaged files) are sent to the run's log.
     """
 
     @wraps(flow)
     def run(*args: P.args, **kwargs: P.kwargs) -> State:
         continue_without_reader()
-        log.addHandler(RUN_LOG)
+        for logger in (log, LINES):
+            logger.addHandler(RUN_LOG)
         try:
             with shown_progress("flow"), store_errors():
                 return flow(*args, **kwargs)
         except CpbError as error:
             return Failed(message=without_credentials(str(error)), data=error)
         finally:
-            log.removeHandler(RUN_LOG)
+            for logger in (log, LINES):
+                logger.removeHandler(RUN_LOG)
 
     return run
 
@@ -212,6 +262,58 @@ def flow_parameters(spec: type[S]) -> Callable[[Callable[[S], R]], Callable[...,
     return decorate
 
 
+def server_in_use() -> bool:
+    """Whether Prefect is configured to use a server; without one, flows run directly."""
+    return bool(_api_url())
+
+
+def check_server() -> None:
+    """Send the configured server a request that needs credentials; errors as in `client_of_settings`."""
+    with client_of_settings(ANSWER_WITHIN_S, retries=0) as client:
+        client.request("POST", "/flows/filter", json={"limit": 1})
+
+
+@contextmanager
+def client_of_settings(timeout_s: float = 30, retries: int = 2) -> Iterator[SyncPrefectClient]:
+    """Yield a client of the server in Prefect's settings.
+
+    Raises:
+        CpbError: the server cannot be reached (`server-unreachable`), rejects the credentials (`server-auth`), or
+            answers with another error (`server-error`).
+    """
+    url = public_url(_api_url())
+    try:
+        with (
+            temporary_settings({PREFECT_CLIENT_MAX_RETRIES: retries}),
+            get_client(sync_client=True, httpx_settings={"timeout": timeout_s}) as client,
+        ):
+            yield client
+    except httpx.HTTPStatusError as error:
+        answer = error.response
+        if answer.status_code in (401, 403):
+            raise CpbError(
+                f"the Prefect server at PREFECT_API_URL={url} refuses the credentials ({answer.status_code}); set "
+                "them, for the server of `cpb deploy up` with: "
+                f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(password_file()))})"',
+                code="server-auth", field="PREFECT_API_AUTH_STRING",
+            ) from error  # fmt: skip
+        raise CpbError(
+            f"the Prefect server at {url} answered {answer.status_code} to {error.request.url.path}: "
+            f"{answer.text[:300]}",
+            code="server-error",
+        ) from error
+    except httpx.TransportError as error:
+        raise CpbError(
+            f"no Prefect server answers at PREFECT_API_URL={url} ({error or type(error).__name__}); start it, as with "
+            "`cpb deploy up`, or take PREFECT_API_URL out of the environment or the Prefect profile to run without one",
+            code="server-unreachable", field="PREFECT_API_URL",
+        ) from error  # fmt: skip
+
+
+def _api_url() -> str:
+    return get_current_settings().api.url or ""
+
+
 def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
     """Run a flow on the configured server, and return the same result as without a server."""
     check_server()
@@ -244,7 +346,7 @@ def read_pairs(spec: Scoped, say: Say) -> Scoped:
     Raises:
         CpbError: the listing cannot be read, or no pair is left.
     """
-    if not spec.whole_exchange or spec.pairs is not None:
+    if not spec.whole_exchange:
         return spec
     listed, sentence = with_listed_pairs(spec)
     say(sentence)

@@ -1,9 +1,23 @@
 """`train-all`: klines -> features -> fleets -> scores -> champions -> Hub folder -> forecasts.
 
-A member's failure never stops the others: it is reported with its reason, its run is marked failed, and the flow ends
-partial. Every step finds its own finished work by digest, so repeating the command after kill -9 only does the
-remaining work.
+`run_training` goes up to the scores, also for `cpb train`; `run_train_all` goes on. A member's failure never stops the
+others: it is reported with its reason, its run is marked failed, and the flow ends partial. Every step finds its own
+finished work by digest, so repeating the command after kill -9 only does the remaining work. The run in MLflow is found
+again by a digest of its inputs, and is never left open.
 """
+
+import itertools
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, as_completed
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
 from prefect import flow
 from prefect.states import Completed, State
@@ -15,31 +29,79 @@ from flows.runner import (
     Summary,
     decision_lines,
     failure_line,
+    fleet_warnings,
     flow_parameters,
     plain_failures,
     read_pairs,
+    series_records,
     show_on_page,
-)  # fmt: skip
-from flows.training import Training, mirror_to_wandb, run_of, run_training
-from schemas.errors import BusyError, CpbError, count
-from schemas.handover import Failure
+)
+from schemas.errors import BusyError, CpbError, MemberError, count
+from schemas.handover import Failure, FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import tree_of
 from schemas.run import RunSpec
-from tasks.forecast import forecast
+from tasks.evaluate import evaluate
 from tasks.hub.publish import check_ready
 from tasks.hub.tree import check_replaceable
+from tasks.judging.fleet import Judges
 from tasks.notices import Outcome, tell_outcome
-from tasks.promote import promote
-from tasks.publish import publish
+from tasks.running.parallel import run_each
+from tasks.steps import Engine, Plan, forecast, opened_engine, plan, promote, publish, train
+from tasks.storage.files import public_url
+from tasks.storage.records import value_digest
 from tasks.tracking.boards import leaderboard
 from tasks.tracking.prune import prune
-from tasks.tracking.runs import COMPLETE, PARTIAL, finish
-from tasks.tracking.store import WARNINGS, store_errors
+from tasks.tracking.runs import (
+    COMPLETE,
+    FAILED,
+    PARTIAL,
+    OpenRun,
+    finish,
+    kill,
+    log_metrics,
+    run_name,
+    scope_tags,
+    start_parent,
+)
+from tasks.tracking.store import (
+    AS_OF,
+    COMMAND,
+    LEFT_OUT,
+    NEWEST,
+    REASON,
+    UNUSABLE,
+    WARNINGS,
+    check_place,
+    open_store,
+    store_errors,
+)
+from tasks.tracking.wandb import check_installed, is_wanted, mirror
+from tasks.training.plan import job_key, shards_of, training_code
+from tasks.training.progress import FleetProgress, busy_share
+from tasks.training.shard import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
+
+Earlier = Literal["use", "expect", "forget"] | Checkpoint
+"""How to use earlier training of the same command: continue it (`use`), continue it and report if there is none
+(`expect`), discard it (`forget`), or discard it and start from a checkpoint at any path."""
+
+
+@dataclass
+class Training:
+    """A run up to its scores.
+
+    `results`: shard results, per fleet. Release `in_use` once the shards' folders are no longer needed.
+    """
+
+    summary: Summary
+    results: list[list[ShardResult]]
+    judged: list[FleetJudgement]
+    stopped: Sequence[SeriesRecord]
+    in_use: ShardsInUse
 
 
 def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Summary:
     """Run the complete job and return its summary; errors as in `run_training`."""
-    with tell_outcome("train-all", spec.scope.home) as outcome:
+    with tell_outcome("train-all") as outcome:
         if spec.repo:
             check_ready(spec.repo)  # early: the token is needed hours later
         check_replaceable(tree_of(spec.scope.home, "hub", spec.market))
@@ -53,8 +115,8 @@ def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Sum
 def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome: Outcome) -> Summary:
     """Promote and publish the trained models, and forecast."""
     summary, scope = training.summary, spec.scope
-    failed = summary.failures
-    decisions = outcome.decisions = steps.one(promote, spec, training.judged, training.stopped, failed)
+    decisions = steps.one(promote, spec, training.judged, training.stopped, summary.failures)
+    outcome.decisions = decisions
     for line in decision_lines(decisions):
         say(line)
     trained = set(scope.series)
@@ -63,14 +125,14 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
     if summary.champions:  # without champions: only classifiers were trained, which do not forecast prices
         try:
             with store_errors():
-                publication = steps.one(publish, scope.home, scope.market, spec.repo)
+                publication = steps.one(publish, scope.market, spec.repo)
             summary.published = publication.place
             summary.add(publication.failures, say)
         except CpbError as error:  # the Hub is unreachable: models, runs and forecasts are still valid
             summary.add([Failure.of(None, "publish", error)], say)
     issued = steps.one(forecast, scope)
     # Not only new rows: repeating a run that was killed after its forecasts gives the same count as an undisturbed run.
-    summary.forecast_rows = issued.standing
+    summary.forecast_rows = issued.total_rows
     summary.add(issued.failures, say)
     packaged = f", packaged in {summary.published}" if summary.published else ""
     say(f"{count(summary.champions, 'champion')}, {count(summary.forecast_rows, 'forecast row')}{packaged}")
@@ -86,14 +148,12 @@ def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
     """Delete old data; a failure does not affect the results of this run."""
     try:
         with store_errors():
-            report = prune(spec.scope.home, dry_run=False)
+            say(f"pruning: {prune(spec.scope.home, dry_run=False)}")
     except BusyError as error:  # the next nightly run prunes
         say(f"nothing was pruned: {error}")
     except (CpbError, OSError) as error:
         summary.add([Failure.of(None, "prune", error)], say)
         finish(summary.run_id, PARTIAL)
-    else:
-        say(f"pruning: {report}")
 
 
 @flow(name="train-all", validate_parameters=False, flow_run_name="train-all {preset}")
@@ -107,3 +167,232 @@ def train_all(spec: RunSpec) -> State:
     name = "Partial" if summary.failures else "Completed"
     message = f"{count(summary.members, 'member')}, {len(summary.failures)} failed"
     return Completed(name=name, message=message, data=summary.as_json())
+
+
+def run_training(
+    spec: RunSpec,
+    steps: Runner,
+    say: Say = say_to_people,
+    *,
+    earlier: Earlier = "use",
+    name: str = "train-all",
+) -> Training:
+    """Ingest, compute features, plan, train, judge and log.
+
+    Raises:
+        CpbError: nothing could be ingested or trained; a started run is marked failed. Before any download: the device
+            or MLflow's artifact folder cannot be used, or wandb is not installed.
+    """
+    check_place(open_store())
+    if is_wanted(spec.wandb):
+        check_installed()
+    with opened_engine(spec) as engine, Judges(engine.cores) as judges:
+        return _run(spec, steps, engine, judges, say, earlier, name)
+
+
+def _run(
+    spec: RunSpec, steps: Runner, engine: Engine, judges: Judges, say: Say, earlier: Earlier, name: str
+) -> Training:
+    summary, root = Summary(), spec.scope.root
+    planned: Plan = steps.one(plan, spec, series_records(spec, steps, say, summary), engine.gpus)
+    summary.add(planned.failures, say)
+    for record in planned.stopped:
+        summary.stopped.append(record.series.name)
+        last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
+        say(f"{record.series} has stopped trading (last candle {last:%Y-%m-%d}) and is left out")
+    if not planned.fleets:
+        frozen = all(failure.code == "frozen" for failure in summary.failures)  # nothing failed: exit 3
+        raise (MemberError if summary.failures and frozen else CpbError)(
+            f"no series can be trained ({summary.reasons}); check coins, since, as_of and source",
+            code="no-series",
+        )
+    if planned.idle:
+        say(planned.idle)
+    summary.series = len(planned.series)
+    trained = {record.series for record in planned.series}  # among them series whose price level leaps
+    # failed series, and therefore a failed member of every fleet
+    left_out = tuple(failure for failure in summary.failures if failure.series not in trained)
+    summary.run_id = start_run(spec, planned.series, name, planned.idle or None).run_id
+    in_use = ShardsInUse(root)
+    with run_of(summary.run_id):
+        before = _begun_before(root, planned.fleets, earlier, say)
+        began = time.time()
+
+        def judge(fleet: FleetPlan, arrivals: Iterator[tuple[ShardJob, ShardResult]]) -> FleetJudgement:
+            return steps.one(evaluate, spec, summary.run_id, fleet, arrivals, root, judges, left_out)  # type: ignore[no-any-return]
+
+        train_with = partial(train_fleets, spec, steps, engine, planned.fleets)
+        results, judged = _train_and_judge(train_with, planned.fleets, judge, before, say)
+        for fleet, shards in zip(planned.fleets, results, strict=True):
+            summary.add([failure for shard in shards for failure in shard.failures], say)
+            for sentence in fleet_warnings(shards):
+                summary.warnings.append(f"{fleet.architecture}: {sentence}")
+        for judgement in judged:
+            summary.add(judgement.failures, say)
+        for sentence in summary.warnings:
+            say(sentence)
+        if isinstance(earlier, Checkpoint) and not any(shard.members for shard in results[0]):
+            earlier.take_out_of(shard_folder(root, planned.fleets[0].shards[0]))
+        summary.members = sum(len(fleet.judgements) for fleet in judged)
+        if not summary.members:
+            raise CpbError(
+                f"no model could be trained; the first reason: {summary.failures[-1].reason}", code="no-model"
+            )
+    work = [shard.work for shards in results for shard in shards if shard.work and shard.work.begin >= began]
+    busy = busy_share(work, engine.cores.number) if work else {}
+    log_metrics(summary.run_id, {"members": summary.members, "failed": len(summary.failures)} | busy)
+    board = f"`cpb leaderboard --run {summary.run_id[:8]}`"
+    say(f"judged {count(summary.members, 'member')} against the random walk ({board})")
+    return Training(summary, results, judged, planned.stopped, in_use)
+
+
+def _begun_before(root: Path, fleets: Sequence[FleetPlan], earlier: Earlier, say: Say) -> dict[str, str]:
+    """Apply `earlier` to each shard's folder; return the progress from before, by the shard's key."""
+    folders = {job_key(shard): shard_folder(root, shard) for fleet in fleets for shard in fleet.shards}
+    if earlier not in ("use", "expect"):
+        for folder in folders.values():
+            if not is_training(folder):  # another process is training it now: keep it
+                shutil.rmtree(folder, ignore_errors=True)
+    if isinstance(earlier, Checkpoint):
+        earlier.put_into(shard_folder(root, fleets[0].shards[0]))
+    before = {key: progress_so_far(folder) for key, folder in folders.items()}
+    if earlier == "expect" and not any(before.values()):
+        say("nothing to resume: no such training on these candles has begun; starting from scratch")
+    return before
+
+
+Ended = Callable[[ShardJob, ShardResult | Exception], None]
+"""Called with a shard and its result, or the step's error, as soon as the shard has ended."""
+
+
+def _train_and_judge(
+    train_with: Callable[[Ended], list[list[ShardResult | Exception]]],
+    fleets: Sequence[FleetPlan],
+    judge: Callable[[FleetPlan, Iterator[tuple[ShardJob, ShardResult]]], FleetJudgement],
+    before: Mapping[str, str],
+    say: Say,
+) -> tuple[list[list[ShardResult]], list[FleetJudgement]]:
+    """Train the fleets' shards in a single queue; concurrently, judge and log each fleet as its shards finish.
+
+    Returns:
+        The shards' results per fleet, and the judgement of each fleet with at least one trained member.
+    """
+    futures: dict[str, Future[ShardResult]] = {job_key(shard): Future() for f in fleets for shard in f.shards}
+
+    def ended(shard: ShardJob, result: ShardResult | Exception) -> None:
+        if isinstance(result, Exception):
+            futures[job_key(shard)].set_exception(result)
+        else:
+            futures[job_key(shard)].set_result(result)
+
+    def train_all_shards() -> list[list[ShardResult | Exception]]:
+        try:
+            return train_with(ended)
+        finally:
+            for future in futures.values():  # otherwise the judging threads would wait forever
+                if not future.done():
+                    future.set_exception(CpbError("the training was stopped"))
+
+    def arrivals(fleet: FleetPlan) -> Iterator[tuple[ShardJob, ShardResult]]:
+        shards = {futures[job_key(shard)]: shard for shard in fleet.shards}
+        for future in as_completed(shards):
+            yield shards[future], future.result()  # a shard's error ends the run
+
+    def reported(fleet: FleetPlan) -> Iterator[tuple[ShardJob, ShardResult]]:
+        yield from arrivals(fleet)
+        members = sum(len(futures[job_key(shard)].result().members) for shard in fleet.shards)
+        resumed = ", ".join(
+            text if times == len(fleet.shards) else f"{times} of {count(len(fleet.shards), 'shard')} {text}"
+            for text, times in Counter(before[job_key(shard)] for shard in fleet.shards).items()
+            if text
+        )
+        say(f"trained {fleet.architecture}: {count(members, 'member')}{f' ({resumed})' if resumed else ''}")
+
+    def judged(fleet: FleetPlan) -> FleetJudgement | None:
+        return judge(fleet, reported(fleet)) if any(result.members for _, result in arrivals(fleet)) else None
+
+    calls: list[Callable[[], Any]] = [train_all_shards, *(partial(judged, fleet) for fleet in fleets)]
+    results: Any
+    results, *judgements = run_each(calls, len(calls))
+    shards = itertools.chain.from_iterable(results if isinstance(results, list) else ())
+    for outcome in (results, *shards, *judgements):
+        if isinstance(outcome, Exception):
+            raise outcome
+    return results, [judgement for judgement in judgements if isinstance(judgement, FleetJudgement)]
+
+
+def train_fleets(
+    spec: RunSpec, steps: Runner, engine: Engine, fleets: Sequence[FleetPlan],
+    ended: Ended = lambda _shard, _result: None,
+) -> list[list[ShardResult | Exception]]:  # fmt: skip
+    """Train the planned fleets, their shards in a single queue, and leave the engine.
+
+    Returns:
+        Per fleet, the result or the step's error for each shard, in order.
+    """
+    queue, progress = shards_of(fleets), {fleet.architecture: FleetProgress(fleet) for fleet in fleets}
+    at_once = engine.plan(len(queue))
+    root, timeout_s = spec.scope.root, spec.train_timeout_s
+    calls = [(shard, root, engine, timeout_s, progress[shard.architecture]) for shard in queue]
+    outcomes = steps.each(train, calls, workers=at_once, then=lambda i, outcome: ended(queue[i], outcome))
+    engine.close()
+    results = dict(zip(map(job_key, queue), outcomes, strict=True))
+    return [[results[job_key(shard)] for shard in fleet.shards] for fleet in fleets]
+
+
+def start_run(
+    spec: RunSpec, records: Sequence[SeriesRecord], name: str, left_out: str | None = None
+) -> OpenRun:
+    """Open the run of a specification on its data: the same command on the same data continues the same run.
+
+    Args:
+        name: name of the command.
+        left_out: what a nightly run does not train, and why.
+    """
+    key, title = _run_key(spec, records), run_name(name, spec, records)
+    as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
+    about = {"preset": spec.preset, "market": spec.market, AS_OF: as_of, COMMAND: name, LEFT_OUT: left_out}
+    tags = scope_tags(spec, records) | about
+    params = spec.model_dump(mode="json") | {"architectures": list(spec.names)}
+    params["source"] = public_url(spec.source) if spec.source else None
+    return start_parent(key, params, tags, title)
+
+
+@contextmanager
+def run_of(run_id: str) -> Iterator[None]:
+    """Mark the flow's run as failed with the reason if an error ends the block, as killed if an interrupt does.
+
+    If the store itself is unavailable, the run stays open; the next cpb process that writes to the store marks it as
+    killed. Interrupts (Ctrl-C, the signal with which Prefect cancels a run) are not subclasses of `Exception`.
+    """
+    try:
+        with store_errors():
+            yield
+    except Exception as error:
+        # otherwise this would wait for the unavailable store again
+        if getattr(error, "code", "") != UNUSABLE:
+            finish(run_id, FAILED, {REASON: str(error) or type(error).__name__})
+        raise
+    except BaseException as interrupt:
+        kill(run_id, f"interrupted ({type(interrupt).__name__})")
+        raise
+
+
+def mirror_to_wandb(spec: RunSpec, run_id: str, say: Say) -> None:
+    """Copy a finished run to Weights & Biases if requested; errors are only printed."""
+    if is_wanted(spec.wandb) and (problem := mirror(run_id, spec.scope.root)):
+        say(f"cpb: {problem}")
+
+
+def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
+    """Return a digest of the options and the data, so that the same command on the same data is the same run."""
+    # What the records of the series and the scope contain, and what changes the way of training but not its result.
+    aside = {
+        "coins", "timeframes", "source", "since", "as_of", "train_timeout_s", "tail", "offline", "prune", "wandb",
+        "engine",
+    }  # fmt: skip
+    options = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
+        mode="json", exclude={"home", "source", "offline"}
+    )
+    data = [(r.series.name, r.digest) for r in records]
+    return value_digest([options, data, training_code()])[:16]

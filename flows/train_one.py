@@ -1,15 +1,17 @@
 """`cpb train`: a single series and architecture, through the steps of the main job up to the scores."""
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from flows.runner import Runner, Say
-from flows.training import Earlier, mirror_to_wandb, run_training
+from flows.train_all import Earlier, mirror_to_wandb, run_training
 from schemas.errors import CpbError
 from schemas.handover import Judgement, ShardResult
-from schemas.identity import SeriesId
+from schemas.identity import SIM
 from schemas.run import RunSpec
+from tasks.storage.files import public_url
 from tasks.tracking.runs import COMPLETE, PARTIAL, finish
 from tasks.training.shard import LATEST, Checkpoint
 
@@ -27,7 +29,7 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
     """
     earlier: Earlier = "expect" if resume in LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
     training = run_training(spec, Runner(), say, earlier=earlier, name="train")
-    for failure in (one for one in training.summary.failures if one.model):
+    for failure in (f for f in training.summary.failures if f.model):
         raise CpbError(failure.reason, code=failure.code)
     finish(training.summary.run_id, PARTIAL if training.summary.failures else COMPLETE)
     mirror_to_wandb(spec, training.summary.run_id, say)
@@ -36,12 +38,25 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
     return result | {"exit": training.summary.exit_code}
 
 
-def result_lines(result: dict[str, Any]) -> list[str]:
+def result_lines(spec: RunSpec, result: dict[str, Any]) -> list[str]:
     """Return the final lines of `cpb train`: verdict, losses, cost, location of the results, next command."""
     name = f"{result['architecture']} on {result['symbol']} {result['timeframe']}"
     verdict = f"{name} is {result['verdict']}" if result["verdict"] else f"{name} could not be judged"
     rows = [*_loss_rows(result), ("cost", _cost(result)), ("model", result["model_folder"])]
-    rows += [("run", f"{result['run_id']} (`cpb ui` shows it)"), ("next", _next_command(result))]
+    (series,) = spec.scope.series
+    # Of its market the series names the option, but for a folder, a table or a mirror.
+    options = (
+        series.options
+        if spec.market == SIM or not spec.source
+        else (
+            f"--coins {series.symbol} --timeframes {series.timeframe} --source {shlex.quote(public_url(spec.source))}"
+        )
+    )
+    follow = f"cpb train-all {options} --architectures {result['architecture']}"
+    rows += [
+        ("run", f"{result['run_id']} (`cpb ui` shows it)"),
+        ("next", f"{follow}   (trains the preset's model, lets the gate decide, and forecasts)"),
+    ]
     return [f"{verdict}", *(f"  {head:<6} {text}" for head, text in rows)]
 
 
@@ -62,15 +77,6 @@ def _cost(result: dict[str, Any]) -> str:
     peak = memory.get("gpu_mem_allocated_peak_mb") or memory.get("rss_peak_mb") or 0
     speed = f"{result['windows_per_s']:,.0f} windows/s" if result["windows_per_s"] else "closed-form solution"
     return f"{speed} on {result['device'] or 'cpu'}, peak memory {peak:,.0f} MB"
-
-
-def _next_command(result: dict[str, Any]) -> str:
-    """Return the command with which the same model competes for its series and forecasts."""
-    series = SeriesId(result["market"], result["symbol"], result["timeframe"])
-    return (
-        f"cpb train-all {series.options} --architectures {result['architecture']}   (trains the preset's model, "
-        "lets the gate decide, and forecasts)"
-    )
 
 
 _RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")

@@ -7,7 +7,7 @@ from typing import Any
 
 import cpbmodels
 from flows.runner import Runner, Say, Summary, read_pairs, series_records
-from flows.training import run_of
+from flows.train_all import run_of
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
 from schemas.tuning import TuneSpec, space_as_json
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds

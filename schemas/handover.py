@@ -364,10 +364,10 @@ class Decision(Record):
 
 
 class ForecastBatch(Record):
-    """Forecasts issued: new rows, `standing` (new and already stored) rows, their series, and the failures."""
+    """Forecasts issued: new rows, `total_rows`: with those already stored, their series, and the failures."""
 
     rows: int = 0
-    standing: int = 0
+    total_rows: int = 0
     series: tuple[SeriesId, ...] = ()
     failures: tuple[Failure, ...] = ()
 
@@ -385,46 +385,3 @@ class Damage(Record):
     path: str
     reason: str
     command: str
-
-
-class Score(Record):
-    """The number of forecast rows scored after their candles closed, and the series that could not be scored."""
-
-    rows: int = 0
-    failures: tuple[Failure, ...] = ()
-
-
-class Alarm(Record):
-    """Result of the drift watch for a champion.
-
-    `state`: `fine`; `watch` (some evidence, or late data); `drifted`. `evidence`: by claim, summed:
-    `bands` (misses at step 1) and `crps`; the champion has drifted once the sum reaches `threshold`, at time `since`.
-    `forecasts`: how many forecasts were used.
-    """
-
-    series: SeriesId
-    state: Literal["fine", "watch", "drifted"]
-    reason: str
-    model_version: str
-    evidence: dict[str, float]
-    threshold: float
-    forecasts: int = 0
-    since: datetime | None = None
-
-    @property
-    def total(self) -> float:
-        """Sum of the evidence over all claims."""
-        return sum(self.evidence.values())
-
-    def __str__(self) -> str:
-        """Return the alarm as a sentence."""
-        since = f" since {self.since:%Y-%m-%d %H:%M} UTC" if self.since else ""
-        why = f": {self.reason}" if self.reason else ""
-        return f"{self.series} is {self.state}{since}{why}"
-
-
-class Watching(Record):
-    """Results of the drift watch for all champions, and the series that could not be checked."""
-
-    alarms: tuple[Alarm, ...] = ()
-    failures: tuple[Failure, ...] = ()

@@ -4,7 +4,8 @@
 reference on the training origins only. Each later forecast of the model can then be stored with the reference's
 forecast for the same origin, and the live record can be compared with the test span.
 
-`ledger/summary.json`: the live record for page, API and command line, a small file per market.
+`ledger/summary.json`: the live record for page, API and command line, a small file per market. Also what the steps
+`score` and `watch` hand over.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from schemas.handover import Record
+from schemas.handover import Failure, Record
 from schemas.identity import Market, SeriesId
 
 BANDS = (50, 80, 90)
@@ -147,3 +148,46 @@ class KnownVersions(Record):
     """The recipe of each version that has issued forecasts of a series."""
 
     recipes: dict[str, str]
+
+
+class Score(Record):
+    """The number of forecast rows scored after their candles closed, and the series that could not be scored."""
+
+    rows: int = 0
+    failures: tuple[Failure, ...] = ()
+
+
+class Alarm(Record):
+    """Result of the drift watch for a champion.
+
+    `state`: `fine`; `watch` (some evidence, or late data); `drifted`. `evidence`: by claim, summed:
+    `bands` (misses at step 1) and `crps`; the champion has drifted once the sum reaches `threshold`, at time `since`.
+    `forecasts`: how many forecasts were used.
+    """
+
+    series: SeriesId
+    state: Literal["fine", "watch", "drifted"]
+    reason: str
+    model_version: str
+    evidence: dict[str, float]
+    threshold: float
+    forecasts: int = 0
+    since: datetime | None = None
+
+    @property
+    def total(self) -> float:
+        """Sum of the evidence over all claims."""
+        return sum(self.evidence.values())
+
+    def __str__(self) -> str:
+        """Return the alarm as a sentence."""
+        since = f" since {self.since:%Y-%m-%d %H:%M} UTC" if self.since else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"{self.series} is {self.state}{since}{why}"
+
+
+class Watching(Record):
+    """Results of the drift watch for all champions, and the series that could not be checked."""
+
+    alarms: tuple[Alarm, ...] = ()
+    failures: tuple[Failure, ...] = ()

@@ -3,18 +3,7 @@
 Each option is declared once, here or in `scope.py`: command line, flow parameters and Prefect's run form are derived
 from these classes (`flows/runner.py`) and report the same message for an invalid value.
 
-A preset of one's own is a file that changes a built-in preset:
-
-    # best.toml, used as `--preset best.toml`
-    about = "found by cpb tune on 2025-06-06"
-    base = "default"
-    architectures = ["gru"]
-    seeds = 1
-
-    [options]
-    lr = 0.004
-    hidden_dim = 24
-
+A preset of one's own is a TOML file that changes a built-in preset (docs/tuning.md has the format).
 A `RunSpec` built with such a file holds the built-in preset with these options as overrides, so that they pass the same
 checks as options on the command line, and a flow run on another machine does not need the file.
 """
@@ -126,7 +115,7 @@ def read_preset(name: str) -> PresetFile:
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         looked = " or ".join(str(place) for place in places)
-        raise _wrong(f"preset {name!r}: no file {looked}; `cpb presets` lists the available presets")
+        raise _wrong(f"preset {name!r}: no file {looked}; `cpb train-all --presets` lists the presets")
     try:
         found = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -200,7 +189,7 @@ class RunSpec(ScopeSpec):
     force: str | None = Field(
         None, description="REASON: let an older as_of replace newer champions; it is kept with the decision"
     )
-    prune: bool = Field(False, description="at the end, delete what is old, as `cpb prune --yes` does")
+    prune: bool = Field(False, description="at the end, delete runs and versions older than 14 nights")
     wandb: bool = Field(
         False, description="copy params and metrics to Weights & Biases too; offline with WANDB_MODE=offline"
     )
@@ -276,14 +265,36 @@ class RunSpec(ScopeSpec):
         return self.seeds or PRESET_COPIES.get(self.preset, 1)
 
 
-_NOT_IN_BACKTESTS = {
-    "repo": "a backtest publishes nothing",
-    "force": "a backtest promotes nothing",
-    "wandb": "a backtest leaves no runs behind",
-    "prune": "a backtest leaves no runs behind",
-    "serving": "a backtest judges all architectures alike",
-}
-"""Options of a run that a backtest rejects, and the reasons."""
+class TrainSpec(RunSpec):
+    """Options of `cpb train`, which trains one model: `har` by default, with the architecture's own preset."""
+
+    architectures: str | None = Field(
+        None, description="transformer, gru, lstm, linear, har, …; default: the preset file's, else har"
+    )
+    preset: str = Field("auto", description="auto (the architecture's own), another preset, or NAME.toml")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _preset_of_the_architecture(cls, values: Any) -> Any:
+        import cpbmodels
+
+        preset = values.get("preset", "auto")
+        architecture = values.get("architectures") or (None if is_file(preset) else "har")
+        if preset == "auto":
+            preset = "default"
+            if base_of(str(architecture)) in cpbmodels.architectures():
+                preset = cpbmodels.architecture(base_of(str(architecture))).default_preset
+        return values | {"architectures": architecture, "preset": preset}
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        if len(self.scope.series) * len(self.names) != 1:
+            raise UsageError(
+                "`cpb train` trains one model: name one coin, one timeframe and one architecture, or use "
+                "`cpb train-all`",
+                code="one-model",
+            )
+        return self
 
 
 class BacktestSpec(RunSpec):
@@ -323,11 +334,6 @@ class BacktestSpec(RunSpec):
                 f"architectures: a backtest judges forecasts of prices; leave {', '.join(classifiers)} out",
                 code="classifier", field="architectures",
             )  # fmt: skip
-        for name, reason in _NOT_IN_BACKTESTS.items():
-            if getattr(self, name):
-                raise UsageError(
-                    f"{name}: {reason}; leave {name} out", code=name.replace("_", "-"), field=name
-                )
         return self
 
     @model_validator(mode="after")

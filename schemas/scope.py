@@ -4,18 +4,19 @@ A scope is what these options resolve to: symbols, timeframes, instants, and the
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self, get_args
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from schemas.errors import UsageError
 from schemas.identity import (
+    APART,
     EXCHANGE,
     INTERVAL_SECONDS,
     OWN,
@@ -73,7 +74,7 @@ def _sentence(error: ErrorDetails, field: str, known: list[str]) -> str:
     if kind in ("greater_than_equal", "less_than_equal", "greater_than", "less_than"):
         (limit,) = limits.values()
         words = {"greater_than_equal": "at least", "less_than_equal": "at most", "greater_than": "more than"}
-        return f"{field} {given!r} is out of range: it must be {words.get(kind, 'less than')} {limit:g}"
+        return f"{field} {given} is out of range: it must be {words.get(kind, 'less than')} {limit:g}"
     if field == "repo":
         return f"repo {given!r} is not USER/NAME, as in alice/cpb-models"
     if wanted := _WANTED.get(kind.partition("_")[0]):
@@ -147,6 +148,10 @@ class Scope(BaseModel):
             for timeframe in self.timeframes
         ]
 
+    def selects(self, series: SeriesId) -> bool:
+        """Whether a series of the market is asked for; without symbols, as for `champions`, every coin is."""
+        return (not self.symbols or series.symbol in self.symbols) and series.timeframe in self.timeframes
+
     def narrowed(self, series: Sequence[SeriesId]) -> "Scope":
         """Return the scope restricted to exactly these series of its market."""
         return self.model_copy(
@@ -215,7 +220,6 @@ class ScopeSpec(Spec):
     )
     tail: bool = Field(False, description="add the newest candles from the REST API")
     offline: bool = Field(False, description="use only the stored candles: no source is read")
-    _pairs: tuple[str, ...] | None = PrivateAttr(None)
 
     @model_validator(mode="before")
     @classmethod
@@ -268,7 +272,7 @@ class ScopeSpec(Spec):
 
     @property
     def looks_up_symbols(self) -> bool:
-        """Whether the symbols come from the source's listing; `scope.symbols` is empty until the listing is read."""
+        """Whether the symbols come from the source's listing, which `with_listed_pairs` reads."""
         return self.whole_exchange
 
     @property
@@ -276,22 +280,17 @@ class ScopeSpec(Spec):
         """The timeframes without duplicates."""
         return parse_timeframes(self.timeframes, self.months_allowed)
 
-    @property
-    def pairs(self) -> tuple[str, ...] | None:
-        """The symbols from the source's listing for `exchange`; None if the listing was not read."""
-        return self._pairs
-
-    def with_pairs(self, symbols: Iterable[str]) -> Self:
-        """Return a copy of the specification with the symbols from the source's listing."""
-        found = self.model_copy()
-        found._pairs = tuple(symbols)
-        found.__dict__.pop("scope", None)  # resolved again on next use
-        return found
-
     @model_validator(mode="after")
-    def _mirror(self) -> Self:
-        if self.source and "://" in self.source:
+    def _source_exists(self) -> Self:
+        if not self.source or self.market in APART:
+            return self
+        if "://" in self.source:
             check_url(self.source)
+        elif not os.path.isdir(self.source):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
+            raise UsageError(
+                "source: it is neither a URL nor a folder or table of this machine; give one, or sim, or leave it out",
+                code="source", field="source",
+            )  # fmt: skip
         return self
 
     @model_validator(mode="after")
@@ -324,10 +323,9 @@ class ScopeSpec(Spec):
         return self._resolved()
 
     def _resolved(self) -> Scope:
-        listed = self.looks_up_symbols
         return Scope(
-            symbols=self._pairs or ()
-            if listed
+            symbols=()
+            if self.looks_up_symbols
             else tuple(parse_coins(self.coins, quoted=self.market == OWN)),
             timeframes=tuple(self.intervals),
             source=self.source or None,

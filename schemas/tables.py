@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cpbmodels.errors import ModelError
 from schemas.errors import UsageError
-from schemas.identity import INTERVAL_SECONDS, SYMBOL, symbol_of
+from schemas.identity import COINS, INTERVAL_SECONDS, SYMBOL, symbol_of
 
 if TYPE_CHECKING:
     import polars as pl  # imported when a table is read: most commands read no table
@@ -184,14 +184,17 @@ def _tables_in(file: Path, asked: str) -> list[Table]:
 
 
 def _told_by_name(file: Path) -> tuple[str, str | None]:
-    """Return symbol and timeframe from a file's name; `candles` gives no symbol, as it is not upper case."""
+    """Return symbol and timeframe from a file's name; `candles-1h` gives no symbol: it is no pair, and lower case."""
     stem = _stem(file)
     if exported := _TRADINGVIEW.fullmatch(stem):
         return exported["symbol"], _LENGTHS.get(exported["length"])
     named = _NAMED.fullmatch(stem)
-    if named:
-        return named["symbol"], named["timeframe"]
-    return stem if stem == stem.upper() else "", None
+    symbol, timeframe = (named["symbol"], named["timeframe"]) if named else (stem, None)
+    coin = _clean(symbol)
+    is_symbol = (
+        symbol == symbol.upper() or coin in COINS or (SYMBOL.fullmatch(coin) and symbol_of(coin) == coin)
+    )
+    return symbol if is_symbol else "", timeframe
 
 
 def _check_name(file: Path, symbol: str, timeframe: str | None, tables: list[Table]) -> None:

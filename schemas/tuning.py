@@ -85,9 +85,6 @@ class TuneSpec(RunSpec):
             what = "has a closed-form solution" if info.closed_form else "forecasts no price"
             raise UsageError(f"architectures: {info.name} {what}; choose another architecture",
                              code="architectures", field="architectures")  # fmt: skip
-        for name in ("repo", "prune", "wandb", "engine", "serving"):
-            if getattr(self, name):
-                raise UsageError(f"{name} has no meaning for trials: leave it out", code="usage", field=name)
         _ = self.budget_s
         self._check_space()
         return self

@@ -16,11 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
 from textwrap import shorten
 
 from schemas.errors import CpbError, UsageError
-from schemas.handover import Alarm, Decision, Failure, Record
+from schemas.handover import Decision, Failure, Record
+from schemas.ledger import Alarm
+from schemas.scope import home
 from tasks.storage.files import read_private, without_credentials
 from tasks.storage.locks import locked
 from tasks.storage.records import find_record, write_record
@@ -67,7 +68,7 @@ class Outcome:
 
 
 @contextmanager
-def tell_outcome(flow: str, home: Path) -> Iterator[Outcome]:
+def tell_outcome(flow: str) -> Iterator[Outcome]:
     """Tell people about the run in the block once it has ended, and call the heartbeat if it was complete.
 
     Nothing is told of a run that a person interrupted.
@@ -78,23 +79,23 @@ def tell_outcome(flow: str, home: Path) -> Iterator[Outcome]:
             yield outcome
     except Exception as error:
         code = getattr(error, "code", type(error).__name__)
-        _tell(flow, home, {f"failed {flow} {code}": str(error) or code} | outcome.events(), False)
+        _tell(flow, {f"failed {flow} {code}": str(error) or code} | outcome.events(), False)
         raise
-    _tell(flow, home, outcome.events(), not outcome.failures)
+    _tell(flow, outcome.events(), not outcome.failures)
 
 
-def send_test(home: Path) -> dict[str, str]:
+def send_test() -> dict[str, str]:
     """Send a test message; return each service's problem, "" if it accepted the message.
 
     Raises:
         CpbError: the services cannot be read.
         UsageError: there are none.
     """
-    urls = services(home)
+    urls = services()
     if not urls:
         raise UsageError(
             f"no notifications can be sent: set {VARIABLE} to one or more URLs, as in "
-            f"{VARIABLE}=mailto://USER:PASSWORD@HOST, or write them into the file {home / FILE_NAME} with mode 600; "
+            f"{VARIABLE}=mailto://USER:PASSWORD@HOST, or write them into the file {home() / FILE_NAME} with mode 600; "
             "see docs/operations.md",
             code="notify-unset", field=VARIABLE,
         )  # fmt: skip
@@ -105,13 +106,13 @@ def send_test(home: Path) -> dict[str, str]:
     )
 
 
-def services(home: Path) -> list[str]:
+def services() -> list[str]:
     """Return the URLs of `CPB_NOTIFY`, then of the file, without duplicates; empty if neither exists.
 
     Raises:
         CpbError: other users can read the file, or a part of the text is not a URL.
     """
-    path, text = home / FILE_NAME, ""
+    path, text = home() / FILE_NAME, ""
     try:
         text = read_private(path, _MAX_BYTES, links=True)
     except (FileNotFoundError, NotADirectoryError):
@@ -143,33 +144,33 @@ class Told(Record):
     events: tuple[str, ...] = ()
 
 
-def claim(home: Path, events: Events) -> Events:
+def claim(events: Events) -> Events:
     """Return the events not told today, and record them as told, so that two runs never tell the same."""
-    with locked(home / ".notify.lock"):
-        told = _told(home)
+    with locked(home() / ".notify.lock"):
+        told = _told()
         new = {key: text for key, text in events.items() if key not in told.events}
         if new:
-            write_record(home / "notify.json", Told(day=told.day, events=(*told.events, *new)))
+            write_record(home() / "notify.json", Told(day=told.day, events=(*told.events, *new)))
     return new
 
 
-def _release(home: Path, events: Events) -> None:
+def _release(events: Events) -> None:
     """Record events as untold: no service has accepted them, and the next run tries again."""
-    with locked(home / ".notify.lock"):
-        told = _told(home)
+    with locked(home() / ".notify.lock"):
+        told = _told()
         rest = tuple(key for key in told.events if key not in events)
-        write_record(home / "notify.json", Told(day=told.day, events=rest))
+        write_record(home() / "notify.json", Told(day=told.day, events=rest))
 
 
-def _told(home: Path) -> Told:
-    told, day = find_record(home / "notify.json", Told), f"{datetime.now(UTC):%Y-%m-%d}"
+def _told() -> Told:
+    told, day = find_record(home() / "notify.json", Told), f"{datetime.now(UTC):%Y-%m-%d}"
     return told if told and told.day == day else Told(day=day)
 
 
-def _tell(flow: str, home: Path, events: Events, complete: bool) -> None:
+def _tell(flow: str, events: Events, complete: bool) -> None:
     try:
-        urls = services(home)
-        new = claim(home, events) if urls and events else {}
+        urls = services()
+        new = claim(events) if urls and events else {}
         calls = _senders(urls, flow, new) if new else {}
         heartbeat = os.environ.get(HEARTBEAT_VARIABLE, "").strip().replace("{flow}", flow)
         beat = {HEARTBEAT_VARIABLE: partial(_beat, heartbeat)} if heartbeat and complete else {}
@@ -177,7 +178,7 @@ def _tell(flow: str, home: Path, events: Events, complete: bool) -> None:
         for name in filter(problems.get, problems):
             log.warning("no message through %s: %s", name, problems[name])
         if new and all(problems[name] for name in calls):
-            _release(home, new)
+            _release(new)
     except Exception as problem:  # noqa: BLE001 - a run must not fail because of its notifications
         log.warning("no notification of the end of %s was sent: %s", flow, problem)
 

@@ -1,65 +1,32 @@
 """Every step of both DAGs, in order, by its plain function: no orchestrator, no process, records from hand to hand."""
 
-import inspect
 from datetime import timedelta
-from importlib import import_module
 
 import pytest
 from in_process import train_by
 from prefect.context import FlowRunContext
 
-import tasks
-from flows.training import start_run
+from flows.train_all import start_run
 from schemas.handover import (
     FleetJudgement,
     ForecastBatch,
     IngestResult,
     Publication,
-    Score,
     SeriesRecord,
     ShardResult,
-    Watching,
 )
 from schemas.identity import SeriesId
+from schemas.ledger import Score, Watching
 from schemas.run import RunSpec
+from tasks import evaluate as evaluation
+from tasks import steps
 from tasks.evaluate import evaluate
-from tasks.features import features
-from tasks.forecast import forecast
-from tasks.forecasting.drift import check_drift
-from tasks.forecasting.issue import issue_forecasts
-from tasks.forecasting.record import score_due
-from tasks.hub.tree import package
-from tasks.ingest import ingest
-from tasks.judging.fleet import Judges, judge_fleet
-from tasks.market.ingest import ingest as bring_up_to_date
-from tasks.plan import plan
-from tasks.promote import promote
-from tasks.promotion.night import decide_night
-from tasks.publish import publish
+from tasks.judging.fleet import Judges
 from tasks.running.step import Step
-from tasks.score import score
-from tasks.signals.feature_files import write_features
+from tasks.steps import features, forecast, ingest, opened_engine, plan, promote, publish, score, train, watch
 from tasks.tracking.store import open_store
-from tasks.train import opened_engine, train
 from tasks.training import trainer
-from tasks.training.local import LocalEngine
-from tasks.training.plan import plan_fleet
 from tasks.training.progress import FleetProgress
-from tasks.watch import watch
-
-PLAIN = {
-    "ingest": bring_up_to_date,
-    "features": write_features,
-    "plan": plan_fleet,
-    "train": LocalEngine.run,
-    "evaluate": judge_fleet,
-    "promote": decide_night,
-    "publish": package,
-    "forecast": issue_forecasts,
-    "score": score_due,
-    "watch": check_drift,
-}
-"""Where the substance of each step lies."""
 
 SPEC = RunSpec(
     coins="BTC,ETH", timeframes="1h", architectures="linear", preset="smoke", source="sim",
@@ -68,21 +35,13 @@ SPEC = RunSpec(
 
 
 def test_both_dags_are_these_steps():
-    assert tuple(PLAIN) == tasks.STEPS
-    for name in tasks.STEPS:
-        (found,) = [one for one in vars(import_module(f"tasks.{name}")).values() if isinstance(one, Step)]
-        assert (found.name, found.task.name) == (name, name)
-
-
-@pytest.mark.parametrize("name", PLAIN)
-def test_a_step_calls_its_plain_function_which_knows_no_orchestrator(name):
-    plain = PLAIN[name]
-    step = import_module(f"tasks.{name}")
-    function, _, method = plain.__qualname__.partition(".")
-    home = import_module(plain.__module__)
-    assert getattr(home, function) in vars(step).values()
-    assert not method or f".{method}" in inspect.getsource(step)
-    assert not [one for one in vars(home).values() if getattr(one, "__module__", "").startswith("prefect")]
+    made = {
+        value.name
+        for module in (steps, evaluation)
+        for value in vars(module).values()
+        if isinstance(value, Step)
+    }
+    assert made == {*steps.TRAIN_ALL, *steps.FORECAST}
 
 
 @pytest.fixture
@@ -119,7 +78,7 @@ def test_records_pass_through_every_step_without_prefect(at_home):
     assert [one.model.series for one in judged.judgements] == list(got.series)
     decided = promote(SPEC, [judged])
     assert [one.series for one in decided] == list(got.series)
-    assert isinstance(publish(scope.home, "sim"), Publication)
+    assert isinstance(publish("sim"), Publication)
     issued = forecast(scope)
     assert isinstance(issued, ForecastBatch)
     assert (issued.series, issued.rows) == (got.series, 20)

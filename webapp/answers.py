@@ -6,9 +6,9 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, computed_field, create_model
 
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
-from schemas.handover import Alarm, Decision
+from schemas.handover import Decision
 from schemas.identity import SIM, Market
-from schemas.ledger import LedgerEntry
+from schemas.ledger import Alarm, LedgerEntry
 from tasks.tracking.boards import FlowRunInfo, JudgedModel
 
 

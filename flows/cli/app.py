@@ -25,7 +25,6 @@ COMMANDS = {
         "train-all": ("flows.cli.train", "train_all"),
         "backtest": ("flows.cli.train", "backtest"),
         "tune": ("flows.cli.train", "tune"),
-        "presets": ("flows.cli.options", "presets"),
     },
     "Forecast and see": {
         "forecast": ("flows.cli.forecast", "forecast"),
@@ -42,7 +41,6 @@ COMMANDS = {
     "Data and machine": {
         "ingest": ("flows.cli.data", "ingest"),
         "verify": ("flows.cli.data", "verify"),
-        "prune": ("flows.cli.data", "prune"),
         "doctor": ("flows.cli.data", "doctor"),
     },
     "Run every night": {},

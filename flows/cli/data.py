@@ -1,18 +1,17 @@
-"""`cpb ingest`, `verify`, `prune` and `doctor`: fill, check and clean the store, and check the machine."""
+"""`cpb ingest`, `verify` and `doctor`: fill and check the store, and check the machine."""
 
 import os
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import Json, Shown, cli_options
+from flows.cli.options import Json, cli_options
 from flows.console import emit, quiet_libraries, say, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, count
 from schemas.identity import MARKETS
 from schemas.scope import IngestSpec, home
 from tasks.running.parallel import tell
-from tasks.storage.files import checked_home, stored_home
+from tasks.storage.files import stored_home
 
 if TYPE_CHECKING:
     from schemas.scope import Scope
@@ -23,7 +22,7 @@ _SHOWN = 20
 """Maximum number of lines of each kind on the terminal; `--json` has all."""
 
 
-@cli_options(IngestSpec, without=("offline",), shown={"coins": Shown(names=("--coins", "--symbols"))})
+@cli_options(IngestSpec, without=("offline",))
 def ingest(
     spec: IngestSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be fetched")] = False,
@@ -113,38 +112,6 @@ def verify(
     raise typer.Exit(code)
 
 
-def prune(
-    yes: Annotated[bool, typer.Option("--yes", help="delete; without it, only show what would go")] = False,
-    json: Json = False,
-) -> None:
-    """Show, or with --yes delete, old runs and versions of models in MLflow.
-
-    Kept: of each market the last 14 nights; before them what has an alias, as champions have, or the tag
-    `keep`, and runs with a file that cpb did not log. Nothing is deleted while a run is being written.
-
-    Example: cpb prune
-    """
-    quiet_libraries()
-    from tasks.tracking.prune import prune as delete_old
-
-    report = delete_old(checked_home(), dry_run=not yes)
-    if json:
-        emit({**asdict(report), "exit": 0})
-        return
-    _list("version", report.versions)
-    _list("stays:", report.kept)
-    say(str(report))
-    if report.dry_run and (report.runs or report.versions):
-        say("nothing was deleted: add --yes to do it")
-
-
-def _list(word: str, lines: list[str]) -> None:
-    for line in lines[:_SHOWN]:
-        say(f"  {word} {line}")
-    if len(lines) > _SHOWN:
-        say(f"  … and {len(lines) - _SHOWN} more; --json shows all")
-
-
 def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="skip the training step of each architecture")
@@ -163,7 +130,7 @@ def doctor(
     if notify:
         from tasks.notices import send_test
 
-        problems = send_test(home())
+        problems = send_test()
         for name, problem in problems.items():
             say(f"{name}: {problem or 'accepted'}")
         code = EXIT_FATAL if all(problems.values()) else EXIT_COMPLETE

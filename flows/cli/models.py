@@ -6,15 +6,16 @@ import typer
 
 from flows.cli.options import Json, cli_options
 from flows.console import Column, emit, finding, print_table, quiet_libraries, say, show
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, UsageError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError, count
 from schemas.identity import SIM, SPOT, check_known, market_option
 from schemas.run import BoardSpec, RunSpec
 from schemas.scope import ScopeSpec
 from tasks.storage.files import checked_home, stored_home
 
 if TYPE_CHECKING:
-    from schemas.handover import Alarm, Decision
+    from schemas.handover import Decision
     from schemas.identity import SeriesId
+    from schemas.ledger import Alarm
     from tasks.promotion.moves import Served
 
 
@@ -164,6 +165,10 @@ def champions(
         if (symbols is None or entry.champion.series.symbol in symbols)
         and (timeframes is None or entry.champion.series.timeframe in timeframes)
     ]
+    if not found:
+        raise CpbError(
+            "there is no champion of these yet; train first, as in `cpb train-all`", code="no-champion"
+        )
     if json:
         emit({"champions": [_row(entry) for entry in found], "exit": EXIT_COMPLETE})
         return
@@ -315,10 +320,10 @@ def publish(
     """
     quiet_libraries()
     from flows.runner import failure_line
-    from tasks.publish import publish as step
+    from tasks.steps import publish as step
 
     repo = None if dry_run else spec.repo
-    result = step(checked_home(), spec.market, repo)
+    result = step(spec.market, repo)
     for failure in result.failures:
         say(f"FAILED {failure_line(failure)}")
     code = EXIT_PARTIAL if result.failures else EXIT_COMPLETE

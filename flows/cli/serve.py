@@ -103,7 +103,7 @@ def up(port: ServerPort = None, json: Json = False) -> None:
     Example: cpb deploy up && cpb deploy run train-all
     """
     from flows.deploy import services
-    from flows.prefect_server import password_file
+    from flows.ops.guard import password_file
 
     say("starting server, worker and deployments, unless they run (10 to 30 s) …")
     result = services.up(port)

@@ -1,34 +1,26 @@
 """`cpb demo`, `train` and `train-all`; `backtest` and `tune`: methods over several periods, and their options."""
 
-import shutil
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flows.cli.models import print_board
-from flows.cli.options import Json, Shown, cli_options
+from flows.cli.options import Json, cli_options
 from flows.console import Column, emit, finding, print_table, quiet_libraries, say, show, shown_progress
-from flows.prefect_server import server_in_use
 from schemas.errors import EXIT_COMPLETE, UsageError, count, p_value
-from schemas.run import BacktestSpec, RunSpec, base_of, is_file
-from schemas.scope import ScopeSpec
+from schemas.run import (
+    PRESET_ABOUT,
+    PRESET_ARCHITECTURES,
+    SUFFIX,
+    BacktestSpec,
+    RunSpec,
+    TrainSpec,
+    own_presets_folder,
+    read_preset,
+)
 from schemas.tuning import TuneSpec
 from tasks.storage.files import public_url
-
-MODEL_OPTIONS = {
-    "batch_size": ("batch_size", "windows per step"),
-    "hidden_dim": ("hidden_dim", "width of the hidden layers"),
-    "n_layers": ("n_layers", "number of layers"),
-    "max_epochs": ("epochs", "most epochs"),
-    "no_mixed_precision": (
-        "mixed_precision",
-        "train in float32 even if the device can train in bf16 or fp16",
-    ),
-}
-"""Options of `cpb train` named in the original notes (docs/log.md): parameter -> field of the model preset, help."""
 
 
 def demo(json: Json = False) -> None:
@@ -47,10 +39,30 @@ def demo(json: Json = False) -> None:
     raise typer.Exit(result["exit"])
 
 
+def print_presets(wanted: bool) -> None:
+    """Print the presets, built in and in HOME/presets: what each trains, and what it is for or why it is refused."""
+    if not wanted:
+        return
+    rows = []
+    for name in (*PRESET_ARCHITECTURES, *map(str, sorted(own_presets_folder().glob(f"*{SUFFIX}")))):
+        try:
+            trains = ", ".join(RunSpec(preset=name).names)
+            rows.append([name, trains, PRESET_ABOUT.get(name) or read_preset(name).about])
+        except UsageError as error:
+            rows.append([name, "-", str(error)])
+    heads = ("preset", "trains", "what for")
+    print_table("", [Column(head, text=True, stays=True, folds=head != "preset") for head in heads], rows)
+    raise typer.Exit
+
+
 @cli_options(RunSpec)
 def train_all(
     spec: RunSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be trained, and why")] = False,
+    presets: Annotated[
+        bool,
+        typer.Option("--presets", callback=print_presets, is_eager=True, help="list the presets and exit"),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Ingest, train, judge, promote, package and forecast the whole universe.
@@ -68,48 +80,9 @@ def train_all(
     raise typer.Exit(result["exit"])
 
 
-def _one_model(values: dict[str, Any]) -> RunSpec:
-    """Return the spec of `cpb train`: `har` if no architecture is named, and the architecture's own preset."""
-    # Errors in coins, candles or dates are reported before the models' library is loaded.
-    ScopeSpec(**{name: value for name, value in values.items() if name in ScopeSpec.model_fields})
-    if values["architectures"] is None and not is_file(values["preset"]):
-        values = values | {"architectures": "har"}
-    if values["preset"] is None:
-        values = values | {"preset": _default_preset(values["architectures"])}
-    spec = RunSpec(**values)
-    if len(spec.scope.series) * len(spec.names) != 1:
-        raise UsageError(
-            "`cpb train` trains one model: name one coin, one timeframe and one architecture, or use `cpb train-all`",
-            code="one-model",
-        )
-    return spec
-
-
-def _default_preset(architecture: str) -> str:
-    import cpbmodels
-
-    try:
-        return cpbmodels.architecture(base_of(architecture)).default_preset
-    except cpbmodels.ModelError:  # unknown architecture: RunSpec names the known architectures
-        return "default"
-
-
-@cli_options(
-    RunSpec,
-    without=("repo", "tail", "force", "prune", "serving"),
-    shown={
-        "architectures": Shown(
-            names=("--arch",),
-            help="transformer, gru, lstm, linear, har, …; default: the preset file's, else har",
-        ),
-        "preset": Shown(help="default: the architecture's own", default=None),
-        "wandb": Shown(names=("--wandb", "--use-wandb")),
-    },
-    model_options=MODEL_OPTIONS,
-    build=_one_model,
-)
+@cli_options(TrainSpec, without=("repo", "tail", "force", "prune", "serving"))
 def train(
-    spec: RunSpec,
+    spec: TrainSpec,
     resume: Annotated[
         str | None,
         typer.Option(
@@ -137,7 +110,7 @@ def train(
     if json:
         emit(result)
     else:
-        for line in result_lines(result):
+        for line in result_lines(spec, result):
             say(line)
     raise typer.Exit(int(result["exit"]))
 
@@ -147,8 +120,8 @@ def _show_plan(spec: RunSpec, json: bool) -> None:
     quiet_libraries()
     with shown_progress("train-all"):
         from flows.runner import read_pairs
-        from tasks.plan import idle_sentence
         from tasks.promotion.night import idle_architectures
+        from tasks.steps import idle_sentence
 
         series = read_pairs(spec, say).scope.series
         idle = idle_architectures(spec, series)
@@ -168,7 +141,7 @@ def _train_all(spec: RunSpec, command: str, direct: bool = False) -> dict[str, A
     quiet_libraries()
     with shown_progress(command):
         from flows import train_all as job
-        from flows.runner import Runner, in_prefect
+        from flows.runner import Runner, in_prefect, server_in_use
 
         if server_in_use() and not direct:
             return in_prefect(job.train_all, spec)
@@ -184,12 +157,10 @@ def _show_board(run_id: str) -> None:
 def _next_steps() -> None:
     from tasks.tracking.store import tracking_uri
 
-    called = sys.argv[0] if Path(sys.argv[0]).name == "cpb" else f"{sys.executable} -m flows.cli"
-    cpb = "cpb" if shutil.which("cpb") == called else called
     say(f"\nMLflow store: {public_url(tracking_uri())}\nNext:")
-    say(f"  {cpb} ui                                       compare the runs in the MLflow UI")
-    say(f"  {cpb} serve                                    forecasts on a page")
-    say(f"  {cpb} train-all --coins BTC,ETH --preset smoke  the same on real klines from Binance Vision")
+    say("  cpb ui                                       compare the runs in the MLflow UI")
+    say("  cpb serve                                    forecasts on a page")
+    say("  cpb train-all --coins BTC,ETH --preset smoke  the same on real klines from Binance Vision")
 
 
 _COLUMNS = (
@@ -212,7 +183,7 @@ def backtest(spec: BacktestSpec, json: Json = False) -> None:
     quiet_libraries()
     with shown_progress("backtest"):
         from flows import backtest as job
-        from flows.runner import Runner, in_prefect
+        from flows.runner import Runner, in_prefect, server_in_use
 
         result = in_prefect(job.backtest, spec) if server_in_use() else job.run_backtest(spec, Runner(), say)
     if json:
@@ -249,14 +220,9 @@ def _cells(timeframe: str, name: str, row: dict[str, Any]) -> list[str]:
 
 
 @cli_options(
-    TuneSpec,
-    without=("repo", "tail", "prune", "wandb", "serving", "seeds", "train_timeout_s"),
-    shown={"architectures": Shown(names=("--arch",))},
-)  # fmt: skip
-def tune(
-    spec: TuneSpec,
-    json: Json = False,
-) -> None:
+    TuneSpec, without=("repo", "tail", "force", "prune", "wandb", "serving", "seeds", "train_timeout_s")
+)
+def tune(spec: TuneSpec, json: Json = False) -> None:
     """Search options with Optuna: a fleet trains a batch of trials, rolling folds before the test span choose one.
 
     The winner is scored on the test span once and written as a preset. The same command continues its study.

@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import psutil
 
 from flows.cli.options import parse_value
-from flows.ops.guard import PREFECT, make_password, read_password
+from flows.ops.guard import PREFECT, make_password, password_file, prefect_home, read_password
 from flows.ops.serve import check_port, serve
-from flows.prefect_server import client_of_settings, password_file, prefect_home, server_in_use
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec, with_preset_file
 from schemas.scope import ForecastSpec, ScopeSpec, default_folder
@@ -130,6 +129,8 @@ def find(name: Name) -> psutil.Process | None:
 def client_of(port: int, timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
     """Yield a client of this deployment's server, which is the server in use in the block."""
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+    from flows.runner import client_of_settings
 
     secret = read_password(password_file())
     with (
@@ -342,6 +343,8 @@ def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> "Flow
     if spec := _SPECS.get(full.partition("/")[0]):
         spec(**values)  # the same validation as on the command line, before a run exists
         values = with_preset_file(values)  # the worker does not need the file
+    from flows.runner import client_of_settings, server_in_use
+
     port = last_port()
     if not (port or server_in_use()):
         raise CpbError(

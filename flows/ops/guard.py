@@ -9,6 +9,7 @@ import base64
 import hmac
 import ipaddress
 import json
+import os
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -172,6 +173,16 @@ async def _answer(scope: "Scope", send: "Send", status: int, reason: str) -> Non
         ]
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
+
+
+def prefect_home() -> Path:
+    """Return Prefect's folder: `PREFECT_HOME`, or `~/.prefect`."""
+    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser().absolute()
+
+
+def password_file() -> Path:
+    """Return the file of the API's password in Prefect's folder. The password allows running commands as this user."""
+    return prefect_home() / "cpb-api-auth"
 
 
 def make_password(path: Path) -> str:

@@ -14,9 +14,9 @@ import numpy as np
 import polars as pl
 from pydantic import Field
 
-from schemas.handover import Alarm, Failure, Record, Watching
+from schemas.handover import Failure, Record
 from schemas.identity import SeriesId, tree_of
-from schemas.ledger import BANDS, JudgedMetrics, Reference
+from schemas.ledger import BANDS, Alarm, JudgedMetrics, Reference, Watching
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import failure, reference_of

@@ -68,7 +68,7 @@ def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> Forecas
     stored, more = store_batch(scope.home, "forecasts", batch)
     return ForecastBatch(
         rows=sum(stored.values()),
-        standing=sum(len(batch[series]) for series in stored),
+        total_rows=sum(len(batch[series]) for series in stored),
         series=tuple(stored),
         failures=(*failures, *more),
     )

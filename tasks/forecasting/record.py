@@ -17,9 +17,9 @@ import polars.selectors as cs
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import DamagedError
 from schemas.frames import CHAMPION
-from schemas.handover import Failure, Score
+from schemas.handover import Failure
 from schemas.identity import SIM, SeriesId, stored_series, tree_of
-from schemas.ledger import BANDS, LedgerEntry, LedgerSummary
+from schemas.ledger import BANDS, LedgerEntry, LedgerSummary, Score
 from tasks.forecasting.chain import ANY_ERROR
 from tasks.forecasting.issue import LOCK, failure, recipes_of, store_batch
 from tasks.forecasting.months import (

@@ -209,7 +209,8 @@ def with_listed_pairs(spec: S) -> tuple[S, str]:
         raise CpbError("coins exchange: the source lists leveraged tokens and stablecoins only; name the coins",
                        code="source", field="coins")  # fmt: skip
     left_out = f"({len(listed) - len(coins):,} leveraged or stable left out)"
-    return spec.with_pairs(coins), f"exchange: {count(len(coins), 'pair')} {left_out}"
+    named = type(spec)(**spec.model_dump() | {"coins": ",".join(coins)})
+    return named, f"exchange: {count(len(coins), 'pair')} {left_out}"
 
 
 def _plan_only(run: Run) -> IngestReport:

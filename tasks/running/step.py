@@ -71,8 +71,8 @@ class Step(Generic[P, R]):
 
     def in_prefect(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the step as a task run of the running flow; returns and raises the same as `fn`."""
-        found: Any = self.task(*args, **kwargs)
-        return cast(R, found.result() if isinstance(found, State) else found)
+        result: Any = self.task(*args, **kwargs)
+        return cast(R, result.result() if isinstance(result, State) else result)
 
 
 def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
@@ -96,7 +96,7 @@ def _showing_failures(fn: Callable[P, R]) -> Callable[P, R | State[R]]:
     return run
 
 
-_RESULTS = ("series", "fleets", "members", "judgements", "rows")
+_RESULTS = ("models", "series", "fleets", "members", "judgements", "rows")
 """Fields of the records of `schemas.handover` and of a plan that contain successful results."""
 
 

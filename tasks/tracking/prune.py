@@ -1,4 +1,4 @@
-"""`cpb prune`: deletes the runs and model versions that nights leave behind, so that the MLflow store stays bounded.
+"""`--prune`: deletes the runs and model versions that nights leave behind, so that the MLflow store stays bounded.
 
 Kept are the last nights of each market, and before them what an alias or the tag `keep` holds. Of the rest, runs that
 cpb logged are deleted, with the files that cpb logged. A kill at any point is safe: the next pruning deletes what is

@@ -14,6 +14,6 @@ def test_the_trip_of_train_all(capsys):
     weights, everything = answer["to_the_weights"], answer["in_all"]
     assert everything[: len(weights)] == weights
     assert weights[0].startswith("flows/cli")
-    assert {"tasks/ingest.py", "tasks/training/trainer.py", "cpbmodels/fleet/member.py"} <= set(weights)
-    assert {"tasks/promote.py"} <= set(everything) - set(weights)
+    assert {"tasks/steps.py", "tasks/training/trainer.py", "cpbmodels/fleet/member.py"} <= set(weights)
+    assert {"tasks/evaluate.py"} <= set(everything) - set(weights)
     assert len(everything) == len(set(everything))

@@ -1,15 +1,12 @@
 """The project's own deployments on a real Prefect server: run to Completed, schedules that yield runs, errors."""
 
-import fcntl
 import json
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 
 import pytest
 from deployed import Deployed, wait_for
-from ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -75,40 +72,6 @@ def test_a_training_that_is_cancelled_by_prefects_own_command_stops_and_leaves_n
     assert project.slots() == 0
 
 
-def test_the_deployments_go_into_a_server_and_a_pool_of_ones_own(project, tmp_path):
-    """`prefect deploy --all` with the lines of prefect.yaml's head, in place of `cpb deploy up`."""
-    port = free_port()
-    env = project.env | {
-        "PREFECT_HOME": str(tmp_path / "own"),
-        "PREFECT_API_URL": f"http://127.0.0.1:{port}/api",
-    }
-
-    def prefect(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "prefect", "--no-prompt", *words], cwd=project.folder, env=env,
-            capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
-
-    server = subprocess.Popen(
-        [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(port)], env=env,
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
-        wait_for(lambda: prefect("work-pool", "create", "local-gpu", "--type", "process").returncode == 0)
-        assert prefect("deploy", "--all").returncode == 0
-        words = ["source=sim", "coins=BTC", "timeframes=1h", "architectures=linear", "preset=smoke"]
-        asked = prefect(
-            "deployment", "run", "train-all/train-all", *(w for one in words for w in ("-p", one))
-        )
-        assert asked.returncode == 0, asked.stdout + asked.stderr
-        assert prefect("worker", "start", "--pool", "local-gpu", "--run-once").returncode == 0
-        ended = prefect("flow-run", "ls", "--state-type", "COMPLETED", "--flow-name", "train-all")
-        assert "train-all" in ended.stdout, ended.stdout
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
 def test_a_backtest_is_a_flow_run_where_a_server_is_named(project, client):
     command = ["backtest", "--coins", "BTC,NOPE", *SMALL, "--architectures", "har", "--folds", "2", "--json"]
     done = project.cpb(*command, **client)
@@ -128,28 +91,3 @@ def test_an_expected_error_is_one_sentence_on_the_server_too(project, client):
     last = done.stderr.splitlines()[-1]
     assert last.startswith("cpb: ")
     assert [run["state"]["message"] for run in project.runs("FAILED")] == [last.removeprefix("cpb: ")]
-
-
-def test_without_the_password_the_remedy_is_said(project):
-    done = project.cpb("train-all", "--coins", "BTC", *SMALL, PREFECT_API_URL=project.api)
-    assert done.returncode == 1
-    assert "cpb-api-auth" in done.stderr.splitlines()[-1]
-
-
-def test_a_run_that_meets_another_writer_waits_for_it(project, client):
-    command = ["train-all", "--coins", "BTC", *SMALL, "--architectures", "linear", "--json"]
-    with ExitStack() as stack:
-        for home in (project.folder / "data", project.folder / "data" / "sim"):
-            home.mkdir(parents=True, exist_ok=True)
-            fcntl.flock(stack.enter_context((home / "writer.lock").open("a")), fcntl.LOCK_EX)
-        before = len(project.ask("task_runs/filter", {}).json())
-        flow = subprocess.Popen(
-            [sys.executable, "-m", "flows.cli", *command], cwd=project.folder, text=True,
-            env=project.env | client, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        wait_for(lambda: len(project.ask("task_runs/filter", {}).json()) > before)  # it is ingesting
-        time.sleep(5)
-        assert flow.poll() is None
-    out, _ = flow.communicate(timeout=300)
-    assert flow.returncode == 0
-    assert json.loads(out.splitlines()[-1])["champions"] == 1

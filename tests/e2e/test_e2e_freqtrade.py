@@ -8,9 +8,7 @@ import json
 import os
 import re
 import shutil
-import sqlite3
 import subprocess
-import time
 import zipfile
 from datetime import timedelta
 from pathlib import Path
@@ -21,7 +19,7 @@ import polars as pl
 import pytest
 
 from cpbmodels import load
-from cpbmodels.freqtrade import STARTUP_CANDLES, add_forecasts
+from cpbmodels.freqtrade import add_forecasts
 from schemas.identity import SeriesId
 from tasks.market.klines import read_klines
 from tasks.market.simulator import serve
@@ -42,18 +40,6 @@ pytestmark = [
     ),
 ]
 mirror_is_here = pytest.mark.skipif(not MIRROR.exists(), reason="needs the mirror of real klines")
-
-ALWAYS = """
-from CpbRiskStrategy import CpbRiskStrategy
-
-
-class Always(CpbRiskStrategy):
-    def populate_entry_trend(self, dataframe, metadata):
-        return dataframe.assign(enter_long=1)
-
-    def populate_exit_trend(self, dataframe, metadata):
-        return dataframe
-"""
 
 
 @pytest.fixture(scope="module", params=["sim", pytest.param(str(MIRROR), marks=mirror_is_here)])
@@ -91,7 +77,7 @@ def trader(request, tmp_path_factory, forking):
         klines = read_klines(home, series)
         candles[f"{coin}/USDT"] = to_feather(klines, user / "data/binance" / f"{coin}_USDT-1h.feather")
 
-    with serve(None, hook=Exchange(candles)) as url:
+    with serve(None, hook=Exchange()) as url:
         (folder / "config.json").write_text(json.dumps(config_of(url)))
         env |= {"PYTHONPATH": str(ROOT), "COLUMNS": "240"}
 
@@ -106,13 +92,7 @@ def trader(request, tmp_path_factory, forking):
             assert done.returncode == 0, done.stderr[-4000:]
             return " ".join(done.stderr.split()), done.stdout
 
-        def start(log, *arguments):
-            return subprocess.Popen(
-                command_of("trade", "--dry-run", *arguments), cwd=folder, stdout=log, stderr=log,
-                env=env | {"PYTHONPATH": f"{ROOT}{os.pathsep}{user / 'strategies'}"},
-            )  # fmt: skip
-
-        yield SimpleNamespace(run=run, start=start, folder=folder, user=user, candles=candles)
+        yield SimpleNamespace(run=run, user=user, candles=candles)
 
 
 def to_feather(klines, path):
@@ -127,10 +107,7 @@ def to_feather(klines, path):
 
 
 class Exchange:
-    """A stand-in: markets, and for a live bot prices and candles, moved in time so that the last one is open."""
-
-    def __init__(self, candles):
-        self.candles = {pair.replace("/", ""): frame for pair, frame in candles.items()}
+    """A stand-in for the exchange's list of markets."""
 
     def __call__(self, _handler, path, query):
         answer = getattr(self, path.removeprefix("api/v3/").partition("/")[0], None)
@@ -157,49 +134,13 @@ class Exchange:
             "symbols": symbols,
         }
 
-    def time(self, _query):
-        return {"serverTime": round(time.time() * 1000)}
-
-    def klines(self, query):
-        recent = moved(self.candles[query["symbol"]], pd.Timestamp.now(tz="UTC")).tail(int(query["limit"]))
-        opens = recent["date"].astype("datetime64[ms, UTC]").astype("int64")
-        prices = recent[["open", "high", "low", "close", "volume"]].astype(str).to_numpy().tolist()
-        ends = ["0", 1, "0", "0", "0"]
-        return [[t, *row, t + 3_599_999, *ends] for t, row in zip(opens.tolist(), prices, strict=True)]
-
-    def ticker(self, query):
-        price = str(self.candles[query["symbol"]]["close"].iloc[-1])
-        now = round(time.time() * 1000)
-        names = (
-            "lastPrice",
-            "bidPrice",
-            "askPrice",
-            "openPrice",
-            "highPrice",
-            "lowPrice",
-            "weightedAvgPrice",
-        )
-        return {"symbol": query["symbol"], "openTime": now - 86_400_000, "closeTime": now} | dict.fromkeys(
-            names, price
-        )
-
-    def depth(self, query):
-        side = [[str(self.candles[query["symbol"]]["close"].iloc[-1]), "1000"]]
-        return {"lastUpdateId": 1, "bids": side, "asks": side}
-
-
-def moved(candles, now):
-    """The candles with the last one open at `now`."""
-    return candles.assign(date=candles["date"] + (now.floor("h") - candles["date"].iloc[-1]))
-
 
 def config_of(url):
     pricing = {"price_side": "same", "use_order_book": False}
     api = {"urls": {"api": {"public": f"{url}/api/v3"}}, "options": {"fetchMarkets": {"types": ["spot"]}}}
     return {
         "stake_currency": "USDT", "stake_amount": "unlimited", "tradable_balance_ratio": 1.0, "max_open_trades": 2,
-        "dry_run": True, "initial_state": "running", "db_url": "sqlite:///live.sqlite",
-        "dry_run_wallet": WALLET, "trading_mode": "spot", "dataformat_ohlcv": "feather",
+        "dry_run": True, "dry_run_wallet": WALLET, "trading_mode": "spot", "dataformat_ohlcv": "feather",
         "entry_pricing": pricing, "exit_pricing": pricing, "pairlists": [{"method": "StaticPairList"}],
         "exchange": {"name": "binance", "key": "", "secret": "", "ccxt_config": api,
                      "enable_ws": False, "pair_whitelist": [f"{coin}/USDT" for coin in COINS]},
@@ -237,49 +178,6 @@ def test_a_backtest_trades_with_the_forecasts_stakes_and_stops_and_only_where_th
     assert stopped > 5
 
 
-def test_a_live_bot_stakes_and_stops_by_the_candle_that_has_closed(trader):
-    """The exchange sends the open candle too. No signal is waited for: the strategy enters at once."""
-    (trader.user / "strategies" / "Always.py").write_text(ALWAYS)
-    with (trader.folder / "live.log").open("w+") as log:
-        bot = trader.start(log, "--strategy", "Always")
-        try:
-            trades = wait_for_trades(trader.folder / "live.sqlite", bot)
-        finally:
-            bot.terminate()
-            bot.wait(60)
-        log.seek(0)
-        said = log.read()
-    assert "ERROR" not in said
-    assert "Strategy caused" not in said
-    for pair, stake, stop, opened in trades:
-        now = pd.Timestamp(opened, tz="UTC")
-        candles = moved(trader.candles[pair], now)[:-1]
-        folder = trader.user / "cpb" / pair.replace("/", "") / "1h"
-        last = add_forecasts(candles, pair, "1h", folder, steps=[10]).iloc[-1]
-        assert stake == pytest.approx(0.005 * WALLET / last["cpb_sigma_10"], rel=1e-3)
-        assert stop == pytest.approx(last["cpb_q05_10"], rel=5e-5)
-
-
-def wait_for_trades(path, bot, seconds=120):
-    """Pair, stake, stop and opening time of a trade in each pair, once the bot has moved their first stops."""
-    until = time.monotonic() + seconds
-    while time.monotonic() < until and bot.poll() is None:
-        time.sleep(1)
-        if not path.exists():
-            continue
-        with sqlite3.connect(path) as database:
-            tables = database.execute("select count(*) from sqlite_master where name = 'trades'").fetchone()
-            found = (
-                tables[0]
-                and database.execute(
-                    "select pair, stake_amount, stop_loss, open_date from trades where stop_loss > initial_stop_loss"
-                ).fetchall()
-            )
-        if found and len(found) == len(COINS):
-            return found
-    raise AssertionError("the bot has not opened a trade in every pair")
-
-
 def test_lookahead_analysis_finds_no_bias(trader):
     said, table = trader.run(
         "lookahead-analysis", "--minimum-trade-amount", "10", "--targeted-trade-amount", "10",
@@ -287,15 +185,6 @@ def test_lookahead_analysis_finds_no_bias(trader):
     )  # fmt: skip
     assert "CpbRiskStrategy: no bias detected" in said
     assert re.search(r"CpbRiskStrategy.py\W+CpbRiskStrategy\W+No\W+10\W+0\W+0\W+$", table, re.MULTILINE)
-
-
-def test_recursive_analysis_finds_no_variance_and_no_lookahead(trader):
-    said, _ = trader.run(
-        "recursive-analysis", "-p", "BTC/USDT", "--startup-candle", str(STARTUP_CANDLES), "1099",
-        timerange="20250115-20250301",
-    )  # fmt: skip
-    assert "No variance on indicator(s) found due to recursive formula" in said
-    assert "No lookahead bias on indicators found" in said
 
 
 def test_the_analyses_would_find_a_bias_and_too_few_startup_candles(trader):

@@ -19,7 +19,6 @@ from ports import free_port
 from tasks.storage.wheel import light_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
-MIRROR = ROOT.parent / "shared" / "market"
 PACKAGES = ("flows", "tasks", "schemas", "webapp", "cpbmodels")
 FILES = ("setup.py", "pyproject.toml", "prefect.yaml", "README.md", "LICENSE")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -147,14 +146,3 @@ def test_the_deployment_runs_and_is_stopped(installed):
     assert not (installed.packages / "data").exists()
     running = [one.info["cmdline"] or [""] for one in psutil.process_iter(["cmdline"])]
     assert not [command for command in running if command[0].startswith(str(installed.folder))]
-
-
-@pytest.mark.skipif(not MIRROR.is_dir(), reason="the mirror of real klines is not here")
-def test_real_candles_are_trained_and_promoted(installed):
-    done = installed.json(
-        "train-all", "--source", MIRROR, "--as-of", "2025-06-06", "--coins", "BTC,ETH", "--timeframes", "1h",
-        "--preset", "smoke", "--architectures", "har,linear",
-    )  # fmt: skip
-    assert done["exit"] == 0
-    for coin in ("BTCUSDT", "ETHUSDT"):
-        assert (installed.share / f"data/hub/{coin}/1h/model.safetensors").is_file()

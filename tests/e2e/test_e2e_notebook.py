@@ -12,8 +12,6 @@ import sqlite3
 import subprocess
 import sys
 import tarfile
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import polars as pl
@@ -21,7 +19,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs/colab.ipynb"
-SETUP = ("import json",)  # how the cell begins that installs
 
 NO_VENV = """
 import sys
@@ -91,13 +88,8 @@ def ask(python, code):
     )
 
 
-def execute(python, folder, monkeypatch, *, only=None, without=(), after="", **settings):
-    """Run the notebook's cells in `folder`; returns them with their outputs.
-
-    Args:
-        only: beginnings of the code cells to run; None: all but those that begin as in `without`.
-        after: code of one more cell.
-    """
+def execute(python, folder, monkeypatch, *, without=(), after="", **settings):
+    """Run the notebook's cells in `folder`, but those that begin as in `without`, and a cell with the code `after`."""
     import nbformat
     from nbclient import NotebookClient
 
@@ -109,9 +101,6 @@ def execute(python, folder, monkeypatch, *, only=None, without=(), after="", **s
 
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    if only is not None:
-        cells = [cell for cell in cells if cell.source.startswith(only)]
-        assert len(cells) == len(only)
     cells = [cell for cell in cells if not (without and cell.source.startswith(without))]
     checked = [part for cell in cells for part in (cell, nbformat.v4.new_code_cell(CHECK))]
     notebook.cells = [*checked, nbformat.v4.new_code_cell(after)]
@@ -166,73 +155,6 @@ def test_every_cell_runs_on_a_python_without_ensurepip_and_the_next_session_goes
     assert told.drop("run_id").equals(
         rows.drop("run_id")
     )  # seconds of training, too: nothing was trained again
-
-
-def test_three_cells_install_look_and_train():
-    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
-    first, second, third, *_more = ["".join(cell["source"]) for cell in cells]
-    assert "%pip install" in first
-    assert second == "!cpb doctor"
-    assert "!cpb train-all" in third
-    assert "board.select(" in third
-
-
-@pytest.mark.parametrize(
-    ("path", "address"),
-    [
-        (
-            "fileId=https%3A%2F%2Fgithub.com%2Falice%2Fcpb%2Fblob%2Fmain%2Fdocs%2Fcolab.ipynb",
-            "https://github.com/alice/cpb.git",
-        ),
-        ("fileId=1x2y3z", ""),
-    ],
-)
-def test_the_address_is_that_of_the_repository_which_colab_opened_it_from(path, address, monkeypatch):
-    """Colab tells a notebook's place in its list of sessions."""
-
-    class Sessions(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps([{"name": "colab.ipynb", "path": path}]).encode())
-
-        def log_message(self, *_):
-            """Print nothing."""
-
-    source = "".join(json.loads(NOTEBOOK.read_text())["cells"][2]["source"])
-    names = {}
-    imports = source[: source.index("REPO =")]
-    exec(imports + source[source.index("def opened_from") : source.index("candidates =")], names)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Sessions) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("COLAB_JUPYTER_IP", "127.0.0.1")
-        monkeypatch.setenv("KMP_TARGET_PORT", str(server.server_port))
-        assert names["opened_from"]() == address
-        server.shutdown()
-    monkeypatch.delenv("COLAB_JUPYTER_IP")
-    assert names["opened_from"]() == ""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_inside_a_clone_nothing_is_fetched_and_elsewhere_the_address_is_asked_for(
-    python, repo, tmp_path, monkeypatch
-):
-    from nbclient.exceptions import CellExecutionError
-
-    (tmp_path / "elsewhere").mkdir()
-    with pytest.raises(CellExecutionError) as error:
-        execute(python, tmp_path / "elsewhere", monkeypatch, only=SETUP)
-    assert error.value.ename == "SystemExit"
-    assert "REPO" in error.value.evalue
-    assert not list((tmp_path / "elsewhere").iterdir())
-
-    where = "import flows.cli, cpbmodels\nprint(flows.cli.__file__, cpbmodels.__file__)"
-    cells = execute(python, repo / "docs", monkeypatch, only=SETUP, after=where)
-    assert printed(cells[-1:]).split() == [
-        str(repo / "flows/cli/__init__.py"),
-        str(repo / "cpbmodels/__init__.py"),
-    ]
 
 
 def test_the_stored_notebook_shows_results_and_tells_nothing_of_the_machine_that_made_it():

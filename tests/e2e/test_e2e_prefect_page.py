@@ -1,30 +1,18 @@
 """What Prefect's own page tells of a run: names of task runs, their states, log lines, leaderboard and failures."""
 
-import logging
 import time
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
 import yaml
-from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, LogFilter, TaskRunFilter
 from prefect.events.schemas.automations import AutomationCore
 from prefect.settings import get_current_settings
-from prefect.states import Completed
-
-from flows.console import say
-from flows.runner import Runner, flow_parameters, plain_failures
-from schemas.handover import Failure, ShardResult
-from schemas.identity import SeriesId
-from schemas.scope import ScopeSpec
-from tasks.running.step import step
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 
 
 @pytest.fixture(scope="module")
@@ -89,60 +77,6 @@ class Page:
                 if all(any(text in line for line in lines) for text in wanted) or time.monotonic() > deadline:
                     return lines
                 time.sleep(0.3)
-
-
-@step("features", run_name="features {series.name}", workers=2)
-def compute(series):
-    """Fail for ETH alone."""
-    logging.getLogger("cpb").warning("a column of %s is tried again", series)
-    return (
-        Failure.of(series, "features", "no candles at http://u:sesame@mirror/x") if series == ETH else series
-    )
-
-
-@step("fleet", run_name="train {name}")
-def fleet(name):
-    """Lose one of its members, or raise."""
-    if name == "broken":
-        raise ValueError("a fault")
-    return ShardResult(key="k", architecture=name, failures=(Failure.of(ETH, "train", "it diverged"),))
-
-
-@flow(name="small", validate_parameters=False)
-@plain_failures
-@flow_parameters(ScopeSpec)
-def small(spec):
-    """Call steps as the main job does."""
-    steps = Runner(prefect=True)
-    computed = steps.each(compute, [(BTC,), (ETH,)])
-    say(f"computed {len(computed)} series from http://u:sesame@mirror/x")
-    lost = steps.one(fleet, "gru")
-    (error,) = steps.each(fleet, [("broken",)])
-    return Completed(data=(computed, lost, error))
-
-
-def test_steps_give_their_values_and_the_page_their_names_states_and_log(server, capsys):
-    (btc, eth), lost, error = small(coins="BTC,ETH")
-    assert btc == BTC
-    assert isinstance(eth, Failure)
-    assert lost.failures[0].reason == "it diverged"
-    assert isinstance(error, ValueError)
-    expected = {
-        "features BTCUSDT-1h": ("Completed", "COMPLETED"), "features ETHUSDT-1h": ("Failed", "COMPLETED"),
-        "train gru": ("Failed", "COMPLETED"), "train broken": ("Failed", "FAILED"),
-    }  # fmt: skip
-    page = Page("small", set(expected))
-    shown = {name: (t.state.name, t.state.type.value) for name, t in page.tasks.items()}
-    assert shown == expected
-    assert page.tasks["features ETHUSDT-1h"].state.message == "ETHUSDT 1h: no candles at http://mirror/x"
-    lines = page.log("computed 2 series", "a column of BTCUSDT 1h", "a column of ETHUSDT 1h")
-    assert "computed 2 series from http://mirror/x" in lines
-    assert "a column of ETHUSDT 1h is tried again" in lines
-    assert "sesame" not in str(lines)
-    terminal = capsys.readouterr().err
-    assert terminal.count("computed 2 series") == 1
-    say("after the run")
-    assert logging.getLogger("cpb").handlers == []
 
 
 def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):

@@ -116,7 +116,6 @@ def test_a_home_that_never_trained_forecasts_with_the_servers_champion(world, tm
     third = Machine(tmp_path / "three", one.env, one.program)
     assert third("forecast", *SIM)["series"] == 1
     assert third("forecast", *SIM)["new_rows"] == 0
-    assert third("prune", "--json")["exit"] == 0
 
 
 def test_a_file_that_is_damaged_on_the_server_is_found(world):

@@ -183,22 +183,6 @@ def test_with_a_tail_forecasts_start_at_the_newest_candle_and_are_scored(cpb, tm
         assert (later["new_rows"], later["scored"]) == (10, 2)
 
 
-def test_a_forecast_without_a_champion_is_fatal_in_one_sentence(cpb, tmp_path):
-    write_month(tmp_path / "mirror", "BTCUSDT", "2025-03")
-    done = cpb("forecast", "--source", tmp_path / "mirror", "--coins", "BTC", "--timeframes", "1h")
-    assert done.returncode == 1
-    assert "train first" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("command", ["train-all", "backtest"])
-def test_a_dead_prefect_server_is_said_in_one_sentence(cpb, command):
-    done = cpb(command, "--source", "sim", "--coins", "BTC", *SMALL, PREFECT_API_URL="http://127.0.0.1:9/api")
-    assert done.returncode == 1
-    assert "no Prefect server answers" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_hub_that_is_away_costs_nothing_but_the_commit(cpb, tmp_path):
     command = ("train-all", "--source", "sim", "--coins", "BTC", *SMALL, "--repo", "alice/models")
     nowhere = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path / "hf")}

@@ -16,7 +16,7 @@ def test_publish_without_a_repository_says_what_was_written_and_what_publishes_i
     monkeypatch, capsys, tmp_path
 ):
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
-    monkeypatch.setattr("tasks.publish.publish", lambda *given: Publication(place="data/hub"))
+    monkeypatch.setattr("tasks.steps.publish", lambda *given: Publication(place="data/hub"))
     monkeypatch.setattr(sys, "argv", ["cpb", "publish"])
     with pytest.raises(SystemExit):
         cli.main()
@@ -60,13 +60,13 @@ def test_serve_allows_the_hosts_of_the_option_or_else_of_the_environment(cpb, mo
         (["--repo", "alice/models", "--dry-run"], "spot", None),
     ],
 )
-def test_publish_takes_one_market(cpb, monkeypatch, tmp_path, words, market, repo):
+def test_publish_takes_one_market(cpb, monkeypatch, words, market, repo):
     seen = []
     monkeypatch.setattr(
-        "tasks.publish.publish", lambda *given: seen.append(given) or Publication(place="there")
+        "tasks.steps.publish", lambda *given: seen.append(given) or Publication(place="there")
     )
     code, told = cpb("publish", *words)
-    assert (code, seen) == (0, [(tmp_path, market, repo)])
+    assert (code, seen) == (0, [(market, repo)])
     assert (told["published"], told["dry_run"], told["exit"]) == ("there", repo is None, 0)
 
 
@@ -126,7 +126,7 @@ def test_without_a_server_train_all_runs_directly_and_demo_always_does(cpb, monk
         seen.append(spec)
         return Summary(run_id="r1")
 
-    monkeypatch.setattr("flows.cli.train.server_in_use", lambda: words == ["demo"])  # which never asks
+    monkeypatch.setattr("flows.runner.server_in_use", lambda: words == ["demo"])  # which never asks
     monkeypatch.setattr("flows.train_all.run_train_all", run_train_all)
     code, told = cpb(*words)
     assert (code, told["run_id"], seen) == (0, "r1", [spec])
@@ -145,14 +145,14 @@ def test_backtest_runs_directly_or_on_the_server_in_use(cpb, monkeypatch):
 
     monkeypatch.setattr("flows.backtest.run_backtest", run_backtest)
     monkeypatch.setattr("flows.runner.in_prefect", in_prefect)
-    monkeypatch.setattr("flows.cli.train.server_in_use", lambda: bool(seen))
+    monkeypatch.setattr("flows.runner.server_in_use", lambda: bool(seen))
     assert [cpb("backtest", "--folds", "2")[0] for _ in range(2)] == [0, 3]
     spec = BacktestSpec(folds=2)
     assert seen == [("directly", spec), ("on the server", spec)]
 
 
 def test_with_a_server_train_all_is_a_flow_run_of_the_same_spec(cpb, monkeypatch):
-    monkeypatch.setattr("flows.cli.train.server_in_use", lambda: True)
+    monkeypatch.setattr("flows.runner.server_in_use", lambda: True)
     seen = []
     monkeypatch.setattr(
         "flows.runner.in_prefect", lambda _flow, spec: seen.append(spec) or {"run_id": "r2", "exit": 3}

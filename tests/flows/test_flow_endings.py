@@ -6,7 +6,7 @@ import pytest
 from mlflow.exceptions import MlflowException
 from prefect.exceptions import TerminationSignal
 
-from flows.training import run_of
+from flows.train_all import run_of
 from schemas.errors import CpbError
 from tasks.tracking.runs import finish, start_fleet, start_parent
 from tasks.tracking.store import open_store

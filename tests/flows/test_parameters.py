@@ -1,10 +1,6 @@
 """A flow's parameters are its specification's fields: Prefect's form shows them, and nothing is lost on the way."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from prefect import flow
@@ -12,12 +8,11 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
 from flows.runner import flow_parameters
-from schemas.errors import UsageError
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 
 SCOPE = {
-    "coins": "exchange", "timeframes": "5m,4h", "source": "/mirror", "market": "um", "since": "2023-01-02",
+    "coins": "exchange", "timeframes": "5m,4h", "source": "/", "market": "um", "since": "2023-01-02",
     "as_of": "2024-01-02T03:04:05", "tail": True,
 }  # fmt: skip
 RUN = SCOPE | {
@@ -127,67 +122,3 @@ def test_the_flow_loads_from_its_entrypoint_with_all_parameters(project):
     loaded = load_flow_from_entrypoint(f"{project}/project.py:echo")
     assert list(loaded.parameters.properties) == list(RunSpec.model_fields)
     assert not loaded.should_validate_parameters
-
-
-@pytest.mark.slow
-def test_a_deployments_run_on_a_real_server_gets_its_parameters(project, monkeypatch):
-    from prefect.client.orchestration import get_client
-    from prefect.settings import PREFECT_API_URL
-    from prefect.testing.utilities import prefect_test_harness
-
-    monkeypatch.setenv("PREFECT_HOME", str(project / "prefect"))
-    root = Path(__file__).resolve().parents[2]
-    with prefect_test_harness(120):
-        env = os.environ | {"PREFECT_API_URL": PREFECT_API_URL.value(), "PYTHONPATH": str(root)}
-
-        def prefect(*arguments):
-            command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
-            return subprocess.run(
-                command, cwd=project, env=env, capture_output=True, text=True, timeout=120, check=False
-            )
-
-        assert prefect("work-pool", "create", "pool", "--type", "process").returncode == 0
-        deployed = prefect("deploy", "project.py:echo", "--name", "echo", "--pool", "pool")
-        assert deployed.returncode == 0, deployed.stdout + deployed.stderr
-
-        asked = (
-            "coins=BTC",
-            "preset=smoke",
-            'overrides={"epochs": 5}',
-            "as_of=2024-01-02T03:04:05",
-            "seeds=2",
-        )
-        started = prefect("deployment", "run", "echo/echo", *(w for one in asked for w in ("-p", one)))
-        assert started.returncode == 0, started.stdout + started.stderr
-        with get_client(sync_client=True) as client:
-            (run,) = client.read_flow_runs()
-            done = prefect("flow-run", "execute", str(run.id))
-            assert done.returncode == 0, done.stdout + done.stderr
-            ended = client.read_flow_run(run.id)
-            assert (ended.state.type.value, ended.name) == ("COMPLETED", "echo smoke")
-        wanted = RunSpec(
-            coins="BTC", preset="smoke", overrides={"epochs": 5}, as_of="2024-01-02T03:04:05", seeds=2
-        )
-        assert RunSpec.model_validate_json((project / "seen.json").read_text()) == wanted
-
-        # What the form's choices do not cover ends the run at once, with the specification's sentence.
-        assert prefect("deployment", "run", "echo/echo", "-p", "as_of=soon").returncode == 0
-        with get_client(sync_client=True) as client:
-            (run,) = [one for one in client.read_flow_runs() if one.parameters == {"as_of": "soon"}]
-            prefect("flow-run", "execute", str(run.id))
-            state = client.read_flow_run(run.id).state
-        assert (state.type.value, state.message) == (
-            "FAILED", "as_of 'soon' is not a date: use 2024-01, 2024-01-31 or 2024-01-31T12:30 (UTC)"
-        )  # fmt: skip
-
-        # What they do cover, the server refuses before there is a run.
-        refused = prefect("deployment", "run", "echo/echo", "-p", "market=options")
-        assert refused.returncode == 1
-        with get_client(sync_client=True) as client:
-            assert len(client.read_flow_runs()) == 2
-
-        given = RunSpec(**RUN)
-        loaded = load_flow_from_entrypoint(f"{project}/project.py:echo")
-        assert RunSpec(**loaded(**given.model_dump())) == given
-        with pytest.raises(UsageError, match="device 'gpuu' is unknown"):
-            loaded(device="gpuu")

@@ -11,7 +11,7 @@ from flows.runner import Summary
 from schemas.errors import CpbError
 from schemas.handover import Failure, FleetJudgement, Judgement, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
-from schemas.run import RunSpec
+from schemas.run import TrainSpec
 
 METRICS = {"test_crps_ratio": 0.9, "test_crps_ratio_low": 0.8, "test_crps_ratio_high": 0.95}
 MODEL = ModelId("gru", "seed-gru", SeriesId("sim", "BTCUSDT", "1h"), 7)
@@ -29,7 +29,7 @@ def end_of(monkeypatch, capsys, *words):
     ("words", "field", "sentence"),
     [
         ("BTC 1h --arch gru --set n_heads=4", "overrides", "n_heads has no effect on gru"),
-        ("BTC 1h --arch gru --n-layers 1 --set dropout=0.5", "overrides", "dropout has no effect on gru"),
+        ("BTC 1h --arch gru --set n_layers=1 --set dropout=0.5", "overrides", "dropout has no effect on gru"),
         ("BTC 1h --arch gru --max-epochs 0", "overrides", "epochs must be a whole number from 1 to 100,000"),
         ("BTC 1h --arch gru --set learning_rate=NaN", "overrides", "lr must be a number from 1e-08 to 1"),
         (
@@ -127,7 +127,7 @@ def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
         "test_crps_ratio_high": 0.95, "run_id": "r1",
         "model_folder": str(trained.home / "sim/fleets/0f/members/sim-BTCUSDT-1h/model"), "exit": 0,
     }  # fmt: skip
-    assert trained.asked["spec"] == RunSpec(
+    assert trained.asked["spec"] == TrainSpec(
         coins="BTCUSDT", timeframes="1h", architectures="gru", preset="seed-gru", source="sim", seed=7,
         overrides={"epochs": 2}, dtype="float64",
     )  # fmt: skip
@@ -168,17 +168,6 @@ def test_a_member_that_failed_is_the_error(trained, monkeypatch, capsys):
     trained.training.summary.failures = [Failure.of(MODEL, "train", CpbError("loss is NaN", code="diverged"))]
     code, told, _ = end_of(monkeypatch, capsys, "BTC", "1h", "--source", "sim")
     assert (code, told["error"], told["code"]) == (1, "loss is NaN", "diverged")
-
-
-def test_the_notes_names_of_options_are_understood(trained, monkeypatch, capsys):
-    words = "--arch gru --batch-size 64 --hidden-dim 32 --n-layers 1 --max-epochs 3 --device cpu --no-mixed-precision"
-    words += " --use-wandb --resume models/checkpoint-latest.pt"
-    end_of(monkeypatch, capsys, "BTC", "1h", *words.split())
-    spec = trained.asked["spec"]
-    assert spec.overrides == {
-        "batch_size": 64, "hidden_dim": 32, "n_layers": 1, "epochs": 3, "mixed_precision": False,
-    }  # fmt: skip
-    assert (spec.wandb, spec.device, trained.asked["earlier"]) == (True, "cpu", "expect")
 
 
 def test_resume_from_a_path_takes_the_newest_checkpoint_of_each_part(trained, monkeypatch, capsys, tmp_path):

@@ -9,9 +9,8 @@ import polars as pl
 import pytest
 from live_record import HORIZON, made_forecasts, write_walk
 
-from schemas.handover import Alarm
 from schemas.identity import SeriesId
-from schemas.ledger import BANDS, JudgedMetrics, Reference
+from schemas.ledger import BANDS, Alarm, JudgedMetrics, Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting import chain
 from tasks.forecasting.drift import (

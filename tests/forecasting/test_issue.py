@@ -100,8 +100,8 @@ def test_champions_are_forecast_and_a_second_time_changes_nothing(scope):
     first = issue.issue_forecasts(scope, [Model(BTC), Model(PEPE)])
     again = issue.issue_forecasts(scope, [Model(BTC), Model(PEPE)])
 
-    assert (first.rows, first.standing, first.series, first.failures) == (20, 20, (BTC, PEPE), ())
-    assert (again.rows, again.standing) == (0, 20)
+    assert (first.rows, first.total_rows, first.series, first.failures) == (20, 20, (BTC, PEPE), ())
+    assert (again.rows, again.total_rows) == (0, 20)
     assert latest(scope.home, BTC)["issued_at"][0] == START
 
 

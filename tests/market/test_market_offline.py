@@ -10,8 +10,8 @@ from market_tools import build, scope
 
 from schemas.errors import CpbError, UsageError
 from schemas.scope import ScopeSpec, parse_instant
-from tasks.ingest import ingest as step
 from tasks.market.ingest import ingest, with_listed_pairs
+from tasks.steps import ingest as step
 
 AWAY = "http://mirror.example.org"
 

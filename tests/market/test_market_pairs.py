@@ -25,12 +25,12 @@ def market(tmp_path, monkeypatch):
     return build(tmp_path / "mirror", ("BTCUSDT", "JUPUSDT", "BTCUPUSDT", "USDCUSDT", "ETHBTC"))
 
 
-def test_a_specification_gets_its_pairs_once_and_keeps_what_was_asked(market):
+def test_a_specification_gets_its_pairs_once_and_keeps_what_else_was_asked(market):
     spec = RunSpec(coins="exchange", source=str(market), as_of=AS_OF, preset="smoke")
     assert spec.scope.symbols == ()
     found, sentence = with_listed_pairs(spec)
-    assert found.scope.symbols == found.pairs == ("BTCUSDT", "JUPUSDT")
-    assert found.model_dump() == spec.model_dump()
+    assert found.scope.symbols == ("BTCUSDT", "JUPUSDT")
+    assert found.model_dump() | {"coins": "exchange"} == spec.model_dump()
     assert sentence == "exchange: 2 pairs (2 leveraged or stable left out)"
     said: list[str] = []
     named = RunSpec(coins="BTC", preset="smoke")

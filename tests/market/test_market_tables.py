@@ -17,12 +17,12 @@ from schemas.frames import KLINES
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 from schemas.tables import is_table, tables_of
-from tasks.ingest import ingest as ingest_step
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import period_bounds
 from tasks.market.simulator import candles
 from tasks.market.tables import TableSource, klines
+from tasks.steps import ingest as ingest_step
 
 START = datetime(2024, 1, 30, tzinfo=UTC)
 HOUR = 3_600_000_000

@@ -11,10 +11,10 @@ from market_tools import build, key, put, scope
 from verifying import verify_market as verify
 
 from schemas.errors import CpbError, MemberError
-from tasks.features import features
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
+from tasks.steps import features
 from tasks.verify import verify_all
 
 BTC, ETH = key(), key("ETHUSDT")

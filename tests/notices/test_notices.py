@@ -10,8 +10,9 @@ import pytest
 from inbox import inbox as serve_inbox
 
 from schemas.errors import CpbError, UsageError
-from schemas.handover import Alarm, Decision, Failure, ModelRef
+from schemas.handover import Decision, Failure, ModelRef
 from schemas.identity import ModelId, SeriesId
+from schemas.ledger import Alarm
 from tasks import notices
 from tasks.notices import DEADLINE_S, MAX_LINES, Told, claim, send_test, services, tell_outcome
 from tasks.storage.records import find_record, write_record
@@ -23,7 +24,7 @@ SECRETS = ("sesame", "token-abc", "geheim", "ping-secret")
 
 def run(home, error=None, **outcome):
     """A run of the main job that ends like this."""
-    with tell_outcome("train-all", home) as told:
+    with tell_outcome("train-all") as told:
         for name, value in outcome.items():
             setattr(told, name, value)
         if error:
@@ -92,7 +93,7 @@ def test_switches_and_drift_are_told_in_one_message_and_refreshes_are_not(inbox,
 
 def test_nothing_is_told_of_a_good_run_or_one_that_a_person_interrupted(inbox, home):
     run(home)
-    with pytest.raises(KeyboardInterrupt), tell_outcome("train-all", home):
+    with pytest.raises(KeyboardInterrupt), tell_outcome("train-all"):
         raise KeyboardInterrupt
     assert inbox.messages == []
 
@@ -136,7 +137,7 @@ def test_a_service_that_answers_byte_by_byte_is_left_behind_at_the_deadline(inbo
     assert DEADLINE_S < 10
     monkeypatch.setattr(notices, "DEADLINE_S", 1)
     inbox.slow = True
-    assert list(send_test(home).values()) == ["no answer within 1 s"]
+    assert list(send_test().values()) == ["no answer within 1 s"]
 
 
 def test_the_heartbeat_is_called_once_after_complete_runs_alone(inbox, home, monkeypatch, caplog):
@@ -160,12 +161,12 @@ def test_the_heartbeat_is_called_once_after_complete_runs_alone(inbox, home, mon
 
 
 def test_services_come_from_the_variable_and_the_owners_file(home, monkeypatch):
-    assert services(home) == []
+    assert services() == []
     mail = "mailto://u:p@example.org?to=a@example.org,b@example.org"
     monkeypatch.setenv("CPB_NOTIFY", f" json://one/x, {mail},tgram://1/2,")
     (home / "notify").write_text("# on call\nslack://a/b/c\n\njson://one/x\n")
     (home / "notify").chmod(0o600)
-    assert services(home) == ["json://one/x", mail, "tgram://1/2", "slack://a/b/c"]
+    assert services() == ["json://one/x", mail, "tgram://1/2", "slack://a/b/c"]
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
@@ -173,7 +174,7 @@ def test_a_file_that_others_may_read_or_write_is_refused_and_fails_no_run(home, 
     (home / "notify").write_text("slack://secret/b/c\n")
     (home / "notify").chmod(mode)
     with pytest.raises(CpbError, match="chmod 600") as refused:
-        send_test(home)
+        send_test()
     assert (refused.value.code, refused.value.field) == ("notify-file", str(home / "notify"))
     run(home, failures=[FAILED])
     assert "chmod 600" in caplog.text
@@ -183,13 +184,13 @@ def test_a_file_that_others_may_read_or_write_is_refused_and_fails_no_run(home, 
 def test_what_is_no_url_is_refused_without_being_shown(home, monkeypatch):
     monkeypatch.setenv("CPB_NOTIFY", "json://one my-password")
     with pytest.raises(CpbError, match="entry 2 in CPB_NOTIFY") as refused:
-        services(home)
+        services()
     assert "my-password" not in str(refused.value)
 
 
 def test_two_runs_never_tell_the_same(home):
-    assert claim(home, {"a": "text"}) == {"a": "text"}
-    assert claim(home, {"a": "other words", "b": "text"}) == {"b": "text"}
+    assert claim({"a": "text"}) == {"a": "text"}
+    assert claim({"a": "other words", "b": "text"}) == {"b": "text"}
 
 
 def test_doctor_sends_a_test_message_and_names_services_by_scheme(inbox, home, forking, monkeypatch):
@@ -211,4 +212,4 @@ def test_doctor_sends_a_test_message_and_names_services_by_scheme(inbox, home, f
     assert (unset.returncode, unset.stderr.count("\n")) == (2, 1)
     monkeypatch.delenv("CPB_NOTIFY")
     with pytest.raises(UsageError):
-        send_test(home)
+        send_test()

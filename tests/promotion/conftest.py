@@ -21,7 +21,7 @@ def after_one_night(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         _use(patch, place)
         train_by(patch, Trainer())
-        from tasks.ingest import ingest
+        from tasks.steps import ingest
 
         ingest(RunSpec(**SPEC.model_dump() | {"as_of": SECOND}).scope)
         night()

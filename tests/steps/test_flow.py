@@ -54,7 +54,7 @@ def ingested(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CPB_HOME", str(place / "data"))
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlruns/mlflow.db")
-        from tasks.ingest import ingest
+        from tasks.steps import ingest
 
         ingest(SPEC.scope)
         open_store()
@@ -175,7 +175,7 @@ def test_a_fleet_that_cannot_be_trained_leaves_the_other_fleets_members_good(
             raise error
 
     trainer.before = die
-    monkeypatch.setattr("tasks.train.RETRY_WAIT_S", 0)
+    monkeypatch.setattr("tasks.steps.RETRY_WAIT_S", 0)
     summary, _ = run()
     assert {(f.step, f.code, f.model.architecture) for f in summary.failures} == {
         ("train", error.code, "linear")

@@ -51,16 +51,6 @@ def test_prefect_calls_the_same_function_with_no_policy_of_its_own():
     assert (demo.workers, demo.__doc__) == (3, "Do it.")
 
 
-def test_the_steps_are_the_folder_in_order():
-    from pathlib import Path
-
-    import tasks
-
-    files = {p.stem for p in Path(tasks.__file__).parent.glob("*.py")} - {"__init__"}
-    assert set(tasks.STEPS) <= files
-    assert files - set(tasks.STEPS) == {"verify", "notices"}  # of what all steps have stored, and reported
-
-
 @pytest.mark.parametrize(
     ("value", "state"),
     [

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from flows.training import start_run
+from flows.train_all import start_run
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
 from schemas.run import RunSpec

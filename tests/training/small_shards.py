@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from schemas.run import RunSpec
-from tasks.features import features
-from tasks.ingest import ingest
 from tasks.judging.fleet import score_file
 from tasks.judging.judge import judge_members
-from tasks.plan import plan
+from tasks.steps import features, ingest, plan
 from tasks.training import plan as shards
 from tasks.training.shard import member_folder, read_result, shard_folder
 

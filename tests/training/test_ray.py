@@ -13,11 +13,11 @@ from small_shards import SPEC, copied, models, planned_in
 from trainer_tools import children_with, wait_until
 
 from flows.runner import Runner
-from flows.training import train_fleets
+from flows.train_all import train_fleets
 from schemas.errors import CpbError
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
-from tasks.train import opened_engine
+from tasks.steps import opened_engine
 from tasks.training import ray as engine_ray
 from tasks.training.shard import RESULT, shard_folder
 

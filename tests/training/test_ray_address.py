@@ -9,7 +9,7 @@ import pytest
 
 from cpbmodels.errors import pip_install
 from flows.runner import Runner
-from flows.training import run_training
+from flows.train_all import run_training
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec
 from tasks.training.ray import check_cluster, environment, train_shard
@@ -69,7 +69,7 @@ def test_no_token_is_made_for_a_cluster_elsewhere(token, monkeypatch):
 
 
 def test_ray_that_is_not_installed_is_told_before_anything_is_fetched(monkeypatch):
-    monkeypatch.setattr("tasks.train.find_spec", lambda name: None)
+    monkeypatch.setattr("tasks.steps.find_spec", lambda name: None)
     spec = RunSpec(coins="BTC", timeframes="1h", source="sim", architectures="linear", engine="ray")
     with pytest.raises(
         CpbError, match=re.escape(f"package ray is not installed; run `{pip_install('ray>=2.52')}`")

@@ -7,13 +7,13 @@ from small_shards import SPEC, copied, models, planned_in
 from trainer_tools import wait_until
 
 from flows.runner import Runner
-from flows.training import train_fleets
+from flows.train_all import train_fleets
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
 from tasks.judging.fleet import Judges, judge_fleet
 from tasks.running.resident import Resident
+from tasks.steps import opened_engine
 from tasks.storage import locks
-from tasks.train import opened_engine
 from tasks.training import local
 from tasks.training.local import Slots
 from tasks.training.shard import shard_folder
@@ -32,7 +32,7 @@ def planned(tmp_path_factory):
 def train(planned, tmp_path, monkeypatch):
     """Train and judge the fleet in a copy of the home: `train(slots)` -> the home."""
     monkeypatch.setattr(locks, "SHARED_FOLDER", tmp_path)
-    monkeypatch.setattr("tasks.train.RETRY_WAIT_S", 0.0)
+    monkeypatch.setattr("tasks.steps.RETRY_WAIT_S", 0.0)
 
     def run(slots, name):
         home, fleet = tmp_path / name, planned[1]

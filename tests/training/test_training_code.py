@@ -13,9 +13,9 @@ import cpbmodels
 from schemas.handover import JobMember
 from schemas.identity import ModelId
 from schemas.run import RunSpec
-from tasks.ingest import ingest
 from tasks.signals import feature_files
 from tasks.signals.splits import split_bounds
+from tasks.steps import ingest
 from tasks.storage import records
 from tasks.training import plan as planning
 from tasks.training.shard import prepare

@@ -13,8 +13,8 @@ from verifying import verify_published
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from schemas.identity import SeriesId
-from tasks.publish import publish
 from tasks.signals.feature_files import write_features
+from tasks.steps import publish
 from tasks.tracking.registry import champions
 from tasks.verify import verify_all
 
@@ -131,12 +131,12 @@ def test_exchanged_features_of_one_coin_wedge_no_training(stored, caplog):
 
 @pytest.mark.parametrize("name", ["README.md", "SHA256SUMS"])
 def test_every_file_of_the_published_folder_is_checked_and_made_again(stored, name):
-    publish(stored, MARKET)
+    publish(MARKET)
     path = stored / MARKET / "hub" / name
     path.write_text(path.read_text() + "x")
     (damage,) = verify_published(stored, MARKET)
     assert (damage.path, damage.command) == (
         path.relative_to(stored).as_posix(), f"cpb publish --dry-run --market {MARKET}",
     )  # fmt: skip
-    publish(stored, MARKET)
+    publish(MARKET)
     assert list(verify_published(stored, MARKET)) == []

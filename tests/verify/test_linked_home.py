@@ -11,7 +11,7 @@ from stored_home import LATER, MARKET, hour, spec
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from flows.train_all import run_train_all
-from tasks.publish import publish
+from tasks.steps import publish
 from tasks.verify import verify_all
 
 SHM = Path("/dev/shm")
@@ -46,7 +46,7 @@ def test_parts_of_the_home_lie_on_another_disk(stored, other_disk, parts):
         place.symlink_to(target)
     assert run_train_all(spec(LATER), Runner(), lambda _: None).exit_code == 0
     assert run_forecast(hour(LATER), Runner(), lambda _: None)["exit"] == 0
-    publish(stored, MARKET)
+    publish(MARKET)
     assert verify_all(stored, (MARKET,)).is_good
     for place, target in places.items():
         assert place.is_symlink()

@@ -1,7 +1,4 @@
-"""`cpb prune`, and the pruning at the end of a nightly run."""
-
-import json
-import sys
+"""The pruning at the end of a nightly run."""
 
 import pytest
 
@@ -11,53 +8,6 @@ from flows.train_all import _prune
 from schemas.errors import BusyError, CpbError
 from schemas.run import RunSpec
 from tasks.tracking.prune import PruneReport
-
-FOUND = PruneReport(
-    dry_run=True, runs=48, versions=[f"cpb-BTCUSDT-1h/{n}" for n in range(1, 25)],
-    kept=["run x: it holds notes.txt"],
-)  # fmt: skip
-
-
-@pytest.fixture
-def cpb(monkeypatch, capsys, tmp_path):
-    """Run `cpb prune` in this process; give its exit code, the home and options it was called with, and its output."""
-    monkeypatch.setenv("CPB_HOME", str(tmp_path))
-    seen = []
-
-    def prune(home, *, dry_run):
-        seen.append((home, dry_run))
-        return FOUND
-
-    monkeypatch.setattr("tasks.tracking.prune.prune", prune)
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["cpb", "prune", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, seen, capsys.readouterr()
-
-    return run
-
-
-def test_without_yes_it_only_reports(cpb, tmp_path):
-    code, seen, told = cpb()
-    assert (code, seen) == (0, [(tmp_path, True)])
-    assert "would delete 48 runs and 24 versions" in told.err
-    assert "… and 4 more" in told.err
-    assert "stays: run x: it holds notes.txt" in told.err
-    assert "--yes" in told.err
-
-
-def test_with_yes_it_deletes(cpb, tmp_path):
-    assert cpb("--yes")[:2] == (0, [(tmp_path, False)])
-
-
-def test_json_is_the_whole_report(cpb):
-    _, _, told = cpb("--json")
-    found = json.loads(told.out)
-    assert found["exit"] == 0
-    assert (found["dry_run"], found["runs"], len(found["versions"])) == (True, 48, 24)
-    assert found["kept"] == FOUND.kept
 
 
 @pytest.fixture
@@ -112,6 +62,6 @@ def test_the_nightly_deployment_prunes_and_no_other_does():
 
 
 def test_pruning_is_no_part_of_what_a_run_is():
-    from flows.training import _run_key
+    from flows.train_all import _run_key
 
     assert _run_key(RunSpec(preset="smoke", prune=True), []) == _run_key(RunSpec(preset="smoke"), [])

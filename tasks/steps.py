@@ -1,0 +1,273 @@
+"""The steps of both DAGs, in the order in which data passes them, but for `evaluate`, which has a file of its own.
+
+train-all: ingest · features · plan · train · evaluate · promote · publish · forecast
+forecast:  champions · ingest · forecast · score · watch
+
+A step is thin: the implementation is in the subpackages, which do not import an orchestrator.
+"""
+
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+
+from schemas.errors import BusyError, CpbError, DamagedError, MemberError, install_extra
+from schemas.handover import (
+    Decision,
+    Failure,
+    FleetJudgement,
+    FleetPlan,
+    ForecastBatch,
+    IngestResult,
+    JobMember,
+    Publication,
+    SeriesRecord,
+    ShardJob,
+    ShardResult,
+)
+from schemas.identity import Market, ModelId, SeriesId
+from schemas.ledger import Score, Watching
+from schemas.run import LOCAL, RAY, RunSpec
+from schemas.scope import Scope, home
+from tasks.forecasting.drift import check_drift
+from tasks.forecasting.issue import issue_forecasts
+from tasks.forecasting.record import score_due
+from tasks.forecasting.staleness import STOPPED_AFTER
+from tasks.hub.publish import publish as publish_tree
+from tasks.hub.tree import PackagedModel, package, packaged_models, serving
+from tasks.market.ingest import ingest as bring_up_to_date
+from tasks.market.report import FAILED_SERIES, leap_sentence
+from tasks.promotion.night import decide_night, idle_architectures
+from tasks.running.step import Retry, step
+from tasks.signals.feature_files import load_series, write_features
+from tasks.signals.splits import split_bounds
+from tasks.training.local import LocalEngine, TrainerDied
+from tasks.training.plan import job_key, member_seed, plan_fleet, preset_label
+from tasks.training.progress import FleetProgress
+from tasks.training.ray import ADDRESS, RayEngine, connected
+
+log = logging.getLogger("cpb")
+
+TRAIN_ALL = ("ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast")
+FORECAST = ("champions", "ingest", "forecast", "score", "watch")
+
+RETRY_WAIT_S = 5.0
+
+Engine = LocalEngine | RayEngine
+"""The resources that a run plans for, and that train its shards."""
+
+
+# If another process is writing, a run waits up to ten minutes: a scheduled run must not be skipped.
+@step("ingest", retry=Retry(on=BusyError, times=40, wait_s=15))
+def ingest(scope: Scope, tail: bool = False) -> IngestResult:
+    """Update the store; `tail`: including the newest candles from the REST API.
+
+    Offline, and if the source cannot be reached, the stored candles are used, with a warning that states their age.
+
+    Raises:
+        CpbError: as in `tasks.market.ingest.ingest`.
+    """
+    try:
+        report = bring_up_to_date(scope, tail=tail)
+        if scope.offline:
+            log.warning("offline: %s", report.notes[0])
+    except CpbError as error:
+        if error.code != "unreachable":
+            raise
+        try:
+            report = bring_up_to_date(scope.model_copy(update={"offline": True}))
+        except CpbError as none_stored:
+            if none_stored.code != "not-stored":
+                raise
+            raise CpbError(f"{error}; {none_stored}", code=error.code, field=error.field) from error
+        log.warning("%s; %s", str(error).partition(";")[0], report.notes[0])
+    failed = [entry for entry in report.series if entry.status == FAILED_SERIES]
+    leaps = [entry for entry in report.series if entry.leaps]
+    return IngestResult(
+        series=tuple(entry.series for entry in report.series if entry.status != FAILED_SERIES),
+        failures=tuple(
+            Failure(step="ingest", reason=e.reason, code="ingest", series=e.series) for e in failed
+        ),
+        leaps=tuple(
+            Failure(step="ingest", reason=leap_sentence(e.leaps), code="leap", series=e.series) for e in leaps
+        ),
+        requests=report.requests,
+        seconds=report.seconds,
+    )
+
+
+# Two at a time: polars uses all cores for each, and a series of 15m candles takes 200 MB during computation.
+@step("features", run_name="features {series.name}", workers=2)
+def features(scope: Scope, series: SeriesId) -> SeriesRecord | Failure:
+    """Write the features of one series below `HOME/features`, or return the failure."""
+    try:
+        return write_features(scope.home, series, since=scope.since, as_of=scope.as_of)
+    except MemberError as error:
+        return Failure.of(series, "features", error)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The series that can be trained, a fleet per architecture, and why the other series are left out.
+
+    `stopped`: series no longer traded, which is not a failure. `idle`: what a run with `serving` leaves
+    out, in a sentence.
+    """
+
+    series: tuple[SeriesRecord, ...]
+    fleets: tuple[FleetPlan, ...]
+    failures: tuple[Failure, ...]
+    stopped: tuple[SeriesRecord, ...]
+    idle: str
+
+
+@step("plan")
+def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> Plan:
+    """Return the fleets of a run, which depend only on the specification and the data, and with `serving` the registry.
+
+    `gpus`: the shards are to be trained on GPUs, and are sized for them.
+    """
+    newest = max((r.last_us for r in records), default=0)
+    oldest = newest - STOPPED_AFTER // timedelta(microseconds=1)
+    stopped = [r for r in records if r.last_us < oldest]
+    records = [r for r in records if r.last_us >= oldest]
+    timeframes = dict.fromkeys(r.series.timeframe for r in records)
+    bounds = {t: split_bounds([r for r in records if r.series.timeframe == t]) for t in timeframes}
+    usable, failures = [], []
+    for record in records:
+        try:
+            load_series(spec.scope.home, record, bounds[record.series.timeframe])
+            usable.append(record)
+        except (MemberError, DamagedError) as error:
+            failures.append(Failure.of(record.series, "plan", error))
+    idle = idle_architectures(spec, [r.series for r in usable])
+    fleets = []
+    for name in spec.names:
+        label = preset_label(spec, name)
+        members = [
+            JobMember(
+                model=ModelId(name, label, r.series, member_seed(spec.seed, name, r.series)),
+                features=r,
+                bounds=bounds[r.series.timeframe],
+            )
+            for r in usable
+            if name not in idle.get(r.series.timeframe, ())
+        ]
+        if members:
+            fleets.append(plan_fleet(spec, name, members, gpu=gpus))
+    return Plan(tuple(usable), tuple(fleets), tuple(failures), tuple(stopped), idle_sentence(idle))
+
+
+def idle_sentence(idle: Mapping[str, Sequence[str]]) -> str:
+    """Return a sentence on the architectures that are not trained, by timeframe; "" without any."""
+    left = "; ".join(f"{', '.join(names)} at {timeframe}" for timeframe, names in idle.items())
+    return f"not trained, as they serve no coin there: {left}" if left else ""
+
+
+@step("train", run_name="train {job.architecture}", workers=64)
+def train(
+    job: ShardJob, root: Path, engine: Engine, timeout_s: float, progress: FleetProgress
+) -> ShardResult:
+    """Train a shard below `root/fleets`: continued from its last checkpoint, skipped if done.
+
+    Retried if its trainer died (not after its time limit, which a retry would reach again). If the trainer fails as a
+    whole, every member of the shard is a failure.
+    """
+    run = Retry(on=TrainerDied, times=1, wait_s=RETRY_WAIT_S).around(engine.run, "train")
+    try:
+        return run(job, root, timeout_s, progress)
+    except CpbError as error:
+        failures = tuple(Failure.of(member.model, "train", error) for member in job.members)
+        return ShardResult(key=job_key(job), architecture=job.architecture, failures=failures)
+    finally:
+        progress.ended(job)
+
+
+@contextmanager
+def opened_engine(spec: RunSpec) -> Iterator[Engine]:
+    """Yield the engine named by the run, or else the cluster of `RAY_ADDRESS`, or else this machine.
+
+    Opened before anything is fetched: a trainer on a GPU starts meanwhile, and a device that cannot be used is named.
+
+    Raises:
+        UsageError: a setting is invalid, or the device is not available.
+        CpbError: Ray is not installed, or its cluster cannot be used.
+    """
+    if (spec.engine or (RAY if os.environ.get(ADDRESS) else LOCAL)) == LOCAL:
+        with closing(LocalEngine(spec)) as local:
+            yield local
+        return
+    if find_spec("ray") is None:
+        raise CpbError(
+            f"engine ray: the package ray is not installed; run {install_extra('ray')}, or train with --engine local",
+            code="extra-missing", field="engine",
+        )  # fmt: skip
+    with connected(spec) as cluster:
+        yield cluster
+
+
+@step("promote")
+def promote(
+    spec: RunSpec,
+    fleets: Sequence[FleetJudgement],
+    stopped: Sequence[SeriesRecord] = (),
+    failures: Sequence[Failure] = (),
+) -> tuple[Decision, ...]:
+    """Decide on every series that was judged or has stopped trading, move the aliases, and return the decisions.
+
+    `failures`: of the run so far; the decisions name the models that failed.
+    """
+    return decide_night(spec.scope.home, fleets, stopped, failures, spec.force or "")
+
+
+@step("publish")
+def publish(market: Market, repo: str | None = None) -> Publication:
+    """Write the tree of a market's champions to `hub` (`hub-um`, `sim/hub`), and with `repo` to the Hub.
+
+    Both have the record of the market's forecasts and scores, as stored at that moment. A damaged champion or month is
+    left out and reported as a failure.
+
+    Raises:
+        CpbError: no champion can be published, or the Hub refuses; (code `other-record`) the published record belongs
+            to another chain than the stored record.
+    """
+    tree, failures = package(home(), market, repo)
+    place = publish_tree(tree, repo) if repo else tree
+    return Publication(place=str(place), failures=tuple(failures))
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The champions of a market in its packaged folder, and the failures of those left out as damaged."""
+
+    models: tuple[PackagedModel, ...]
+    failures: tuple[Failure, ...]
+
+
+@step("champions")
+def champions(market: Market) -> Serving:
+    """Bring a market's packaged folder up to date with the registry; errors as in `tasks.hub.tree.serving`."""
+    models, failures = serving(home(), market)
+    return Serving(tuple(models), tuple(failures))
+
+
+@step("forecast")
+def forecast(scope: Scope) -> ForecastBatch:
+    """Issue the forecasts of every packaged champion in the scope from the newest candles."""
+    return issue_forecasts(scope, packaged_models(scope.home, scope.market, scope.series))
+
+
+@step("score")
+def score(scope: Scope) -> Score:
+    """Score the stored forecasts of the scope whose target candle has closed."""
+    return score_due(scope.home, scope.series, scope.as_of)
+
+
+@step("watch")
+def watch(scope: Scope) -> Watching:
+    """Check whether champions of the scope perform worse than their test spans promised."""
+    return check_drift(scope, packaged_models(scope.home, scope.market, scope.series))
