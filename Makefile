@@ -57,7 +57,7 @@ check: lint ## under a minute, for every commit: lint, types, and a tiny run fro
 # By file: what a module's tests share (a server, a cluster, a trained home) is then made once, and not in every process.
 test: lint ## lint, types, import rules and the fast tests
 	@echo "The fast tests: 7 minutes on two quiet cores."
-	$(BIN)/pytest -n 2 --dist loadfile --durations=20
+	$(BIN)/pytest -n 2 --dist loadfile --durations=20 $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 test-all: lint ## everything, with real servers, browser, kills and long trainings
 	@echo "All tests, with servers, browser and long trainings: about 40 minutes on two cores."

@@ -172,7 +172,7 @@ def test_every_message_of_the_troubleshooting_table_is_one_of_the_code():
     """Parts between `…` must stand in the texts of the code, in that order within one text."""
     page = (ROOT / "docs/troubleshooting.md").read_text()
     quoted = re.findall(r"^\| `([^`]+)`", page, re.MULTILINE)
-    assert len(quoted) > 15
+    assert len(quoted) > 10
     texts = [text for package in ("flows", "tasks", "schemas", "cpbmodels", "webapp")
              for path in (ROOT / package).rglob("*.py") for text in _texts(path)]  # fmt: skip
     patterns = {match: re.compile(".*".join(map(re.escape, _parts(match))), re.DOTALL) for match in quoted}
