@@ -1,7 +1,7 @@
 """Code of the resident processes (`tasks.running.resident`) that judge trained members; `judges.py` sends the orders.
 
 Judging writes a score file into each member's folder (losses per origin, for pooling), and into its `model` folder
-`metrics.json`, `reference.json`, `forecast.png` (a classifier: no reference, and `confusion.png`) and `loss.png`.
+`metrics.json`, `reference.json`, `forecast.png` (a classifier has neither of the two) and `loss.png`.
 Judging does not need torch unless a member's forecasts are missing and its model must regenerate them.
 """
 
@@ -19,7 +19,7 @@ from schemas.identity import SeriesId
 from schemas.ledger import BANDS, JudgedMetrics, Reference
 from tasks.judging.fleet import score_file
 from tasks.judging.member import judge_classes, judge_member, stored_forecasts
-from tasks.judging.pictures import confusion_png, forecast_png, loss_png
+from tasks.judging.pictures import forecast_png, loss_png
 from tasks.judging.scores import coverage, fit_reference, pinball, realised, reference_quantiles
 from tasks.running.resident import Orders
 from tasks.signals.feature_files import load_series, market_key, markets, read_features
@@ -70,7 +70,6 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
         assert trained.flat_band is not None
         band = trained.flat_band
         score = judge_classes(series, test, band=band, architecture=job.architecture, seed=spec.model.seed)
-        confusion_png(folder / "model" / "confusion.png", score.metrics)
     loss_png(folder / "model" / "loss.png", list(trained.history))
     score.to_npz(score_file(folder))
     for split in ("test", "validation"):  # 4 MB per member, and the model can regenerate them

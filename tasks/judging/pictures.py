@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike
 from PIL import Image, ImageDraw, ImageFont
 
 from cpbmodels.data.series import Prediction, Series
-from tasks.judging.member import NAMES as CLASSES
 from tasks.judging.scores import BANDS, LEVELS, MEDIAN, Array
 from tasks.storage.records import write_sealed
 
@@ -80,26 +79,6 @@ def loss_png(path: Path, history: Sequence[dict[str, Any]]) -> None:
     chart.write(path)
 
 
-def confusion_png(path: Path, metrics: dict[str, float]) -> None:
-    """Write a classifier's confusion matrix from its metrics `test_confusion_ACTUAL_PREDICTED`, in shares of actual."""
-    chart = _Chart("Next move on the test span", "predicted", "actual", [], [])
-    counts = np.array([[metrics[f"test_confusion_{a}_{p}"] for p in CLASSES] for a in CLASSES])
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    edges = chart.points(np.linspace(0, 1, 4), np.linspace(1, 0, 4))
-    for (row, column), share in np.ndenumerate(shares):
-        (left, top), (right, bottom) = (
-            (edges[column][0], edges[row][1]),
-            (edges[column + 1][0], edges[row + 1][1]),
-        )
-        chart.draw.rectangle((left, top, right, bottom), fill=(*BLUE, round(255 * share)), outline="white")
-        middle, colour = ((left + right) / 2, (top + bottom) / 2), "white" if share > 0.5 else "black"
-        chart.text(middle, f"{share:.0%}\n{counts[row, column]:.0f}", "mm", colour)
-    for number, name in enumerate(CLASSES):
-        chart.text(((edges[number][0] + edges[number + 1][0]) / 2, _BOTTOM * _SCALE + 8), name, "mt")
-        chart.text((_LEFT * _SCALE - 8, (edges[number][1] + edges[number + 1][1]) / 2), name, "rm")
-    chart.write(path)
-
-
 class _Chart:
     """A picture with a title and axes over the finite values of `x` and `y`; without values the axes have no ticks."""
 
@@ -142,11 +121,9 @@ class _Chart:
             self.draw.line([(left * _SCALE, top), ((left + 16) * _SCALE, top)], colour, 2 * _SCALE)
             self.text(((left + 22) * _SCALE, top), name, "lm", size=9)
 
-    def text(
-        self, place: tuple[float, float], words: str, anchor: str, colour: str = "black", size: int = 10
-    ) -> None:
+    def text(self, place: tuple[float, float], words: str, anchor: str, size: int = 10) -> None:
         """Write at a place of the picture; `anchor` as in Pillow."""
-        self.draw.text(place, words, colour, _font(size * _SCALE), anchor, align="center")
+        self.draw.text(place, words, "black", _font(size * _SCALE), anchor)
 
     def write(self, path: Path) -> None:
         """Write the picture as PNG."""

@@ -36,7 +36,7 @@ WEIGHTS, CONFIG, METRICS = "model.safetensors", "config.json", "metrics.json"
 REFERENCE = "reference.json"
 NEEDED = (WEIGHTS, CONFIG)
 """The files read by `cpbmodels.load`."""
-PICTURES = ("forecast.png", "confusion.png", "loss.png")
+PICTURES = ("forecast.png", "loss.png")
 FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
 """Every file that a model folder may contain."""
 

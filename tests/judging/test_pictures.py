@@ -7,7 +7,6 @@ import pytest
 from known_markets import market
 
 from tasks.judging import pictures
-from tasks.judging.member import NAMES
 from tasks.judging.scores import LEVELS
 
 
@@ -15,12 +14,6 @@ def forecast(path, seed, origin, horizon):
     quantiles = np.sqrt(np.arange(1, horizon + 1))[:, None] * (LEVELS - 0.5) * 0.02
     prediction = SimpleNamespace(origins=np.array([origin]), quantiles=quantiles[None])
     pictures.forecast_png(path, market(seed=seed, symbol=f"C{seed}USDT"), prediction)
-
-
-def confusion(path, seed):
-    counts = np.random.default_rng(seed).integers(0, 99, (3, 3)).astype(float)
-    pairs = np.ndindex(3, 3)
-    pictures.confusion_png(path, {f"test_confusion_{NAMES[i]}_{NAMES[j]}": counts[i, j] for i, j in pairs})
 
 
 def losses(path, *values):
@@ -32,7 +25,6 @@ def losses(path, *values):
     [
         (forecast, [(1, 400, 10), (2, 500, 10), (2, 5, 10), (1, 400, 3)]),
         (losses, [(), (1.0,), (2.0, 1.0), (np.nan,), (np.inf, 1e300), (1e-12, 2e-12)]),
-        (confusion, [(0,), (1,)]),
     ],
 )
 def test_a_picture_depends_on_its_data_alone(tmp_path, draw, cases):
