@@ -10,6 +10,7 @@ still beats the reference must have information from the future.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -228,24 +229,25 @@ def audit(spec: BacktestSpec, folds: Sequence[FoldSeries]) -> Audit:
     for done, timeframe in enumerate(timeframes):
         tell("check look-ahead", done, len(timeframes), "timeframes")
         newest = {fold.id: fold for fold in folds if fold.id.timeframe == timeframe}.values()  # oldest first
-        checked = [fold for fold in newest if _guarded(spec, fold, result, _check_columns)]
+        checked = [
+            fold for fold in newest if _guarded(spec, fold, result, partial(_check_columns, fold, result))
+        ]
         part = f"columns and windows of {count(len(checked), 'coin')}"
         chosen = next((fold for fold in checked if _can_be_trained(spec, fold)), None)
-        if chosen and _guarded(spec, chosen, result, _check_models):
+        if chosen and _guarded(spec, chosen, result, partial(_check_models, spec, chosen, result)):
             part += f", training, baselines and forecasts of {chosen.id.label}"
         result.checked.append(f"{part} at {timeframe}")
     tell("check look-ahead", 1, 1, "timeframes")
     return result
 
 
-Check = Callable[[BacktestSpec, FoldSeries, pl.DataFrame, Audit], None]
-
-
-def _guarded(spec: BacktestSpec, fold: FoldSeries, result: Audit, check: Check) -> bool:
-    """Run a check of a series; record a failure and return False, so that the other series are still checked."""
+def _guarded(
+    spec: BacktestSpec, fold: FoldSeries, result: Audit, check: Callable[[pl.DataFrame], None]
+) -> bool:
+    """Run a check of a series' klines; record a failure and return False: other series are still checked."""
     try:
         klines = read_klines(spec.scope.home, fold.id, since=spec.scope.since, as_of=spec.scope.as_of)
-        check(spec, fold, klines, result)
+        check(klines)
     except Exception as error:
         result.failures.append(Failure.of(fold.id, "evaluate", error))
         log.debug("%s could not be checked for look-ahead", fold.id, exc_info=error)
@@ -259,7 +261,7 @@ def _can_be_trained(spec: BacktestSpec, fold: FoldSeries) -> bool:
     )
 
 
-def _check_columns(spec: BacktestSpec, fold: FoldSeries, klines: pl.DataFrame, result: Audit) -> None:
+def _check_columns(fold: FoldSeries, result: Audit, klines: pl.DataFrame) -> None:
     """Compare the columns and windows with those recomputed from the stored klines, and from truncated klines."""
     again = series_of(feature_frame(klines, fold.id.timeframe), fold.id, fold.bounds)
     if stale := stale_columns(fold.series, again):
@@ -270,7 +272,7 @@ def _check_columns(spec: BacktestSpec, fold: FoldSeries, klines: pl.DataFrame, r
     )
 
 
-def _check_models(spec: BacktestSpec, fold: FoldSeries, klines: pl.DataFrame, result: Audit) -> None:
+def _check_models(spec: BacktestSpec, fold: FoldSeries, result: Audit, klines: pl.DataFrame) -> None:
     """Check training, baselines and forecasts of every model on a series, and train on shuffled inputs."""
     trained = {name: _train(spec, name, fold, fold.series) for name in spec.names}
     fits = {"reference": ewma_walk, **{name: BASELINES[name] for name in spec.baseline_names}}
