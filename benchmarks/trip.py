@@ -17,7 +17,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,25 +102,13 @@ def follow(command: list[str], folder: Path, root: Path = ROOT) -> Trip:
     return Trip([name for name, moment in used.items() if moment <= min(weights)], list(used))
 
 
-def as_table(files: Iterable[str]) -> str:
-    """Return the files as a table in Markdown: a row per package, both in the order of their first use."""
-    packages: dict[str, list[str]] = {}
-    for package, _, name in (file.rpartition("/") for file in files):
-        packages.setdefault(package, []).append(f"`{name}`")
-    rows = [f"| `{package}` | {', '.join(names)} |" for package, names in packages.items()]
-    return "\n".join(["| package | files |", "|---|---|", *rows])
-
-
 def main(argv: list[str] | None = None) -> None:
-    """Print both counts, with `--table` the files up to the weights, with `--json` all files."""
+    """Print both counts, with `--json` all files."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--root", type=Path, default=ROOT, help="the clone whose code runs; default: this one"
-    )
-    parser.add_argument(
-        "--table", action="store_true", help="the files up to the weights, as CONTRIBUTING.md has them"
     )
     parser.add_argument("--json", action="store_true", help="all files, in the order of their first use")
     parser.add_argument("arguments", nargs="*", default=COMMAND.split(), help=f"of cpb; default: {COMMAND}")
@@ -132,8 +119,6 @@ def main(argv: list[str] | None = None) -> None:
     if asked.json:
         print(json.dumps(vars(trip)))
         return
-    if asked.table:
-        print(as_table(trip.to_the_weights) + "\n")
     print(f"to the weights {len(trip.to_the_weights)}, in all {len(trip.in_all)}")
 
 
