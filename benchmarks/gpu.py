@@ -43,7 +43,7 @@ from cpbmodels.arch.torch_private import DeviceType
 from cpbmodels.device import steps
 from cpbmodels.device.doctor import seconds as best_seconds
 from cpbmodels.device.monitor import Monitor
-from cpbmodels.fleet.checkpoint import write_whole
+from cpbmodels.fleet.config import write_whole
 from cpbmodels.fleet.graphs import Graphs
 from cpbmodels.fleet.results import EpochRecord
 from cpbmodels.kernels import check

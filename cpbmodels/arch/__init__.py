@@ -70,7 +70,7 @@ def architecture(name: str) -> ArchitectureInfo:
         classifier=kind.is_classifier(),
         presets=tuple(kind.spec.presets),
         default_preset=kind.spec.default_preset,
-        package=", ".join(map(_package, _registered().get(name, []))),
+        package=_package(_registered()[name]) if name in _registered() else "",
     )
 
 
@@ -85,17 +85,12 @@ def find(name: str) -> type[Architecture]:
         raise ModelError(unknown_choice("architecture", name, architectures()))
     from cpbmodels.arch.base import check_definition
 
-    points = _registered()[name]
-    packages = " and ".join(sorted(map(_package, points)))
-    if len(points) > 1:
-        raise ModelError(
-            f"architecture {name!r} is registered by the packages {packages}: uninstall all but one of them."
-        )
+    point = _registered()[name]
     try:
-        return check_definition(points[0].load())
+        return check_definition(point.load())
     except Exception as error:  # any error of that package's code: its name belongs into the message
         raise ModelError(
-            f"architecture {name!r} of the package {packages} cannot be used ({type(error).__name__}: {error}): "
+            f"architecture {name!r} of the package {_package(point)} cannot be used ({type(error).__name__}: {error}): "
             "update or uninstall that package."
         ) from error
 
@@ -121,17 +116,11 @@ def _import_all() -> tuple[dict[str, type[Architecture]], list[ModelError]]:
 
 
 @cache
-def _registered() -> dict[str, list[EntryPoint]]:
-    """Entry points of other packages by name, more than one if packages register the same; never cpbmodels' names."""
-    points: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=ENTRY_POINT_GROUP):
-        if point.name in _BUILT_IN:
-            log.warning(
-                "The package %s registers an architecture %r, which is ignored, because cpbmodels has one of that name",
-                _package(point), point.name,
-            )  # fmt: skip
-        else:
-            points.setdefault(point.name, []).append(point)
+def _registered() -> dict[str, EntryPoint]:
+    """Entry points of other packages by name. Of packages that register the same name the last one found counts."""
+    points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+    for name in _BUILT_IN.keys() & points.keys():
+        log.warning("The architecture %r of %s is ignored: cpbmodels has it", name, _package(points.pop(name)))
     return points
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import uuid
 from collections.abc import Mapping
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from cpbmodels.arch.options import MAX_MEMBERS, Preset, check
@@ -200,3 +203,18 @@ def sealed(values: Mapping[str, Any], weights_sha256: str) -> dict[str, Any]:
 def damaged(where: object, why: str) -> DamagedModelError:
     """The error of a folder whose files are not those that were saved."""
     return DamagedModelError(f"{where} is damaged ({why}): fetch or train the model again.")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file by way of a temporary file beside it: flushed to disk, then renamed over the old file."""
+    # Not tempfile's, which are for their owner alone: a model's mode follows the umask, as that of any other file.
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
+    try:
+        with draft.open("xb") as out:
+            out.write(content)
+            out.flush()
+            os.fsync(out.fileno())
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise

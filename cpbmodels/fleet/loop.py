@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,10 @@ from cpbmodels.arch.options import IN_RATE, SCHEDULES, Preset, differing
 from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.fleet.bank import Bank, Scaling, Task, epoch_order, steps_per_epoch
-from cpbmodels.fleet.checkpoint import Checkpoints, is_same
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
 from cpbmodels.fleet.graphs import Graphs, StepRunner, ValidationRunner
 from cpbmodels.fleet.net import Net, windows_in_flight
+from cpbmodels.fleet.results import Checkpoints, OnEpoch, OnStep, is_same, report_epoch, report_step
 from cpbmodels.kernels.support import off_reason
 
 REPORT_INTERVAL_S = 0.3
@@ -46,8 +46,7 @@ class Stopped(Exception):
 class FleetJob:
     """All that one fleet trains on and how. `options` are what its members have in common (`Task.options`).
 
-    on_epoch: called with the loop, the epoch's windows and its seconds.
-    on_step: called with the loop, the steps done of the epoch and all of them; True: stop the members now.
+    of_members: how many the whole call trains. lock: fleets side by side report one at a time.
     """
 
     series: list[Series]
@@ -60,8 +59,10 @@ class FleetJob:
     tasks: list[Task]
     checkpoint: Path | None = None
     resume: bool = False
-    on_epoch: Callable[[Loop, int, float], None] | None = None
-    on_step: Callable[[Loop, int, int], bool] | None = None
+    on_epoch: OnEpoch | None = None
+    on_step: OnStep | None = None
+    of_members: int = 1
+    lock: threading.Lock = field(default_factory=threading.Lock)
     kernels: bool | str = True  # use `cpbmodels.kernels` where they can be used; False or a reason: do not
     halved_to: int = 0  # members at once since memory ran out; 0: it has not
     stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step
@@ -190,8 +191,7 @@ class Loop:
                 checkpoints.save(self.epoch, self.tensors(), self.state())
             seconds = time.perf_counter() - started
             self.windows, self.seconds = self.windows + windows, self.seconds + seconds
-            if self.job.on_epoch is not None:
-                self.job.on_epoch(self, windows, seconds)
+            report_epoch(self, windows, seconds)
             self.compact()
 
     def train_epoch(self) -> int:
@@ -216,12 +216,9 @@ class Loop:
 
     def report_progress(self, step: int, steps: int) -> None:
         """Report the steps done of this epoch, at most every `REPORT_INTERVAL_S`, from the host alone."""
-        if (
-            self.job.on_step is not None
-            and (now := time.perf_counter()) - self.last_report >= REPORT_INTERVAL_S
-        ):
+        if (now := time.perf_counter()) - self.last_report >= REPORT_INTERVAL_S:
             self.last_report = now
-            self.stop_requested = self.job.on_step(self, step, steps)
+            self.stop_requested = report_step(self, step, steps)
 
     def rates(self, steps: int) -> np.ndarray:
         """Learning rates of the epoch's steps: [steps], or [steps, rows] if members differ in `IN_RATE`."""

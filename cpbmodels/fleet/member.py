@@ -22,7 +22,6 @@ from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError, shown
 from cpbmodels.fleet.bank import ALL_SYMBOLS
-from cpbmodels.fleet.checkpoint import write_whole
 from cpbmodels.fleet.config import (
     CONFIG,
     DIGEST,
@@ -38,6 +37,7 @@ from cpbmodels.fleet.config import (
     options_of,
     parse,
     sealed,
+    write_whole,
 )
 from cpbmodels.fleet.net import DTYPES, Net
 from cpbmodels.fleet.predict import Forecast, forecast_all, predict_rows

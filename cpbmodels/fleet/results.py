@@ -1,12 +1,25 @@
-"""What a fleet gives: records of its steps and epochs while it trains, and its members when it has finished."""
+"""What a fleet gives: records and checkpoints while it trains, and its members when it has finished.
+
+A checkpoint is one safetensors file per epoch, whole or absent; the last two are kept. Its name holds the CRC-32 of its
+bytes, so that training never resumes from a damaged file. A background thread writes, so training waits for a copy in
+memory only. If the disk is slower than the epochs, or the copies (of gigabytes, from a GPU) would take more than a
+fiftieth of the time, epochs in between are skipped. Random draws are functions of (seed, step): there is no generator
+state to save.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import platform
-import threading
+import re
+import time
+import zlib
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,12 +28,15 @@ from torch import Tensor
 from cpbmodels.arch.heads import Classes
 from cpbmodels.arch.options import Preset
 from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Task
-from cpbmodels.fleet.config import FORMAT
-from cpbmodels.fleet.loop import FleetJob, Loop
+from cpbmodels.fleet.config import FORMAT, write_whole
 from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.net import Net, windows_in_flight
 from cpbmodels.kernels.support import described
+
+if TYPE_CHECKING:
+    from cpbmodels.fleet.loop import FleetJob, Loop
 
 
 @dataclass(frozen=True)
@@ -72,66 +88,60 @@ OnStep = Callable[[StepRecord], bool | None]
 """May return True: the fleet's members then stop within this epoch, each with the snapshot of its best epoch so far."""
 
 
-def step_reporter(on_step: OnStep, of_members: int, lock: threading.Lock) -> Callable[[Loop, int, int], bool]:
-    """Calls `on_step` with how far a loop has come within its epoch; whether its members shall stop now.
-
-    lock: fleets side by side report one at a time.
-    """
-
-    def report(loop: Loop, step: int, steps: int) -> bool:
-        rows = loop.bank.rows
-        record = StepRecord(
-            epoch=loop.epoch + 1,
-            epochs=max(options.epochs for options in loop.own_options),
-            step=step,
-            steps=steps,
-            members=[loop.tasks[task].index for task in loop.order[: loop.active]],
-            of_members=of_members,
-            device=str(rows.device),
-            data=(rows.shape[0], rows.shape[1]),
-            data_dtype=str(rows.dtype).removeprefix("torch."),
-            data_mb=rows.numel() * rows.element_size() / 1e6,
-        )
-        with lock:
-            return bool(on_step(record))
-
-    return report
+def report_step(loop: Loop, step: int, steps: int) -> bool:
+    """Call the job's `on_step` with the steps done of a loop's epoch; whether its members shall stop now."""
+    job, rows = loop.job, loop.bank.rows
+    if job.on_step is None:
+        return False
+    record = StepRecord(
+        epoch=loop.epoch + 1,
+        epochs=max(options.epochs for options in loop.own_options),
+        step=step,
+        steps=steps,
+        members=[loop.tasks[task].index for task in loop.order[: loop.active]],
+        of_members=job.of_members,
+        device=str(rows.device),
+        data=(rows.shape[0], rows.shape[1]),
+        data_dtype=str(rows.dtype).removeprefix("torch."),
+        data_mb=rows.numel() * rows.element_size() / 1e6,
+    )
+    with job.lock:
+        return bool(job.on_step(record))
 
 
-def epoch_reporter(on_epoch: OnEpoch, lock: threading.Lock) -> Callable[[Loop, int, float], None]:
-    """Calls `on_epoch` with the members that trained in a loop's last epoch, and stops those it returns."""
-
-    def report(loop: Loop, windows: int, seconds: float) -> None:
-        members = [
-            {
-                "index": task.index,
-                "symbol": task.symbol,
-                "timeframe": task.timeframe,
-                "seed": task.seed,
-                "best_val_loss": progress.best,
-                "stopped": progress.stopped,
-                **progress.history[-1],
-            }
-            for task, progress in zip(loop.tasks, loop.progress, strict=True)
-            if progress.history and progress.history[-1]["epoch"] == loop.epoch
-        ]
-        record = EpochRecord(
-            epoch=loop.epoch,
-            epochs=max(options.epochs for options in loop.own_options),
-            lr=members[0]["lr"],
-            members=members,
-            windows_per_s=windows / seconds,
-            seconds=seconds,
-            memory=loop.monitor.latest(),
-        )
-        with lock:
-            unwanted = set(on_epoch(record) or ())
-        for task, progress in zip(loop.tasks, loop.progress, strict=True):
-            if task.index in unwanted and not progress.stopped:
-                progress.stopped = "on_request"
-                progress.reason = f"stopped on request after epoch {loop.epoch}"
-
-    return report
+def report_epoch(loop: Loop, windows: int, seconds: float) -> None:
+    """Call the job's `on_epoch` with the members that trained in a loop's last epoch; stop those that it returns."""
+    job, pairs = loop.job, list(zip(loop.tasks, loop.progress, strict=True))
+    if job.on_epoch is None:
+        return
+    members = [
+        {
+            "index": task.index,
+            "symbol": task.symbol,
+            "timeframe": task.timeframe,
+            "seed": task.seed,
+            "best_val_loss": progress.best,
+            "stopped": progress.stopped,
+            **progress.history[-1],
+        }
+        for task, progress in pairs
+        if progress.history and progress.history[-1]["epoch"] == loop.epoch
+    ]
+    record = EpochRecord(
+        epoch=loop.epoch,
+        epochs=max(options.epochs for options in loop.own_options),
+        lr=members[0]["lr"],
+        members=members,
+        windows_per_s=windows / seconds,
+        seconds=seconds,
+        memory=loop.monitor.latest(),
+    )
+    with job.lock:
+        unwanted = set(job.on_epoch(record) or ())
+    for task, progress in pairs:
+        if task.index in unwanted and not progress.stopped:
+            progress.stopped = "on_request"
+            progress.reason = f"stopped on request after epoch {loop.epoch}"
 
 
 @torch.no_grad()
@@ -242,3 +252,103 @@ def _classification(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> lis
         accuracy = float(counts.diagonal().sum()) / total if total else float("nan")
         out.append({"accuracy": accuracy, "confusion": counts.tolist()})
     return out
+
+
+log = logging.getLogger(__name__)
+
+MAX_FILES = 2  # two, in case the newest is damaged
+MAX_TIME_SHARE = 0.02  # of the training that copies may take
+_NAME = re.compile(r"epoch-(?P<epoch>\d{6})-(?P<crc>[0-9a-f]{8})\.safetensors")
+
+
+class Checkpoints:
+    """The checkpoints of one fleet in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.pending: Future[None] | None = None
+        self.next_due = 0.0  # on time.monotonic's clock: an earlier copy would take more than MAX_TIME_SHARE
+
+    def save(self, epoch: int, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        """Write the state after `epoch` in the background.
+
+        Skipped while the last checkpoint is still being written, and while its copy is more than `MAX_TIME_SHARE` of
+        the time since it began.
+        """
+        started = time.monotonic()
+        if self.pending is not None:
+            if not self.pending.done() or started < self.next_due:
+                return
+            self.pending.result()  # raises the writer's error, such as a full disk
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        self.pending = self.pool.submit(self._write, epoch, copies, json.dumps(state))
+        ended = time.monotonic()
+        self.next_due = ended + (ended - started) / MAX_TIME_SHARE
+
+    def _write(self, epoch: int, tensors: dict[str, Tensor], state: str) -> None:
+        from safetensors.torch import save as to_bytes
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = to_bytes(tensors, {"state": state})
+        write_whole(self.folder / f"epoch-{epoch:06d}-{zlib.crc32(content):08x}.safetensors", content)
+        for old in self.files()[:-MAX_FILES]:
+            old.unlink(missing_ok=True)
+
+    def files(self) -> list[Path]:
+        """Checkpoints, oldest first."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
+
+    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Tensors and state of the newest readable checkpoint, or None."""
+        from safetensors import safe_open
+
+        for path in reversed(self.files()):
+            if not _is_intact(path):  # try the previous checkpoint
+                continue
+            with safe_open(str(path), "pt") as file:
+                names = file.keys()
+                return {name: file.get_tensor(name) for name in names}, json.loads(file.metadata()["state"])
+        return None
+
+    def clear(self) -> None:
+        """Remove the checkpoints of earlier trainings: this training starts from scratch."""
+        for path in self.files():
+            path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Wait for the last write."""
+        self.pool.shutdown(wait=True)
+        if self.pending is not None:
+            self.pending.result()
+
+
+def _is_intact(path: Path) -> bool:
+    match = _NAME.fullmatch(path.name)
+    return match is not None and zlib.crc32(path.read_bytes()) == int(match["crc"], 16)
+
+
+def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool:
+    """Whether training continues from a checkpoint here: False for other members of the same training (another cut).
+
+    A fleet is cut by the number of cores, and again where memory runs out: such a part starts from scratch.
+
+    Raises:
+        ModelError: it belongs to a different training.
+    """
+    differing = sorted(key for key in wanted if saved.get(key) != wanted[key])
+    if not differing:
+        return True
+    before, seeds = saved.get("seeds", []), wanted["seeds"]
+    if "options" not in differing and before != seeds and not set(before).isdisjoint(seeds):
+        log.warning(
+            "%s belongs to a fleet that was split differently (%d members, here %d), as with other cores "
+            "or too little memory: these members start from new weights.", folder, len(before), len(seeds),
+        )  # fmt: skip
+        return False
+    raise ModelError(
+        f"{folder} holds a checkpoint of a different training ({', '.join(differing)} differ): "
+        "resume with the same data and options, or start without resume."
+    )

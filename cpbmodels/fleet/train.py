@@ -39,13 +39,11 @@ from cpbmodels.fleet.bank import (
     plan_members,
     plan_tasks,
 )
-from cpbmodels.fleet.checkpoint import Checkpoints
 from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.loop import FleetJob, Loop, Stopped
 from cpbmodels.fleet.member import Member, average
 from cpbmodels.fleet.net import DTYPES, compute_dtype, pick_device, windows_in_flight
-from cpbmodels.fleet.results import OnEpoch, OnStep, epoch_reporter, export, step_reporter
-from cpbmodels.kernels.check import kernels_off
+from cpbmodels.fleet.results import Checkpoints, OnEpoch, OnStep, export, report_epoch, report_step
 
 log = logging.getLogger(__name__)
 _WAIT_SLICE_S = 0.2
@@ -103,13 +101,10 @@ def train_fleet(
             on_epoch=on_epoch, on_step=on_step, profile=profile, kernels=kernels, **common,
         )  # fmt: skip
         return _train_average(train, options, folder)
-    lock = threading.Lock()
     jobs = _fleet_jobs(
         members, options, series=series, architecture=architecture, device=place, dtype=DTYPES[dtype],
-        checkpoint=folder, resume=resume, kernels=kernels,
-        on_epoch=epoch_reporter(on_epoch, lock) if on_epoch is not None else None,
-        on_step=step_reporter(on_step, len(members), lock) if on_step is not None else None,
-        stop=threading.Event(),
+        checkpoint=folder, resume=resume, kernels=kernels, on_epoch=on_epoch, on_step=on_step,
+        of_members=len(members), lock=threading.Lock(), stop=threading.Event(),
     )  # fmt: skip
     return _train_jobs(jobs)
 
@@ -288,7 +283,10 @@ def _train_one(job: FleetJob) -> list[Member]:
     job = replace(job, options=replace(job.options, **{name: getattr(first, name) for name in PER_MEMBER}))
     if find(job.architecture).spec.closed_form:
         return _solve_one(job)
-    off = kernels_off(job.architecture, job.options, job.device, job.compute, job.kernels)
+    if not (off := job.kernels_off):
+        from cpbmodels.kernels.check import fault  # for GPUs alone
+
+        off = fault(job.architecture, job.options, job.device, job.compute)
     job = replace(job, kernels=off or True)
     precision = torch.get_float32_matmul_precision()
     if job.device.type == "cuda" and job.dtype == torch.float32:
@@ -362,8 +360,7 @@ def _solve_one(job: FleetJob) -> list[Member]:
     with Monitor(job.device) as monitor:
         fleet = job.fleet()
         loop = Loop(job, fleet, monitor)
-        if job.on_step is not None:
-            job.on_step(loop, 0, 1)
+        report_step(loop, 0, 1)
         started = time.perf_counter()
         solved: dict[tuple[int, ...], int] = {}  # the row of each: the seeds of a universal model are equal
         for k, task in enumerate(job.tasks):
@@ -390,6 +387,5 @@ def _solve_one(job: FleetJob) -> list[Member]:
                 progress.reason = "solved in closed form: there is nothing to repeat"
         loop.epoch, loop.windows = 1, sum(len(task.train) for task in tasks)
         loop.seconds = time.perf_counter() - started
-        if job.on_epoch is not None:
-            job.on_epoch(loop, loop.windows, loop.seconds)
+        report_epoch(loop, loop.windows, loop.seconds)
         return export(loop)

@@ -25,7 +25,7 @@ from cpbmodels.arch import find
 from cpbmodels.arch.options import IN_RATE, Preset
 from cpbmodels.device.monitor import driver_version
 from cpbmodels.device.steps import FleetStep, fleet_step
-from cpbmodels.fleet.checkpoint import write_whole
+from cpbmodels.fleet.config import write_whole
 from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs
 from cpbmodels.fleet.net import Net, compute_dtype
 from cpbmodels.kernels.support import compile_ahead, off_reason

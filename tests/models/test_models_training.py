@@ -16,8 +16,8 @@ from cpbmodels.data.columns import RETURNS
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet import train as training
 from cpbmodels.fleet.bank import Bank
-from cpbmodels.fleet.checkpoint import Checkpoints
 from cpbmodels.fleet.fleet import Fleet
+from cpbmodels.fleet.results import Checkpoints
 
 SMALL = {"preset": "smoke", "device": "cpu", "epochs": 3}
 
@@ -379,7 +379,7 @@ def test_a_price_that_never_moves_in_a_span_is_named(architecture, span):
 
 def test_copies_for_checkpoints_wait_until_the_last_one_has_paid_for_itself(tmp_path, monkeypatch):
     now = iter([0.0, 1.0, 30.0, 50.9, 51.5, 51.6])  # a copy takes a second: the next may come at 51
-    monkeypatch.setattr("cpbmodels.fleet.checkpoint.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("cpbmodels.fleet.results.time.monotonic", lambda: next(now))
     store = Checkpoints(tmp_path)
     for epoch in range(1, 5):
         store.save(epoch, {"flat": torch.zeros(1)}, {})

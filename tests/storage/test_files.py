@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cpbmodels.fleet.checkpoint import write_whole
+from cpbmodels.fleet.config import write_whole
 from tasks.storage.files import (
     DRAFT,
     DiskFull,
