@@ -96,10 +96,21 @@ def plan_fleet(
     `gpu`: the plan is for GPUs, on this machine or in a cluster.
     """
     if is_universal(architecture):
-        parts = cut_universal(members)
+        fleets: dict[tuple[int, str], list[JobMember]] = defaultdict(
+            list
+        )  # a model for a timeframe in a fold
+        for member in members:
+            fleets[member.fold, member.model.series.timeframe].append(member)
+        parts = [shard for key in sorted(fleets) for shard in cut(fleets[key], len(fleets[key]))]
     else:
-        options = resolved(spec.preset, architecture, spec.profile, spec.overrides)
-        parts = cut(members, shard_size(options, architecture, spec.copies(architecture), gpu=gpu))
+        options, copies = (
+            resolved(spec.preset, architecture, spec.profile, spec.overrides),
+            spec.copies(architecture),
+        )
+        size, wanted = MIN_MEMBERS, CPU_SHARD_S / member_seconds(options, architecture, copies)
+        while size * 2 <= min(wanted, MAX_MEMBERS):
+            size *= 2
+        parts = cut(members, max(size, -(-options.fleet_size // copies)) if gpu else size)
     shards = tuple(plan_job(spec, architecture, part) for part in parts)
     return FleetPlan(
         key=value_digest([job_key(shard) for shard in shards])[:16], architecture=architecture, shards=shards
@@ -144,15 +155,6 @@ TRAINER_BYTES, ROW_BYTES = 1.0e9, 320
 
 _USUAL_WINDOWS = 20_000
 """Assumed windows of a series if the preset limits neither rows nor steps."""
-
-
-def shard_size(options: Preset, architecture: str, copies: int, *, gpu: bool) -> int:
-    """Return the maximum number of members of a shard; `gpu`: the plan is for GPUs."""
-    wanted = CPU_SHARD_S / member_seconds(options, architecture, copies)
-    size = MIN_MEMBERS
-    while size * 2 <= min(wanted, MAX_MEMBERS):
-        size *= 2
-    return max(size, -(-options.fleet_size // copies)) if gpu else size
 
 
 def shard_seconds(job: ShardJob) -> float:
@@ -208,11 +210,3 @@ def cut(members: Iterable[JobMember], size: int) -> list[tuple[JobMember, ...]]:
     number = -(-len(ordered) // size)
     edges = [i * len(ordered) // number for i in range(number + 1)] if number else []
     return [tuple(ordered[a:b]) for a, b in pairwise(edges)]
-
-
-def cut_universal(members: Iterable[JobMember]) -> list[tuple[JobMember, ...]]:
-    """Return a shard for each model of a universal architecture: all series of a timeframe in a fold."""
-    parts: dict[tuple[int, str], list[JobMember]] = defaultdict(list)
-    for member in members:
-        parts[member.fold, member.model.series.timeframe].append(member)
-    return [shard for key in sorted(parts) for shard in cut(parts[key], len(parts[key]))]

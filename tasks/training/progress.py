@@ -95,7 +95,14 @@ class ProgressFile:
         if first:
             rows, columns = record.data
             text = f"[{rows:,}, {columns}] {record.data_dtype}, {record.data_mb:,.2f} MB"
-            self._state["device"] = describe_device(record.device)
+            name = f"{record.device} ({count(usable_cores(), 'core')})"
+            if record.device != "cpu":
+                import torch
+
+                free, total = (size / 1e9 for size in torch.cuda.mem_get_info(record.device))
+                chip = torch.cuda.get_device_name(record.device)
+                name = f"{record.device} {chip}, {free:.1f} of {total:.1f} GB free"
+            self._state["device"] = name
             self._state["data"] = f"Data on {record.device}: {text}"
         self._state["members"] = record.of_members
         done = (record.epoch - 1 + record.step / record.steps) / record.epochs
@@ -149,17 +156,6 @@ class ProgressFile:
         draft = self._path.with_suffix(".tmp")
         draft.write_text(json.dumps(self._state))
         draft.replace(self._path)
-
-
-def describe_device(name: str) -> str:
-    """Return a device in words: `cpu (2 cores)`, or `cuda:0 NVIDIA H100, 77.1 of 79.1 GB free`."""
-    import torch
-
-    device = torch.device(name)
-    if device.type != "cuda":
-        return f"{name} ({count(usable_cores(), 'core')})"
-    free, total = (size / 1e9 for size in torch.cuda.mem_get_info(device))
-    return f"{name} {torch.cuda.get_device_name(device)}, {free:.1f} of {total:.1f} GB free"
 
 
 def plain(value: Any) -> Any:

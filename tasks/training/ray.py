@@ -193,8 +193,11 @@ class RayEngine:
             num_cpus=cpus, num_gpus=gpus, memory=memory, max_retries=MAX_RETRIES, name=f"train {job.architecture}",
         )  # fmt: skip
         key, errors = folder.absolute().relative_to(self._home).as_posix(), self._ray.exceptions
+        # A missing file is left out: the trainer then reports it, as on this machine.
+        names = [f"{key}/{JOB}", *sorted({member.features.path for member in job.members})]
         with self._reading:  # one shard's files at a time are in this process's memory
-            value = task.remote(shard_inputs(self._home, key, job), key, cpus, gpus, timeout_s, environment())
+            inputs = read_files(self._home, names)
+            value = task.remote(inputs, key, cpus, gpus, timeout_s, environment())
         try:
             while not self._ray.wait([value], timeout=_POLL_S)[0]:
                 check_interrupted()
@@ -266,14 +269,6 @@ def write_files(folder: Path, files: Files) -> None:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         content.tofile(folder / name)
-
-
-def shard_inputs(home: Path, key: str, job: ShardJob) -> Files:
-    """Return the files that a node needs for a shard: its job and its series' features.
-
-    A missing file is left out: the trainer then reports it, as on this machine.
-    """
-    return read_files(home, [f"{key}/{JOB}", *sorted({member.features.path for member in job.members})])
 
 
 def keep_result(folder: Path, files: Files) -> None:

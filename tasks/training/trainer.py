@@ -135,17 +135,13 @@ def serve(orders: Orders) -> None:
         with gpu_locked() as is_free:
             if is_free:
                 forget_peaks()
-                _train_on_device(folder, without_kernels)
+                try:
+                    train_once(folder, without_kernels)
+                except Exception as error:
+                    if _gpu_is_lost():
+                        raise CpbError(f"{GPU_LOST}: {' '.join(str(error).split())[:200]}") from error
+                    raise
         orders.answer(is_free)
-
-
-def _train_on_device(folder: Path, without_kernels: str) -> None:
-    try:
-        train_once(folder, without_kernels)
-    except Exception as error:
-        if _gpu_is_lost():
-            raise CpbError(f"{GPU_LOST}: {' '.join(str(error).split())[:200]}") from error
-        raise
 
 
 def _gpu_is_lost() -> bool:
@@ -326,7 +322,12 @@ def _write_members(
             for (spec, _, _), forecast in zip(part, _predict(part, split, device), strict=True):
                 # An error is left to the member's judge, which asks the model and reports it.
                 if isinstance(forecast, cpbmodels.Prediction):
-                    _save_forecasts(draft / spec.name / f"{split}.npz", forecast)
+                    arrays = {
+                        name: getattr(forecast, name) for name in ("quantiles", "candle", "probabilities")
+                    }
+                    # float32: precise enough for log-returns, and half the size
+                    kept = {name: a.astype(np.float32) for name, a in arrays.items() if a is not None}
+                    write_npz(draft / spec.name / f"{split}.npz", {"origins": forecast.origins, **kept})
 
 
 def _predict(trained: Trained, split: str, device: str) -> list[cpbmodels.Prediction | cpbmodels.ModelError]:
@@ -341,14 +342,6 @@ def _predict(trained: Trained, split: str, device: str) -> list[cpbmodels.Predic
     log.warning("too little GPU memory for the forecasts of the %s span: they are computed on the CPU", split)
     torch.cuda.empty_cache()
     return predict_each(models, series, origins)
-
-
-def _save_forecasts(path: Path, forecasts: cpbmodels.Prediction) -> None:
-    """Store a split's forecasts for judging: float32 is precise enough for log-returns and halves the size."""
-    arrays: dict[str, Any] = {"quantiles": forecasts.quantiles, "candle": forecasts.candle}
-    if forecasts.probabilities is not None:
-        arrays["probabilities"] = forecasts.probabilities
-    write_npz(path, {"origins": forecasts.origins, **{k: v.astype(np.float32) for k, v in arrays.items()}})
 
 
 def _extra(
