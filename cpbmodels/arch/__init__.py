@@ -120,7 +120,9 @@ def _registered() -> dict[str, EntryPoint]:
     """Entry points of other packages by name. Of packages that register the same name the last one found counts."""
     points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     for name in _BUILT_IN.keys() & points.keys():
-        log.warning("The architecture %r of %s is ignored: cpbmodels has it", name, _package(points.pop(name)))
+        log.warning(
+            "The architecture %r of %s is ignored: cpbmodels has it", name, _package(points.pop(name))
+        )
     return points
 
 

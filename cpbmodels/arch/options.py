@@ -220,16 +220,16 @@ def check(options: Preset) -> Preset:
     for name in SWITCHES:
         if not isinstance(getattr(options, name), bool):
             raise ModelError(f"{name} must be True or False, not {shown(getattr(options, name))}.")
-    names = (*options.features, options.calendar) if isinstance(options.features, tuple) else (None,)
-    if not all(isinstance(name, str) and len(name) <= MAX_NAME for name in names):
-        raise ModelError(f"features and calendar must be names of columns, of at most {MAX_NAME} characters.")
-    members = options.members if isinstance(options.members, tuple) else (None,)
-    if len(members) > MAX_MEMBERS or not all(isinstance(name, str) for name in members):
-        raise ModelError(f"members must name at most {MAX_MEMBERS} architectures, as in har,line.")
-    if not options.features:
-        raise ModelError("features must name at least one column.")
-    if len(options.features) > MAX_FEATURES or len(set(options.features)) < len(options.features):
-        raise ModelError(f"features must name at most {MAX_FEATURES} columns, each once.")
+    for name, least, most in (("features", 1, MAX_FEATURES), ("members", 0, MAX_MEMBERS)):
+        names = getattr(options, name)
+        if not isinstance(names, tuple) or not all(
+            isinstance(text, str) and len(text) <= MAX_NAME for text in names
+        ):
+            raise ModelError(f"{name} must be names of at most {MAX_NAME} characters.")
+        if not least <= len(set(names)) == len(names) <= most:
+            raise ModelError(f"{name} must be {least} to {most} names, each once.")
+    if not isinstance(options.calendar, str) or len(options.calendar) > MAX_NAME:
+        raise ModelError(f"calendar must be the name of a column, not {shown(options.calendar)}.")
     if options.batch_size % options.accumulate:
         raise ModelError(
             f"accumulate {options.accumulate} must divide batch_size {options.batch_size} evenly."

@@ -36,7 +36,6 @@ class Prefix:
     """
 
     weights: Weights
-    leaves: list[Tensor]
     grads: list[Tensor]
     gaps: list[Tensor | None]
     rows: list[Tensor]
@@ -128,7 +127,6 @@ class Fleet:
             first = next(iter(weights.values())).detach()
             self.prefixes[count] = Prefix(
                 weights=weights,
-                leaves=list(weights.values()),
                 grads=list(self.net.layout.views(self.grad[:count]).values()),
                 gaps=[first.new_zeros(count, gap) if gap else None for gap in self.net.layout.gaps()],
                 rows=list(self.flat[:count].unbind(0)),
@@ -210,7 +208,9 @@ class Fleet:
         losses = (net.loss(window, prefix.weights, draws) * weight).sum(1)  # [K, B] -> [K]
         self.loss_sum[:count] += losses.detach()
         total = losses.sum() if self.scale is None else (losses * self.scale[:count, 0]).sum()
-        grads = torch.autograd.grad(total, prefix.leaves)  # one [K, ...] per weight of the layout
+        grads = torch.autograd.grad(
+            total, list(prefix.weights.values())
+        )  # one [K, ...] per weight of the layout
         if on_gpu(self.flat) or self.kernels:
             return self._collect(prefix, grads, first=part == 0)
         (foreach_add_ if part else foreach_copy_)(prefix.grads, grads)

@@ -152,16 +152,10 @@ def _attend_back(
     )  # fmt: skip
 
 
-def self_attention(qkv: Tensor, bias: Tensor, steps: int, heads: int, causal: bool) -> Tensor:
-    """qkv [K, B x T, 3d] without its bias, bias [K, 1, 3d] -> [K, B x T, d]."""
-    out: Tensor = _SelfAttention.apply(qkv.contiguous(), bias, steps, heads, causal)
-    return out
-
-
 class _SelfAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, bias: Tensor, T: int, heads: int, causal: bool) -> Tensor:
-        ctx.sizes = T, heads, causal
+        qkv, ctx.sizes = qkv.contiguous(), (T, heads, causal)
         ctx.save_for_backward(qkv, bias)
         return _attend(qkv.chunk(3, -1), bias.chunk(3, -1), T, heads, causal)
 
@@ -174,10 +168,8 @@ class _SelfAttention(torch.autograd.Function):
         return d_qkv, summed(part, bias), None, None, None
 
 
-def cross_attention(q: Tensor, bias_q: Tensor, kv: Tensor, bias_kv: Tensor, steps: int, heads: int) -> Tensor:
-    """q [K, B x S, d], kv [K, B x T, 2d] whose rows may lie apart, biases [K, 1, d] and [K, 1, 2d] -> [K, B x S, d]."""
-    out: Tensor = _CrossAttention.apply(q, bias_q, kv, bias_kv, steps, heads)
-    return out
+self_attention: Any = _SelfAttention.apply
+"""(qkv [K, B x T, 3d] without its bias, bias [K, 1, 3d], T, heads, whether causal) -> [K, B x T, d]."""
 
 
 class _CrossAttention(torch.autograd.Function):
@@ -199,6 +191,11 @@ class _CrossAttention(torch.autograd.Function):
         grads, parts = (d_q, *d_kv.chunk(2, -1)), (part_q, *part_kv.chunk(2, -1))
         _attend_back(given, biases, d_out, grads, parts, *ctx.sizes)
         return d_q, summed(part_q, bias_q), d_kv, summed(part_kv, bias_kv), None, None
+
+
+cross_attention: Any = _CrossAttention.apply
+"""(q [K, B x S, d], its bias [K, 1, d], kv [K, B x T, 2d] whose rows may lie apart, its bias [K, 1, 2d], S, heads)
+-> [K, B x S, d]."""
 
 
 @triton.jit(do_not_specialize=["n", "B", "s_window"])

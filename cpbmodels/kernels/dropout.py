@@ -48,12 +48,6 @@ def _dropout(x, keys, limits, factors, out, n, s_key, MASKS: tl.constexpr, BLOCK
     tl.store(out + k * n + at, value.to(out.dtype.element_ty), at < n)
 
 
-def dropout(x: Tensor, rate: PerRow, key: Tensor) -> Tensor:
-    """x [K, ...] with values dropped at `rate`, and the rest scaled up; key int32 [K, 1]."""
-    out: Tensor = _Dropout.apply(x, rate, key)
-    return out
-
-
 def factors(rate: PerRow, key: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """`shape` [K, ...]: 0 where dropout at `rate` drops, else 1 / (1 - rate)."""
     out = torch.empty(shape, device=key.device, dtype=dtype)
@@ -98,3 +92,7 @@ class _Dropout(torch.autograd.Function):
         d_out = d_out.contiguous()
         _run(d_out, ctx.rate, key, d_x := torch.empty_like(d_out))
         return d_x, None, None
+
+
+dropout: Any = _Dropout.apply
+"""(x [K, ...], rate, key int32 [K, 1]) -> x with values dropped at `rate`, and the rest scaled up."""

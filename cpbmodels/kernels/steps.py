@@ -97,6 +97,25 @@ def _back(sums, grad, w, rows, u, W: tl.constexpr, H: tl.constexpr, BK: tl.const
     return sums
 
 
+@triton.jit
+def _d_state(k, rows, u, at, add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh,
+             W: tl.constexpr, G: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BU: tl.constexpr,
+             BK: tl.constexpr):  # fmt: skip
+    """dL/dh' [BM, BU] = (g_out w_out) factor + g_next w_hh + add.
+
+    g_out [B, W]: gradient of what reads h' at this step, through w_out [W, H]; g_next [B, G H]: of the next gates."""
+    d_h = tl.zeros([BM, BU], tl.float32)
+    # The factor dropped what reads h' at this step; the next step's gates read h' whole.
+    if g_out is not None:
+        d_h = _back(d_h, g_out + k * s_go, w_out + k * s_wo, rows, u, W, H, BK)
+        if factor is not None:
+            d_h *= tl.load(factor + k * s_f + at).to(tl.float32)
+    d_h = _back(d_h, g_next + k * s_gn, w_hh + k * s_hh, rows, u, G * H, H, BK)
+    if add is not None:
+        d_h += tl.load(add + k * s_add + at).to(tl.float32)
+    return d_h
+
+
 @triton.jit(do_not_specialize=["B", "s_x"])
 def _lstm_step(x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, bias, s_b, c, s_c, new_h, s_nh, new_c, s_nc, acts, s_a,
                factor, s_f, dropped, s_d, B, W: tl.constexpr, H: tl.constexpr, BM: tl.constexpr, BU: tl.constexpr,
@@ -138,22 +157,13 @@ def _lstm_step(x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, bias, s_b, c, s_c, new_h,
 def _lstm_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh, acts, s_a, c, s_c,
                     new_c, s_nc, d_c, d_gates, s_d, B, W: tl.constexpr, H: tl.constexpr, BM: tl.constexpr,
                     BU: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """d_gates [B, 4H] from dL/dh' = add + (g_out w_out) factor + g_next w_hh and from d_c [B, H], carried in place.
-
-    g_out [B, W]: gradient of what reads h' at this step, through w_out [W, H]; g_next [B, 4H]: of the next gates.
-    """
+    """d_gates [B, 4H] from dL/dh', see `_d_state`, and from d_c [B, H], carried in place."""
     k = tl.program_id(0).to(tl.int64)
     u = tl.program_id(1) * BU + tl.arange(0, BU)
     rows = tl.program_id(2) * BM + tl.arange(0, BM)
     at = rows[:, None] * H + u[None, :]
-    d_h = tl.zeros([BM, BU], tl.float32)
-    # The factor dropped what reads h' at this step; the next step's gates read h' whole.
-    d_h = _back(d_h, g_out + k * s_go, w_out + k * s_wo, rows, u, W, H, BK)
-    if factor is not None:
-        d_h *= tl.load(factor + k * s_f + at).to(tl.float32)
-    d_h = _back(d_h, g_next + k * s_gn, w_hh + k * s_hh, rows, u, 4 * H, H, BK)
-    if add is not None:
-        d_h += tl.load(add + k * s_add + at).to(tl.float32)
+    d_h = _d_state(k, rows, u, at, add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh,
+                   W, 4, H, BM, BU, BK)  # fmt: skip
     kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
     i, f, g, o = _get4(kept, H)
     tanh_c = _tanh(tl.load(new_c + k * s_nc + at))
@@ -214,25 +224,17 @@ def _gru_step(gates, s_g, x, s_x, w_ih, s_ih, h, s_h, w_hh, s_hh, b_ih, s_bi, b_
 def _gru_step_back(add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh, acts, s_a, h, s_h,
                    carry, d_in, s_di, d_hid, s_dh, B, W: tl.constexpr, H: tl.constexpr, BM: tl.constexpr,
                    BU: tl.constexpr, BK: tl.constexpr):  # fmt: skip
-    """Gradients of input and hidden gates, d_in and d_hid [B, 3H], from
+    """Gradients of input and hidden gates, d_in and d_hid [B, 3H], from dL/dh': `_d_state` + carry.
 
-        dL/dh' = add + (g_out w_out) factor + g_next w_hh + carry
-
-    with g_out [B, W], g_next [B, 3H] as in `_lstm_step_back`. carry float32 [B, H] becomes dL/dh' z."""
+    carry float32 [B, H] becomes dL/dh' z."""
     k = tl.program_id(0).to(tl.int64)
     u = tl.program_id(1) * BU + tl.arange(0, BU)
     rows = tl.program_id(2) * BM + tl.arange(0, BM)
     at = rows[:, None] * H + u[None, :]
-    d_h = tl.zeros([BM, BU], tl.float32)
-    if g_out is not None:
-        d_h = _back(d_h, g_out + k * s_go, w_out + k * s_wo, rows, u, W, H, BK)
-        if factor is not None:
-            d_h *= tl.load(factor + k * s_f + at).to(tl.float32)
-    d_h = _back(d_h, g_next + k * s_gn, w_hh + k * s_hh, rows, u, 3 * H, H, BK)
+    d_h = _d_state(k, rows, u, at, add, s_add, g_out, s_go, w_out, s_wo, factor, s_f, g_next, s_gn, w_hh, s_hh,
+                   W, 3, H, BM, BU, BK)  # fmt: skip
     carried = carry + k * (B * H) + at  # dL/dh z of the step after: the path around its gates
     d_h += tl.load(carried)
-    if add is not None:
-        d_h += tl.load(add + k * s_add + at).to(tl.float32)
     kept = acts + k * s_a + rows[:, None] * (4 * H) + u[None, :]
     r, z, n, g_n = _get4(kept, H)
     d_r, d_z, d_n, d_g = _gru_cell_back(d_h, r, z, n, g_n, tl.load(h + k * s_h + at).to(tl.float32))

@@ -91,12 +91,6 @@ def _add_norm_backward(
         tl.store(part + place * D + cols, tl.sum(tl.where(mask, out, 0.0), 0), cols < D)
 
 
-def add_norm(x: Tensor, y: Tensor | None = None, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """x, y [K, N, d], bias [K, 1, d] -> (x + y + bias, its LayerNorm without scale and shift); d <= 256."""
-    total, normed = _AddNorm.apply(x, y, bias)
-    return total, normed
-
-
 class _AddNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor | None, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -128,6 +122,10 @@ class _AddNorm(torch.autograd.Function):
             num_warps=4,
         )  # fmt: skip
         return (d_x, d_x, summed(part, total)) if ctx.adds else (d_x, None, None)
+
+
+add_norm: Any = _AddNorm.apply
+"""x, y [K, N, d], bias [K, 1, d] or None -> (x + y + bias, its LayerNorm without scale and shift); d <= 256."""
 
 
 # --- bias + GELU ------------------------------------------------------------------------------------------------------
@@ -164,12 +162,6 @@ def _bias_gelu_backward(
     tl.store(part + place * D + cols, tl.sum(out, 0), cols < D)
 
 
-def bias_gelu(x: Tensor, bias: Tensor) -> Tensor:
-    """x [K, N, d], bias [K, 1, d] -> gelu(x + bias), by the error function; any d."""
-    out: Tensor = _BiasGelu.apply(x, bias)
-    return out
-
-
 class _BiasGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
@@ -194,16 +186,18 @@ class _BiasGelu(torch.autograd.Function):
         return d_x, summed(part, x)
 
 
+bias_gelu: Any = _BiasGelu.apply
+"""x [K, N, d], bias [K, 1, d] -> gelu(x + bias), by the error function; any d."""
+
+
 def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Tensor:
     """Raw outputs [K, B, S, size]; `parallel`: all steps at once, else a step at a time, without gradient."""
     (K, B, C, _), heads, layers = batch.inputs.shape, model.options.n_heads, model.options.n_layers
-    x, normed = add_norm(_placed(batch.inputs, w, "embed", w["position"]))
+    x, normed = add_norm(_placed(batch.inputs, w, "embed", w["position"]), None, None)
     for depth in range(layers):
         name = f"encoder.{depth}"
         qkv = torch.bmm(normed, w[f"{name}.qkv.weight"])
-        x, normed = _add(
-            x, self_attention(qkv, w[f"{name}.qkv.bias"], C, heads, causal=False), w, f"{name}.mix"
-        )
+        x, normed = _add(x, self_attention(qkv, w[f"{name}.qkv.bias"], C, heads, False), w, f"{name}.mix")
         x, normed = _feed(x, normed, w, name)
     # Keys and values of all decoder layers, [K, B x C, 2d] each, from one product with the encoder's output.
     memory = _Memories.apply(normed, w["memory.weight"], layers)
@@ -217,13 +211,11 @@ def forward(model: Transformer, batch: Batch, w: Weights, parallel: bool) -> Ten
     else:
         # Step s reads the candle before it: [K, B, S, 4], the last known candle first.
         reads = torch.cat([batch.start.unsqueeze(2), batch.truth[:, :, :-1]], 2)
-    x, normed = add_norm(_placed(reads, w, "read", w["step"]))
+    x, normed = add_norm(_placed(reads, w, "read", w["step"]), None, None)
     for depth, (kv, bias) in enumerate(zip(memory, biases, strict=True)):
         name = f"decoder.{depth}"
         qkv = torch.bmm(normed, w[f"{name}.qkv.weight"])
-        x, normed = _add(
-            x, self_attention(qkv, w[f"{name}.qkv.bias"], S, heads, causal=True), w, f"{name}.mix"
-        )
+        x, normed = _add(x, self_attention(qkv, w[f"{name}.qkv.bias"], S, heads, True), w, f"{name}.mix")
         query = torch.bmm(normed, w[f"{name}.query.weight"])
         attended = cross_attention(query, w[f"{name}.query.bias"], kv, bias, S, heads)
         x, normed = _feed(*_add(x, attended, w, f"{name}.found"), w, name)
@@ -246,7 +238,8 @@ def _out(normed: Tensor, w: Weights) -> Tensor:
 
 def _add(x: Tensor, y: Tensor, w: Weights, name: str) -> tuple[Tensor, Tensor]:
     """x + y W + b [K, N, d], and its LayerNorm."""
-    return add_norm(x, torch.bmm(y, w[f"{name}.weight"]), w[f"{name}.bias"])
+    total, normed = add_norm(x, torch.bmm(y, w[f"{name}.weight"]), w[f"{name}.bias"])
+    return total, normed
 
 
 def _feed(x: Tensor, normed: Tensor, w: Weights, name: str) -> tuple[Tensor, Tensor]:
@@ -262,7 +255,7 @@ def _stepwise(
     past = [start.new_empty(K, B, S, 3 * d) for _ in memory]  # [q, k, v] of the steps so far, without biases
     read, raws = start, []
     for step in range(S):
-        x, normed = add_norm(_placed(read.unsqueeze(2), w, "read", w["step"][:, step : step + 1]))
+        x, normed = add_norm(_placed(read.unsqueeze(2), w, "read", w["step"][:, step : step + 1]), None, None)
         for depth, (kv, bias) in enumerate(zip(memory, biases, strict=True)):
             name, projected = f"decoder.{depth}", past[depth]
             projected[:, :, step] = torch.bmm(normed, w[f"{name}.qkv.weight"])

@@ -181,22 +181,11 @@ def _mig_instances(nvml: Any, handle: object) -> Iterator[str]:
 
 
 @contextmanager
-def gpu_held(gpus: tuple[str, ...], poll_s: float = 0.5) -> Iterator[None]:
+def gpu_held(gpus: tuple[str, ...]) -> Iterator[None]:
     """Lock one of these GPUs during the block, waiting for it (interruptible); with no GPUs, do nothing."""
-    paths = [machine_lock(f"cpb-{gpu}.lock") for gpu in gpus]
     with ExitStack() as stack:
-        is_held, is_reported = not paths, False
-        while not is_held:
-            for path in paths:
-                with suppress(BusyError):
-                    stack.enter_context(locked(path, wait=False))
-                    is_held = True
-                    break
-            else:
-                if not is_reported:
-                    log.info("waiting for a GPU: other trainings hold %s", ", ".join(map(str, paths)))
-                is_reported = True
-                pause(poll_s)
+        while gpus and not any(_locks(stack, gpu) for gpu in gpus):
+            pause(_BUSY_S)
         yield
 
 
@@ -205,13 +194,15 @@ def gpu_locked() -> Iterator[bool]:
     """Lock this trainer's GPU during the block unless another training holds it; yields whether it is this one's."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
     with ExitStack() as stack:
-        is_free = True
-        try:
-            if gpu:  # else a trainer on a CPU
-                stack.enter_context(locked(machine_lock(f"cpb-{gpu}.lock"), wait=False))
-        except BusyError:
-            is_free = False
-        yield is_free
+        yield not gpu or _locks(stack, gpu)  # without one: a trainer on a CPU
+
+
+def _locks(stack: ExitStack, gpu: str) -> bool:
+    """Lock a GPU until the stack is closed; whether no other training holds it."""
+    with suppress(BusyError):
+        stack.enter_context(locked(machine_lock(f"cpb-{gpu}.lock"), wait=False))
+        return True
+    return False
 
 
 class Trainers:
@@ -344,8 +335,6 @@ def _death(folder: Path, end: Died) -> TrainerDied:
     if re.search(r"MemoryError|out of memory|(can't|cannot) allocate memory", end.last, re.IGNORECASE):
         remedy = "lower batch_size, train fewer series together, or add memory"
         return TrainerDied(f"{message}, or {remedy}", code="out-of-memory")
-    if end.returncode == -signal.SIGKILL:
-        message += " (the kernel kills processes for want of memory: see its log)"
     return TrainerDied(message)
 
 
