@@ -1,29 +1,22 @@
 """Learning rates: a GPU's fused optimizer reads float32, a CPU's float64; both take the same steps."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from candles import walk
 
 from cpbmodels import train_fleet
+from cpbmodels.arch.options import SCHEDULES
 from cpbmodels.fleet import loop
-from cpbmodels.fleet.fleet import Fleet, rate_tensor
+from cpbmodels.fleet.fleet import rate_tensor
 
 OPTIONS = {
     "preset": "smoke", "device": "cpu", "workers": 1, "dtype": "float64", "steps_per_epoch": 6, "epochs": 3,
     "lr": 1e-3, "warmup_steps": 5, "schedule": "cosine",
 }  # fmt: skip
-
-
-def test_every_step_takes_a_rate_that_float32_holds_exactly(monkeypatch):
-    step, taken = Fleet.step, []
-    monkeypatch.setattr(
-        Fleet, "step", lambda self, *rest, **named: taken.append(float(rest[3])) or step(self, *rest, **named)
-    )
-    member = train_fleet([walk(500)], "linear", **OPTIONS)[0]
-    assert len(set(taken)) == 5 + 2  # the warm-up's, then one an epoch
-    assert all(rate == float(np.float32(rate)) for rate in taken)
-    assert member.history[0]["lr"] == 1e-3  # reported as it was asked for
 
 
 @pytest.mark.parametrize("architecture", ["linear", "gru"])
@@ -46,3 +39,12 @@ def test_each_device_gets_the_dtype_that_its_optimizer_reads():
     rates = np.array([1e-3])
     assert rate_tensor(rates, torch.device("cpu")).dtype == torch.float64
     assert rate_tensor(rates, torch.device("meta")).dtype == torch.float32
+
+
+def test_the_schedule_built_in_the_documentation_sets_the_learning_rates(monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "extending.md").read_text()
+    (line,) = re.findall(r'^"linear": (lambda .*),$', page, re.MULTILINE)
+    monkeypatch.setitem(SCHEDULES, "linear", eval(line))
+    how = {"schedule": "linear", "lr": 0.01, "epochs": 4, "patience": 4}
+    (member,) = train_fleet([walk(500, seed=1)], "linear", "smoke", **how)
+    assert [epoch["lr"] for epoch in member.history] == pytest.approx([0.01, 0.0075, 0.005, 0.0025])
