@@ -75,7 +75,11 @@ class Gru(Architecture):
         states = states.reshape(K, B * T, H)
         keys = linear(states, w, "key").view(K * B, T, H)
         memory = DeferredAttention(keys, states.view(K * B, T, H))  # the states themselves are the values
-        maps, masks = self.step_maps(w), self.decoder_masks(last[-1], draws)
+        uses, masks = self.head.steps, self.decoder_masks(last[-1], draws)
+        maps = {"out": DeferredLinear(w["out.weight"], w["out.bias"], uses)}
+        for name in self.layers("decoder"):
+            for side in ("ih", "hh"):
+                maps[f"{name}.{side}"] = DeferredLinear(w[f"{name}.w_{side}"], w[f"{name}.b_{side}"], uses)
         forced, read, raws = self.teacher_steps(batch, draws), batch.start, []
         for step in range(self.head.steps):
             raw, last = self.decode(read, last, memory, maps, masks[step])
@@ -83,15 +87,6 @@ class Gru(Architecture):
             if step + 1 < self.head.steps:
                 read = self.next_input(raw, step, batch, forced)
         return torch.stack(raws, 2)
-
-    def step_maps(self, w: Weights) -> dict[str, DeferredLinear]:
-        """The decoder's linear maps, each used at every step."""
-        uses = self.head.steps
-        maps = {"out": DeferredLinear(w["out.weight"], w["out.bias"], uses)}
-        for name in self.layers("decoder"):
-            for side in ("ih", "hh"):
-                maps[f"{name}.{side}"] = DeferredLinear(w[f"{name}.w_{side}"], w[f"{name}.b_{side}"], uses)
-        return maps
 
     def decode(
         self,

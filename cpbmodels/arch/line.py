@@ -97,7 +97,11 @@ class Line(OfOneCandle):
 
     def fitted(self, data: MemberData) -> tuple[RangeModel, TrainingOrigins]:
         """The line, and the origins it was fitted on."""
-        training = last_days(_with_market(data.origins()), DAYS, DAYS_WITHIN_THE_HOUR)
+        origins = data.origins()
+        market = [(series, rows[series.columns((NO_MARKET,))[rows, 0] == 0]) for series, rows in origins]
+        if any(len(rows) for _, rows in market):  # origins whose market is known, unless it is known for none
+            origins = market
+        training = last_days(origins, DAYS, DAYS_WITHIN_THE_HOUR)
         options, names = self.options, (*OWN, *MARKET_COLUMNS)
         shape = last_days(training, SHAPE_DAYS, SHAPE_DAYS)
         model = fit_ranges(
@@ -130,14 +134,6 @@ def last_days(training: TrainingOrigins, days: int, days_within_the_hour: int) -
         for series, origins in training
         if series.times is not None
     ]
-
-
-def _with_market(training: TrainingOrigins) -> TrainingOrigins:
-    """The origins whose market is known; all origins if it is known for none."""
-    with_market = [
-        (series, origins[series.columns((NO_MARKET,))[origins, 0] == 0]) for series, origins in training
-    ]
-    return with_market if any(len(origins) for _, origins in with_market) else training
 
 
 def _market_from_own(model: RangeModel, training: TrainingOrigins) -> np.ndarray:

@@ -14,8 +14,6 @@ from cpbmodels.arch.decoder import (
     LSTM_GATES,
     DeferredAttention,
     DeferredLinear,
-    LstmStep,
-    State,
     lstm_step,
     stacked_params,
     step_params,
@@ -90,8 +88,11 @@ class Lstm(Architecture):
         masks = self.decoder_masks(last[-1][0], draws)
         forced, read, raws = self.teacher_steps(batch, draws), batch.start, []
         for step in range(self.head.steps):
-            last = self.advance(read, last, cells, masks[step])
-            raw = self.output(last[-1][0], memory, maps)
+            x, before, last = read, last, []
+            for cell, (h, c), factor in zip(cells, before, masks[step], strict=True):
+                last.append(cell(x if factor is None else x * factor, h, c))
+                x = last[-1][0]
+            raw = self.output(x, memory, maps)
             raws.append(raw)
             if step + 1 < self.head.steps:
                 read = self.next_input(raw, step, batch, forced)
@@ -104,16 +105,6 @@ class Lstm(Architecture):
         both = linear(states.reshape(K, B * T, H), w, "memory").view(K, B, T, 2, heads, H // heads)
         both = both.permute(3, 0, 1, 4, 2, 5).reshape(2, K * B * heads, T, H // heads)
         return DeferredAttention(*both.unbind(0))
-
-    def advance(
-        self, read: Tensor, last: list[State], cells: list[LstmStep], factors: list[Tensor | None]
-    ) -> list[State]:
-        """The next states of all layers from the candle read [K, B, 4]."""
-        x, states = read, []
-        for cell, (h, c), factor in zip(cells, last, factors, strict=True):
-            states.append(cell(x if factor is None else x * factor, h, c))
-            x = states[-1][0]
-        return states
 
     def output(self, x: Tensor, memory: DeferredAttention, maps: dict[str, DeferredLinear]) -> Tensor:
         """Raw [K, B, size] from the top state [K, B, H] and what its query attends to."""

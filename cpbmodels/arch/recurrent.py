@@ -70,7 +70,7 @@ def lstm(
     """Stacked LSTM with dropout between layers: all top states [K, B, T, H], and each layer's last (h, c)."""
     last: list[State] = []
     wide = w[f"{names[0]}.w_hh"].shape[-1] >= MIN_ONEDNN_WIDTH
-    layer = _lstm_by_hand if manual else lstm_fused if on_gpu(x) else _lstm_onednn if wide else lstm_sequence
+    layer = _lstm_by_hand if manual else _lstm_onednn if wide and not on_gpu(x) else _lstm_together
     x = x.transpose(1, 2)
     for depth, name in enumerate(names):
         x, cell = layer(dropout(x, rate if depth else 0.0, draws), w, name)
@@ -267,12 +267,6 @@ class LstmSequence(torch.autograd.Function):
         return d_gates, torch.bmm(flat.transpose(1, 2), before)
 
 
-def lstm_sequence(x: Tensor, w: Weights, name: str) -> State:
-    """All members in one product per step."""
-    gates = input_gates(x, w[f"{name}.b_ih"] + w[f"{name}.b_hh"], w[f"{name}.w_ih"])
-    return LstmSequence.apply(gates, w[f"{name}.w_hh"])
-
-
 class LstmFused(torch.autograd.Function):
     """The same layer over torch's fused cell. Per step: one product and one cell, forward and backward alike."""
 
@@ -319,12 +313,6 @@ class LstmFused(torch.autograd.Function):
         return stacked, d_weight
 
 
-def lstm_fused(x: Tensor, w: Weights, name: str) -> State:
-    """A GPU's layer: torch's fused cell, all biases in the input gates."""
-    gates = input_gates(x, w[f"{name}.b_ih"] + w[f"{name}.b_hh"], w[f"{name}.w_ih"])
-    return LstmFused.apply(gates, w[f"{name}.w_hh"])
-
-
 def _by_time(gates: Tensor) -> tuple[Tensor, ...]:
     """[K, T, B, ..] as T whole blocks [K, B, ..]: one copy here, or a launch in every step."""
     return gates.transpose(0, 1).contiguous().unbind(0)
@@ -333,6 +321,12 @@ def _by_time(gates: Tensor) -> tuple[Tensor, ...]:
 def _by_time_copy(grad: Tensor) -> tuple[Tensor, ...]:
     """The same for newly allocated memory, to be added to in place."""
     return grad.transpose(0, 1).clone(memory_format=torch.contiguous_format).unbind(0)
+
+
+def _lstm_together(x: Tensor, w: Weights, name: str) -> State:
+    """All members in one product per step, all biases in the input gates."""
+    gates = input_gates(x, w[f"{name}.b_ih"] + w[f"{name}.b_hh"], w[f"{name}.w_ih"])
+    return (LstmFused if on_gpu(x) else LstmSequence).apply(gates, w[f"{name}.w_hh"])
 
 
 def _lstm_by_hand(x: Tensor, w: Weights, name: str) -> State:

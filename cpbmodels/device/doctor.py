@@ -22,7 +22,6 @@ from cpbmodels.arch import usable
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
 from cpbmodels.device.monitor import MB, driver_version, kernels, nvidia_smi, operators_on_cpu, usable_cores
 from cpbmodels.device.steps import fleet_step, seed_size
-from cpbmodels.errors import ModelError
 from cpbmodels.fleet.graphs import EAGER_RUNS
 from cpbmodels.kernels.check import kernels_off
 from cpbmodels.kernels.support import described
@@ -34,6 +33,7 @@ NO_CUPTI = (
     "(a container or the driver's option NVreg_RestrictProfilingToAdminUsers); training does not need it"
 )
 PROFILES = (("gpu-80gb", 70e9), ("gpu-16gb", 14e9), ("gpu-6gb", 5e9))
+MIN_BYTES_OF_40 = 8e9  # free memory of a GPU for a step of 40 members: an lstm's takes 5.1 GB
 MIN_FREE_MB = 500.0  # of RAM and of a GPU; below, not even a small fleet trains
 
 
@@ -223,22 +223,14 @@ def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
 
 
 def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
-    """Time one step: on a GPU of 40 members, or half as many as long as memory is short, on a CPU of one member."""
-    members = 40 if device.type == "cuda" else 1
-    while True:
-        try:
-            return _time(architecture, device, members)
-        except torch.OutOfMemoryError:
-            if members == 1:
-                raise ModelError(f"{device} has no memory for one step of one {architecture}.") from None
-        members //= 2  # outside the except block: inside, the error keeps the fleet's tensors in memory
+    """Time one step, on a CPU of one member, on a GPU of 40, or of 10 below 8 GB of free memory.
 
-
-def _time(architecture: str, device: torch.device, members: int) -> dict[str, Any]:
-    """Members, batch, step_ms, windows_per_s, kernels ("on", or why they are off) and `on_cpu`: operators that gave CPU
-    tensors on a GPU; of a GPU also its peak memory in MB, the share of the step in which a kernel ran and the longest.
+    Returns members, batch, step_ms, windows_per_s, kernels ("on", or why they are off) and `on_cpu`: operators that
+    gave CPU tensors on a GPU; of a GPU also its peak memory in MB, the share of the step in which a kernel ran and the
+    longest kernels.
     """
     options, gpu = seed_size(architecture), device.type == "cuda"
+    members = 1 if not gpu else 40 if torch.cuda.mem_get_info(device)[0] > MIN_BYTES_OF_40 else 10
     reason = kernels_off(architecture, options, device)
     step = fleet_step(architecture, options, members, device, kernels=not reason)
     if gpu:

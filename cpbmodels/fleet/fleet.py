@@ -22,7 +22,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
 def rate_tensor(rates: np.ndarray, device: torch.device) -> Tensor:
-    """Rates of float32 precision (`schedule.step_rates`) in the dtype that a device's fused optimizers read."""
+    """Rates of float32 precision (`loop.step_rates`) in the dtype that a device's fused optimizers read."""
     return torch.tensor(rates, dtype=torch.float64 if device.type == "cpu" else torch.float32).to(device)
 
 

@@ -224,15 +224,8 @@ class Loop:
         """Learning rates of the epoch's steps: [steps], or [steps, rows] if members differ in `IN_RATE`."""
         if not self.rates_differ:
             return step_rates(self.options, self.epoch, steps)
-        schedules: dict[tuple[Any, ...], np.ndarray] = {}  # each is computed once for all rows that share it
-        rows = []
-        for task in self.order[: self.stepped]:
-            options = self.own_options[task]
-            key = tuple(getattr(options, name) for name in IN_RATE)
-            if key not in schedules:
-                schedules[key] = step_rates(options, self.epoch, steps)
-            rows.append(schedules[key])
-        return np.stack(rows, 1)
+        stepped = self.order[: self.stepped]
+        return np.stack([step_rates(self.own_options[task], self.epoch, steps) for task in stepped], 1)
 
     def plan_epoch(self) -> tuple[Tensor, Tensor, int]:
         """Rows and weights [stepped, steps x B] of the epoch's windows, on the device; how many windows they are.
@@ -365,12 +358,9 @@ class Loop:
         return True
 
 
-def learning_rate(options: Preset, epoch: int, step: int = 10**9) -> float:
-    """The rate of a step (counted within its epoch, from 0) of an epoch (from 0)."""
-    rate = options.lr * SCHEDULES[options.schedule](options, epoch)
-    if epoch == 0 and options.warmup_steps:
-        rate *= min(1.0, (step + 1) / options.warmup_steps)
-    return rate
+def learning_rate(options: Preset, epoch: int) -> float:
+    """The rate of an epoch (from 0), behind its warm-up."""
+    return options.lr * SCHEDULES[options.schedule](options, epoch)
 
 
 def step_rates(options: Preset, epoch: int, steps: int) -> np.ndarray:
@@ -379,5 +369,7 @@ def step_rates(options: Preset, epoch: int, steps: int) -> np.ndarray:
     The fused optimizers read a float32 rate on a GPU and a float64 rate on a CPU. Without rounding on both, the same
     training would differ by 3e-8 of the rate between them, in float64 too.
     """
-    rates = [learning_rate(options, epoch, step) for step in range(steps)]
-    return np.array(rates, dtype=np.float32).astype(np.float64)
+    rates = np.full(steps, learning_rate(options, epoch))
+    if epoch == 0 and options.warmup_steps:
+        rates *= np.minimum(1.0, np.arange(1, steps + 1) / options.warmup_steps)
+    return rates.astype(np.float32).astype(np.float64)
