@@ -7,7 +7,7 @@ environment, so trainer processes and workers find the same architectures as the
 
 from __future__ import annotations
 
-import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -18,8 +18,6 @@ from cpbmodels.errors import ModelError, unknown_choice
 
 if TYPE_CHECKING:  # the classes need torch, their names do not
     from cpbmodels.arch.base import Architecture
-
-log = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "cpbmodels.architectures"
 _BUILT_IN = {
@@ -83,47 +81,32 @@ def find(name: str) -> type[Architecture]:
         return kind
     if name not in _registered():
         raise ModelError(unknown_choice("architecture", name, architectures()))
-    from cpbmodels.arch.base import check_definition
-
     point = _registered()[name]
     try:
-        return check_definition(point.load())
+        kind = point.load()
+        _ = kind.spec.presets  # raises if it is no `Architecture`
     except Exception as error:  # any error of that package's code: its name belongs into the message
         raise ModelError(
             f"architecture {name!r} of the package {_package(point)} cannot be used ({type(error).__name__}: {error}): "
             "update or uninstall that package."
         ) from error
+    return kind
 
 
 def usable() -> dict[str, type[Architecture]]:
-    """Every architecture that can be imported, by name; `problems` says why others are left out."""
-    return _import_all()[0]
-
-
-def problems() -> list[ModelError]:
-    """One error for each architecture of another package that cannot be used."""
-    return _import_all()[1]
-
-
-def _import_all() -> tuple[dict[str, type[Architecture]], list[ModelError]]:
-    kinds, errors = {}, []
+    """Every architecture that can be imported, by name; `find` says why another cannot."""
+    kinds = {}
     for name in architectures():
-        try:
+        with suppress(ModelError):
             kinds[name] = find(name)
-        except ModelError as error:  # reported by `problems`, and whenever this name is requested
-            errors.append(error)
-    return kinds, errors
+    return kinds
 
 
 @cache
 def _registered() -> dict[str, EntryPoint]:
-    """Entry points of other packages by name. Of packages that register the same name the last one found counts."""
+    """Entry points of other packages by name, the last one found of each; never cpbmodels' names."""
     points = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
-    for name in _BUILT_IN.keys() & points.keys():
-        log.warning(
-            "The architecture %r of %s is ignored: cpbmodels has it", name, _package(points.pop(name))
-        )
-    return points
+    return {name: point for name, point in points.items() if name not in _BUILT_IN}
 
 
 def _package(point: EntryPoint) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar
 
@@ -14,11 +14,10 @@ from torch import Tensor
 
 from cpbmodels.arch.heads import HEADS, Head
 from cpbmodels.arch.layers import Draws, Param, Weights, is_exactly
-from cpbmodels.arch.options import COMMON_PRESETS, SIZES, Preset
+from cpbmodels.arch.options import Preset
 from cpbmodels.data.columns import RETURNS
 from cpbmodels.data.ranges import TrainingOrigins
 from cpbmodels.data.series import Series
-from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Task
 
 Masks = list[list[Tensor | None]]
@@ -207,22 +206,3 @@ class _Forced(torch.autograd.Function):
 def _zero(dtype: torch.dtype, device: torch.device) -> Tensor:
     """A zero tensor, created once: given a number, `where` would create a tensor in every step."""
     return torch.zeros((), dtype=dtype, device=device)
-
-
-def check_definition(candidate: Any) -> type[Architecture]:
-    """The class itself if it is a usable Architecture with a consistent spec, else ModelError with the reason."""
-    if not (isinstance(candidate, type) and issubclass(candidate, Architecture)):
-        raise ModelError(f"{candidate!r} is not a subclass of cpbmodels.arch.base.Architecture")
-    spec, options = candidate.spec, {field.name for field in fields(Preset)}
-    named = {*spec.defaults, *spec.fixed, *(name for values in spec.presets.values() for name in values)}
-    wrong = {
-        "its spec names options that do not exist": named - options,
-        "its spec names sizes that do not exist": set(spec.sizes) - set(SIZES),
-        "its presets have names of common presets": set(spec.presets) & set(COMMON_PRESETS),
-        "its default preset is unknown": {spec.default_preset} - {*spec.presets, *COMMON_PRESETS},
-        "its fixed head is unknown": {spec.fixed.get("head", "point")} - set(HEADS),
-    }
-    for what, names in wrong.items():
-        if names:
-            raise ModelError(f"{what}: {', '.join(sorted(names))}")
-    return candidate

