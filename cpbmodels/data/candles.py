@@ -48,13 +48,12 @@ class Candles(NamedTuple):
     """Checked candles.
 
     frame: `open_time` (Datetime us, UTC), `open high low close` and, where given, `volume` (Float64), sorted, unique.
-    timeframe: Binance's interval. rows: all columns of the table, their names in small letters, row by row as `frame`.
+    timeframe: Binance's interval.
     notes: what was done to the table, each the end of a sentence that begins with its name.
     """
 
     frame: pl.DataFrame
     timeframe: str
-    rows: pl.DataFrame
     notes: list[str]
 
 
@@ -173,7 +172,7 @@ def read_candles(
             f"ends with {candles.height - closed} candles that close after now, which are left out: its times may be "
             "shifted, they must be those at which candles open, in UTC"
         )
-    return Candles(candles.head(closed), timeframe, rows.head(closed), notes)
+    return Candles(candles.head(closed), timeframe, notes)
 
 
 def _table(frame: Any, label: str) -> pl.DataFrame:

@@ -21,8 +21,6 @@ from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError
 
 if TYPE_CHECKING:
-    import polars as pl
-
     from cpbmodels.data.series import Series
 
 MAX_PATHS = 100_000
@@ -45,31 +43,6 @@ class Paths:
     close: np.ndarray
     issued_at: datetime | None
     step_seconds: int
-
-    def to_frame(self) -> pl.DataFrame:
-        """Rows `symbol issued_at path step target_time close`, S x n x H; path and step count from 0 and 1.
-
-        Raises:
-            ModelError: the series have no times.
-        """
-        import polars as pl
-
-        if self.issued_at is None:
-            raise ModelError("The paths have no times: make the series with Series.from_frame.")
-        coins, count, horizon = self.close.shape
-        issued = pl.lit(self.issued_at).cast(pl.Datetime("us", "UTC"))
-        frame = pl.DataFrame(
-            {
-                "symbol": pl.Series(self.symbols).gather(np.repeat(np.arange(coins), count * horizon)),
-                "path": np.tile(np.repeat(np.arange(count), horizon), coins),
-                "step": np.tile(np.arange(1, horizon + 1), coins * count),
-                "close": self.close.ravel(),
-            }
-        )
-        target = issued + pl.duration(seconds=pl.col("step") * self.step_seconds)
-        return frame.select(
-            "symbol", issued.alias("issued_at"), "path", "step", target.alias("target_time"), "close"
-        )
 
 
 def draw_closes(quantiles: np.ndarray, factors: np.ndarray, n: int, seed: int) -> np.ndarray:

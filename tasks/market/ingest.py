@@ -232,9 +232,6 @@ def _plan_only(run: Run) -> IngestReport:
 
 def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
     store_all(run, ((plan.series, plan.fetch) for plan in _plans(run)))
-    total, due = (sum(len(getattr(p, kind)) for p in run.plans.values()) for kind in ("wanted", "fetch"))
-    if 0 < due < total:
-        run.notes.append(f"{total - due:,} of {count(total, 'file')} were already stored")
     holdings, calendar = run.calendars()
     for series in (series for series, plan in run.plans.items() if not plan.fault):
         outages = calendar[series.timeframe]
@@ -271,12 +268,9 @@ def _as_stored(run: Run) -> IngestReport:
         )
     reports = _describe_all(run)
     if not any(report.rows for report in reports):
-        held = [s for s in run.manifest.series() if s.market == run.scope.market]
-        intervals = ", ".join(dict.fromkeys(s.timeframe for s in held))
-        stored = f"{coins_label(s.symbol for s in held)} at {intervals}" if held else "no candles"
         raise CpbError(
             f"no candle of {coins_label(run.scope.symbols)} at {', '.join(run.scope.timeframes)} is stored in this "
-            f"time range; {run.scope.root} holds {stored}; with a network `cpb ingest` stores some",
+            f"time range in {run.scope.root}; with a network `cpb ingest` stores some",
             code="not-stored", field="offline",
         )  # fmt: skip
     newest = max(h.runs[-1][1] for s in run.plans if (h := run.holdings(s)).runs)

@@ -21,63 +21,40 @@ Times = TypeVar("Times", int, np.ndarray)
 
 
 @dataclass(frozen=True)
-class Even:
-    """Candles of equal length. `anchor` is the open time of any candle; default the interval's `phase`."""
+class Grid:
+    """The open times of an interval: every `step` from `phase` on; with step 0, the first day of each month, 00:00 UTC.
+
+    `anchor` is the open time of any candle; default the interval's `phase`; months need none.
+    """
 
     step: int
     phase: int = 0
 
     def end(self, opened: Times) -> Times:
         """Return the end of the candle that opens at a time: the open time of the next candle."""
-        return opened + self.step
+        return opened + self.step if self.step else _month(opened, 1)
 
     def latest(self, until: Times) -> Times:
         """Return the open time of the last candle that ends by a time, assuming the time is on the grid."""
-        return until - self.step
+        return until - self.step if self.step else _month(until, -1)
 
     def floor(self, time: Times, anchor: int | None = None) -> Times:
         """Return the open time of the candle that contains a time."""
+        if not self.step:
+            return _month(time, 0)
         anchor = self.phase if anchor is None else anchor
         return (time - anchor) // self.step * self.step + anchor
 
-    def count(self, start: int, end: int) -> int:
-        """Return the number of candles between two times on the grid."""
-        return (end - start) // self.step
-
     def opens(self, start: int, end: int) -> np.ndarray:
         """Return the open times in `[start, end)`; `start` must be an open time."""
-        return np.arange(start, end, self.step)
-
-
-@dataclass(frozen=True)
-class Months:
-    """Candles of a calendar month: each opens on the first day at 00:00 UTC; `anchor` is ignored."""
-
-    phase: int = 0
-
-    def end(self, opened: Times) -> Times:
-        """Return the start of the month after a time's month."""
-        return _month(opened, 1)
-
-    def latest(self, until: Times) -> Times:
-        """Return the start of the last month that ends by a time."""
-        return _month(until, -1)
-
-    def floor(self, time: Times, anchor: int | None = None) -> Times:
-        """Return the start of the month that contains a time."""
-        return _month(time, 0)
-
-    def count(self, start: int, end: int) -> int:
-        """Return the number of months between two month starts."""
-        return len(self.opens(start, end))
-
-    def opens(self, start: int, end: int) -> np.ndarray:
-        """Return the month starts in `[start, end)`."""
+        if self.step:
+            return np.arange(start, end, self.step)
         first, last = np.array([_month(t - 1, 1) for t in (start, end)]).view("M8[us]").astype("M8[M]")
         return np.arange(first, last).astype("M8[us]").view(np.int64)
 
-
-Grid = Even | Months
+    def count(self, start: int, end: int) -> int:
+        """Return the number of candles between two times on the grid."""
+        return (end - start) // self.step if self.step else len(self.opens(start, end))
 
 
 def _month(time: Times, later: int) -> Times:
@@ -89,9 +66,9 @@ def _month(time: Times, later: int) -> Times:
 @cache
 def grid_of(interval: str) -> Grid:
     """Return the grid of an interval. Weeks open on Mondays (1970-01-01 was a Thursday)."""
-    if interval == MONTH:
-        return Months()
-    return Even(INTERVAL_SECONDS[interval] * US, 4 * DAY if interval == "1w" else 0)
+    return Grid(
+        0 if interval == MONTH else INTERVAL_SECONDS[interval] * US, 4 * DAY if interval == "1w" else 0
+    )
 
 
 def whole_candles(grid: Grid, start: int, end: int, anchor: int) -> tuple[int, int]:
@@ -180,7 +157,6 @@ class SourceFile:
     size: int = -1  # bytes; -1: not known
     since: int = -1  # start of its candles, for a file cut from a table; -1: start of its period
     until: int = -1  # end of its candles, for a file that may grow; -1: end of its period
-    table: str = ""  # the user's table from which it was cut
 
     def __str__(self) -> str:
         """Return the name used in messages: `BTCUSDT 1h 2024-01`."""

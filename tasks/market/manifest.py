@@ -34,7 +34,7 @@ _REBUILD = "move that folder away and run `cpb ingest` again, or set CPB_HOME to
 """The remedy for an unusable manifest."""
 
 
-def _unusable(path: Path, error: BaseException | str) -> CpbError:
+def _unusable(path: Path, error: BaseException) -> CpbError:
     """Return the error for a damaged manifest."""
     return CpbError(f"{path} is damaged ({error}); {_REBUILD}", code="damaged", field=str(path))
 
@@ -70,7 +70,7 @@ class FileRecord:
     reason: str = ""
     facts: dict[str, Any] = field(
         default_factory=dict
-    )  # verified, duplicates, notes, table, at (time of a refusal)
+    )  # unverified, duplicates, notes, at (time of a refusal)
 
 
 @dataclass
@@ -283,29 +283,16 @@ CANDLES = {"klines": _MONTH_FILE, "offgrid": _MONTH_FILE, "provisional": re.comp
 QUARANTINE = "quarantine"
 
 
-def _own_files(root: Path, *, drafts: bool) -> Iterator[Path]:
-    """Yield cpb's own files of candles below a market home, or else their drafts, including futures (`klines-um`)."""
+def sweep(root: Path) -> None:
+    """Delete the drafts left by a killed run in a market home, including futures (`klines-um`)."""
+    for path in (root / QUARANTINE).rglob(".*"):
+        if DRAFT.fullmatch(path.name):
+            path.unlink(missing_ok=True)
     for market, (tree, names) in itertools.product(MARKETS, CANDLES.items()):
         for folder, _, _ in series_folders(root / (tree if market == SPOT else f"{tree}-{market}")):
             for path in folder.iterdir():
-                draft = DRAFT.fullmatch(path.name)
-                name = draft["name"] if draft else path.name
-                if bool(draft) == drafts and names.fullmatch(name) and path.is_file():
-                    yield path
-
-
-def is_own(root: Path) -> bool:
-    """Whether a market home contains candles of cpb, so that its manifest is cpb's too."""
-    return any(True for _ in _own_files(root, drafts=False))
-
-
-def sweep(root: Path) -> int:
-    """Delete the drafts left by a killed run in a market home; return their number."""
-    refused = (root / QUARANTINE).rglob(".*")
-    leftovers = [*_own_files(root, drafts=True), *(path for path in refused if DRAFT.fullmatch(path.name))]
-    for path in leftovers:
-        path.unlink(missing_ok=True)
-    return len(leftovers)
+                if (draft := DRAFT.fullmatch(path.name)) and names.fullmatch(draft["name"]):
+                    path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -334,22 +321,21 @@ def writer_lock(root: Path) -> Iterator[None]:
 
 @contextmanager
 def open_manifest(root: Path, plan: bool) -> Iterator[Manifest]:
-    """Open the manifest of a market home; a damaged one is deleted and begun anew; a plan creates no files."""
+    """Open the manifest of a market home; a damaged one is set aside and begun anew; a plan creates no files."""
     path = root / MANIFEST
     try:
         if plan and not path.exists():
             manifest = Manifest(Path(":memory:"))
         else:
             if not plan and path.exists() and (reason := manifest_damage(path)):
-                if not is_own(root):
-                    raise _unusable(path, reason)  # noqa: TRY301
                 log.warning(
                     "%s is damaged (%s) and begun anew: every file of its series is fetched again",
                     path,
                     reason,
                 )
-                for ending in ("", "-wal", "-shm"):  # the caller is the only writer
-                    path.with_name(path.name + ending).unlink(missing_ok=True)
+                for file in (Path(f"{path}{ending}") for ending in ("", "-wal", "-shm")):
+                    if file.exists():  # the caller is the only writer
+                        file.replace(f"{file}.damaged")
             manifest = Manifest(path, read_only=plan and not os.access(root, os.W_OK))
         with manifest:
             yield manifest

@@ -25,7 +25,8 @@ import polars as pl
 from schemas.frames import CANDLE_FAULTS, KLINES, NOT_INCREASING, Contract
 from schemas.identity import OWN, SeriesId
 from tasks.market.client import BadFile
-from tasks.market.layout import DAY, Grid, SourceFile, grid_of, period_bounds, text, to_datetime
+from tasks.market.layout import DAY, Grid, grid_of, period_bounds, text, to_datetime
+from tasks.market.sources import Fetched
 
 COLUMNS = (
     "open_time", "open", "high", "low", "close", "volume", "close_time", "quote_volume",
@@ -75,22 +76,12 @@ def to_microseconds(time: int) -> int:
     return time if time >= _MICRO else time * 1000
 
 
-@dataclass
-class Block:
-    """The candle lines of one file, and notes on irregularities of its format."""
-
-    file: SourceFile
-    body: bytes
-    notes: list[str] = field(default_factory=list)
-    lines: int = 0  # candle lines
-
-
-def trim(file: SourceFile, csv: bytes) -> Block:
+def trim(file: Fetched) -> Fetched:
     """Strip BOM, header and carriage returns, and terminate the last line; raises `BadFile` if no candle is left."""
-    notes = []
+    csv = file.csv
     if csv.startswith(_BOM):
         csv = csv.removeprefix(_BOM)
-        notes.append("byte order mark dropped")
+        file.notes.append("byte order mark dropped")
     if b"\r" in csv:
         csv = csv.replace(b"\r\n", b"\n")
     end = csv.find(b"\n")
@@ -100,40 +91,41 @@ def trim(file: SourceFile, csv: bytes) -> Block:
             shown = first[:60].decode("ascii", "replace")
             raise BadFile(f"header {shown!r} is not Binance's kline header")
         csv = csv[len(first) + 1 :]
-        notes.append("header line dropped")
+        file.notes.append("header line dropped")
     if not csv.endswith(b"\n") or csv.endswith(b"\n\n") or csv == b"\n":  # most files need no copy
         csv = csv.rstrip(b"\n") + b"\n"
     if csv == b"\n":
         raise BadFile("holds no candle")
-    return Block(file, csv, notes, csv.count(b"\n"))
+    file.csv, file.lines = csv, csv.count(b"\n")
+    return file
 
 
-def read(blocks: list[Block]) -> tuple[pl.DataFrame, Faults]:
-    """Return the candles of all readable blocks and the faults of the others.
+def read(files: list[Fetched]) -> tuple[pl.DataFrame, Faults]:
+    """Return the candles of all readable files and the faults of the others.
 
     The frame has `COLUMNS` without `ignore`, times in microseconds since 1970 (`close_time` is the exclusive
-    end of the candle), `file` (the block's index) and `line` (1 is a file's first candle).
+    end of the candle), `file` (its index) and `line` (1 is a file's first candle).
     Rows are in file order; values are not checked yet.
     """
     try:
-        return _read(blocks, range(len(blocks))), {}
+        return _read(files, range(len(files))), {}
     except BadFile:
         pass  # a file is faulty: read the files one at a time
     frames, faults = [_read([], [])], {}
-    for index, block in enumerate(blocks):
+    for index, file in enumerate(files):
         try:
-            frames.append(_read([block], [index]))
+            frames.append(_read([file], [index]))
         except BadFile as fault:
             faults[index] = fault
     return pl.concat(frames), faults
 
 
-def _read(blocks: list[Block], indices: Sequence[int]) -> pl.DataFrame:
-    counts = np.array([block.lines for block in blocks], dtype=np.int64)
+def _read(files: list[Fetched], indices: Sequence[int]) -> pl.DataFrame:
+    counts = np.array([file.lines for file in files], dtype=np.int64)
     lines = int(counts.sum())
     try:
         frame = pl.read_csv(
-            [block.body for block in blocks] or b"", has_header=False, schema=_SCHEMA, quote_char=None,
+            [file.csv for file in files] or b"", has_header=False, schema=_SCHEMA, quote_char=None,
             extra_columns="raise", raise_if_empty=False,
         ).rechunk()  # fmt: skip
     except (pl.exceptions.PolarsError, UnicodeDecodeError) as error:
@@ -150,9 +142,9 @@ def _read(blocks: list[Block], indices: Sequence[int]) -> pl.DataFrame:
         raise BadFile("a time is out of range")
     starts, ms = np.cumsum(counts) - counts, opens < _MICRO
     if ms.any() and not ms.all():
-        for block, start in zip(blocks, starts, strict=True):
-            if len(set(ms[start : start + block.lines].tolist())) > 1:
-                block.notes.append("milliseconds and microseconds in one file")
+        for file, start in zip(files, starts, strict=True):
+            if len(set(ms[start : start + file.lines].tolist())) > 1:
+                file.notes.append("milliseconds and microseconds in one file")
     return frame.drop("ignore").with_columns(
         pl.Series("open_time", np.where(ms, opens * 1000, opens)),
         pl.Series("close_time", np.where(closes < _MICRO, (closes + 1) * 1000, closes + 1)),
@@ -175,18 +167,18 @@ class Checked:
 
 
 def check(
-    series: SeriesId, blocks: list[Block], frame: pl.DataFrame, stored: Sequence[Edge] = ()
+    series: SeriesId, files: list[Fetched], frame: pl.DataFrame, stored: Sequence[Edge] = ()
 ) -> tuple[Checked, Faults]:
     """Split the candles of a batch into good candles and faulty files.
 
     `stored` are the contiguous runs already in the store, except runs that the batch replaces.
     """
-    faults = _values(blocks, frame)
+    faults = _values(files, frame)
     ordered = bool((np.diff(frame["open_time"].to_numpy()) > 0).all())  # normal for published files
     if not ordered:
         backwards = (pl.col("open_time").diff() < 0).any().alias("backwards")
         for index in frame.group_by("file").agg(backwards).filter("backwards")["file"]:
-            blocks[index].notes.append("candles out of order, sorted")
+            files[index].notes.append("candles out of order, sorted")
         frame = frame.sort("file", "open_time", maintain_order=True)
     grid, opens = grid_of(series.timeframe), frame["open_time"].to_numpy()
     # computed once, for the two checks that need it, before other checks drop files
@@ -209,7 +201,7 @@ def check(
             ("conflicting candles", conflicts),
         ):
             for index, count in counts.items():
-                blocks[index].notes.append(f"{what} dropped: {count}")
+                files[index].notes.append(f"{what} dropped: {count}")
     return checked, faults
 
 
@@ -234,9 +226,9 @@ def _without(frame: pl.DataFrame, faults: Faults) -> pl.DataFrame:
     return frame.filter(~pl.col("file").is_in(list(faults))) if faults else frame
 
 
-def _values(blocks: list[Block], frame: pl.DataFrame) -> Faults:
+def _values(files: list[Fetched], frame: pl.DataFrame) -> Faults:
     """Check each candle by itself: finite, positive, ordered, inside the file's period."""
-    bounds = np.array([block.file.bounds for block in blocks], dtype=np.int64).reshape(-1, 2)
+    bounds = np.array([file.file.bounds for file in files], dtype=np.int64).reshape(-1, 2)
     bounds, opens = bounds[frame["file"].to_numpy()], frame["open_time"].to_numpy()
     frame = frame.with_columns(outside=pl.Series((opens < bounds[:, 0]) | (opens >= bounds[:, 1])))
     rules = {**CANDLE_FAULTS, "open_time is outside the file's period": pl.col("outside")}

@@ -37,11 +37,11 @@ def fill(run: "Run", series: SeriesId, outages: OutageCalendar, holes: list[Hole
     except SourceFault as fault:
         run.notes.append(f"{series}: daily files could not be listed: {fault}")
         return
-    _explain(run, series, used, "daily files")
+    _note_use(run, series, used, "daily files")
     if not (left := _still_missing(run, series, outages, holes)):
         return
     filled, complete = _from_rest(run, series, _days(series, left))
-    _explain(run, series, filled, "days of REST")
+    _note_use(run, series, filled, "days of REST")
     if filled:
         left = _still_missing(run, series, outages, holes)
     if complete:
@@ -89,14 +89,9 @@ def _still_missing(run: "Run", series: SeriesId, outages: OutageCalendar, holes:
     return [h for h in now if any(h.start < old.end and h.end > old.start for old in holes)]
 
 
-def _explain(run: "Run", series: SeriesId, used: list[str], what: str) -> None:
-    """Add to the reason of each quarantined month the number of files used in its place."""
-    records = run.manifest.files(series)
+def _note_use(run: "Run", series: SeriesId, used: list[str], what: str) -> None:
     for month, count in Counter(day[:7] for day in used).items():
         run.notes.append(f"{series} {month}: used {count} {what}")
-        if month in records and records[month].reason:
-            records[month].reason += f"; used {count} {what}"
-            run.manifest.save(series, [records[month]])
 
 
 PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines", "sim": "api/v3/klines"}
@@ -184,9 +179,9 @@ def refresh_tail(run: "Run") -> None:
 
 def _clean(run: "Run", series: SeriesId, fetched: list[Fetched]) -> pl.DataFrame:
     """Parse and check REST candles like candles of a file."""
-    blocks, _ = trim_all(fetched)
+    arrived = trim_all(fetched)
     run.notes += [f"{item.file}: {item.fault}" for item in fetched if item.fault]
-    frame, faults = read(blocks)
-    checked, more = check(series, blocks, frame) if blocks else (None, {})
-    run.notes += [f"{blocks[index].file}: {fault}" for index, fault in (faults | more).items()]
-    return validate_klines(with_stored_columns(checked.rows if checked else frame), series.timeframe)
+    frame, faults = read(arrived)
+    checked, more = check(series, arrived, frame)
+    run.notes += [f"{arrived[index].file}: {fault}" for index, fault in (faults | more).items()]
+    return validate_klines(with_stored_columns(checked.rows), series.timeframe)

@@ -121,11 +121,6 @@ class Holdings:
         gaps = [whole_candles(grid, *gap, runs[0][0]) for gap in zip(edges[::2], edges[1::2], strict=True)]
         return [(a, b) for a, b in gaps if b > a]
 
-    @property
-    def gaps_in_files(self) -> Runs:
-        """The gaps inside published files; months without a file are not outages."""
-        return _overlap(self.missing, self.spans("ok", "repaired"))
-
     def _clip(self, runs: Runs) -> Runs:
         return _overlap([(self.first, self.last)], runs)
 
@@ -163,7 +158,11 @@ class OutageCalendar:
     """
 
     def __init__(self, all_series: list[Holdings]) -> None:
-        gaps = [grid_of(h.series.timeframe).opens(a, b) for h in all_series for a, b in h.gaps_in_files]
+        gaps = [  # inside published files: months without a file are not outages
+            grid_of(h.series.timeframe).opens(a, b)
+            for h in all_series
+            for a, b in _overlap(h.missing, h.spans("ok", "repaired"))
+        ]
         self.times = np.unique(np.concatenate(gaps)) if gaps else np.array([], dtype=np.int64)
         self.expected = np.zeros(len(self.times), dtype=np.int32)
         self.traded = np.zeros(len(self.times), dtype=bool)
@@ -365,19 +364,13 @@ def table(report: IngestReport) -> str:
 
 
 def details(report: IngestReport) -> list[str]:
-    """Return every hole, unusual candles and every note of every series."""
+    """Return every hole and every note of every series."""
     lines = []
     for s in report.series:
         lines += [
             f"{s.series}: {_minute(h['from'])} to {_minute(h['to'])}, {count(h['bars'], 'candle')}, {h['cause']}"
             for h in s.holes
         ]
-        unusual = {
-            "in which nothing was traded": s.zero_volume,
-            "off the grid, stored separately": s.off_grid,
-            "with an odd close time": len(s.odd_close),
-        }
-        lines += [f"{s.series}: {count(n, 'candle')} {what}" for what, n in unusual.items() if n]
         lines += s.notes
     return lines
 

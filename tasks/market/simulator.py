@@ -11,7 +11,6 @@ Student-t shocks; a market factor correlates the coins; there is no drift to dis
 import hashlib
 import io
 import math
-import ssl
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
@@ -19,7 +18,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
@@ -201,7 +200,7 @@ class SimulatedMirror:
         self.start = to_us(since) if since else period_bounds(months(0, self.end)[-MONTHS])[0]
 
     def keys(self, prefix: str) -> list[tuple[str, str, int]]:
-        """Return the files whose keys begin with a prefix."""
+        """Return key, ETag and size (-1: not listed) of every file whose key begins with a prefix."""
         return [
             (key, f"sim1-{key.rsplit('/', 1)[-1]}", -1)
             for kind in ("daily", "monthly")
@@ -220,7 +219,7 @@ class SimulatedMirror:
         return [name for key in keys for name in (key, f"{key}.CHECKSUM")]
 
     def read(self, key: str) -> bytes | None:
-        """Return a zip or its CHECKSUM."""
+        """Return a zip or its CHECKSUM, None if there is no such file."""
         if key not in (listed for listed, *_ in self.keys(key)):
             return None
         zipped = key.removesuffix(".CHECKSUM")
@@ -239,16 +238,6 @@ def _zip(key: str) -> bytes:
 
 
 PAGE = 1000  # keys on one page of S3's listing
-
-
-class Mirror(Protocol):
-    """A set of published files."""
-
-    def keys(self, prefix: str) -> list[tuple[str, str, int]]:
-        """Return key, ETag and size (-1: not listed) of every file under a prefix, sorted."""
-
-    def read(self, key: str) -> bytes | None:
-        """Return a file's bytes, None if there is no such file."""
 
 
 def to_csv(frame: pl.DataFrame, interval: str, decimals: int | None = 8) -> bytes:
@@ -311,16 +300,16 @@ def listing_page(entries: list[tuple[str, str, int]], query: dict[str, str]) -> 
     ).encode()
 
 
-Answer = tuple[int, dict[str, str], bytes]
 Hook = Callable[[BaseHTTPRequestHandler, str, dict[str, str]], Any]
-"""May respond to a request (an `Answer`, or True if it wrote to the socket); None passes it to the mirror."""
+"""May respond to a request for a key with a query: status, headers and body, or True if it wrote to the socket.
+
+None passes the request to the mirror.
+"""
 
 
 @contextmanager
-def serve(
-    mirror: Mirror, hook: Hook | None = None, lists: bool = True, tls: ssl.SSLContext | None = None
-) -> Iterator[str]:
-    """Serve a mirror on a free loopback port and yield its URL; `tls` makes it https."""
+def serve(mirror: Any, hook: Hook | None = None, lists: bool = True) -> Iterator[str]:
+    """Serve a mirror (`keys` and `read` as of `SimulatedMirror`) on a free loopback port and yield its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -334,7 +323,12 @@ def serve(
             answer = hook(self, key, query) if hook else None
             if answer is True:
                 return
-            status, headers, body = answer or _answer(mirror, key, query, lists)
+            if not answer and not key and "prefix" in query and lists:
+                answer = 200, {}, listing_page(mirror.keys(query["prefix"]), query)
+            elif not answer:
+                content = mirror.read(key) if key else None
+                answer = (404, {}, b"<Error/>") if content is None else (200, {}, content)
+            status, headers, body = answer
             self.send_response(status)
             for name, value in ({"Content-Length": str(len(body))} | headers).items():
                 self.send_header(name, value)
@@ -349,20 +343,11 @@ def serve(
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    if tls:
-        server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
-        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}"
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
-
-
-def _answer(mirror: Mirror, key: str, query: dict[str, str], lists: bool) -> Answer:
-    if not key and "prefix" in query and lists:
-        return 200, {}, listing_page(mirror.keys(query["prefix"]), query)
-    body = mirror.read(key) if key else None
-    return (404, {}, b"<Error><Code>NoSuchKey</Code></Error>") if body is None else (200, {}, body)

@@ -149,7 +149,6 @@ def open_source(scope: Scope, limits: Limits | None = None) -> Iterator[Source]:
 
 
 _FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's
-_PAGE = 1000  # keys on a page of a listing, unless fewer are requested
 
 
 @dataclass
@@ -204,12 +203,10 @@ class Catalogue:
         periods = (months if kind == "monthly" else days)(max(start, _FIRST_MONTH), end)
         if self.lists:
             query = {"prefix": prefix}
-            name = f"{prefix}{series.symbol}-{series.timeframe}-"
             if start > _FIRST_MONTH:  # skips the files before
-                query["marker"] = f"{name}{month_of(start) if kind == 'monthly' else day_of(start)}"
-            if (keys := 2 * len(periods) + 1) < _PAGE:  # zips and their CHECKSUMs
-                query["max-keys"] = str(keys)
-            pages = list(_pages(source, query, last=f"{name}{day_of(end)}"))
+                first = month_of(start) if kind == "monthly" else day_of(start)
+                query["marker"] = f"{prefix}{series.symbol}-{series.timeframe}-{first}"
+            pages = list(_pages(source, query))
             self.lists = bool(pages)
             if pages:
                 return [remote for page in pages for remote in page.files]
@@ -226,8 +223,8 @@ class _Page:
     following: str  # the marker of the next page; empty if this is the last
 
 
-def _pages(source: HttpSource, query: dict[str, str], last: str = "") -> Iterator[_Page]:
-    """Yield the listing's pages up to the key `last`; nothing if the server has no listing.
+def _pages(source: HttpSource, query: dict[str, str]) -> Iterator[_Page]:
+    """Yield the listing's pages; nothing if the server has no listing.
 
     Raises:
         SourceFault: the listing breaks off: the following entries are unknown.
@@ -247,7 +244,7 @@ def _pages(source: HttpSource, query: dict[str, str], last: str = "") -> Iterato
         if page is None or "" < page.following <= marker:
             raise SourceFault(f"the listing breaks off after {marker or query['prefix']}")
         yield page
-        if not page.following or (last and page.following > last):
+        if not page.following:
             return
         query, begun = query | {"marker": page.following}, True
 
@@ -285,7 +282,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}")
 
 @dataclass
 class Fetched:
-    """A downloaded file: its CSV, or its fault."""
+    """A downloaded file: its CSV with notes on irregularities of its format, or its fault."""
 
     file: SourceFile
     csv: bytes = b""
@@ -293,6 +290,8 @@ class Fetched:
     verified: bool = True
     payload: bytes = b""
     fault: BadFile | SourceFault | None = None
+    notes: list[str] = field(default_factory=list)
+    lines: int = 0  # candle lines, counted by `tasks.market.parser.trim`
 
 
 def fetch(source: Source, file: SourceFile) -> Fetched:

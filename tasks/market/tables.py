@@ -1,7 +1,8 @@
 """A user's own tables of candles, served as the monthly files that Binance Vision would publish.
 
 So they pass the same checks, and are stored, repaired, reported and verified like Binance's files, in a separate market
-(`own`). A month's version contains its file name and a digest of its candles: only changed months are stored again.
+(`own`). Of the amounts only the volume is read, the others are stored as 0. A month's version contains its file name
+and a digest of its candles: only changed months are stored again.
 
 A series of this market belongs to one table: another table of its symbol is refused, never joined to it. A table is
 recognised as the same if it overlaps with the stored candles and most of the common candles are equal: so it may grow
@@ -21,14 +22,11 @@ from schemas.errors import UsageError
 from schemas.frames import KLINES
 from schemas.identity import OWN, SeriesId
 from schemas.scope import Scope
-from schemas.tables import Table, tables_of
+from schemas.tables import tables_of
 from tasks.market.klines import damage_of, digest_of, part_path, read_part, split_months
-from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file, text
+from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file
 from tasks.market.manifest import Manifest
 from tasks.market.simulator import to_csv
-
-_TOTAL = {"taker_buy_volume": "volume", "taker_buy_quote_volume": "quote_volume"}
-"""Amounts that are meaningless without their total."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,10 @@ class TableSource:
         """Whether any of its tables contains a series."""
         return (series.symbol, series.timeframe) in self.tables.series
 
+    def path(self, series: SeriesId) -> Path:
+        """Return the file that contains a series."""
+        return self.tables.series[series.symbol, series.timeframe].path
+
     def files(self, series: SeriesId) -> list[SourceFile]:
         """Return a file for each month in which a series has candles."""
         return [month.file for month in self.months(series).values()] if self.holds(series) else []
@@ -67,44 +69,18 @@ class TableSource:
         return to_csv(month.candles, file.series.timeframe, decimals=None)
 
     def months(self, series: SeriesId) -> Mapping[str, Month]:
-        """Return the months of a series by their period, oldest first; errors as in `klines`."""
+        """Return the months of a series by their period, oldest first; errors as in `schemas.tables.Table.read`."""
         with self._lock:
             if series.name not in self._months:
                 table = self.tables.series[series.symbol, series.timeframe]
-                candles, missing = klines(table)
-                if "volume" in missing:
+                candles = table.read.frame
+                if "volume" not in candles.columns:
                     self.notes.append(f"{series}: {table.path.name} has no volume, so 0 is stored")
+                missing = {name: kind for name, kind in KLINES.items() if name not in candles.columns}
+                candles = candles.with_columns(pl.lit(0, kind).alias(n) for n, kind in missing.items())
                 self.notes += [f"{series}: {table.path.name} {note}" for note in table.read.notes]
-                self._months[series.name] = dict(_cut(series, candles, table.path))
+                self._months[series.name] = dict(_cut(series, candles.select(*KLINES), table.path))
             return self._months[series.name]
-
-
-def klines(table: Table) -> tuple[pl.DataFrame, list[str]]:
-    """Return a table's candles with the columns of the store, and the names of missing columns, which are set to 0.
-
-    Raises:
-        UsageError: a value is invalid; the message names the file, the row and the remedy.
-    """
-    candles, rows = table.read.frame, table.read.rows
-    given = [n for n in KLINES if n in rows.columns and _TOTAL.get(n, n) in rows.columns]
-    for name in (n for n in given if n not in candles.columns):
-        candles = candles.with_columns(_amount(rows[name], name, table))
-    missing = [name for name in KLINES if name not in candles.columns]
-    zeros = [pl.lit(0).cast(KLINES[name]).alias(name) for name in missing]
-    return candles.with_columns(zeros).select(*KLINES), missing
-
-
-def _amount(column: pl.Series, name: str, table: Table) -> pl.Series:
-    values = column.cast(KLINES[name], strict=False).alias(name)
-    wrong = values.is_null() | (values < 0) | ~values.cast(pl.Float64).is_finite()
-    if wrong.any():
-        row = int(wrong.arg_max() or 0)
-        raise UsageError(
-            f"{table.label}: {name} in row {row} is {column[row]!r}: write a number of at least 0, or leave the "
-            "column out",
-            code="table", field="source",
-        )  # fmt: skip
-    return values
 
 
 def _cut(series: SeriesId, candles: pl.DataFrame, path: Path) -> Iterable[tuple[str, Month]]:
@@ -115,7 +91,7 @@ def _cut(series: SeriesId, candles: pl.DataFrame, path: Path) -> Iterable[tuple[
         first, last = period_bounds(name)
         file = replace(
             source_file(series, name), etag=f"{path.name}@{digest_of(part)[:16]}",
-            since=max(begin, first), until=min(end, last), table=str(path.absolute()),
+            since=max(begin, first), until=min(end, last),
         )  # fmt: skip
         yield file.period, Month(file, part)
 
@@ -123,43 +99,24 @@ def _cut(series: SeriesId, candles: pl.DataFrame, path: Path) -> Iterable[tuple[
 def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -> None:
     """Compare the tables of a scope with the stored candles of their series, before anything is stored.
 
+    Damaged months, which are stored again, are not compared.
+
     Raises:
-        UsageError: a table is not the source of its stored series; the message names both tables and the remedy.
+        UsageError: a table is not the source of its stored series; the message names the table and the remedy.
     """
-    for series in scope.series:
-        if not manifest.parts(series) or not source.holds(series):
+    for series in (s for s in scope.series if source.holds(s)):
+        months = list(manifest.parts(series))
+        sound = [month for month in months if not damage_of(part_path(scope.home, series, month))]
+        if not sound:
             continue
-        if why := _contradiction(source, scope.home, series, list(manifest.parts(series))):
-            records = manifest.files(series).values()
-            stored = next((r.facts["table"] for r in records if "table" in r.facts), "another file")
-            runs = [run for part in manifest.parts(series).values() for run in part.runs]
+        table = pl.concat([month.candles for month in source.months(series).values()])
+        stored = pl.concat([read_part(scope.home, series, month) for month in sound])
+        stored = stored.filter(pl.col("open_time").is_between(table["open_time"][0], table["open_time"][-1]))
+        differing = stored.join(table, on=["open_time", *PRICES], how="anti").height
+        if 2 * differing > stored.height or (stored.is_empty() and sound == months):
+            why = f"differs in {differing:,} of the {stored.height:,}" if differing else "has none of the"
             raise UsageError(
-                f"{series}: {source.files(series)[0].table} {why}, so it is not the table {stored}, from which "
-                f"{text(runs[0][0])} to {text(runs[-1][1])} are stored: give its coin another symbol, set CPB_HOME to "
-                f"another folder, or remove {scope.root} and all that was learned from it",
-                code="another-table", field="source",
+                f"{series}: {source.path(series).absolute()} {why} stored candles, so it is another table: give its "
+                f"coin another symbol, set CPB_HOME to another folder, or remove {scope.root} and all that was learned "
+                "from it", code="another-table", field="source",
             )  # fmt: skip
-
-
-def _contradiction(source: TableSource, home: Path, series: SeriesId, stored: list[str]) -> str:
-    """Return why a table cannot continue the stored months, empty if it can.
-
-    Damaged months, which are stored again, are not compared. A stored volume of 0 may be a missing volume.
-    """
-    sound = [month for month in stored if not damage_of(part_path(home, series, month))]
-    if not sound:
-        return ""
-    table = pl.concat([month.candles for month in source.months(series).values()])
-    old = pl.concat([read_part(home, series, month) for month in sound])
-    old = old.filter(pl.col("open_time").is_between(table["open_time"][0], table["open_time"][-1]))
-    if old.is_empty():
-        why = "has no candle at the time of one of these, which would show that it is the same"
-        return why if sound == stored else ""
-    both = old.join(table, on=["open_time", *PRICES], suffix="_now")
-    before, now = pl.col("volume"), pl.col("volume_now")
-    differing = old.height - both.filter((before == now) | (before == 0) | (now == 0)).height
-    return (
-        f"differs in {differing:,} of the {old.height:,} candles to compare"
-        if 2 * differing > old.height
-        else ""
-    )

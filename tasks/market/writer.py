@@ -26,7 +26,7 @@ from tasks.market.klines import (
 )
 from tasks.market.layout import SourceFile, grid_of, text
 from tasks.market.manifest import QUARANTINE, Anomaly, FileRecord, Manifest, Part
-from tasks.market.parser import Block, check, read, trim, validate_klines
+from tasks.market.parser import check, read, trim, validate_klines
 from tasks.market.sources import Fetched, fetch
 from tasks.running.parallel import tell, thread_pool
 from tasks.storage.files import sync, write_bytes
@@ -113,8 +113,8 @@ class Writing:
         status: str,
     ) -> None:
         self.home, self.manifest, self.series, self.batch, self.status = home, manifest, series, batch, status
-        self.blocks, arrived = trim_all(batch)
-        frame, faults = read(self.blocks)
+        arrived = trim_all(batch)
+        frame, faults = read(arrived)
         coming = [item.file.bounds for item in arrived]
         kept = [  # neither replaced nor filled
             (start, end, *edge)
@@ -122,7 +122,7 @@ class Writing:
             for (start, end), edge in zip(part.runs, part.edges, strict=True)
             if not any(a < end and start < b for a, b in coming)
         ]
-        self.checked, more = check(series, self.blocks, frame, kept)
+        self.checked, more = check(series, arrived, frame, kept)
         for index, fault in {**more, **faults}.items():
             arrived[index].fault = fault
         months = dict.fromkeys(item.file.period[:7] for item in arrived if not item.fault)
@@ -130,9 +130,9 @@ class Writing:
         self.records = manifest.files(series)
         self.good = {
             index: item for index, item in enumerate(arrived) if not item.fault
-        }  # by index of `blocks`
-        for index, item in self.good.items():  # free the memory: only quarantined files are needed as bytes
-            item.csv = item.payload = self.blocks[index].body = b""
+        }  # by index in the frame
+        for item in self.good.values():  # free the memory: only quarantined files are needed as bytes
+            item.csv = item.payload = b""
         self.stored_months = manifest.parts(series).keys()
         rows = validate_klines(with_stored_columns(self.checked.rows), series.timeframe)
         fresh = dict(split_months(rows))
@@ -191,10 +191,9 @@ class Writing:
                 path.unlink(missing_ok=True)
         rows = int((self.checked.rows["file"] == index).sum())
         facts = {
-            "notes": self.blocks[index].notes,
+            "notes": item.notes,
             "unverified": not item.verified,
             "duplicates": self.checked.duplicates.get(index),
-            "table": file.table,
         }
         facts = {name: value for name, value in facts.items() if value}
         return FileRecord(file.period, file.key, file.version, item.sha256, rows, self.status, "", facts)
@@ -243,18 +242,15 @@ def forget_damaged(home: Path, manifest: Manifest, series: SeriesId, months: Col
     return notes
 
 
-def trim_all(batch: list[Fetched]) -> tuple[list[Block], list[Fetched]]:
-    """Return the candle lines of the downloaded files, and these files; a file without candles gets a fault."""
-    blocks, arrived = [], []
+def trim_all(batch: list[Fetched]) -> list[Fetched]:
+    """Trim the downloaded files and return those with candles; a file without candles gets a fault."""
     for item in batch:
-        if item.fault:
-            continue
         try:
-            blocks.append(trim(item.file, item.csv))
-            arrived.append(item)
+            if not item.fault:
+                trim(item)
         except BadFile as fault:
             item.fault = fault
-    return blocks, arrived
+    return [item for item in batch if not item.fault]
 
 
 def with_stored_columns(rows: pl.DataFrame) -> pl.DataFrame:

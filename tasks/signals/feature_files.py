@@ -58,9 +58,9 @@ def write_features(
     klines = _klines(home, series, since=since, as_of=as_of)
     digest = klines_digest(klines)
     path = _path(home, series, digest)
-    if known := _known(home, path):
+    if stored := _intact_record(home, path):
         os.utime(path)  # pruning keeps the most recently used files
-        return known
+        return stored
     buffer = io.BytesIO()
     frame = check_features(feature_frame(klines, series.timeframe))
     frame.write_parquet(buffer, compression="lz4", statistics=False)
@@ -77,7 +77,7 @@ def write_features(
     return record
 
 
-def _known(home: Path, path: Path) -> SeriesRecord | None:
+def _intact_record(home: Path, path: Path) -> SeriesRecord | None:
     """Return the record of an intact feature file, else None."""
     beside = path.with_suffix(".json")
     try:
@@ -115,26 +115,29 @@ def read_features(home: Path, record: SeriesRecord) -> Series:
         raise DamagedError(
             f"{record.path} is {what}; run the same command again to recompute it", field=record.path
         )
-    return Series.from_columns(
-        pl.read_parquet(path), symbol=record.series.label, timeframe=record.series.timeframe
-    )
+    return Series.from_columns(pl.read_parquet(path), record.series.label, record.series.timeframe)
 
 
 def with_bounds(series: Series, name: SeriesId | str, bounds: SplitBounds) -> Series:
     """Return the same candles, not copied, with the bounds' rows as spans; errors as in `load_series`."""
-    assert series.times is not None
-    spans = {split: _rows(series.times, *span) for split, span in bounds.items()}
-    check_enough(name, {split: b - a for split, (a, b) in spans.items()}, len(series.prices), bounds)
-    bounded = replace(series, spans=spans)
+    bounded = _with_spans(series, bounds)
+    check_enough(name, {split: b - a for split, (a, b) in bounded.spans.items()}, len(series), bounds)
     check_windows(bounded, name, bounds)
     return bounded
 
 
 def series_of(frame: pl.DataFrame, series: SeriesId, bounds: SplitBounds) -> Series:
     """Return a feature frame as a `Series` whose spans are the bounds' rows, however few rows there are."""
-    found = Series.from_columns(frame, symbol=series.label, timeframe=series.timeframe)
-    assert found.times is not None
-    return replace(found, spans={name: _rows(found.times, *span) for name, span in bounds.items()})
+    return _with_spans(Series.from_columns(frame, series.label, series.timeframe), bounds)
+
+
+def _with_spans(series: Series, bounds: SplitBounds) -> Series:
+    assert series.times is not None
+    rows = {
+        name: np.searchsorted(series.times, [to_us(start), to_us(end)]).tolist()
+        for name, (start, end) in bounds.items()
+    }
+    return replace(series, spans={name: (first, last) for name, (first, last) in rows.items()})
 
 
 def newest_series(
@@ -155,11 +158,11 @@ def newest_series(
     """
     klines = _klines(home, series, since=since, as_of=as_of, confirmed=False)
     path = _path(home, series, klines_digest(klines))
-    if _known(home, path):
+    if _intact_record(home, path):
         frame = pl.scan_parquet(path).tail(rows).collect()
     else:
         frame = check_features(feature_frame(klines, series.timeframe)).tail(rows)
-    return Series.from_columns(frame, symbol=series.label, timeframe=series.timeframe)
+    return Series.from_columns(frame, series.label, series.timeframe)
 
 
 def market_key(series: SeriesId) -> tuple[str, str]:
@@ -184,12 +187,12 @@ def newest_markets(
     candles in the scope is left out, and so is a damaged one, which its own forecast reports.
     """
     keys = set(wanted)
-    found = {}
-    for one in stored_series(home, "klines") if keys else ():
-        if market_key(one) in keys:
+    coins = {}
+    for name in stored_series(home, "klines") if keys else ():
+        if market_key(name) in keys:
             with suppress(MemberError):
-                found[one] = newest_series(home, one, rows=MARKET_ROWS, **how)
-    return markets(found)
+                coins[name] = newest_series(home, name, rows=MARKET_ROWS, **how)
+    return markets(coins)
 
 
 def klines_digest(klines: pl.DataFrame) -> str:
@@ -198,15 +201,9 @@ def klines_digest(klines: pl.DataFrame) -> str:
     `tasks.market.klines.digest_of` differs: it covers every stored column, to detect a damaged month.
     """
     state = hashlib.blake2b(digest_size=20)
-    state.update(klines["open_time"].cast(pl.Int64).to_numpy().tobytes())
-    for name in (*PRICES, "volume"):
-        state.update(klines[name].to_numpy().tobytes())
+    for name in ("open_time", *PRICES, "volume"):
+        state.update(klines[name].to_physical().to_numpy().tobytes())
     return state.hexdigest()
-
-
-def _rows(times: np.ndarray, start: datetime, end: datetime) -> tuple[int, int]:
-    a, b = np.searchsorted(times, [to_us(start), to_us(end)])
-    return int(a), int(b)
 
 
 def _klines(home: Path, series: SeriesId, **scope: Any) -> pl.DataFrame:

@@ -9,11 +9,11 @@ from datetime import datetime, timedelta
 
 from pydantic import BaseModel, ConfigDict
 
-from cpbmodels.data import EMBARGO, FEATURE_WARMUP, HORIZON
+from cpbmodels.data import EMBARGO, FEATURE_WARMUP, HORIZON, INTERVAL_SECONDS
 from cpbmodels.data.series import Series
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord, SplitBounds
-from schemas.identity import INTERVAL_SECONDS, SeriesId
+from schemas.identity import SeriesId
 from tasks.market.layout import to_datetime
 
 
@@ -62,18 +62,17 @@ def folds(
     usual = _usual_test(max(r.rows for r in records), policy)
     long = policy.long_test // _grid(records)[1]
     if long > usual:
-        found = _folds(records, count, policy, long)
-        if all(_is_long_enough(record, bounds, policy) for record in records for bounds in found):
-            return found
-    found = _folds(records, count, policy, usual)
-    first, step = found[0].train, _grid(records)[1]
+        longer = _folds(records, count, policy, long)
+        if all(_is_long_enough(record, bounds, policy) for record in records for bounds in longer):
+            return longer
+    shorter = _folds(records, count, policy, usual)
+    first, step = shorter[0].train, _grid(records)[1]
     if count > 1 and (first[1] - first[0]) // step < FEATURE_WARMUP + policy.min_rows:
         raise UsageError(
-            f"folds {count}: the {found[0].timeframe} history is too short; use fewer folds or an earlier since",
-            code="history",
-            field="folds",
-        )
-    return found
+            f"folds {count}: the {shorter[0].timeframe} history is too short; use fewer folds or an earlier since",
+            code="history", field="folds",
+        )  # fmt: skip
+    return shorter
 
 
 def _usual_test(rows: int, policy: SplitPolicy) -> int:
@@ -125,25 +124,20 @@ def check_enough(
     """Raise `MemberError` unless each span (`rows`: span name -> candles) has enough candles."""
     policy = SplitPolicy()
     step = timedelta(seconds=INTERVAL_SECONDS[bounds.timeframe])
-    needed = (bounds.test[1] - bounds.train[1]) // step + FEATURE_WARMUP + policy.min_rows
-    least = {
-        "train": FEATURE_WARMUP + policy.min_rows,
-        "validation": policy.min_rows,
-        "test": policy.min_rows,
-    }
-    short = [name for name, n in least.items() if rows[name] < n]
-    if not short:
-        return
-    if total < needed:
-        min_rows = max(needed, _min_rows(policy))
+    for split, (start, end) in bounds.items():
+        min_rows = policy.min_rows + (FEATURE_WARMUP if split == "train" else 0)
+        if rows[split] >= min_rows:
+            continue
+        needed = (bounds.test[1] - bounds.train[1]) // step + FEATURE_WARMUP + policy.min_rows
+        if total < needed:
+            needed = max(needed, _min_rows(policy))
+            raise MemberError(
+                f"{name}: only {total} rows; needs at least {needed} for train, validation and test"
+            )
         raise MemberError(
-            f"{name}: only {total} rows; needs at least {min_rows} for train, validation and test"
+            f"{name}: {rows[split]} rows in the {split} span {start:%Y-%m-%d} to {end:%Y-%m-%d}; "
+            f"needs at least {min_rows}: was it listed or delisted within it?"
         )
-    span = dict(bounds.items())[short[0]]
-    raise MemberError(
-        f"{name}: {rows[short[0]]} rows in the {short[0]} span {span[0]:%Y-%m-%d} to {span[1]:%Y-%m-%d}; "
-        f"needs at least {least[short[0]]}: was it listed or delisted within it?"
-    )
 
 
 def _min_rows(policy: SplitPolicy) -> int:
@@ -176,10 +170,7 @@ def check_windows(series: Series, name: SeriesId | str, bounds: SplitBounds) -> 
 
 
 def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, datetime]:
-    timeframes = {r.series.timeframe for r in records}
-    if len(timeframes) != 1:
-        raise ValueError(f"spans are made for one timeframe at a time, got {sorted(timeframes)}")
-    timeframe = timeframes.pop()
+    (timeframe,) = {record.series.timeframe for record in records}
     step = timedelta(seconds=INTERVAL_SECONDS[timeframe])
     start = to_datetime(min(r.first_us for r in records))
     end = to_datetime(max(r.last_us for r in records)) + step

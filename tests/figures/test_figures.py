@@ -43,7 +43,7 @@ def candles(count, price=100.0, step=timedelta(hours=1)):
     )
 
 
-def rows_of(issued, price=100.0, steps=10, step=timedelta(hours=1)):
+def frame(issued, price=100.0, steps=10, step=timedelta(hours=1)):
     rows = [
         {"issued_at": issued, "step": k, "target_time": issued + k * step, "last_close": price,
          **{name: price * (1 + (i - 9) * 0.001 * math.sqrt(k)) for i, name in enumerate(QUANTILE_COLUMNS)}}
@@ -60,7 +60,7 @@ def trace(figure, name):
 @pytest.mark.parametrize("steps", [0, 1, 10])
 def test_a_forecast_is_drawn_over_any_candles(count, steps):
     issued = START + timedelta(hours=max(1, count))
-    rows = rows_of(issued, steps=steps) if steps else None
+    rows = frame(issued, steps=steps) if steps else None
     figure = check(forecast.forecast_figure(candles(count), rows))
     if count or steps:
         assert [t["type"] for t in figure["data"]][:2] == ["candlestick", "bar"]
@@ -72,21 +72,19 @@ def test_a_forecast_is_drawn_over_any_candles(count, steps):
 
 def test_the_fan_starts_at_the_last_close_and_candles_stand_at_their_close():
     issued = START + timedelta(hours=48)
-    figure = check(forecast.forecast_figure(candles(52), rows_of(issued)))
+    figure = check(forecast.forecast_figure(candles(52), frame(issued)))
     band, median, real = (trace(figure, name) for name in ("90 %", "median", "actual close"))
     assert band["x"][0] == band["x"][-1] == median["x"][0] == "2025-06-03T00:00:00Z"
     assert band["y"][0] == median["y"][0] == 100.0
-    assert max(band["y"]) == rows_of(issued)["q95"].max()
-    assert min(band["y"]) == rows_of(issued)["q05"].min()
+    assert max(band["y"]) == frame(issued)["q95"].max()
+    assert min(band["y"]) == frame(issued)["q05"].min()
     assert real["x"] == ["2025-06-03T00:00:00Z", *(f"2025-06-03T0{h}:00:00Z" for h in range(1, 5))]
     assert real["y"][1:] == candles(52)["close"].to_list()[48:]
     assert figure["data"][0]["x"][0] == "2025-06-01T01:00:00Z"
 
 
 def test_a_tiny_price_keeps_its_digits():
-    figure = check(
-        forecast.forecast_figure(candles(60, 1.2e-8), rows_of(START + timedelta(hours=60), 1.2e-8))
-    )
+    figure = check(forecast.forecast_figure(candles(60, 1.2e-8), frame(START + timedelta(hours=60), 1.2e-8)))
     assert figure["layout"]["yaxis"]["tickformat"] == ",.12f"
     assert figure["layout"]["yaxis"]["range"][0] > 0
     assert trace(figure, "median")["customdata"][-1][0] == "0.000000011658"
@@ -99,9 +97,9 @@ def test_values_that_are_not_finite_become_gaps():
 
 def test_earlier_forecasts_are_two_traces_with_gaps_and_a_forecast_of_the_past_is_in_view():
     issued = [START + timedelta(hours=h) for h in (20, 30, 40)]
-    earlier = pl.concat([rows_of(trace) for trace in issued])
+    earlier = pl.concat([frame(trace) for trace in issued])
     realised = pl.DataFrame({"target_time": [START + timedelta(hours=41)], "realised_close": [101.0]})
-    figure = check(forecast.forecast_figure(candles(500), rows_of(issued[2]), realised, earlier))
+    figure = check(forecast.forecast_figure(candles(500), frame(issued[2]), realised, earlier))
     assert trace(figure, "earlier forecasts (80 %)")["x"].count(None) == 3
     assert trace(figure, "actual close")["y"] == [100.0, 101.0]
     first, last = figure["layout"]["xaxis"]["range"]

@@ -94,7 +94,7 @@ def looked(home, now, *champions):
     return watching.alarms[0]
 
 
-def rows_of(home, series=PEPE):
+def frame(home, series=PEPE):
     return evidence_rows(home, series)
 
 
@@ -127,7 +127,7 @@ def test_a_forecast_is_taken_once_and_in_order_however_often_one_looks(tmp_path)
     again = looked(tmp_path, now + HOUR)
     assert (again.evidence, again.forecasts) == (whole.evidence, whole.forecasts)
 
-    watch, rows = follow(None, PEPE, f"{PEPE.registered}/1", "r", reference()), rows_of(tmp_path)
+    watch, rows = follow(None, PEPE, f"{PEPE.registered}/1", "r", reference()), frame(tmp_path)
     for first in range(0, len(rows), 7):
         watch = update(watch, rows[: first + 7].sample(fraction=1.0, shuffle=True, seed=first))
     assert evidence_of(watch) == pytest.approx(whole.evidence)
@@ -146,13 +146,13 @@ def test_a_refresh_goes_on_by_its_own_promise_and_another_recipe_begins_anew(tmp
 
     strict = update(
         follow(
-            update(follow(None, PEPE, f"{PEPE.registered}/1", "r", reference()), rows_of(tmp_path)),
+            update(follow(None, PEPE, f"{PEPE.registered}/1", "r", reference()), frame(tmp_path)),
             PEPE,
             f"{PEPE.registered}/2",
             "r",
             reference(),
         ),
-        rows_of(tmp_path),
+        frame(tmp_path),
     )
     assert strict.taken == 240
     other = looked(tmp_path, now, champion(tmp_path, 2, options={"hidden_dim": 99, "context": 7}))

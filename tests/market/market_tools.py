@@ -7,8 +7,6 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 
-import polars as pl
-
 from schemas.identity import SeriesId
 from schemas.scope import IngestSpec
 from tasks.market import simulator
@@ -101,10 +99,6 @@ def stored(home: Path) -> dict[str, bytes]:
 
 def lines(csv: bytes) -> list[bytes]:
     return csv.splitlines(keepends=True)
-
-
-def rows_of(file) -> pl.DataFrame:
-    return frame(file)
 
 
 RETRY_AFTER = {"429": {"Retry-After": "1"}, "418": {"Retry-After": "120"}}

@@ -3,9 +3,17 @@
 import json
 
 import pytest
+from folder_mirror import FolderMirror
 from market_tools import build, key, put
 
 from flows import cli
+from flows.runner import read_pairs
+from schemas.errors import CpbError, UsageError
+from schemas.identity import is_coin_pair
+from schemas.run import RunSpec
+from schemas.scope import ScopeSpec
+from tasks.market import simulator
+from tasks.market.ingest import with_listed_pairs
 from tasks.market.layout import source_file
 
 
@@ -57,11 +65,51 @@ def test_a_plan_with_a_misspelt_coin_says_so(call):
     assert call("--coins", "BTC,LUNA", "--plan")[0] == 0  # of the default universe, though not in this mirror
 
 
-def test_all_usdt_takes_every_listed_pair(call, tmp_path):
-    put(tmp_path / "mirror", source_file(key("WIFUSDT"), "2024-03"))
-    put(tmp_path / "mirror", source_file(key("ETHBTC"), "2024-03"))
+def test_exchange_takes_every_listed_pair_of_a_coin_and_all_usdt_the_others_too(call, tmp_path):
+    for symbol in ("JUPUSDT", "BTCUPUSDT", "USDCUSDT", "ETHBTC"):
+        put(tmp_path / "mirror", source_file(key(symbol), "2024-03"))
+    _, out, err = call("--coins", "exchange", "--json")
+    assert [s["symbol"] for s in json.loads(out)["series"]] == ["BTCUSDT", "ETHUSDT", "JUPUSDT"]
+    assert "exchange: 3 pairs (2 leveraged or stable left out)" in err
     report = json.loads(call("--coins", "all-usdt", "--json")[1])
-    assert [s["symbol"] for s in report["series"]] == ["BTCUSDT", "ETHUSDT", "WIFUSDT"]
+    assert [s["symbol"] for s in report["series"]] == [
+        "BTCUPUSDT",
+        "BTCUSDT",
+        "ETHUSDT",
+        "JUPUSDT",
+        "USDCUSDT",
+    ]
+
+
+@pytest.mark.parametrize(
+    "symbol", ["JUPUSDT", "SYRUPUSDT", "PUMPUSDT", "USTCUSDT", "1INCHUSDT", "币安人生USDT"]
+)
+def test_coins_whose_names_look_like_tokens_are_coins(symbol):
+    assert is_coin_pair(symbol)
+
+
+def test_a_specification_gets_its_pairs_once_and_keeps_what_was_asked(tmp_path):
+    root = build(tmp_path / "mirror", ("BTCUSDT", "BTCUPUSDT"))
+    spec = RunSpec(coins="exchange", source=str(root), as_of="2024-04-01", preset="smoke")
+    assert spec.scope.symbols == ()
+    listed, _ = with_listed_pairs(spec)
+    assert listed.scope.symbols == listed.pairs == ("BTCUSDT",)
+    assert listed.model_dump() == spec.model_dump()
+    said: list[str] = []
+    named = RunSpec(coins="BTC", preset="smoke")
+    assert (read_pairs(listed, said.append), read_pairs(named, said.append)) == (listed, named)
+    assert said == []
+
+
+def test_a_source_without_a_listing_is_one_sentence(tmp_path):
+    with (
+        simulator.serve(FolderMirror(tmp_path), lists=False) as url,
+        pytest.raises(CpbError, match="--coins") as error,
+    ):
+        with_listed_pairs(ScopeSpec(coins="exchange", source=url.replace("://", "://user:secret@")))
+    assert error.value.code == "source"
+    assert "\n" not in str(error.value)
+    assert "secret" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -74,5 +122,11 @@ def test_all_usdt_takes_every_listed_pair(call, tmp_path):
     ],
 )
 def test_what_cannot_be_is_one_sentence(call, options, code):
-    found, out, err = call(*options)
-    assert (found, out, err.count("\n")) == (code, "", 1)
+    status, out, err = call(*options)
+    assert (status, out, err.count("\n")) == (code, "", 1)
+
+
+def test_a_table_has_no_listing():
+    with pytest.raises(UsageError) as error:
+        ScopeSpec(coins="exchange", market="own", source="candles.csv")
+    assert error.value.field == "coins"

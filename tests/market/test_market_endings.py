@@ -11,7 +11,7 @@ import time
 
 import polars as pl
 import pytest
-from market_tools import build, drafts, key, rows_of, scope
+from market_tools import build, drafts, frame, key, scope
 
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
@@ -47,7 +47,7 @@ def readable_parts(home):
     """Every part in the store can be read and holds true candles only, whatever happened."""
     for symbol in SYMBOLS:
         for path in home.glob(f"klines/interval=1h/symbol={symbol}/*.parquet"):
-            assert pl.read_parquet(path).equals(rows_of(source_file(key(symbol), path.stem)))
+            assert pl.read_parquet(path).equals(frame(source_file(key(symbol), path.stem)))
 
 
 @pytest.mark.slow

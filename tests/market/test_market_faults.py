@@ -18,7 +18,6 @@ from market_tools import (
     key,
     lines,
     put,
-    rows_of,
     scope,
     stored,
 )
@@ -49,7 +48,7 @@ def check_store(tmp_path, report):
     """No accepted bad row, no temp file, and every missing candle is accounted for."""
     home = tmp_path / "home"
     assert not drafts(home)
-    truth = pl.concat([rows_of(source_file(BTC, m)) for m in ("2024-01", "2024-02", "2024-03")])
+    truth = pl.concat([frame(source_file(BTC, m)) for m in ("2024-01", "2024-02", "2024-03")])
     got = read_klines(home, key("BTCUSDT", "1h"))
     assert got.join(truth, on=got.columns, how="anti").height == 0
     assert got.height + sum(h["bars"] for h in btc(report).holes) == truth.height
@@ -69,7 +68,7 @@ def test_a_clean_mirror_is_stored_to_the_last_digit(market):
     assert check_store(market, report).height == 91 * 24
 
 
-@pytest.mark.parametrize("fault", ["500", "reset", "429", "html", "trickle", "trickle_headers"])
+@pytest.mark.parametrize("fault", ["500", "529", "reset", "429", "html", "trickle", "trickle_headers"])
 def test_a_passing_fault_is_tried_again(market, fault):
     report = served(market, Misbehaving(NAME, fault, times=1))
     assert report.exit == 0
@@ -106,15 +105,6 @@ def test_what_failed_is_fetched_by_the_next_run(market):
     assert check_store(market, report).height == 91 * 24
 
 
-def test_daily_files_stand_in_for_a_month_that_never_arrives(market):
-    for day in range(1, 30):
-        put(market / "mirror", source_file(BTC, f"2024-02-{day:02}"))
-    report = served(market, Misbehaving(NAME, "500"))
-    assert btc(report).holes == []
-    assert btc(report).files["repaired"] == 29
-    assert check_store(market, report).height == 91 * 24
-
-
 def flip(body: bytes) -> bytes:
     middle = len(body) // 2
     return body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :]
@@ -128,36 +118,31 @@ def zipped(*members) -> bytes:
     return buffer.getvalue()
 
 
-def bad_payloads():
-    good = simulator.to_zip(MONTH.member, csv_of(MONTH), 1)
-    yield "truncated", good[:-100], "checksum mismatch", good
-    yield "flipped byte", flip(good), "checksum mismatch", good
-    yield "crc", flip(good), "damaged zip", None
-    yield "html", b"<html>not here</html>", "not a zip (HTML error page)", None
-    yield "empty", b"", "not a zip (empty)", None
-    yield "two members", zipped((MONTH.member, csv_of(MONTH)), ("more.csv", b"1")), "must hold only", None
-    yield "no member", zipped(), "holds nothing", None
-    yield "path in the name", zipped(("../../etc/" + MONTH.member, csv_of(MONTH))), "../../etc/", None
-    yield "bomb", zipped((MONTH.member, b"1" * (30 << 20))), "would inflate", None
-    yield "huge", zipped((MONTH.member, b"1" * (70 << 20))), "would inflate to 70 MB", None
+BAD_ZIPS = {
+    "truncated": (lambda good: good[:-100], "checksum mismatch"),
+    "flipped byte": (flip, "checksum mismatch"),
+    "crc": (flip, "damaged zip"),
+    "html": (lambda _: b"<html>not here</html>", "not a zip (HTML error page)"),
+    "empty": (lambda _: b"", "not a zip (empty)"),
+    "two members": (lambda _: zipped((MONTH.member, csv_of(MONTH)), ("more.csv", b"1")), "must hold only"),
+    "no member": (lambda _: zipped(), "holds nothing"),
+    "path in the name": (lambda _: zipped((f"../../etc/{MONTH.member}", csv_of(MONTH))), "../../etc/"),
+    "bomb": (lambda _: zipped((MONTH.member, b"1" * (30 << 20))), "would inflate"),
+    "huge": (lambda _: zipped((MONTH.member, b"1" * (70 << 20))), "would inflate to 70 MB"),
+}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "truncated", "flipped byte", "crc", "html", "empty", "two members", "no member", "path in the name", "bomb",
-        "huge",
-    ],
-)  # fmt: skip
-def test_a_bad_zip_is_quarantined_with_its_reason(market, name):
-    payload, reason, checksum_of = next(found for known, *found in bad_payloads() if known == name)
+@pytest.mark.parametrize("fault", BAD_ZIPS)
+def test_a_bad_zip_is_quarantined_with_its_reason(market, fault):
     path = market / "mirror" / MONTH.key
-    path.write_bytes(payload)
-    path.with_name(NAME + ".CHECKSUM").write_bytes(simulator.to_checksum(NAME, checksum_of or payload))
+    good, (spoil, reason) = path.read_bytes(), BAD_ZIPS[fault]
+    payload = put(market / "mirror", MONTH, payload=spoil(good))
+    if reason == "checksum mismatch":
+        path.with_name(NAME + ".CHECKSUM").write_bytes(simulator.to_checksum(NAME, good))
     report = served(market)
-    kept = market / "home/quarantine" / MONTH.key.removeprefix("data/")
-    assert kept.read_bytes() == payload
-    assert reason in kept.with_name(NAME + ".reason.txt").read_text()
+    quarantined = market / "home/quarantine" / MONTH.key.removeprefix("data/")
+    assert quarantined.read_bytes() == payload
+    assert reason in quarantined.with_name(NAME + ".reason.txt").read_text()
     assert report.exit == 3
     assert btc(report).files["quarantined"] == 1
     assert [h["cause"] for h in btc(report).holes] == ["quarantined"]
@@ -238,18 +223,22 @@ def test_bad_contents_are_quarantined_although_the_checksum_is_right(market, fau
     assert got.height == (31 + 31) * 24
 
 
-@pytest.mark.parametrize("fault", ["NaN", "wrong interval"])
-def test_daily_files_replace_a_quarantined_month(market, fault):
-    put(market / "mirror", MONTH, BAD_CONTENTS[fault][0])
+@pytest.mark.parametrize("fault", ["NaN", "wrong interval", "500"])
+def test_daily_files_replace_a_month_that_is_refused_or_does_not_arrive(market, fault):
     for day in range(1, 30):
         put(market / "mirror", source_file(BTC, f"2024-02-{day:02}"))
-    report = served(market)
-    assert report.exit == 0
-    assert any("used 29 daily files" in note for note in btc(report).notes), btc(report).notes
+    if fault == "500":
+        report = served(market, Misbehaving(NAME, fault))
+    else:
+        put(market / "mirror", MONTH, BAD_CONTENTS[fault][0])
+        report = served(market)
+    assert (report.exit, btc(report).files["repaired"]) == (0, 29)
+    assert any("used 29 daily files" in note for note in report.notes), report.notes
     assert check_store(market, report).height == 91 * 24
-    again = served(market)
-    assert again.series == report.series
-    assert again.requests == 2  # a listing for each series
+    if fault != "500":
+        again = served(market)
+        assert again.series == report.series
+        assert again.requests == 2  # a listing for each series
 
 
 def shuffled(csv):
@@ -265,37 +254,30 @@ def microseconds(csv, upto):
 
 
 HEADER = ",".join(COLUMNS).encode() + b"\n"
-
-
-@pytest.mark.parametrize(
-    "csv",
-    [
-        HEADER + GOOD,
-        b"\xef\xbb\xbf" + GOOD,
-        b"\xef\xbb\xbf" + HEADER + GOOD,
-        GOOD[:-1],
-        GOOD.replace(b"\n", b"\r\n"),
-        shuffled(GOOD),
-        microseconds(GOOD, 100),
-        microseconds(GOOD, 10**6),
+BOM = b"\xef\xbb\xbf"
+ODD_FORMS = {
+    "header": (HEADER + GOOD, ["header line dropped"]),
+    "bom": (BOM + GOOD, ["byte order mark dropped"]),
+    "bom and header": (BOM + HEADER + GOOD, ["byte order mark dropped", "header line dropped"]),
+    "no last newline": (GOOD[:-1], []),
+    "crlf": (GOOD.replace(b"\n", b"\r\n"), []),
+    "shuffled": (shuffled(GOOD), ["candles out of order, sorted"]),
+    "ms and us": (microseconds(GOOD, 100), ["milliseconds and microseconds in one file"]),
+    "us": (microseconds(GOOD, 10**6), []),
+    "duplicate": (
         GOOD + lines(GOOD)[3],
-    ],
-    ids=[
-        "header",
-        "bom",
-        "bom and header",
-        "no last newline",
-        "crlf",
-        "shuffled",
-        "ms and us",
-        "us",
-        "duplicate",
-    ],
-)
-def test_odd_forms_are_normalised_without_losing_a_row(market, csv):
+        ["candles out of order, sorted", "identical duplicates dropped: 1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ODD_FORMS)
+def test_odd_forms_are_normalised_and_told_without_losing_a_row(market, form):
+    csv, notes = ODD_FORMS[form]
     put(market / "mirror", MONTH, csv)
     report = served(market)
     assert report.exit == 0
+    assert btc(report).notes == [f"{MONTH}: {note}" for note in notes]
     assert check_store(market, report).height == 91 * 24
 
 
@@ -374,7 +356,7 @@ def test_another_symbols_file_is_noticed_at_either_end_of_a_series(market, perio
     check_store(market, report)
 
 
-@pytest.mark.parametrize("factor", [1000, 1 / 1000, 10, 2])
+@pytest.mark.parametrize("factor", [1000, 1 / 10])
 @pytest.mark.parametrize("start", ["2024-03-01 00:00", "2024-02-15 05:00"])
 def test_another_unit_from_some_candle_on_is_reported_and_kept(market, factor, start):
     for month in ("2024-02", "2024-03", "2024-04"):

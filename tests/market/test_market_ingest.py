@@ -7,16 +7,14 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 from folder_mirror import FolderMirror
-from market_tools import FAST, Misbehaving, build, csv_of, frame, key, lines, put, rows_of, scope, stored
+from market_tools import FAST, build, csv_of, frame, key, lines, put, scope, stored
 
 from schemas.errors import CpbError, MemberError
 from tasks.market import simulator
-from tasks.market.client import HttpSource
 from tasks.market.ingest import ingest, listed_symbols
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
 from tasks.market.report import details, table
-from tasks.market.sources import Catalogue, FolderSource
 
 BTC = key()
 
@@ -63,14 +61,6 @@ def test_no_candle_that_closes_after_as_of_is_seen(tmp_path):
     rows = read_klines(home, key("BTCUSDT", "1h"), as_of=utc(2024, 2, 10, 12, 30))
     assert rows.height == early.rows
     assert not (tmp_path / "other/klines/interval=1h/symbol=BTCUSDT/2024-03.parquet").exists()
-
-
-def test_since_limits_what_is_fetched_and_read(tmp_path):
-    root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
-    series = ingest(scope(home, root, coins="BTC", since="2024-02-15")).series[0]
-    assert series.first == "2024-02-15T00:00:00Z"
-    assert series.files["ok"] == 2
-    assert read_klines(home, key("BTCUSDT", "1h"), since=utc(2024, 2, 15)).height == series.rows
 
 
 def test_digests_tell_values_not_files(tmp_path):
@@ -123,55 +113,10 @@ def test_unpublished_months_are_a_hole_of_their_own_kind(tmp_path):
     assert "BTCUSDT 1h" in table(report)
 
 
-def test_a_lost_part_is_fetched_again(tmp_path):
-    root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
-    ingest(scope(home, root, coins="BTC"))
-    before = stored(home)
-    (home / "klines/interval=1h/symbol=BTCUSDT/2024-02.parquet").unlink()
-    assert ingest(scope(home, root, coins="BTC")).series[0].holes == []
-    assert stored(home) == before
-
-
-def test_a_lost_manifest_is_built_again(tmp_path):
-    root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
-    first = ingest(scope(home, root, coins="BTC"))
-    (home / "manifest.db").unlink()
-    assert ingest(scope(home, root, coins="BTC")).series == first.series
-
-
 def test_a_home_that_is_a_file_is_named(tmp_path):
     (tmp_path / "home").write_text("")
     with pytest.raises(CpbError, match="cannot write in"):
         ingest(scope(tmp_path / "home", build(tmp_path / "mirror"), coins="BTC"))
-
-
-def test_names_are_probed_where_nothing_is_listed(tmp_path):
-    root = build(tmp_path / "mirror", symbols=["BTCUSDT"], months=["2024-01", "2024-02"])
-    put(root, source_file(BTC, "2024-03-01"))
-    with simulator.serve(FolderMirror(root), lists=False) as url:
-        report = ingest(scope(tmp_path / "home", url, coins="BTC", since="2023-12"), limits=FAST)
-        again = ingest(scope(tmp_path / "home", url, coins="BTC", since="2023-12"), limits=FAST)
-    assert report.series[0].files["ok"] == 3
-    assert report.series[0].rows == (31 + 29 + 1) * 24
-    assert again.series == report.series
-
-
-def test_long_listings_are_read_page_by_page(tmp_path, monkeypatch):
-    monkeypatch.setattr(simulator, "PAGE", 7)
-    root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
-    for day in range(1, 21):
-        put(root, source_file(BTC, f"2024-04-{day:02}"))
-    with simulator.serve(FolderMirror(root)) as url:
-        source = HttpSource(url, limits=FAST)
-        daily = Catalogue(source).files(BTC, "daily", *source_file(key(), "2024-04").bounds)
-        assert [f.period[-2:] for f in daily] == [f"{d:02}" for d in range(1, 21)]
-        assert source.requests == 6  # 40 keys, 7 a page
-        source.requests = 0
-        late = Catalogue(source).files(
-            BTC, "daily", source_file(key(), "2024-04-18").bounds[0], source_file(key(), "2024-04").bounds[1]
-        )
-        assert [f.period[-2:] for f in late] == ["18", "19", "20"]
-        assert source.requests == 1  # the marker skips what came before
 
 
 def test_any_market_and_every_listed_pair(tmp_path):
@@ -191,7 +136,7 @@ def test_any_market_and_every_listed_pair(tmp_path):
 
 def test_coin_futures_have_symbols_of_their_own(tmp_path):
     file = source_file(key("BTCUSD_PERP", "1h", "cm"), "2024-01")
-    put(tmp_path / "mirror", file, csv_of(file, rows_of(source_file(key(), "2024-01"))))
+    put(tmp_path / "mirror", file, csv_of(file, frame(source_file(key(), "2024-01"))))
     report = ingest(scope(tmp_path / "home", tmp_path / "mirror", coins="BTCUSD_PERP", market="cm"))
     assert report.exit == 0
 
@@ -215,7 +160,7 @@ def rest_of(rows, **changes):
 
 def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
     root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
-    april = rows_of(source_file(key(), "2024-04"))
+    april = frame(source_file(key(), "2024-04"))
     with simulator.serve(FolderMirror(root), rest_of(april)) as url:
         report = ingest(scope(home, url, coins="BTC", as_of="2024-04-02T05:30"), tail=True, limits=FAST)
     assert report.series[0].provisional == 29
@@ -232,22 +177,22 @@ def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
 
 def test_an_archive_that_lacks_candles_of_the_tail_decides_for_its_own_days(tmp_path):
     root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
-    april = rows_of(source_file(key(), "2024-04"))
+    april = frame(source_file(key(), "2024-04"))
     with simulator.serve(FolderMirror(root), rest_of(april)) as url:
         ingest(scope(home, url, coins="BTC", as_of="2024-04-02T05:30"), tail=True, limits=FAST)
     day = source_file(key(), "2024-04-01")
     put(root, day, csv_of(day, frame(day).filter(~pl.col("open_time").dt.hour().is_in([10, 11]))))
     report = ingest(scope(home, root, coins="BTC", as_of="2024-04-02T05:30"), limits=FAST)
 
-    found = read_klines(home, key("BTCUSDT", "1h"), since=utc(2024, 4, 1), confirmed=False)["open_time"]
+    times = read_klines(home, key("BTCUSDT", "1h"), since=utc(2024, 4, 1), confirmed=False)["open_time"]
     hours = [*range(10), *range(12, 24), *range(24, 29)]
-    assert found.to_list() == [utc(2024, 4, 1) + timedelta(hours=h) for h in hours]
+    assert times.to_list() == [utc(2024, 4, 1) + timedelta(hours=h) for h in hours]
     assert report.series[0].provisional == 5
     assert read_klines(home, key("BTCUSDT", "1h"), confirmed=False)["open_time"].is_sorted()
     for hour in range(1, 29):  # of the archive's day, and of the tail's: no candle that closes later is seen
         as_of = utc(2024, 4, 1) + timedelta(hours=hour)
         some = read_klines(home, key("BTCUSDT", "1h"), since=utc(2024, 4, 1), as_of=as_of, confirmed=False)
-        assert some["open_time"].to_list() == [t for t in found if t < as_of]
+        assert some["open_time"].to_list() == [t for t in times if t < as_of]
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
@@ -256,19 +201,6 @@ def test_a_span_that_ends_before_it_begins_is_empty(tmp_path, confirmed):
     ingest(scope(home, root, coins="BTC"))
     span = {"since": utc(2024, 2, 20), "as_of": utc(2024, 2, 10)}
     assert read_klines(home, key("BTCUSDT", "1h"), **span, confirmed=confirmed).is_empty()
-
-
-@pytest.mark.parametrize(
-    ("status", "says"), [(451, "not available from your location (451)"), (418, "(418)")]
-)
-def test_a_refused_tail_is_said_and_the_rest_goes_on(tmp_path, status, says):
-    root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
-    hook = Misbehaving("api/v3/klines", str(status))
-    with simulator.serve(FolderMirror(root), hook) as url:
-        report = ingest(scope(tmp_path / "home", url, as_of="2024-04-02"), tail=True, limits=FAST)
-    assert any(says in note for note in report.notes), report.notes
-    assert hook.asked["api/v3/klines"] == 1
-    assert report.series[0].status == "complete"
 
 
 def test_reading_what_was_never_fetched_says_how_to_get_it(tmp_path):
@@ -283,4 +215,3 @@ def test_a_folder_and_its_server_give_the_same_store(tmp_path):
         by_url = ingest(scope(tmp_path / "b", url, coins="BTC"), limits=FAST)
     assert by_folder.series == by_url.series
     assert stored(tmp_path / "a") == stored(tmp_path / "b")
-    assert isinstance(FolderSource(root).name, str)

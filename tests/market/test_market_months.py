@@ -14,19 +14,16 @@ from hypothesis import strategies as st
 from market_tools import FAST, csv_of, key, put, scope, stored
 
 from schemas.errors import UsageError
-from schemas.frames import KLINES
 from schemas.identity import INTERVAL_SECONDS, MONTH
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
 from tasks.market import simulator
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
-from tasks.market.layout import DAY, Months, grid_of, months, period_bounds, source_file, to_us, whole_candles
-from webapp.read import all_series
+from tasks.market.layout import DAY, grid_of, months, period_bounds, source_file, to_us, whole_candles
 
 BTC = key(interval=MONTH)
 PERIODS = months(period_bounds("2023-11")[0], period_bounds("2025-03")[1])  # a leap February, ms and µs
-REAL = Path(__file__).resolve().parents[2] / "../shared/market"
 INSTANTS = st.integers(0, to_us(datetime(2200, 1, 1, tzinfo=UTC)))
 
 
@@ -84,23 +81,6 @@ def test_no_month_that_ends_after_as_of_is_seen(market, tmp_path, as_of, last):
     )
 
 
-def test_a_month_that_nobody_published_is_one_candle_missing(market, tmp_path):
-    for period in ("2024-02", "2024-03"):
-        (tmp_path / "mirror" / source_file(BTC, period).key).unlink()
-    report, _ = market()
-    assert report.series[0].holes == [
-        {"from": "2024-02-01T00:00:00Z", "to": "2024-04-01T00:00:00Z", "bars": 2, "cause": "not published"}
-    ]
-    assert report.exit == 0
-
-
-@pytest.mark.parametrize(("as_of", "told"), [("2025-04-02", False), ("2025-05-02", True)])
-def test_a_month_that_is_not_yet_published_is_not_late(market, tmp_path, as_of, told):
-    (tmp_path / "mirror" / source_file(BTC, PERIODS[-1]).key).unlink()
-    report, _ = market(as_of=as_of)
-    assert any("before the requested end" in note for note in report.series[0].notes) == told
-
-
 def rest(period):
     cells = csv_of(source_file(BTC, period)).decode().strip().split(",")
     return [int(cells[0]), *cells[1:6], int(cells[6]), cells[7], int(cells[8]), *cells[9:]]
@@ -124,19 +104,6 @@ def test_a_month_that_is_refused_comes_from_rest_in_one_question(market, tmp_pat
     assert queries[0]["startTime"] == str(period_bounds("2024-02")[0] // 1000)
     unanswered, _ = market(lambda name, query: (404, {}, b"") if "interval" in query else None)
     assert unanswered.series == report.series
-
-
-def test_the_newest_month_comes_from_rest_once_it_has_ended(market, tmp_path):
-    (tmp_path / "mirror" / source_file(BTC, PERIODS[-1]).key).unlink()
-
-    def hook(name, query):
-        return (200, {}, json.dumps([rest(PERIODS[-1])]).encode()) if "interval" in query else None
-
-    early, _ = market(hook, as_of="2025-03-31", tail=True)
-    assert (early.series[0].rows, early.series[0].provisional) == (16, 0)
-    report, asked = market(hook, tail=True)
-    assert (report.series[0].rows, report.series[0].provisional, asked["1M"]) == (16, 1, 1)
-    assert opens(tmp_path / "home", confirmed=False) == PERIODS
 
 
 HOUR, DAYS = 3_600_000, 24 * 3_600_000  # in milliseconds, as the file of February 2024 is
@@ -175,11 +142,6 @@ def test_the_simulator_has_months_made_of_its_hours(tmp_path):
     assert month.equals(read_klines(tmp_path, key("BTCUSDT", MONTH, "sim")).select(month.columns))
 
 
-def test_the_page_offers_no_series_that_it_cannot_show(market, tmp_path):
-    market()
-    assert all_series(tmp_path / "home") == []
-
-
 @pytest.mark.parametrize("spec", [ScopeSpec, RunSpec, BacktestSpec])
 def test_models_of_months_are_refused_in_one_sentence(spec):
     with pytest.raises(UsageError, match=r"months differ in length.*leave 1mo out") as caught:
@@ -189,14 +151,14 @@ def test_models_of_months_are_refused_in_one_sentence(spec):
 
 
 @given(st.sampled_from([*INTERVAL_SECONDS, MONTH]), INSTANTS, INSTANTS)
-def test_a_grid_agrees_with_itself(interval, one, other):
+def test_a_grid_agrees_with_itself(interval, instant, other):
     grid = grid_of(interval)
-    opened = grid.floor(one)
-    assert opened <= one < grid.end(opened)
+    opened = grid.floor(instant)
+    assert opened <= instant < grid.end(opened)
     assert grid.latest(grid.end(opened)) == opened == grid.floor(opened)
     assert (grid.end(np.array([opened])) == [grid.end(opened)]).all()
-    near = min(max(one, other), grid.end(opened) + 5 * (grid.end(opened) - opened))
-    first, last = whole_candles(grid, min(one, near), near, grid.phase)
+    near = min(max(instant, other), grid.end(opened) + 5 * (grid.end(opened) - opened))
+    first, last = whole_candles(grid, min(instant, near), near, grid.phase)
     times = grid.opens(first, last)
     assert len(times) == grid.count(first, last)
     assert [grid.end(int(t)) for t in times] == [*map(int, times[1:]), last][: len(times)]
@@ -204,24 +166,6 @@ def test_a_grid_agrees_with_itself(interval, one, other):
 
 @given(INSTANTS)
 def test_months_are_those_of_the_calendar(instant):
-    opened = Months().floor(instant)
-    assert (opened, Months().end(opened)) == period_bounds(months(instant, instant + 1)[0])
+    opened = grid_of(MONTH).floor(instant)
+    assert (opened, grid_of(MONTH).end(opened)) == period_bounds(months(instant, instant + 1)[0])
     assert opened % DAY == 0
-
-
-@pytest.mark.skipif(not REAL.is_dir(), reason="needs ../shared/market")
-def test_real_months_are_what_their_hours_add_up_to(tmp_path):
-    ingest(scope(tmp_path / "hours", REAL, "BTC", "1h", "2025-06-01"))
-    hours = read_klines(tmp_path / "hours", key("BTCUSDT", "1h")).sort("open_time")
-    sums = ("volume", "quote_volume", "count", "taker_buy_volume", "taker_buy_quote_volume")
-    made = hours.group_by_dynamic("open_time", every="1mo").agg(
-        pl.col("open").first(), pl.col("high").max(), pl.col("low").min(), pl.col("close").last(),
-        pl.col(sums).sum(),
-    ).with_columns(pl.col(pl.Float64).round(8)).select(list(KLINES))  # fmt: skip
-    for month, row in zip(made["open_time"].dt.strftime("%Y-%m"), made.iter_slices(1), strict=True):
-        put(tmp_path / "mirror", source_file(BTC, month), csv_of(source_file(BTC, month), row))
-    with simulator.serve(FolderMirror(tmp_path / "mirror")) as url:
-        report = ingest(scope(tmp_path / "home", url, "BTC", MONTH, "2025-06-01"), limits=FAST)
-    assert (report.exit, report.series[0].holes, report.series[0].rows) == (0, [], made.height)
-    assert made.height > 12
-    assert read_klines(tmp_path / "home", key("BTCUSDT", MONTH)).equals(made)

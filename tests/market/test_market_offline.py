@@ -33,13 +33,13 @@ def no_network(monkeypatch):
 
 def test_offline_gives_the_stored_series_and_asks_nobody(filled, no_network):
     online = scope(filled, filled.parent / "mirror", "BTC")
-    known = ingest(online)
-    found = ingest(online.model_copy(update={"offline": True, "source": AWAY}))
-    assert (found.requests, found.exit) == (0, known.exit)
-    assert [(s.rows, s.digest, s.status) for s in found.series] == [
-        (s.rows, s.digest, s.status) for s in known.series
+    before = ingest(online)
+    report = ingest(online.model_copy(update={"offline": True, "source": AWAY}))
+    assert (report.requests, report.exit) == (0, before.exit)
+    assert [(s.rows, s.digest, s.status) for s in report.series] == [
+        (s.rows, s.digest, s.status) for s in before.series
     ]
-    assert found.notes[0].startswith("stored candles are used, the newest closed 20")
+    assert report.notes[0].startswith("stored candles are used, the newest closed 20")
 
 
 def test_offline_and_as_of_give_the_age_at_that_time(filled, no_network):
@@ -51,25 +51,25 @@ def test_offline_and_as_of_give_the_age_at_that_time(filled, no_network):
 
 
 def test_a_series_without_candles_fails_alone_offline(filled):
-    found = ingest(scope(filled, AWAY, "BTC,ETH").model_copy(update={"offline": True}))
-    assert [s.status == "failed" for s in found.series] == [False, True]
-    assert "offline no source is read" in found.series[1].reason
+    report = ingest(scope(filled, AWAY, "BTC,ETH").model_copy(update={"offline": True}))
+    assert [s.status == "failed" for s in report.series] == [False, True]
+    assert "offline no source is read" in report.series[1].reason
 
 
 def test_where_the_source_is_away_the_step_uses_what_is_stored_and_says_its_age(filled, no_network, caplog):
     with caplog.at_level(logging.WARNING, "cpb"):
-        found = step.fn(scope(filled, AWAY, "BTC"))
-    assert [str(one) for one in found.series] == ["BTCUSDT 1h"]
+        ingested = step.fn(scope(filled, AWAY, "BTC"))
+    assert [str(series) for series in ingested.series] == ["BTCUSDT 1h"]
     assert "cannot be reached" in caplog.text
     assert "the newest closed" in caplog.text
     assert " before as_of)" in caplog.text
 
 
-def test_the_error_without_candles_says_what_is_stored(filled, no_network):
-    with pytest.raises(CpbError, match="holds BTC at 1h") as away:
+def test_the_error_without_candles_says_so(filled, no_network):
+    with pytest.raises(CpbError, match="no candle of ETH at 1h is stored") as away:
         step.fn(scope(filled, AWAY, "ETH"))
     assert away.value.code == "unreachable"
-    with pytest.raises(CpbError, match="holds BTC at 1h") as offline:
+    with pytest.raises(CpbError, match="no candle of ETH at 1h is stored") as offline:
         step.fn(scope(filled, AWAY, "ETH").model_copy(update={"offline": True}))
     assert offline.value.code == "not-stored"
 

@@ -60,11 +60,6 @@ def test_a_month_does_not_depend_on_what_else_is_asked():
     assert whole.filter(pl.col("open_time").dt.day() == 9).equals(day)
 
 
-def test_months_join_without_a_jump():
-    before, after = quarter_hours("ETHUSDT", "2025-02"), quarter_hours("ETHUSDT", "2025-03")
-    assert after["open"][0] == pytest.approx(before["close"][-1], rel=1e-4)
-
-
 @pytest.mark.parametrize("coin", COINS)
 def test_every_coin_trades_at_a_sane_price(coin):
     month = quarter_hours(symbol_of(coin), "2025-05")
@@ -80,10 +75,3 @@ def test_returns_cluster_have_heavy_tails_and_no_memory():
     assert np.mean(returns**4) / np.var(returns) ** 2 > 5
     assert np.corrcoef(size[1:], size[:-1])[0, 1] > 0.1
     assert abs(np.corrcoef(returns[1:], returns[:-1])[0, 1]) < 0.05
-
-
-def test_the_week_has_its_hours():
-    year = pl.concat([quarter_hours("BTCUSDT", f"2024-{m:02}") for m in range(1, 13)])
-    size = (pl.col("close") / pl.col("open")).log().abs().mean().alias("size")
-    hours = dict(year.group_by(pl.col("open_time").dt.hour()).agg(size).iter_rows())
-    assert hours[14] > 1.2 * hours[4]

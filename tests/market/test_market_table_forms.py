@@ -135,13 +135,6 @@ def test_what_cannot_be_read_is_one_sentence_both_ways(tmp_path, rows, words):
     assert "BTCUSDT-1h.csv" in str(command.value)
 
 
-def test_what_the_command_says_must_fit_the_file(tmp_path):
-    path = written(tmp_path, "candles.csv", [f"time,{HEAD}", *lines(unit="s")])
-    with pytest.raises(UsageError, match=r"names no symbol: .*--coins"):
-        IngestSpec(source=str(path))
-    assert IngestSpec(source=str(path), coins="BTC").timeframes == "1h"
-
-
 @pytest.mark.parametrize(("name", "coins"), [("BTCUSDT-1h.csv", "BTCUSD"), ("WETHUSDT-1h.csv", "ETH")])
 def test_a_coin_whose_letters_are_in_the_name_is_not_that_of_the_file(tmp_path, name, coins):
     path = written(tmp_path, name, [f"time,{HEAD}", *lines(unit="s")])

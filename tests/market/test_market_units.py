@@ -3,7 +3,7 @@
 import pandera.errors
 import polars as pl
 import pytest
-from market_tools import key, rows_of
+from market_tools import frame, key
 
 from schemas.errors import CpbError
 from schemas.frames import KLINES, Contract
@@ -20,6 +20,7 @@ from tasks.market.manifest import Anomaly, FileRecord, Manifest, Part
 from tasks.market.parser import check, read, trim, validate_klines
 from tasks.market.report import Holdings, OutageCalendar, find_holes
 from tasks.market.simulator import to_csv
+from tasks.market.sources import Fetched
 from tasks.market.writer import merge
 from tasks.storage.files import mark_home
 
@@ -79,7 +80,7 @@ def test_off_grid_candles_are_trade():
 
 
 def test_merging_keeps_what_a_poorer_file_lacks():
-    whole = rows_of(source_file(key(), "2024-02-01"))
+    whole = frame(source_file(key(), "2024-02-01"))
     poorer = whole.head(5).with_columns(count=pl.lit(1, pl.Int64))
     filled = merge(whole, poorer, [])
     assert filled.height == 24
@@ -111,23 +112,6 @@ def test_a_manifest_that_cannot_be_used_is_refused_in_one_sentence_and_left_alon
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        pl.lit(None, pl.Float64).alias("open"),
-        pl.col("open_time").reverse(),
-        pl.col("open_time").first(),
-        pl.col("count").cast(pl.Float64),
-    ],
-    ids=["null", "order", "repeated", "type"],
-)
-def test_the_contract_refuses(change):
-    good = rows_of(source_file(key(), "2024-02-01"))
-    assert validate_klines(good, "1h").columns == list(KLINES)
-    with pytest.raises((pandera.errors.SchemaError, pandera.errors.SchemaErrors)):
-        validate_klines(good.with_columns(change), "1h")
-
-
 _FAULTY = {
     "low is not finite": pl.lit(float("nan")).alias("low"),
     "volume is not finite": pl.lit(float("inf")).alias("volume"),
@@ -142,12 +126,12 @@ _FAULTY = {
 @pytest.mark.parametrize("fault", _FAULTY)
 def test_a_candle_refused_on_its_way_in_is_refused_by_the_store_too(fault):
     file = source_file(key(), "2024-02-01")
-    rows = rows_of(file)
+    rows = frame(file)
     broken = rows.with_columns(
         pl.when(pl.int_range(pl.len()) == 5).then(_FAULTY[fault]).otherwise(_FAULTY[fault].meta.output_name())
     )
-    block = trim(file, to_csv(broken, "1h", decimals=None))
-    _, faults = check(key(), [block], read([block])[0])
+    fetched = trim(Fetched(file, to_csv(broken, "1h", decimals=None)))
+    _, faults = check(key(), [fetched], read([fetched])[0])
     assert fault in str(faults[0])
     assert str(faults[0]).startswith("line 6,")
     with pytest.raises(pandera.errors.SchemaError, match=fault):
@@ -156,7 +140,7 @@ def test_a_candle_refused_on_its_way_in_is_refused_by_the_store_too(fault):
 
 def test_candles_without_a_fault_do_not_wait_for_pandera(monkeypatch):
     monkeypatch.setattr(Contract, "schema", lambda _: pytest.fail("imports pandera"))
-    assert validate_klines(rows_of(source_file(key(), "2024-02-01")), "1h").height == 24
+    assert validate_klines(frame(source_file(key(), "2024-02-01")), "1h").height == 24
 
 
 @pytest.mark.parametrize(
@@ -170,7 +154,7 @@ def test_candles_without_a_fault_do_not_wait_for_pandera(monkeypatch):
 )
 def test_the_contract_wants_candles_on_their_grid(timeframe, first, step):
     start = period_bounds(first)[0]
-    good = rows_of(source_file(key(), "2024-02-01")).head(5)
+    good = frame(source_file(key(), "2024-02-01")).head(5)
     times = [start + i * step * 1_000_000 for i in range(5)]
     good = good.with_columns(open_time=pl.Series(times, dtype=pl.Int64).cast(KLINES["open_time"]))
     assert validate_klines(good, timeframe).height == 5
@@ -178,10 +162,3 @@ def test_the_contract_wants_candles_on_their_grid(timeframe, first, step):
     off = good.with_columns((pl.col("open_time").to_physical() + late).cast(KLINES["open_time"]))
     with pytest.raises(pandera.errors.SchemaError, match="off the grid"):
         validate_klines(off, timeframe)
-
-
-def test_the_contract_wants_months_to_begin_on_the_first():
-    good = rows_of(source_file(key(interval="1mo"), "2024-02"))
-    assert validate_klines(good, "1mo").height == 1
-    with pytest.raises(pandera.errors.SchemaError, match="off the grid"):
-        validate_klines(good.with_columns(pl.col("open_time") + pl.duration(hours=1)), "1mo")

@@ -76,13 +76,6 @@ def test_coins_depend_as_their_newest_returns(coins):
     returns = [series[name].columns(("r_close",))[1:, 0] for name in ("A", "OTHER")]
     np.testing.assert_allclose(between(drawn, 0, 3), np.corrcoef(returns)[0, 1], atol=0.06)
 
-    rows = drawn.to_frame()
-    assert rows.columns == ["symbol", "issued_at", "path", "step", "target_time", "close"]
-    forecast = member.forecast(series["A"])
-    assert rows["target_time"].to_list()[:10] == forecast.to_frame()["target_time"].to_list()
-    chosen = rows.filter((pl.col("symbol") == "WITH") & (pl.col("path") == 7))
-    np.testing.assert_array_equal(chosen["close"].to_numpy(), drawn.close[1, 7])
-
 
 def test_returns_are_compared_at_equal_times_and_a_leap_is_none(coins):
     """One coin lacks candles and is redenominated; its newest other returns are those of the first."""
@@ -116,7 +109,6 @@ def test_impossible_questions_are_one_sentence(coins):
         (lambda: forecast.paths(10**9), "n is 1000000000"),
         (lambda: paths([forecast, replace(forecast, issued_row=700)]), "these differ"),
         (lambda: paths([untimed, forecast]), "has no times"),
-        (lambda: untimed.paths(5).to_frame(), "have no times"),
         (lambda: paths([forecast, replace(forecast, series=still)]), "^S 1h: the price does not move"),
         (lambda: paths([forecast, replace(forecast, series=shifted)]), "Only 5 of the 30"),
     ):

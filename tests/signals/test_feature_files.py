@@ -147,18 +147,12 @@ def test_one_flipped_bit_in_a_feature_file_is_found_and_mended(tmp_path, market,
     damaged = bytearray(whole)
     damaged[len(whole) // 2] ^= 1
     path.write_bytes(damaged)
-    with pytest.raises(DamagedError) as found:
+    with pytest.raises(DamagedError) as refused:
         feature_files.load_series(tmp_path, record, split_bounds([record]))
-    assert found.value.field == record.path
+    assert refused.value.field == record.path
     assert feature_files.write_features(tmp_path, BTC) == record
     assert path.read_bytes() == whole
     assert not list(path.parent.glob("*.damaged-*"))  # derived: nothing is worth keeping
-
-
-def test_markets_lie_apart(tmp_path, market):
-    folders = {feature_files.write_features(tmp_path, SeriesId(m, "BTCUSDT", "1h")).path.split("/interval")[0]
-               for m in ("spot", "um", "sim")}  # fmt: skip
-    assert folders == {"features", "features-um", "sim/features"}
 
 
 def test_a_column_without_a_single_value_is_refused(tmp_path, market):
@@ -179,13 +173,13 @@ def test_the_newest_market_is_that_of_the_whole_past_whichever_coins_are_asked(t
     assert key == ("spot", "1h")
     newest = feature_files.newest_markets(tmp_path, [key])[key]
     records = [feature_files.write_features(tmp_path, name) for name in names]
-    coins = {one.series: feature_files.read_features(tmp_path, one) for one in records}
+    coins = {record.series: feature_files.read_features(tmp_path, record) for record in records}
     whole = feature_files.markets(coins)[key]
     np.testing.assert_array_equal(newest.times[-20:], whole.times[-20:])
-    known = np.isfinite(whole.values).all(axis=1)  # where three coins have the candle
-    assert known.any()
-    assert not known[-7:].any()
-    shared = np.isin(newest.times, whole.times[known])
+    shared_rows = np.isfinite(whole.values).all(axis=1)  # where three coins have the candle
+    assert shared_rows.any()
+    assert not shared_rows[-7:].any()
+    shared = np.isin(newest.times, whole.times[shared_rows])
     np.testing.assert_allclose(
         newest.values[shared][-10:], whole.values[np.isin(whole.times, newest.times[shared])][-10:], atol=1e-9
     )

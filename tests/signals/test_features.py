@@ -91,12 +91,6 @@ def test_nothing_is_computed_across_a_hole_or_a_relisting():
     assert np.isfinite(frame["log_range_mean_168"][300 + 168])
 
 
-def test_warm_up_is_nan_and_the_rest_is_finite():
-    values = feature_frame(klines(400), "1h").select(FEATURES).to_numpy()
-    assert not np.isfinite(values[:168]).all(axis=1).any()
-    assert np.isfinite(values[168:]).all()
-
-
 @pytest.mark.parametrize("kind", ["flat", "idle", "spike"])
 def test_strange_candles_give_finite_columns(kind):
     data = klines(600)

@@ -3,8 +3,6 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord
@@ -58,11 +56,6 @@ def test_too_many_folds_are_refused():
     assert refused.value.field == "folds"
 
 
-def test_timeframes_are_not_mixed():
-    with pytest.raises(ValueError, match="one timeframe"):
-        split_bounds([record(), record(timeframe="15m")])
-
-
 def days(span):
     return (span[1] - span[0]) / timedelta(days=1)
 
@@ -88,23 +81,3 @@ def test_a_hole_counts_as_no_candles(first, last, expected):
     runs = [(whole.first_us, hole[0])] + ([(hole[1], whole.last_us)] if last else [])
     holed = whole.model_copy(update={"runs": tuple(runs)})
     assert days(split_bounds([whole, holed]).test) == expected
-
-
-@given(
-    runs=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=6),
-    start=st.integers(-50, 300), length=st.integers(0, 300), off=st.integers(0, 899),
-)  # fmt: skip
-def test_candles_in_a_span_are_those_that_open_in_it(runs, start, length, off):
-    step, opened, at = 900_000_000, [], 0
-    found = []
-    for hole, candles in runs:
-        at += hole
-        found.append((at * step, (at + candles - 1) * step))
-        opened += [k * step for k in range(at, at + candles)]
-        at += candles
-    one = record(timeframe="15m", rows=len(opened)).model_copy(
-        update={"runs": tuple(found), "first_us": opened[0], "last_us": opened[-1]}
-    )
-    span = tuple(EPOCH + timedelta(seconds=900 * k + off) for k in (start, start + length))
-    inside = [t for t in opened if span[0] <= EPOCH + timedelta(microseconds=t) < span[1]]
-    assert one.candles_in(span) == len(inside)

@@ -22,7 +22,7 @@ def records(rows, late, timeframe):
     """Series that end within `late` candles of one another."""
     step = INTERVAL_SECONDS[timeframe]
     end = START + timedelta(seconds=step * 50_000)
-    found = []
+    made = []
     for i, n in enumerate(rows):
         last = end - timedelta(seconds=step * (i * late))
         us = [round((last - timedelta(seconds=step * k)).timestamp() * 1e6) for k in (n - 1, 0)]
@@ -30,8 +30,8 @@ def records(rows, late, timeframe):
             series=SeriesId("spot", f"C{i}USDT", timeframe), path="x", digest="d", file_digest="f", rows=n,
             first_us=us[0], last_us=us[1],
         )  # fmt: skip
-        found.append(record)
-    return found
+        made.append(record)
+    return made
 
 
 @settings(max_examples=150, deadline=None)

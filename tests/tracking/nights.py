@@ -135,11 +135,11 @@ def state_of(*folders):
     for folder in folders:
         for path in sorted(Path(folder).rglob("*")):
             if path.is_file() and not path.name.endswith(("-wal", "-shm", ".lock")):
-                found[str(path)] = rows_of(path) if path.suffix == ".db" else path.read_bytes()
+                found[str(path)] = frame(path) if path.suffix == ".db" else path.read_bytes()
     return found
 
 
-def rows_of(database):
+def frame(database):
     with closing(sqlite3.connect(database)) as connection:
         return list(connection.iterdump())
 
