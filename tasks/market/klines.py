@@ -68,7 +68,7 @@ def read_klines(
     if tail is not None:
         newest = int(times_of(stored)[-1]) if len(stored) else -1  # else `first` is after all candles
         frame = pl.concat([frame, _between(tail, max(first, newest + 1), last)])
-    return frame.select(dict.fromkeys(["open_time", *columns])) if columns else frame
+    return frame.select(*dict.fromkeys(["open_time", *columns])) if columns else frame
 
 
 def ingest_command(series: SeriesId) -> str:

@@ -60,6 +60,8 @@ def test_no_candle_that_closes_after_as_of_is_seen(tmp_path):
     assert early.digest == fresh.digest != late.digest
     rows = read_klines(home, key("BTCUSDT", "1h"), as_of=utc(2024, 2, 10, 12, 30))
     assert rows.height == early.rows
+    closes = read_klines(home, key("BTCUSDT", "1h"), as_of=utc(2024, 2, 10, 12, 30), columns=["close"])
+    assert closes.equals(rows.select("open_time", "close"))
     assert not (tmp_path / "other/klines/interval=1h/symbol=BTCUSDT/2024-03.parquet").exists()
 
 
