@@ -41,6 +41,7 @@ COMMANDS = {
     "Data and machine": {
         "ingest": ("flows.cli.data", "ingest"),
         "verify": ("flows.cli.data", "verify"),
+        "prune": ("flows.cli.data", "prune"),
         "doctor": ("flows.cli.data", "doctor"),
     },
     "Run every night": {},

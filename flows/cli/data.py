@@ -1,6 +1,7 @@
-"""`cpb ingest`, `verify` and `doctor`: fill and check the store, and check the machine."""
+"""`cpb ingest`, `verify`, `prune` and `doctor`: fill, check and clean the store, and check the machine."""
 
 import os
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, count
 from schemas.identity import MARKETS
 from schemas.scope import IngestSpec, home
 from tasks.running.parallel import tell
-from tasks.storage.files import stored_home
+from tasks.storage.files import checked_home, stored_home
 
 if TYPE_CHECKING:
     from schemas.scope import Scope
@@ -110,6 +111,29 @@ def verify(
         damaged = [damage.model_dump(mode="json") for damage in result.damaged]
         emit({"checked": result.checked, "damaged": damaged, "unchecked": result.unchecked, "exit": code})
     raise typer.Exit(code)
+
+
+def prune(
+    yes: Annotated[bool, typer.Option("--yes", help="delete; without it, only show what would go")] = False,
+    json: Json = False,
+) -> None:
+    """Show, or with --yes delete, old runs and versions of models in MLflow.
+
+    Kept: of each market the last 14 nights; before them what has an alias, as champions have, or the tag
+    `keep`, and runs with a file that cpb did not log. Nothing is deleted while a run is being written.
+
+    Example: cpb prune
+    """
+    quiet_libraries()
+    from tasks.tracking.prune import prune as delete_old
+
+    report = delete_old(checked_home(), dry_run=not yes)
+    if json:
+        emit({**asdict(report), "exit": 0})
+        return
+    for line in report.kept:
+        say(f"stays: {line}")
+    say(f"{report}{'' if yes or not report.runs else '; add --yes to do it'}")
 
 
 def doctor(

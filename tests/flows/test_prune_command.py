@@ -1,4 +1,7 @@
-"""The pruning at the end of a nightly run."""
+"""`cpb prune`, and the pruning at the end of a nightly run."""
+
+import json
+import sys
 
 import pytest
 
@@ -8,6 +11,30 @@ from flows.train_all import _prune
 from schemas.errors import BusyError, CpbError
 from schemas.run import RunSpec
 from tasks.tracking.prune import PruneReport
+
+
+def test_the_command_deletes_with_yes_alone_and_says_what_stays(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    asked = []
+
+    def prune(home, *, dry_run):
+        asked.append((home, dry_run))
+        return PruneReport(
+            dry_run, runs=48, versions=["cpb-BTCUSDT-1h/1"], kept=["run x: it holds notes.txt"]
+        )
+
+    monkeypatch.setattr("tasks.tracking.prune.prune", prune)
+    for words in ([], ["--yes"], ["--json"]):
+        monkeypatch.setattr(sys, "argv", ["cpb", "prune", *words])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        assert end.value.code == 0
+    assert asked == [(tmp_path, True), (tmp_path, False), (tmp_path, True)]
+    told = capsys.readouterr()
+    assert "would delete 48 runs and 1 version; add --yes to do it" in told.err
+    assert "deleted 48 runs and 1 version\n" in told.err
+    assert told.err.count("stays: run x: it holds notes.txt") == 2
+    assert json.loads(told.out)["kept"] == ["run x: it holds notes.txt"]
 
 
 @pytest.fixture
