@@ -23,7 +23,7 @@ from schemas.identity import SeriesId, check_known, coins_label
 from schemas.scope import CHAMPIONS, ForecastSpec, Scope, home
 from tasks.forecasting.months import latest, series_with_forecasts
 from tasks.forecasting.record import champion_records, read_summary
-from tasks.forecasting.staleness import find_stale
+from tasks.forecasting.watch import find_stale
 from tasks.hub.tree import PackagedModel, serving
 from tasks.notices import Outcome, tell_outcome
 from tasks.steps import champions, forecast, ingest, score, watch

@@ -51,29 +51,20 @@ from tasks.storage.files import public_url
 from tasks.storage.records import value_digest
 from tasks.tracking.boards import leaderboard
 from tasks.tracking.prune import prune
-from tasks.tracking.runs import (
-    COMPLETE,
-    FAILED,
-    PARTIAL,
-    OpenRun,
-    finish,
-    kill,
-    log_metrics,
-    run_name,
-    scope_tags,
-    start_parent,
-)
-from tasks.tracking.store import (
+from tasks.tracking.runs import OpenRun, finish, kill, log_metrics, start_parent
+from tasks.tracking.store import UNUSABLE, check_place, open_store, store_errors
+from tasks.tracking.tags import (
     AS_OF,
     COMMAND,
+    COMPLETE,
+    FAILED,
     LEFT_OUT,
     NEWEST,
+    PARTIAL,
     REASON,
-    UNUSABLE,
     WARNINGS,
-    check_place,
-    open_store,
-    store_errors,
+    run_name,
+    scope_tags,
 )
 from tasks.tracking.wandb import check_installed, is_wanted, mirror
 from tasks.training.plan import job_key, shards_of, training_code

@@ -12,7 +12,8 @@ from schemas.handover import Judgement, ShardResult
 from schemas.identity import SIM
 from schemas.run import RunSpec
 from tasks.storage.files import public_url
-from tasks.tracking.runs import COMPLETE, PARTIAL, finish
+from tasks.tracking.runs import finish
+from tasks.tracking.tags import COMPLETE, PARTIAL
 from tasks.training.shard import LATEST, Checkpoint
 
 

@@ -15,7 +15,8 @@ from tasks.storage.files import write_json
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest, write_record
 from tasks.tracking.runs import finish, log_metrics, log_trials, start_parent
-from tasks.tracking.store import AS_OF, KIND, NEWEST, STUDY, check_place, open_store
+from tasks.tracking.store import check_place, open_store
+from tasks.tracking.tags import AS_OF, KIND, NEWEST, STUDY
 from tasks.training.local import PROGRESS, check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code
 from tasks.tuning.at_work import LOCK, SEARCH, Search

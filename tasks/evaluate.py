@@ -24,19 +24,8 @@ from tasks.judging.pool import PoolScore
 from tasks.running.step import step
 from tasks.storage.files import public_url
 from tasks.storage.model_folder import WEIGHTS, read_config
-from tasks.tracking.runs import (
-    COMPLETE,
-    PARTIAL,
-    MemberRecord,
-    finish,
-    log_members,
-    log_metrics,
-    run_name,
-    scope_tags,
-    source_tags,
-    start_fleet,
-)
-from tasks.tracking.store import FILES, NEWEST
+from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet
+from tasks.tracking.tags import COMPLETE, FILES, NEWEST, PARTIAL, run_name, scope_tags, source_tags
 from tasks.training.plan import job_key, member_seed, preset_label
 from tasks.training.shard import member_folder, shard_folder
 

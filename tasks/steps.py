@@ -33,10 +33,9 @@ from schemas.identity import Market, ModelId, SeriesId
 from schemas.ledger import Score, Watching
 from schemas.run import LOCAL, RAY, RunSpec
 from schemas.scope import Scope, home
-from tasks.forecasting.drift import check_drift
 from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.record import score_due
-from tasks.forecasting.staleness import STOPPED_AFTER
+from tasks.forecasting.watch import STOPPED_AFTER, check_drift
 from tasks.hub.publish import publish as publish_tree
 from tasks.hub.tree import PackagedModel, package, packaged_models, serving
 from tasks.market.ingest import ingest as bring_up_to_date

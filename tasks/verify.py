@@ -21,8 +21,8 @@ from schemas.identity import SPOT, SeriesId, market_home, options_of, stored_ser
 from schemas.ledger import KnownVersions, LedgerSummary, Reference
 from tasks.forecasting import months
 from tasks.forecasting.chain import check_months
-from tasks.forecasting.drift import Watch
 from tasks.forecasting.record import DAILY, parse_sums
+from tasks.forecasting.watch import Watch
 from tasks.hub.tree import SUMS, packaged_models, tree_faults
 from tasks.judging.inference import verdict
 from tasks.market import klines

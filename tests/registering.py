@@ -1,7 +1,8 @@
 """A run made champion without a gate's decision."""
 
 from tasks.tracking.registry import register, succeed
-from tasks.tracking.store import REASON, open_store
+from tasks.tracking.store import open_store
+from tasks.tracking.tags import REASON
 
 
 def register_champion(series, run_id, *, reason="", tags=None, store=None, **known):

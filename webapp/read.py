@@ -24,11 +24,10 @@ from schemas.identity import (
 )
 from schemas.ledger import LedgerSummary as LiveRecord
 from tasks.forecasting import months
-from tasks.forecasting.drift import alarms
 from tasks.forecasting.months import forecast_command, month_files
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.score import newest_scored
-from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale, newest_month, with_source
+from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale, newest_month, with_source
 from tasks.market.klines import read_klines
 from webapp import answers
 from webapp.runs import briefly, champions_of, identity

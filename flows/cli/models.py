@@ -153,7 +153,7 @@ def champions(
     Example: cpb champions --why --coins BTC --timeframes 1h
     """
     quiet_libraries()
-    from tasks.forecasting.drift import alarms
+    from tasks.forecasting.watch import alarms
     from tasks.promotion.moves import served
 
     symbols, timeframes = spec.symbols, spec.intervals

@@ -15,8 +15,7 @@ from flows.deploy.services import PAGE, POOL, client_of, data_home, find, last_p
 from flows.runner import NOT_YET
 from schemas.errors import CpbError
 from schemas.identity import INTERVAL_SECONDS, stored_series
-from tasks.forecasting.drift import alarms
-from tasks.forecasting.staleness import BETWEEN_RUNS, find_stale
+from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale
 
 MIN_FREE_BYTES = 1_000_000_000
 

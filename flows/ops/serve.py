@@ -161,7 +161,8 @@ def serve_ui(
     Raises:
         CpbError: there is no store yet, the port is in use, or MLflow does not start.
     """
-    from tasks.tracking.store import is_server, open_store, reconcile, store_errors
+    from tasks.tracking.runs import reconcile
+    from tasks.tracking.store import is_server, open_store, store_errors
 
     store = open_store(create=False)
     if is_server(store.uri):

@@ -6,6 +6,5 @@ record     scores what is due; the live record made from daily sums: small, for 
 months     month files of forecasts and scores: append-only, each with its own digest; the newest forecasts
 chain      the single write path: a batch of many series, and its line in the market's chain; what does not fit it
 lines      the chain's format: its lines with their hashes, the canonical form of rows
-drift      whether champions still perform as on their test spans: fine, watch or drifted
-staleness  candles and forecasts that are too old
+watch      data that is too old; whether champions still perform as on their test spans: fine, watch or drifted
 """

@@ -210,18 +210,14 @@ def reference_of(series: SeriesId, folder: Path) -> Reference:
     Raises:
         MemberError: (code `reference`) the folder has no reference, or a damaged reference.
     """
+    why = "its model has no record of its reference"
     try:
         if reference := read_reference(folder):
             return reference
     except DamagedError as error:
-        raise _unusable(series, str(error)) from error
-    raise _unusable(series, "its model has no record of its reference")
-
-
-def _unusable(series: SeriesId, why: str) -> MemberError:
-    return MemberError(
-        f"{series}: {why}; train it again, as in `cpb train-all {series.options}`", code="reference"
-    )
+        why = str(error)
+    retrain = f"train it again, as in `cpb train-all {series.options}`"
+    raise MemberError(f"{series}: {why}; {retrain}", code="reference")
 
 
 def reference_prices(reference: Reference, series: Series, row: int, horizon: int) -> Array:

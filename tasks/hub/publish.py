@@ -40,9 +40,7 @@ class Published:
         return f"{self.url} ({'new commit' if self.sent else 'nothing had changed'})"
 
 
-def publish(
-    tree: Path, repo: str, token: str | None = None, attempts: int = 5, pause: float = 1.0
-) -> Published:
+def publish(tree: Path, repo: str, attempts: int = 5, pause: float = 1.0) -> Published:
     """Publish the tree's files to the Hub's `repo` in a single commit; no commit is made if nothing changed.
 
     Nothing is ever deleted: the library of an earlier publish stays too, for those who installed it by its URL.
@@ -50,7 +48,6 @@ def publish(
     Args:
         tree: folder written by `build_tree`.
         repo: `USER/NAME`; created (public) if missing.
-        token: default `HF_TOKEN` or the Hub login. It does not appear in any log or message.
         attempts: maximum number of attempts, with pauses of `pause` seconds, doubling, in between.
 
     Raises:
@@ -58,7 +55,7 @@ def publish(
         CpbError: there is no token, or the repository is not permitted, not found or not reachable; (code
             `other-record`) the chain published there does not begin the tree's chain.
     """
-    check_ready(repo, token)
+    check_ready(repo)
     if not (tree / CARD).is_file():
         raise CpbError(
             f"{tree} contains no model card; build the tree first with `cpb publish --dry-run`",
@@ -67,7 +64,7 @@ def publish(
     import httpx2  # the HTTP client of huggingface_hub 2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    api, secret = _api(token)
+    api, secret = _api()
     patiently = Retrying(
         retry=retry_if_exception(_worth_repeating), stop=stop_after_attempt(attempts),
         wait=wait_exponential(pause), reraise=True,
@@ -82,27 +79,28 @@ def publish(
         raise CpbError(sentence, code=code) from None
 
 
-def check_ready(repo: str, token: str | None = None) -> None:
+def check_ready(repo: str) -> None:
     """Raise the errors of `publish` for an invalid name or a missing token, without any request."""
     if not _REPO.fullmatch(repo):
         raise UsageError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models", code="repo", field="repo")
-    _api(token)
+    _api()
 
 
-def _api(token: str | None) -> "tuple[HfApi, str]":
+def _api() -> "tuple[HfApi, str]":
+    """Return the client, and its token (`HF_TOKEN` or the Hub login), which appears in no log or message."""
     # The client reads these on import. Its Xet protocol requests a token from a separate service and retries for
     # minutes on failure; LFS does the same work.
     os.environ["HF_HUB_DISABLE_XET"] = "1"
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import HfApi, constants, get_token
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     constants.HF_HUB_DISABLE_XET = True  # in case the client was imported before, for example by the card
     if os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1":
         disable_progress_bars()
     logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)
-    secret = (token or get_token() or "").strip()
+    secret = (get_token() or "").strip()
     if not secret:
         raise CpbError(
             "no Hub token: set HF_TOKEN or run `hf auth login`, or use --dry-run for a folder only",
@@ -149,13 +147,13 @@ def _head(api: "HfApi", repo: str) -> tuple[str | None, list[str]]:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        found = api.model_info(repo)
+        repository = api.model_info(repo)
     except HfHubHTTPError as error:
         if _status(error) != 404:
             raise
         api.create_repo(repo, exist_ok=True)
-        found = api.model_info(repo)
-    return found.sha, [file.rfilename for file in found.siblings or ()]
+        repository = api.model_info(repo)
+    return repository.sha, [file.rfilename for file in repository.siblings or ()]
 
 
 def _status(error: Any) -> int | None:

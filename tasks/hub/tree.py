@@ -196,10 +196,10 @@ def read_sums(tree: Path) -> dict[str, str]:
         DamagedError: the list is not in the format of `sums_bytes`.
     """
     lines = (tree / SUMS).read_text(errors="replace").splitlines()
-    found = [_SUM.fullmatch(line) for line in lines]
-    if not lines or not all(found):
+    matches = [_SUM.fullmatch(line) for line in lines]
+    if not lines or not all(matches):
         raise DamagedError("it is not a list of sha256 and paths", field=str(tree / SUMS))
-    return {match["name"]: match["digest"] for match in found if match}
+    return {match["name"]: match["digest"] for match in matches if match}
 
 
 def _copy_model(champion: Champion, target: Path) -> None:

@@ -29,7 +29,7 @@ from tasks.judging.scores import Array, pinball, realised
 from tasks.signals.feature_files import market_key, markets
 from tasks.storage.model_folder import read_config
 from tasks.tracking.registry import Champion
-from tasks.tracking.store import RECIPE
+from tasks.tracking.tags import RECIPE
 
 _DECIDES = "validation_crps_ratio"
 

@@ -33,7 +33,8 @@ from tasks.tracking.registry import (
     succeed,
     versions_of,
 )
-from tasks.tracking.store import REASON, RECIPE, SELECTED, Store, open_store
+from tasks.tracking.store import Store, open_store
+from tasks.tracking.tags import REASON, RECIPE, SELECTED
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion

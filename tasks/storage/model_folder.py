@@ -176,6 +176,11 @@ def file_digests(folder: Path) -> dict[str, str]:
     return {file.name: file_digest(file) for file in sorted(folder.iterdir()) if file.is_file()}
 
 
+def damaged(folder: Path, digests: Mapping[str, str]) -> list[str]:
+    """Return the names of recorded files that are missing or damaged in a folder."""
+    return [n for n, d in digests.items() if not (folder / n).is_file() or file_digest(folder / n) != d]
+
+
 def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
     """Return the damage of the model in `folder`, or "".
 

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
 
+from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import CpbError, MemberError
 from schemas.identity import (
-    INTERVAL_SECONDS,
     MARKETS,
     SIM,
     SPOT,
@@ -26,7 +26,9 @@ from schemas.identity import (
 )
 from tasks.judging.inference import relation
 from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, full_name, versions_of
-from tasks.tracking.store import (
+from tasks.tracking.runs import dead_runs
+from tasks.tracking.store import Store, find_run, find_runs, open_store, search
+from tasks.tracking.tags import (
     FLEET,
     FLOW,
     KEY,
@@ -40,16 +42,10 @@ from tasks.tracking.store import (
     SYMBOL,
     TIMEFRAME,
     TRIAL,
-    Store,
     age_of,
     as_of,
-    dead_runs,
-    find_run,
-    find_runs,
     market_of,
-    open_store,
     recipe_of_run,
-    search,
     series_tags,
 )
 
@@ -83,15 +79,8 @@ COLUMNS = {
 """The columns of a row and their meaning."""
 
 _RATIO = "test_crps_ratio"
-_MEANS = {
-    "crps_ratio": _RATIO,
-    "mae_ratio": "test_mae_ratio",
-    "directional_accuracy": "test_directional_accuracy",
-    "coverage_80": "test_coverage_80",
-    "coverage_90": "test_coverage_90",
-    "windows_per_s": "windows_per_s",
-    "train_seconds": "train_seconds",
-}
+_TEST = ("crps_ratio", "mae_ratio", "directional_accuracy", "coverage_80", "coverage_90")
+_MEANS = {name: f"test_{name}" for name in _TEST} | {n: n for n in ("windows_per_s", "train_seconds")}
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
 _POOLED = {
     "pooled_ratio": "pooled_crps_ratio_{}",
@@ -110,14 +99,9 @@ _SCHEMA = {
 }
 """Columns of `read_members`."""
 
-MAX_RUNS_SEARCHED = 300
-"""Newest runs of a series that are searched: a month of nights with ten architectures."""
-
-MAX_HISTORIES = 7
-"""Models of a fleet whose losses are shown: the number of colours in a figure."""
-
+MAX_RUNS_SEARCHED = 300  # of a series, the newest: a month of nights with ten architectures
+MAX_HISTORIES = 7  # models of a fleet whose losses are shown: the number of colours in a figure
 _NEWEST = "attributes.start_time DESC"
-_SHOWN = ("test_", "epochs_run", "windows_per_s", "train_seconds")
 
 
 def leaderboard(
@@ -130,8 +114,8 @@ def leaderboard(
 ) -> list[dict[str, Any]]:
     """Return the rows by market and timeframe, the best CRPS ratio first.
 
-    Keys are those of `COLUMNS`; a value that was not measured is None. A row has an interval if it has all coins of its
-    fleet. A fleet without a score has no row, so that failed models replace no earlier ones.
+    Keys are those of `COLUMNS`, None for what was not measured. A row has an interval if it has all coins of its fleet.
+    A fleet without a score has no row, so that failed models replace no earlier ones.
 
     Args:
         parent: run id of a flow, or its first characters, for the rows of that run alone, finished or not; filters are
@@ -162,8 +146,7 @@ def leaderboard(
 def read_members(store: Store) -> pl.DataFrame:
     """Return the members of all fleets with a score, a row each, with values of their fleets and flows.
 
-    Metrics of failed members are null. Pruned fleets are left out: the members that remain, such as champions, are not
-    a complete fleet.
+    Metrics of failed members are null. Pruned fleets, whose remaining members are no complete fleet, are left out.
     """
     runs = {run.info.run_id: run for run in search(store, f"tags.`{KIND}` != '{TRIAL}'")}
     rows = []
@@ -219,10 +202,8 @@ def _of_run(members: pl.DataFrame, text: str) -> pl.DataFrame:
 
 
 def _rows(members: pl.DataFrame, **wanted: Collection[str] | None) -> list[dict[str, Any]]:
-    """Return the rows of these members: the newest run of each recipe on the same judged coins.
-
-    Args:
-        wanted: by column, the values of the members to show. Pooled figures are only shown for complete fleets.
+    """Return the rows of these members: the newest run of each recipe on the same judged coins; `wanted`: values of
+    columns to show. Pooled figures are only shown for complete fleets.
     """
     judged = pl.col(_RATIO).is_not_null()
     # A flow continued with other shards, as on a GPU, has a second fleet of an architecture.
@@ -249,39 +230,29 @@ def _rows(members: pl.DataFrame, **wanted: Collection[str] | None) -> list[dict[
         .sort(_AGE)
         .unique(["market", "timeframe", "architecture", "preset", "coins"], keep="last", maintain_order=True)
     )
-    table = [{name: row.get(name) for name in COLUMNS} | _texts(row) for row in rows.to_dicts()]
+    table = []
+    for row in rows.to_dicts():
+        row["coins"] = coins_label(row["coins"].split(","))
+        interval = row["crps_ratio_low"], row["crps_ratio_high"], row["p_value"]
+        if None not in interval:
+            row["verdict"] = relation(*interval).removesuffix(" than").removesuffix(" from")
+        table.append({name: row.get(name) for name in COLUMNS})
     return sorted(
         table,
         key=lambda row: (MARKETS.index(row["market"]), INTERVAL_SECONDS[row["timeframe"]], row["crps_ratio"]),
     )
 
 
-def _texts(row: Mapping[str, Any]) -> dict[str, Any]:
-    interval = row["crps_ratio_low"], row["crps_ratio_high"], row["p_value"]
-    sentence = None if None in interval else relation(*interval)
-    return {
-        "coins": coins_label(row["coins"].split(",")),
-        "verdict": sentence and sentence.removesuffix(" than").removesuffix(" from"),
-    }
-
-
 def coin_ratios(members: pl.DataFrame, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return each coin's ratio per model in some leaderboard rows: of the newest model of each recipe.
-
-    Args:
-        members: of `read_members`.
 
     Returns:
         `symbol timeframe architecture preset crps_ratio test_span key`, with `test_span` as in `JudgedModel`.
     """
-    of_rows = pl.DataFrame(
-        [(row["run_id"], row["timeframe"]) for row in rows],
-        {"run_id": pl.String, "timeframe": pl.String},
-        orient="row",
-    )
+    shown = [f"{row['run_id']}/{row['timeframe']}" for row in rows]
     model = ("symbol", "timeframe", "architecture", "preset")
     newest = (
-        members.join(of_rows, on=["run_id", "timeframe"], how="semi")
+        members.filter(pl.concat_str("run_id", pl.lit("/"), "timeframe").is_in(shown))
         .drop_nulls(_RATIO)
         .sort(_AGE)
         .unique(model, keep="last", maintain_order=True)
@@ -292,8 +263,8 @@ def coin_ratios(members: pl.DataFrame, rows: Iterable[Mapping[str, Any]]) -> lis
 class JudgedModel(BaseModel):
     """The newest judged model of one architecture and preset, with its figures on the test span.
 
-    `preset`: with a digest of its changed options. `data`: digest of its candles. `test_span`: the test span,
-    `from/to`; null if the model's run does not record it. Figures of different spans must not be compared.
+    `preset`: with a digest of its changed options. `data`: digest of its candles. `test_span`: `from/to`, null if not
+    recorded; figures of different spans must not be compared.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -323,7 +294,7 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
     aliases = aliases_of(store, series) or {}
     alias_of = {aliases[name]: name for name in (PREVIOUS, ALIAS) if name in aliases}
     versions = {str(version.run_id): version for version in versions_of(store, series)}
-    newest = {}
+    newest, shown = {}, ("test_", "epochs_run", "windows_per_s", "train_seconds")
     for run in sorted(judged, key=age_of):
         tags, version = run.data.tags, versions.get(run.info.run_id)
         fleet = fleets.get(tags.get(PARENT, ""))
@@ -339,7 +310,7 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
             test_span=_span(params),
             serves=alias_of.get(str(version.version)) if version else None,
             model_version=full_name(version) if version else None,
-            metrics={name: value for name, value in run.data.metrics.items() if name.startswith(_SHOWN)},
+            metrics={name: value for name, value in run.data.metrics.items() if name.startswith(shown)},
         )
     return sorted(newest.values(), key=lambda model: model.metrics[_RATIO])
 
@@ -393,10 +364,7 @@ class FlowRunInfo(BaseModel):
 
 
 def newest_flow_runs(store: Store, limit: int) -> list[FlowRunInfo]:
-    """Return the newest flow runs and `cpb tune` searches, finished or running, newest first.
-
-    A run whose process is dead is listed as killed, even if it is not marked yet.
-    """
+    """Return the newest flow runs and `cpb tune` searches, newest first; a run whose process is dead is killed."""
     top = search(store, f"tags.`{PARENT}` IS NULL", [_NEWEST], page_size=limit)
     runs = list(islice((run for run in top if run.data.tags.get(KIND) in (FLOW, STUDY)), limit))
     dead = dead_runs(store) if any(run.info.status == "RUNNING" for run in runs) else {}

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tasks.storage.files import local_path
-from tasks.storage.model_folder import file_digests
+from tasks.storage.model_folder import damaged, file_digests
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.store import MLFLOW_FILES, Store, damaged, digests_of
+from tasks.tracking.store import Store
+from tasks.tracking.tags import MLFLOW_FILES, digests_of
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -45,10 +46,10 @@ def make_mlflow_model(store: Store, run: "Run") -> None:
     with tempfile.TemporaryDirectory() as part:
         made = Path(part, "model")
         _save(made, run.info.run_id)
-        found = file_digests(made)
-        store.client.set_tag(run.info.run_id, MLFLOW_FILES, json.dumps(found))
+        files = file_digests(made)
+        store.client.set_tag(run.info.run_id, MLFLOW_FILES, json.dumps(files))
         store.client.log_artifacts(run.info.run_id, str(made))
-    for name in digests.keys() - found.keys():  # the wheel of another release
+    for name in digests.keys() - files.keys():  # the wheel of another release
         if folder and Path(name).name == name:
             (folder / name).unlink(missing_ok=True)
 

@@ -14,13 +14,15 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schemas.errors import BusyError, count
 from tasks.storage.files import delete_files, final_path, local_path, remove_empty
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.tracking.registry import COPIES, all_versions, copy_name, full_name, registered_models, series_of
-from tasks.tracking.store import (
+from tasks.tracking.runs import reconcile
+from tasks.tracking.store import Store, exclusive, is_server, open_store, search
+from tasks.tracking.tags import (
     FLEET,
     FLOW,
     KEEP,
@@ -30,15 +32,8 @@ from tasks.tracking.store import (
     MLFLOW_FILES,
     PARENT,
     PRUNED,
-    Store,
-    delete_runs_for_good,
     digests_of,
-    exclusive,
-    is_server,
     market_of,
-    open_store,
-    reconcile,
-    search,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +41,7 @@ if TYPE_CHECKING:
 
     from mlflow.entities import Run, RunInfo
     from mlflow.entities.model_registry import ModelVersion
+    from mlflow.tracking import MlflowClient
 
 LOADED = "registered_model_meta"
 """Written by MLflow into a local registered model's folder when it loads the model."""
@@ -96,14 +92,14 @@ class _Run:
 
     @property
     def id(self) -> str:
-        return self.info.run_id
+        return str(self.info.run_id)
 
     @property
     def deleted(self) -> bool:
         return self.info.lifecycle_stage == "deleted"
 
 
-def prune(home: Path, *, dry_run: bool = True, nights: int = 14, store: Store | None = None) -> PruneReport:
+def prune(home: Path, *, dry_run: bool = True, nights: int = 14) -> PruneReport:
     """Delete old runs, versions and fetched copies of models, or only report them.
 
     Args:
@@ -113,7 +109,7 @@ def prune(home: Path, *, dry_run: bool = True, nights: int = 14, store: Store | 
     Raises:
         BusyError: a run is being written; nothing was deleted.
     """
-    store = store or open_store(create=not dry_run)
+    store = open_store(create=not dry_run)
     if dry_run:
         return _prune(store, nights, dry_run)
     reconcile(store)
@@ -230,6 +226,17 @@ def _delete_runs(store: Store, runs: Sequence[_Run]) -> None:
             remove_empty(folder.parent)
             empty.append(run.id)
     delete_runs_for_good(store.client, empty)
+
+
+def delete_runs_for_good(client: "MlflowClient", run_ids: Sequence[str]) -> None:
+    """Delete all rows of runs from a SQL store; MLflow's public `delete_run` only marks them.
+
+    Not by `mlflow gc --run-ids`: it also deletes for good every other experiment and logged model that somebody has
+    deleted in the store, and each folder of artifacts as a whole. It calls `SqlAlchemyStore._hard_delete_run` too.
+    """
+    store: Any = client._tracking_client.store
+    for run_id in run_ids:
+        store._hard_delete_run(run_id)
 
 
 def _is_here(store: Store) -> bool:

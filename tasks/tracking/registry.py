@@ -31,21 +31,8 @@ from tasks.storage.files import local_path, new_folder
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.model_folder import damage_of
 from tasks.tracking.model import make_mlflow_model
-from tasks.tracking.runs import tag_texts, text
-from tasks.tracking.store import (
-    FILES,
-    MLFLOW_FILES,
-    SELECTED,
-    Store,
-    digests_of,
-    existing,
-    find_run,
-    find_runs,
-    open_store,
-    pages,
-    series_tags,
-    store_errors,
-)
+from tasks.tracking.store import Store, existing, find_run, find_runs, open_store, pages, store_errors
+from tasks.tracking.tags import FILES, MLFLOW_FILES, SELECTED, digests_of, series_tags, tag_texts, text
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -230,23 +217,23 @@ def register(
     run: Run = store.client.get_run(run_id)
     digests = digests_of(run.data.tags)
     scores = {k: float(v) for k, v in (metrics or {}).items() if v is not None}
-    known = tag_texts(
+    version_tags = tag_texts(
         {**(tags or {}), **series_tags(series), FILES: digests or None, _METRICS: scores or None}
     )
     make_model(store, series)
-    found = store.client.search_model_versions(f"name = '{series.registered}' and run_id = '{run_id}'")
-    mine = max(found, key=lambda version: int(version.version), default=None)
-    if mine:
-        for key, value in known.items():
-            if mine.tags.get(key) != value:
-                store.client.set_model_version_tag(mine.name, str(mine.version), key, value)
+    versions = store.client.search_model_versions(f"name = '{series.registered}' and run_id = '{run_id}'")
+    version = max(versions, key=lambda v: int(v.version), default=None)
+    if version:
+        for key, value in version_tags.items():
+            if version.tags.get(key) != value:
+                store.client.set_model_version_tag(version.name, str(version.version), key, value)
     else:
         source = run.info.artifact_uri.rstrip("/")
-        mine = store.client.create_model_version(
-            series.registered, source, run_id, tags=known, await_creation_for=0
+        version = store.client.create_model_version(
+            series.registered, source, run_id, tags=version_tags, await_creation_for=0
         )
     make_mlflow_model(store, run)
-    return mine
+    return version
 
 
 def champions(
@@ -351,12 +338,12 @@ def keep_decision(store: Store, decision: Decision) -> None:
 
 def newest_decisions(store: Store) -> dict[SeriesId, Decision]:
     """Return the newest decision on each series; an alias moved in MLflow counts as a decision by hand."""
-    found = {}
+    newest = {}
     for model in registered_models(store):
         series = series_of(model.name)
         if series and (decision := _newest(store, series, model)):
-            found[series] = decision
-    return found
+            newest[series] = decision
+    return newest
 
 
 def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
@@ -367,8 +354,8 @@ def decisions_on(store: Store, series: SeriesId, limit: int) -> list[Decision]:
     decisions = [_newest(store, series, model), decision_in(model.tags)]
     decisions += [decision_in(model.tags, tag) for tag in model.tags if tag.startswith(_EARLIER)]
     decisions += [decision_in(version.tags) for version in versions_of(store, series)]
-    found = {(decision.decided_at, decision.rule): decision for decision in decisions if decision}
-    return sorted(found.values(), key=lambda decision: decision.decided_at, reverse=True)[:limit]
+    by_time = {(decision.decided_at, decision.rule): decision for decision in decisions if decision}
+    return sorted(by_time.values(), key=lambda decision: decision.decided_at, reverse=True)[:limit]
 
 
 def decision_in(tags: Mapping[str, str], name: str = DECISION) -> Decision | None:
@@ -385,9 +372,13 @@ def _newest(store: Store, series: SeriesId, model: "RegisteredModel") -> Decisio
     version = None if number is None or serves else find_version(store, series, str(number))
     if version is None:
         return recorded
-    own = decision_in(version.tags)
-    if own and own.outcome != "retired" and (recorded is None or own.decided_at > recorded.decided_at):
-        return own  # a process was killed between the alias and the registered model's tag
+    promoted = decision_in(version.tags)
+    if (
+        promoted
+        and promoted.outcome != "retired"
+        and (recorded is None or promoted.decided_at > recorded.decided_at)
+    ):
+        return promoted  # a process was killed between the alias and the registered model's tag
     since = f" after {recorded.decided_at:%Y-%m-%d %H:%M} UTC" if recorded else ""
     made = datetime.fromtimestamp(version.creation_timestamp / 1000, UTC)
     return Decision(

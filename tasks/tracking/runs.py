@@ -1,36 +1,32 @@
 """Runs: a flow is a parent, each fleet a child, each member a grandchild `ARCH/SYMBOL/IV`.
 
-A flow is called `train-all · 20 coins · 15m 1h · default · 2025-06-06`, a fleet `har · 20 coins · 1h · default ·
-2025-06-06`. Every run has its idempotency key in the tag `cpb.key`. A finished run with the same key is reused;
+Every run has its idempotency key in the tag `cpb.key`. A finished run with the same key is reused;
 unfinished runs of killed processes are deleted and created again: no key has two live runs under one parent.
 
-Every text stored in MLflow passes `text`, which removes user names, passwords and tokens from URLs.
+A flow's or fleet's run records the process that opened it; a member belongs to its fleet's process. A process of this
+host and boot is looked up; a process of an earlier boot is dead. Runs of other hosts stay open: only these can look
+their processes up.
 """
 
-import hashlib
-import json
-import math
+import logging
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cache
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from schemas.errors import CpbError, DamagedError
-from schemas.handover import SeriesRecord
-from schemas.identity import SIM, SPOT, ModelId, coins_label
-from schemas.run import RunSpec
+from schemas.identity import SPOT, ModelId
 from schemas.tuning import TrialRecord
-from tasks.storage.files import local_path, without_credentials
+from tasks.storage.files import local_path
 from tasks.storage.locks import ProcessId
-from tasks.storage.model_folder import file_digests
-from tasks.tracking.store import (
-    CANDLES_UNTIL,
-    COINS,
+from tasks.storage.model_folder import damaged, file_digests
+from tasks.tracking.store import Store, exclusive, open_store, search
+from tasks.tracking.tags import (
+    COMPLETE,
+    FAILED,
     FILES,
     FLEET,
     FLOW,
@@ -42,50 +38,27 @@ from tasks.tracking.store import (
     PARENT,
     PROCESS,
     PRUNED,
-    REAL,
     REASON,
-    SEED,
-    SIMULATED,
-    SOURCE_KIND,
-    TIMEFRAMES,
     TRIAL,
     WARNINGS,
-    Store,
-    damaged,
     digests_of,
-    exclusive,
+    logged,
     market_of,
-    open_store,
-    reconcile,
-    search,
+    metric_entries,
+    param_entries,
+    param_texts,
     series_tags,
+    tag_entries,
+    tag_texts,
+    text,
 )
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric, Param, Run, RunTag
+    from mlflow.entities import Metric, Param, Run
 
-_CONTRACT = (
-    "test_crps", "test_crps_ratio", "test_mae_ratio", "test_directional_accuracy", "test_coverage_80", "windows_per_s",
-    "epochs_run", "gpu_mem_allocated_peak_mb", "gpu_mem_reserved_peak_mb", "gpu_util_mean", "rss_peak_mb",
-)  # fmt: skip
-_READ = (
-    "test_crps_ratio_low", "test_crps_ratio_high", "test_p", "test_p_holm", "test_n", "test_coverage_90",
-    "validation_crps_ratio",
-)  # fmt: skip
-"""Metrics of members other than champions that leaderboard, the page's lists, model card and gate read."""
-LOGGED = frozenset((*_CONTRACT, *_READ, *(name.replace("crps", "rps") for name in (*_CONTRACT, *_READ))))
-"""Metrics of a member's run in MLflow: those of the contract, and those read by lists and gates.
-
-A metric of a run costs SQLite 380 bytes of rows and indexes (six of them), and a night over the whole exchange has
-thousands of members. All other metrics are beside the model, in `metrics.json` and `config.json`.
-"""
-_CLASSIFIER = "test_accuracy"
-"""A metric that only classifiers have; there are few classifiers, so all their metrics are logged."""
-_TEXT_LIMIT = 6000  # MLflow's limit for a param; a tag may have 8000
-SEPARATOR = " · "
-COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
-"""Outcomes of a flow or fleet; `partial` keeps good results, and the same command continues it."""
 _BATCH_METRICS, _BATCH_PARAMS = 1000, 100  # MLflow's limits for one log_batch
+
+log = logging.getLogger("cpb")
 
 
 @dataclass(frozen=True)
@@ -118,120 +91,19 @@ class MemberRecord:
     reason: str = ""
 
 
-def logged(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of a member that are logged in MLflow."""
-    if _CLASSIFIER in metrics:
-        return dict(metrics)
-    return {name: value for name, value in metrics.items() if name in LOGGED}
-
-
-def text(value: Any) -> str:
-    """Return a value as MLflow text, JSON unless it is a text, without credentials in URLs.
-
-    A truncated text ends with its length and digest.
-    """
-    out = without_credentials(value if isinstance(value, str) else json.dumps(value, default=str))
-    if len(out) <= _TEXT_LIMIT:
-        return out
-    note = f"… [{len(out)} chars, sha256 {hashlib.sha256(out.encode()).hexdigest()[:12]}]"
-    return out[: _TEXT_LIMIT - len(note)] + note
-
-
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dicts as one level, `{"optimizer": {"lr": 1}}` -> `{"optimizer.lr": 1}`; lists are kept."""
-    flat: dict[str, Any] = {}
-    for name, value in config.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{name}.")
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
-
-
-def param_texts(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return the flattened configuration as MLflow param texts."""
-    return {name: text(value) for name, value in flatten(config).items()}
-
-
-def param_entries(texts: Mapping[str, str]) -> list["Param"]:
-    """Return texts as MLflow params."""
-    from mlflow.entities import Param
-
-    return [Param(name, value) for name, value in texts.items()]
-
-
-def tag_texts(tags: Mapping[str, Any]) -> dict[str, str]:
-    """Return tags as MLflow texts; None values are left out."""
-    return {name: text(value) for name, value in tags.items() if value is not None}
-
-
-def tag_entries(tags: Mapping[str, Any]) -> list["RunTag"]:
-    """Return tags as MLflow run tags."""
-    from mlflow.entities import RunTag
-
-    return [RunTag(name, value) for name, value in tag_texts(tags).items()]
-
-
-def metric_entries(values: Mapping[str, Any], step: int = 0, timestamp: int | None = None) -> list["Metric"]:
-    """Return the numbers as MLflow metrics; None, NaN, infinite and non-numeric values are left out."""
-    from mlflow.entities import Metric
-
-    stamp = timestamp or int(time.time() * 1000)
-    numbers = {n: float(v) for n, v in values.items() if isinstance(v, Real) and math.isfinite(v)}
-    return [Metric(name, value, stamp, step) for name, value in numbers.items()]
-
-
-def run_name(what: str, spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
-    """Return the name of a flow's run (`what`: its command) or a fleet's (its architecture) on these series."""
-    coins = coins_label(record.series.symbol for record in records)
-    return SEPARATOR.join((what, coins, _timeframes(records), spec.preset, _data_end(spec, records)))
-
-
-def _data_end(spec: RunSpec, records: Iterable[SeriesRecord]) -> str:
-    """Return the day (UTC) before which the data ends: `--as-of`, with its time unless midnight, else the day of the
-    newest candle.
-    """
-    as_of = spec.scope.as_of
-    if as_of is None:
-        return f"{datetime.fromtimestamp(max(r.last_us for r in records) / 1e6, UTC):%Y-%m-%d}"
-    return f"{as_of:%Y-%m-%d}" if as_of.time() == as_of.time().min else f"{as_of:%Y-%m-%dT%H:%M}"
-
-
-def scope_tags(spec: RunSpec, records: Sequence[SeriesRecord]) -> dict[str, str]:
-    """Return the tags of a flow's or a fleet's run on these series."""
-    return {
-        COINS: coins_label(record.series.symbol for record in records),
-        TIMEFRAMES: _timeframes(records),
-        CANDLES_UNTIL: _data_end(spec, records),
-        **source_tags(spec),
-    }
-
-
-def source_tags(spec: RunSpec) -> dict[str, str]:
-    """Return the tags that members also have, in addition to their series' tags."""
-    return {SOURCE_KIND: SIMULATED if spec.market == SIM else REAL, SEED: str(spec.seed)}
-
-
-def _timeframes(records: Iterable[SeriesRecord]) -> str:
-    found = {record.series.timeframe: record.series.seconds for record in records}
-    return " ".join(sorted(found, key=found.__getitem__))
-
-
 def start_parent(
     key: str,
     config: Mapping[str, Any],
     tags: Mapping[str, Any] | None = None,
     name: str = "train-all",
-    store: Store | None = None,
 ) -> OpenRun:
     """Open the flow's run: a new run, or the unfinished run with the same `key`, which is continued.
 
     The run's market is that of `tags`, else of `config`. Runs of dead processes are marked as killed.
     """
-    store = store or open_store()
+    store = open_store()
     reconcile(store)
-    own = {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {})}
-    return _open_run(store, key, name, own, config)
+    return _open_run(store, key, name, {KIND: FLOW, MARKET: config.get(MARKET, SPOT), **(tags or {})}, config)
 
 
 def start_fleet(
@@ -241,16 +113,15 @@ def start_fleet(
     config: Mapping[str, Any] | None = None,
     tags: Mapping[str, Any] | None = None,
     name: str = "",
-    store: Store | None = None,
 ) -> OpenRun:
     """Open the run of one fleet under its parent run, whose market it shares; an unfinished run is continued."""
-    store = store or open_store()
+    store = open_store()
     market = market_of(store.client.get_run(parent))
-    own = {KIND: FLEET, "architecture": architecture, PARENT: parent, MARKET: market, **(tags or {})}
-    return _open_run(store, key, name or architecture, own, config or {}, parent)
+    tags = {KIND: FLEET, "architecture": architecture, PARENT: parent, MARKET: market, **(tags or {})}
+    return _open_run(store, key, name or architecture, tags, config or {}, parent)
 
 
-def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | None = None) -> list[str]:
+def log_members(fleet_run: str, records: Iterable[MemberRecord]) -> list[str]:
     """Write the members' runs (about 100 ms each on SQLite) and return their run ids in order.
 
     Params common to the members' configurations are written once, on the fleet's run; a member's own params are those
@@ -261,7 +132,7 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | 
         CpbError: a member's folder is missing.
         DamagedError: a member's files do not match its tag `files`.
     """
-    store = store or open_store()
+    store = open_store()
     records = list(records)
     with exclusive(store.uri):  # a concurrent run of the same command finds these members
         before: dict[str, list[Run]] = {}
@@ -277,7 +148,6 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord], store: Store | 
 def log_metrics(
     run_id: str,
     metrics: Mapping[str, Any],
-    store: Store | None = None,
     history: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Add metrics to a run, such as a fleet's pooled results; None and NaN values are left out.
@@ -285,26 +155,24 @@ def log_metrics(
     Args:
         history: metrics per epoch; the epoch (`epoch`, else counted from 0) is the step.
     """
-    _log(store or open_store(), run_id, metric_entries(metrics) + _history_entries(history))
+    _log(open_store(), run_id, metric_entries(metrics) + _history_entries(history))
 
 
-def finish(
-    run_id: str, outcome: str = COMPLETE, tags: Mapping[str, Any] | None = None, store: Store | None = None
-) -> None:
+def finish(run_id: str, outcome: str = COMPLETE, tags: Mapping[str, Any] | None = None) -> None:
     """End a parent or fleet run: `complete`, `partial` (the same command continues it) or `failed`."""
-    client = (store or open_store()).client
+    client = open_store().client
     client.log_batch(run_id, tags=tag_entries({OUTCOME: outcome} | dict(tags or {})))
     client.set_terminated(run_id, "FAILED" if outcome == FAILED else "FINISHED")
 
 
-def kill(run_id: str, reason: str, store: Store | None = None) -> None:
+def kill(run_id: str, reason: str) -> None:
     """End a run interrupted by a person or the system, and its open child runs, as KILLED.
 
     The same command continues it, as after `reconcile`.
     """
-    store = store or open_store()
+    store = open_store()
     for child in search(store, f"tags.`{PARENT}` = '{run_id}' and attributes.status = 'RUNNING'"):
-        kill(child.info.run_id, reason, store)
+        kill(child.info.run_id, reason)
     store.client.set_tag(run_id, REASON, reason)
     store.client.set_terminated(run_id, "KILLED")
 
@@ -340,10 +208,7 @@ def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
         return OpenRun(run_id, finished=True)
     store.client.log_batch(run_id, tags=tag_entries({PROCESS: tags[PROCESS]}))
     store.client.update_run(run_id, status="RUNNING")
-    for name in (
-        REASON,
-        WARNINGS,
-    ):  # left by the failed attempt; this attempt may succeed
+    for name in (REASON, WARNINGS):  # left by the failed attempt
         if name in run.data.tags:
             store.client.delete_tag(run_id, name)
     return OpenRun(run_id, finished=False)
@@ -375,16 +240,18 @@ def _log_one(
     store: Store, fleet_run: str, record: MemberRecord, shared: Mapping[str, str], before: list["Run"]
 ) -> str:
     digests = digests_to_log(record.folder, digests_of(record.tags)) if record.folder else {}
-    known = _settle(store, before)
-    if known:
-        finished = next(run for run in before if run.info.run_id == known)
-        if record.folder and mend_files(store, finished, record.folder):
-            store.client.set_tag(known, FILES, text(digests))
-        return known
+    if finished := _settle(store, before):
+        # Intact files stay, also if the same training was repeated: its `config.json` then differs, by seconds and
+        # memory, and versions are registered with the digest of the first.
+        folder = local_path(finished.info.artifact_uri)
+        if record.folder and folder and damaged(folder, digests_of(finished.data.tags)):
+            store.client.log_artifacts(finished.info.run_id, str(record.folder))
+            store.client.set_tag(finished.info.run_id, FILES, text(digests))
+        return str(finished.info.run_id)
     run = store.client.create_run(
         store.experiment_id, run_name=text(str(record.model)), tags=_member_tags(fleet_run, record, digests)
     )
-    run_id = run.info.run_id
+    run_id: str = run.info.run_id
     if record.folder:
         store.client.log_artifacts(run_id, str(record.folder))
     texts = {name: value for name, value in param_texts(record.config).items() if shared.get(name) != value}
@@ -423,14 +290,45 @@ def _history_entries(history: Sequence[Mapping[str, Any]]) -> "list[Metric]":
     return entries
 
 
-def _settle(store: Store, runs: Sequence["Run"]) -> str | None:
-    """Keep the newest finished run and delete the others, left by killed processes."""
-    finished = [r for r in runs if r.info.status == "FINISHED"]
-    kept = max(finished, key=lambda r: r.info.start_time).info.run_id if finished else None
-    unfinished = [r.info.run_id for r in runs if r.info.run_id != kept]
-    for run_id in unfinished:
-        store.client.delete_run(run_id)
-    return kept
+def _settle(store: Store, runs: Sequence["Run"]) -> "Run | None":
+    """Keep the newest finished run, and delete the others, left by killed processes."""
+    finished = [run for run in runs if run.info.status == "FINISHED"]
+    newest = max(finished, key=lambda run: run.info.start_time, default=None)
+    for run in runs:
+        if run is not newest:
+            store.client.delete_run(run.info.run_id)
+    return newest
+
+
+def reconcile(store: Store) -> list[str]:
+    """Mark the runs of dead processes as KILLED and return their ids. Costs one search if no run is open."""
+    dead = dead_runs(store)
+    for run_id, why in dead.items():
+        # Read again: the process may have ended its run and exited since the search.
+        run = store.client.get_run(run_id)
+        if run.info.status != "RUNNING":
+            continue
+        store.client.set_tag(run_id, REASON, why)
+        store.client.set_terminated(run_id, "KILLED")
+        log.info("run %s was marked as killed: %s", run.info.run_name, why)
+    return list(dead)
+
+
+def dead_runs(store: Store) -> dict[str, str]:
+    """Return the ids of runs marked as running whose process is dead, with the reason; writes nothing."""
+    running = {run.info.run_id: run for run in search(store, "attributes.status = 'RUNNING'")}
+    return {run_id: why for run_id, run in running.items() if (why := _death(run, running))}
+
+
+def _death(run: "Run", running: dict[str, "Run"]) -> str:
+    """Return why a run marked as running cannot be running, or "" if it may be, as a run opened by a person."""
+    tags = run.data.tags
+    if PROCESS not in tags:  # a member is written by the process of its fleet
+        parent = running.get(tags.get(PARENT, ""))
+        gone = "its fleet's run has ended" if PARENT in tags else ""
+        return _death(parent, running) if parent else gone
+    process = ProcessId.parse(tags[PROCESS])
+    return f"its process {process.pid} on {process.host} died" if process.is_alive() is False else ""
 
 
 @cache
@@ -461,44 +359,25 @@ def digests_to_log(folder: Path, expected: "Mapping[str, str]") -> dict[str, str
             f"the model folder {folder} does not exist; run the same command again to train it",
             code="no-model",
         )
-    found = file_digests(folder)
-    changed = [name for name, digest in expected.items() if found.get(name) != digest]
+    files = file_digests(folder)
+    changed = [name for name, digest in expected.items() if files.get(name) != digest]
     if changed:
         raise DamagedError(
             f"{folder / changed[0]} is not the file that was trained (its sha256 differs); "
             f"remove {folder.parent} and run the same command again",
             field=str(folder / changed[0]),
         )
-    return found
+    return files
 
 
-def mend_files(store: Store, run: "Run", folder: Path) -> bool:
-    """Copy the files of a finished run again if any of them is not the file that its tag `files` records.
-
-    Intact files stay, also if the same training was repeated: its `config.json` then differs, by seconds and memory,
-    and versions are registered with the digest of the first.
-
-    Args:
-        folder: the model's folder.
-
-    Returns:
-        Whether the files were copied.
-    """
-    target = local_path(run.info.artifact_uri)
-    if target is None or not damaged(target, digests_of(run.data.tags)):
-        return False
-    store.client.log_artifacts(run.info.run_id, str(folder))
-    return True
-
-
-def log_trials(parent: str, trials: Sequence[TrialRecord], store: Store | None = None) -> None:
+def log_trials(parent: str, trials: Sequence[TrialRecord]) -> None:
     """Write a run for each trial without a run."""
-    store = store or open_store()
+    store = open_store()
     condition = f"tags.`{PARENT}` = '{parent}' and tags.`{KIND}` = '{TRIAL}'"
-    known = {run.info.run_name for run in search(store, condition)} if trials else set()
+    logged_names = {run.info.run_name for run in search(store, condition)} if trials else set()
     for trial in trials:
         name = f"trial-{trial.number:05d}"
-        if name in known:
+        if name in logged_names:
             continue
         tags = {KIND: TRIAL, PARENT: parent, OUTCOME: trial.state}
         run = store.client.create_run(store.experiment_id, run_name=name, tags=tag_texts(tags))

@@ -1,136 +1,44 @@
-"""Opens MLflow's store: one check, one lock, the experiment, and the runs of dead processes marked as killed.
+"""Opens MLflow's store: one check, one lock, the experiment, and the search for runs."""
 
-A flow's or fleet's run records the process that opened it; a member belongs to its fleet's process. A process of this
-host and boot is looked up; a process of an earlier boot is dead. Runs of other hosts stay open: only these can look
-their processes up.
-
-Also the tags that cpb writes on runs, registered models and versions, and the search for runs.
-"""
-
-import json
 import logging
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from schemas.errors import CpbError
-from schemas.identity import MARKETS, SPOT, SeriesId
 from schemas.scope import default_folder
 from tasks.storage.files import draft_name, local_path, public_url, without_credentials
-from tasks.storage.locks import ProcessId, locked, machine_lock
-from tasks.storage.records import file_digest
+from tasks.storage.locks import locked, machine_lock
 
 if TYPE_CHECKING:
     import requests
     from mlflow.entities import Experiment, Run
     from mlflow.tracking import MlflowClient
 
-KEY, KIND, OUTCOME, PARENT = "cpb.key", "cpb.kind", "outcome", "mlflow.parentRunId"
-FLOW, FLEET, MEMBER = "flow", "fleet", "member"
-"""Values of `KIND`."""
-STUDY, TRIAL = "study", "trial"
-"""Values of `KIND` for runs of `cpb tune`, so that no board includes a trial among the trained models."""
-REASON = "reason"
-WARNINGS = "warnings"
-"""Of a flow's run: warnings about its trainings, in one line."""
-LEFT_OUT = "left_out"
-"""Of a flow's run: the models that it did not train, in a sentence (`idle_sentence` in `tasks/steps.py`)."""
-MARKET, SYMBOL, TIMEFRAME = "market", "symbol", "timeframe"
-COMMAND, COINS, TIMEFRAMES, SEED = "command", "coins", "timeframes", "seed"
-"""Of flows and fleets (the command: of flows; the seed: of members too): requested values, for filters and lists."""
-AS_OF, NEWEST = "as_of", "newest"
-"""The requested end of the candles, and its value for no limit."""
-CANDLES_UNTIL = "candles_until"
-"""Of flows and fleets: the day (UTC) before which the data ends, as in the run's name."""
-SOURCE_KIND, REAL, SIMULATED = "source_kind", "real", "simulated"
-"""Of flows, fleets and members: whether the candles are real; and the tag's two values."""
-FILES = "files"
-"""JSON: the sha256 of each file of a model's folder."""
-MLFLOW_FILES = "mlflow_files"
-"""JSON, on a member's run: the sha256 of each file that makes its folder an MLflow model (`model.py`)."""
-RECIPE = "cpb.recipe"
-"""Of a version: architecture, preset and the digest of its options, `har/default/3f9a12c0d4e5`."""
-SELECTED = "cpb.selected_on"
-"""Of a version: the test rows on which its recipe was selected, `2025-02-06/2025-06-05`; not an independent result."""
-KEEP = "keep"
-"""Tag of a run or a version that pruning must keep; set by people, with any value."""
-PRUNED = "cpb.pruned"
-"""Time at which members of a fleet were pruned: the remaining members, such as champions, are not a complete fleet."""
-PROCESS = "cpb.process"
-"""The process that opened a run."""
-Age = tuple[str, str]
-"""End of a model's candles, then start of its run: ISO 8601 in UTC, so that texts sort like times."""
 TIMEOUT_S = 7
 EXPERIMENT = "cpb"
 """Name of the experiment that holds all runs."""
 UNUSABLE = "store"
 """Code of the error for a store that cannot be used."""
-_MAX_REASON_CHARS = 300
 _LIBRARIES = ("mlflow", "sqlalchemy", "alembic")
 _ENDPOINT = f"/api/2.0/mlflow/experiments/get-by-name?experiment_name={EXPERIMENT}"
 CHECKED_MLFLOW = "3.17.2"
-"""Version in which the undocumented parts of MLflow that this file and `flows/ops/serve.py` use were read."""
+"""Version in which the undocumented parts of MLflow that this file, `prune` and `flows/ops/serve` use were read."""
 LAYOUT_TAG, LAYOUT = "cpb.layout", "3"
 """Version of the names and tags of runs and models in the experiment; other versions are refused."""
-TAGS = {
-    "mlflow.experimentKind": "custom_model_development",
-    LAYOUT_TAG: LAYOUT,
-}
+TAGS = {"mlflow.experimentKind": "custom_model_development", LAYOUT_TAG: LAYOUT}
 """Tags of a new experiment; the first tells MLflow's page the kind of experiment."""
 _PAGE = 1000
 _IDS = 200  # of runs in one filter
 T = TypeVar("T")
 log = logging.getLogger("cpb")
-
-
-def series_tags(series: SeriesId) -> dict[str, str]:
-    """Return the tags by which MLflow's interface finds the runs and versions of a series."""
-    return {MARKET: series.market, SYMBOL: series.symbol, TIMEFRAME: series.timeframe}
-
-
-def market_of(run: "Run") -> str:
-    """Return the market of a flow's run; spot if not recorded, as on a run created by a person."""
-    market = run.data.tags.get(MARKET)
-    return market if market in MARKETS else SPOT
-
-
-def as_of(tags: Mapping[str, str]) -> str | None:
-    """Return the end of a run's candles: as requested, else the day of its newest candle."""
-    asked = tags.get(AS_OF)
-    return tags.get(CANDLES_UNTIL, asked) if asked == NEWEST else asked
-
-
-def digests_of(tags: Mapping[str, str], key: str = FILES) -> dict[str, str]:
-    """Return the recorded sha256 of each file from the tags of a run or a version; empty if missing or invalid."""
-    try:
-        found = json.loads(tags.get(key, "{}"))
-    except ValueError:
-        return {}
-    return {str(name): str(digest) for name, digest in found.items()} if isinstance(found, dict) else {}
-
-
-def age_of(run: "Run") -> Age:
-    """Return the age of a run's models: the candles end at its `as_of`, else at its start."""
-    started = datetime.fromtimestamp(run.info.start_time / 1000, UTC)
-    try:
-        until = datetime.fromisoformat(run.data.tags.get(AS_OF, ""))
-    except ValueError:  # `NEWEST`, or missing
-        until = started
-    until = until.astimezone(UTC) if until.tzinfo else until.replace(tzinfo=UTC)
-    return until.isoformat(timespec="seconds"), started.isoformat(timespec="seconds")
-
-
-def recipe_of_run(params: Mapping[str, str], *tags: Mapping[str, str]) -> str:
-    """Return the preset of a run's models, with the digest of its changed options if the run's params include it."""
-    return params.get("recipe") or next((found["preset"] for found in tags if found.get("preset")), "")
 
 
 def quiet() -> None:
@@ -218,10 +126,8 @@ def store_error(uri: str, error: BaseException) -> CpbError:
     of_driver = [origin for cause in causes if (origin := getattr(cause, "orig", None))]
     of_network = [cause for cause in reversed(causes) if isinstance(cause, OSError)]
     innermost = next(iter((*of_driver, *of_network)), error)
-    lines = [line.strip() for line in str(innermost).splitlines() if line.strip()] or [
-        type(innermost).__name__
-    ]
-    store, reason = f"the MLflow store {public_url(uri)}", without_credentials(lines[0])[:_MAX_REASON_CHARS]
+    first_line = (str(innermost).strip() or type(innermost).__name__).splitlines()[0]
+    store, reason = f"the MLflow store {public_url(uri)}", without_credentials(first_line)[:300]
     password = uri.partition("://")[2].rpartition("@")[0].partition(":")[2]
     if isinstance(error, ValueError) or re.search("[@/?#]", password):  # URL and reason may show a part of it
         store = "the MLflow store of MLFLOW_TRACKING_URI"
@@ -275,16 +181,13 @@ def _lock_file(uri: str) -> Path:
 
 
 def write_schema(path: Path) -> None:
-    """Write MLflow's current SQLite schema to an empty file, built in memory: half the time of a migration on disk.
-
-    `mlflow.store.db.utils._initialize_tables` (as MLflow does for a new store).
-    """
+    """Write MLflow's current SQLite schema to an empty file, built in memory: half the time of a migration on disk."""
     quiet()
     import sqlalchemy
     from mlflow.store.db import utils
 
     engine = sqlalchemy.create_engine("sqlite:///:memory:")
-    utils._initialize_tables(engine)
+    utils._initialize_tables(engine)  # type: ignore[no-untyped-call]
     with engine.connect() as connection, closing(sqlite3.connect(path)) as target:
         source: Any = connection.connection.driver_connection
         source.backup(target)
@@ -294,26 +197,13 @@ def write_schema(path: Path) -> None:
 
 
 def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response":
-    """Send one GET request to a tracking server, with the credentials of MLflow's client; no retry.
-
-    `mlflow.utils.credentials.get_default_host_creds`, `mlflow.utils.rest_utils.http_request`.
-    """
+    """Send one GET request to a tracking server, with the credentials of MLflow's client; no retry."""
     from mlflow.utils.credentials import get_default_host_creds
     from mlflow.utils.rest_utils import http_request
 
-    options: dict[str, Any] = {"max_retries": 0, "timeout": timeout_s, "raise_on_status": False}
-    return http_request(get_default_host_creds(uri), endpoint, "GET", **options)
-
-
-def delete_runs_for_good(client: "MlflowClient", run_ids: Sequence[str]) -> None:
-    """Delete all rows of runs from a SQL store; MLflow's public `delete_run` only marks them.
-
-    Not by `mlflow gc --run-ids`: it also deletes for good every other experiment and logged model that somebody has
-    deleted in the store, and each folder of artifacts as a whole. It calls `SqlAlchemyStore._hard_delete_run` too.
-    """
-    store: Any = client._tracking_client.store
-    for run_id in run_ids:
-        store._hard_delete_run(run_id)
+    options = {"max_retries": 0, "timeout": timeout_s, "raise_on_status": False}
+    credentials: Any = get_default_host_creds(uri)  # type: ignore[no-untyped-call]
+    return http_request(credentials, endpoint, "GET", **options)  # type: ignore[no-any-return, no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -367,7 +257,6 @@ def _check_layout(uri: str, experiment: "Experiment") -> None:
 def _experiment(client: "MlflowClient", uri: str) -> "Experiment":
     """Return the experiment, created if missing; a server chooses the place of the artifacts itself."""
     from mlflow.entities import LifecycleStage
-    from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
@@ -375,12 +264,10 @@ def _experiment(client: "MlflowClient", uri: str) -> "Experiment":
         if not is_server(uri):
             _artifacts(uri).mkdir(parents=True, exist_ok=True)
             location = _artifacts(uri).as_uri()
-        try:
-            return client.get_experiment(client.create_experiment(EXPERIMENT, location, TAGS))
-        except MlflowException as error:
-            experiment = client.get_experiment_by_name(EXPERIMENT)
-            if error.error_code != "RESOURCE_ALREADY_EXISTS" or not experiment:
-                raise  # otherwise another machine was first
+        with exclusive(uri):  # another process may have been first
+            experiment = client.get_experiment_by_name(EXPERIMENT) or client.get_experiment(
+                client.create_experiment(EXPERIMENT, location, TAGS)
+            )
     if experiment.lifecycle_stage == LifecycleStage.DELETED:
         client.restore_experiment(experiment.experiment_id)
     return experiment
@@ -459,8 +346,7 @@ def search(
 
 
 _opened: dict[str, Store] = {}
-_reconciled: set[str] = set()
-"""The opened stores by their URI, and those of them that were opened for writing."""
+"""The opened stores by their URI."""
 
 
 def open_store(uri: str | None = None, *, create: bool = True) -> Store:
@@ -468,7 +354,7 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
 
     Args:
         uri: the store's URI; default `tracking_uri()`.
-        create: False does not create a missing store, and reconciles no runs.
+        create: False does not create a missing store.
 
     Raises:
         CpbError: the store is missing (with `create=False`), cannot be used, is of another version of cpb, or was moved
@@ -488,10 +374,6 @@ def open_store(uri: str | None = None, *, create: bool = True) -> Store:
         check(uri)
         with store_errors(uri):
             _opened[uri] = connect(_with_user_in_environment(uri))
-    if create and uri not in _reconciled:
-        with store_errors(uri):
-            reconcile(_opened[uri])
-        _reconciled.add(uri)
     return _opened[uri]
 
 
@@ -507,37 +389,6 @@ def _with_user_in_environment(uri: str) -> str:
     return public_url(uri)
 
 
-def reconcile(store: Store) -> list[str]:
-    """Mark the runs of dead processes as KILLED and return their ids. Costs one search if no run is open."""
-    dead = dead_runs(store)
-    for run_id, why in dead.items():
-        # Read again: the process may have ended its run and exited since the search.
-        run = store.client.get_run(run_id)
-        if run.info.status != "RUNNING":
-            continue
-        store.client.set_tag(run_id, REASON, why)
-        store.client.set_terminated(run_id, "KILLED")
-        log.info("run %s was marked as killed: %s", run.info.run_name, why)
-    return list(dead)
-
-
-def dead_runs(store: Store) -> dict[str, str]:
-    """Return the ids of runs marked as running whose process is dead, with the reason; writes nothing."""
-    running = {run.info.run_id: run for run in search(store, "attributes.status = 'RUNNING'")}
-    return {run_id: why for run_id, run in running.items() if (why := _death(run, running))}
-
-
-def _death(run: "Run", running: dict[str, "Run"]) -> str:
-    """Return why a run marked as running cannot be running, or "" if it may be, as a run opened by a person."""
-    tags = run.data.tags
-    if PROCESS not in tags:  # a member is written by the process of its fleet
-        parent = running.get(tags.get(PARENT, ""))
-        gone = "its fleet's run has ended" if PARENT in tags else ""
-        return _death(parent, running) if parent else gone
-    process = ProcessId.parse(tags[PROCESS])
-    return f"its process {process.pid} on {process.host} died" if process.is_alive() is False else ""
-
-
 def check_place(store: Store) -> None:
     """Raise `CpbError` if artifacts of new runs could not be written: before the training, not after it."""
     folder = local_path(store.artifacts)
@@ -547,8 +398,3 @@ def check_place(store: Store) -> None:
             "write to; make it one, or set MLFLOW_TRACKING_URI to another store",
             code="artifacts", field=str(folder),
         )  # fmt: skip
-
-
-def damaged(folder: Path, digests: "Mapping[str, str]") -> list[str]:
-    """Return the names of recorded files that are missing or damaged in a folder."""
-    return [n for n, d in digests.items() if not (folder / n).is_file() or file_digest(folder / n) != d]

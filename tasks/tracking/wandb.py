@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.errors import UsageError, install_extra
 from tasks.storage.files import without_credentials
-from tasks.tracking.store import PARENT, open_store, search
+from tasks.tracking.store import open_store, search
+from tasks.tracking.tags import PARENT
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -69,8 +70,8 @@ def _copy(run_id: str, folder: Path) -> None:
     wandb.setup(settings)  # silent: it asks nobody at the terminal for a key
     for fleet in search(store, f"tags.`{PARENT}` = '{run_id}'"):
         members = list(search(store, f"tags.`{PARENT}` = '{fleet.info.run_id}'"))
-        own = {m.info.run_name: dict(m.data.params) for m in members if m.data.params}
-        config = {**flow.data.params, **fleet.data.params, **({"members": own} if own else {})}
+        params = {m.info.run_name: dict(m.data.params) for m in members if m.data.params}
+        config = {**flow.data.params, **fleet.data.params, **({"members": params} if params else {})}
         with wandb.init(
             project=os.environ.get("WANDB_PROJECT") or "cpb", dir=str(folder), settings=settings, config=config,
             id=fleet.info.run_id, resume="allow", group=flow.info.run_name, name=fleet.info.run_name,

@@ -5,18 +5,17 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 import pytest
 from live_record import HORIZON, made_forecasts, write_walk
 
 from schemas.identity import SeriesId
-from schemas.ledger import BANDS, Alarm, JudgedMetrics, Reference
+from schemas.ledger import BANDS, JudgedMetrics, Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting import chain
-from tasks.forecasting.drift import (
+from tasks.forecasting.record import score_due
+from tasks.forecasting.score import evidence_rows
+from tasks.forecasting.watch import (
     FILE_NAME,
-    SeriesWatch,
-    alarm_of,
     check_drift,
     evidence_of,
     follow,
@@ -25,8 +24,6 @@ from tasks.forecasting.drift import (
     read_watch,
     update,
 )
-from tasks.forecasting.record import score_due
-from tasks.forecasting.score import evidence_rows
 from tasks.storage.files import write_json
 from tasks.storage.model_folder import write_reference
 
@@ -187,11 +184,6 @@ def test_one_champions_fault_stops_no_other(tmp_path):
     assert [a.series for a in watching.alarms] == [PEPE]
 
 
-def test_a_model_without_promise_is_held_to_the_nominal_bands(tmp_path):
-    now = filled(tmp_path, 20, width=0.7)
-    assert looked(tmp_path, now, champion(tmp_path, promised=None)).state == "drifted"
-
-
 def test_the_record_survives_damage_and_keeps_the_series_of_others(tmp_path):
     first, two = (follow(None, s, f"{s.registered}/1", "r", reference(s)) for s in (PEPE, BTC))
     keep(tmp_path, "spot", [first])
@@ -204,20 +196,3 @@ def test_the_record_survives_damage_and_keeps_the_series_of_others(tmp_path):
     path = tmp_path / "ledger" / FILE_NAME
     path.write_bytes(path.read_bytes()[:-20])
     assert read_watch(tmp_path, "spot").series == {}
-
-
-def drifted(home, series=PEPE, since=FIRST):
-    watch: SeriesWatch = follow(None, series, f"{series.registered}/1", "r", reference(series))
-    keep(
-        home,
-        series.market,
-        [watch.model_copy(update={"state": "drifted", "since": since, "bands": 12.0, "excess": 12.0})],
-    )
-
-
-def test_an_alarm_reads_as_one_sentence(tmp_path):
-    drifted(tmp_path)
-    (alarm,) = (alarm_of(watch) for watch in read_watch(tmp_path, "spot").series.values())
-    assert isinstance(alarm, Alarm)
-    assert str(alarm).startswith("PEPEUSDT 1h is drifted since 2025-01-01 00:00 UTC")
-    assert pl.DataFrame([alarm.model_dump(mode="json")]).height == 1

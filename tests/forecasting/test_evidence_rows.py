@@ -47,16 +47,6 @@ def test_a_row_is_the_mean_over_the_steps_of_one_forecast(tmp_path):
     assert row["covered_80_step_1"] == scored["covered_80"][0]
 
 
-def test_every_origin_has_a_row_for_each_version_in_order(tmp_path):
-    filled(tmp_path)
-
-    rows = evidence_rows(tmp_path, PEPE, since=START + HOUR)
-
-    assert rows.select("issued_at", "model_version").rows() == [
-        (START + hour * HOUR, f"{PEPE.registered}/{number}") for hour in (1, 2) for number in (1, 2)
-    ]
-
-
 def test_unfinished_replayed_and_reference_less_forecasts_are_left_out(tmp_path):
     append(tmp_path, PEPE, with_reference(rows_at(0)))  # a replay
     append(tmp_path, PEPE, rows_at(1, made_at=START + HOUR))  # without a reference

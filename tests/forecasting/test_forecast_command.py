@@ -95,11 +95,6 @@ def test_rows_come_as_json(cpb):
     assert {"symbol", "timeframe", "issued_at", "step", "target_time", "q05", "q95"} <= told["rows"][0].keys()
 
 
-def test_a_close_of_another_year_is_shown_with_its_year(cpb):
-    for words in ((), ("BTC", "1h")):
-        assert "2025-05-31 21:00" in cpb(*words).out
-
-
 class WithoutForecasts(Steps):
     """Steps whose forecasts all fail for one reason."""
 

@@ -6,17 +6,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from forecast_tools import (
-    BTC,
-    HOUR,
-    PEPE,
-    START,
-    append,
-    files_of,
-    flip,
-    rows_at,
-    write_candles,
-)
+from forecast_tools import BTC, HOUR, PEPE, START, append, flip, rows_at, write_candles
 from live_record import ledger, read
 from verifying import verify_forecasts as verify
 
@@ -105,39 +95,6 @@ def test_a_reader_during_writes_sees_whole_files(home):
     assert written.result() == [10] * 20
     assert seen == sorted(seen)
     assert {rows % 10 for rows in seen} == {0}
-
-
-def test_a_month_in_another_months_place_is_not_read(home):
-    folder = PEPE.folder(home, "forecasts")
-    shutil.copy(folder / "2025-05.parquet", folder / "2025-06.parquet")
-
-    assert read(home, PEPE).equals(rows_at(0))
-    assert [damage.path.rsplit("/", 1)[1] for damage in verify(home, "spot")] == ["2025-06.parquet"]
-
-
-def test_a_file_without_permission_is_named_and_left_alone(home, monkeypatch):
-    whole_open = Path.open
-
-    def refused(path, *args, **kwargs):
-        if path.suffix == ".parquet":
-            raise PermissionError(13, "Permission denied", str(path))
-        return whole_open(path, *args, **kwargs)
-
-    monkeypatch.setattr(Path, "open", refused)
-
-    assert read(home, PEPE).is_empty()
-    with pytest.raises(DamagedError, match="cannot be read"):
-        append(home, PEPE, rows_at(9))
-    assert ["cannot be read" in d.reason for d in verify(home, "spot")] == [True] * 6
-    assert len(files_of(home)) == 3
-
-
-def test_verify_finds_nothing_in_a_sound_store_and_changes_nothing(home):
-    before = {p: p.stat().st_mtime_ns for p in home.rglob("*")}
-
-    assert list(verify(home, "spot")) == []
-    assert list(verify(home, "um")) == []
-    assert {p: p.stat().st_mtime_ns for p in home.rglob("*")} == before
 
 
 def test_verify_finds_rows_that_do_not_belong_and_files_that_are_gone(home):

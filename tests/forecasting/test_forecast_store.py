@@ -1,4 +1,4 @@
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import numpy as np
 import polars as pl
@@ -59,14 +59,6 @@ def test_the_reference_is_stored_beside_the_forecast(tmp_path):
     assert read(tmp_path, BTC).select("^ref_.*$").to_numpy().T.tolist() == reference.tolist()
 
 
-def test_forecasts_carry_the_time_at_which_they_were_stored(tmp_path):
-    before = datetime.now(UTC)
-    append(tmp_path, PEPE, rows_at(made_at=None))
-
-    (made_at,) = read(tmp_path, PEPE)["made_at"].unique()
-    assert before <= made_at <= datetime.now(UTC)
-
-
 def test_markets_lie_apart_and_never_share_a_file(tmp_path):
     everything = [BTC, PEPE, SIM_PEPE, UM_PEPE]
     for i, series in enumerate(everything):
@@ -90,24 +82,11 @@ def test_rows_are_stored_under_their_own_series_alone(tmp_path):
     assert series_with_forecasts(tmp_path) == []
 
 
-def test_the_newest_forecast_of_an_earlier_time(tmp_path):
-    for hours in range(8):
-        append(tmp_path, PEPE, rows_at(hours))
-
-    assert latest(tmp_path, PEPE, START + timedelta(hours=2.5)).equals(rows_at(2))
-    assert latest(tmp_path, PEPE, START - timedelta(hours=1)).is_empty()
-
-
 BROKEN = {
     "crossing quantiles": pl.col("q95") * 0.5,
-    "an infinite price": pl.lit(float("inf")).alias("q95"),
     "a NaN": pl.lit(float("nan")).alias("q05"),
     "a negative price": pl.lit(-1.0).alias("last_close"),
-    "a high below the body": pl.col("q50_high") * 0.9,
-    "a low above the body": pl.col("q50_low") * 1.1,
     "a wrong target time": pl.col("target_time") + timedelta(minutes=1),
-    "a step of zero": pl.col("step") - 1,
-    "an unknown interval": pl.lit("7m").alias("timeframe"),
     "a wrong type": pl.col("step").cast(pl.Int32),
 }
 

@@ -1,18 +1,7 @@
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import (
-    BTC,
-    HOUR,
-    PEPE,
-    SIM_PEPE,
-    START,
-    UM_PEPE,
-    append,
-    files_of,
-    rows_at,
-    write_candles,
-)
+from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
 from live_record import ledger
 
 from tasks.forecasting.months import load
@@ -39,19 +28,6 @@ def test_a_forecast_is_scored_as_its_candles_close(tmp_path):
     assert rows["step"].to_list() == list(range(1, 11))
     assert rows["realised_close"].to_list() == [8.25e-6 * (1 + 0.001 * i) for i in range(1, 11)]
     assert rows["scored_at"].to_list() == [START + 3 * HOUR] * 3 + [START + 30 * HOUR] * 7
-
-
-def test_scoring_leaves_the_forecasts_untouched(tmp_path):
-    append(tmp_path, PEPE, rows_at())
-    (path,) = (tmp_path / "forecasts").rglob("*.parquet")
-    before = path.read_bytes()
-
-    write_candles(tmp_path, [8e-6] * 10)
-    assert score(tmp_path, START + 20 * HOUR) == 10
-
-    assert path.read_bytes() == before
-    assert [p.name for p in (tmp_path / "forecasts").rglob("*.parquet")] == [path.name]
-    assert len(files_of(tmp_path, "ledger")) == 1
 
 
 @pytest.mark.parametrize(("before", "scored"), [(3, 3), (0, 0)])
@@ -101,18 +77,6 @@ def test_a_series_whose_candles_are_gone_is_a_failure_of_its_own(tmp_path):
     assert [(f.series, f.step) for f in done.failures] == [(BTC, "score")]
 
 
-def test_markets_are_scored_by_their_own_candles(tmp_path):
-    closes = {PEPE: 8e-6, UM_PEPE: 7e-6, SIM_PEPE: 5e-6}
-    for series, close in closes.items():
-        append(tmp_path, series, rows_at(series=series))
-        write_candles(tmp_path, [close] * 10, series)
-
-    assert score_due(tmp_path, list(closes), START + 20 * HOUR).rows == 30
-    assert {s: ledger(tmp_path, s)["realised_close"].unique().to_list() for s in closes} == {
-        s: [close] for s, close in closes.items()
-    }
-
-
 def test_months_that_are_scored_to_the_last_row_are_not_read_again(tmp_path, monkeypatch):
     append(tmp_path, PEPE, rows_at())
     append(tmp_path, PEPE, rows_at(12))
@@ -145,14 +109,3 @@ def test_replays_are_told_from_live_forecasts_row_by_row(tmp_path):
     assert first["live"].to_list() == [False] * 2 + [True] * 8
     assert not rows.filter(pl.col("issued_at") != START)["live"].any()
     assert rows.filter("live")["step"].to_list() == list(range(3, 11))
-
-
-def test_a_forecast_whose_time_of_storing_is_unknown_is_not_live(tmp_path):
-    append(tmp_path, PEPE, rows_at(made_at=START))
-    write_candles(tmp_path, [8.25e-6] * 20)
-    score(tmp_path, START + 20 * HOUR)
-    assert ledger(tmp_path, PEPE)["live"].all()
-
-    append(tmp_path, PEPE, rows_at(1).with_columns(made_at=pl.lit(None, pl.Datetime("us", "UTC"))))
-    score(tmp_path, START + 21 * HOUR)
-    assert ledger(tmp_path, PEPE)["live"].to_list() == [True] * 10 + [False] * 10

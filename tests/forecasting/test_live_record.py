@@ -1,24 +1,20 @@
 """Daily sums and the record made of them: derived, small, and never mixing live with replayed, or versions."""
 
-import json
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, PEPE, files_of, flip
+from forecast_tools import BTC, PEPE, flip
 from live_record import ledger, made_forecasts, write_walk
 from verifying import verify_ledger
 
-from schemas.identity import SeriesId
 from schemas.ledger import TOO_FEW
 from tasks.forecasting import chain, record, score
-from tasks.forecasting.issue import note_version, recipes_of
+from tasks.forecasting.issue import note_version
 from tasks.forecasting.record import (
     DAILY,
     DAYS_SCHEMA,
-    MAX_VERSIONS,
     SUMMARY,
     daily_sums,
     day_sums,
@@ -97,13 +93,6 @@ def test_a_day_counts_when_its_last_step_is_scored(tmp_path):
     assert entry(tmp_path).days == 2
     scored(tmp_path, FIRST + 3 * DAY + 10 * HOUR)
     assert entry(tmp_path).days == 3
-
-
-def test_a_replay_as_of_an_earlier_day_takes_no_day_from_the_record(tmp_path):
-    scored(tmp_path, fill(tmp_path, 6))
-    before = entry(tmp_path)
-    assert scored(tmp_path, FIRST + 3 * DAY) == 0
-    assert entry(tmp_path) == before
 
 
 def test_replays_and_live_forecasts_are_never_added_up(tmp_path):
@@ -190,20 +179,6 @@ def test_scoring_reads_only_the_months_that_changed(tmp_path, monkeypatch):
     assert after.drop("source").equals(day_sums(ledger(tmp_path, PEPE)), null_equal=True)
 
 
-def test_sums_made_while_a_file_is_being_replaced_are_made_again_when_it_is(tmp_path):
-    now = fill(tmp_path, 6)
-    scored(tmp_path, FIRST + 3 * DAY)
-    (path,) = files_of(tmp_path, "ledger")
-    early = path.read_bytes()
-    scored(tmp_path, now)
-    late, expected = path.read_bytes(), daily_sums(tmp_path, PEPE)
-    path.write_bytes(early)
-    assert daily_sums(tmp_path, PEPE)["rows"].sum() < expected["rows"].sum()
-
-    path.write_bytes(late)
-    assert daily_sums(tmp_path, PEPE).drop("source").equals(expected.drop("source"))
-
-
 @pytest.mark.parametrize("place", [None, *(i / 8 for i in range(8))])
 def test_damaged_or_missing_sums_are_named_and_made_again(tmp_path, place):
     scored(tmp_path, fill(tmp_path, 12))
@@ -233,29 +208,6 @@ def test_a_missing_or_damaged_record_is_made_again_by_the_command_and_not_by_the
         assert read_summary(tmp_path, "spot") is not None
 
 
-def test_the_record_stays_small_however_many_versions_there_were(tmp_path):
-    now = fill(tmp_path, 30, version=lambda moment: moment.timetuple().tm_yday)
-    scored(tmp_path, now)
-
-    shown = [row.model_version for row in read_summary(tmp_path, "spot").entries if row.kind == "version"]
-
-    assert shown == [f"{PEPE.registered}/{day}" for day in range(49, 49 - MAX_VERSIONS, -1)]
-
-
-def test_rows_can_be_asked_for_by_market_coin_and_timeframe(tmp_path):
-    sim = SeriesId("sim", "PEPEUSDT", "1h")
-    now = fill(tmp_path, 3)
-    fill(tmp_path, 3, BTC)
-    fill(tmp_path, 3, sim)
-    score_due(tmp_path, [PEPE, BTC, sim], now)
-
-    assert {row["market"] for row in ledger_rows(tmp_path)} == {"spot"}
-    assert {row["market"] for row in ledger_rows(tmp_path, "sim")} == {"sim"}
-    assert {row["symbol"] for row in ledger_rows(tmp_path, symbols=["BTCUSDT"])} == {"BTCUSDT"}
-    assert ledger_rows(tmp_path, timeframes=["15m"]) == []
-    assert json.dumps(ledger_rows(tmp_path))
-
-
 def test_the_newest_scored_rows_are_found_without_reading_every_month(tmp_path, monkeypatch):
     scored(tmp_path, fill(tmp_path, 60, every=1))
     everything = ledger(tmp_path, PEPE).sort("target_time", "issued_at", "step")
@@ -269,15 +221,6 @@ def test_the_newest_scored_rows_are_found_without_reading_every_month(tmp_path, 
     seen.clear()
     newest_scored(tmp_path, PEPE, 50)
     assert set(seen) == {"2025-03"}
-
-
-def test_versions_that_are_noted_at_the_same_time_all_stay(tmp_path):
-    recipes = {f"{PEPE.registered}/{number}": f"har/default/{number}" for number in range(40)}
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda version: note_version(tmp_path, PEPE, *version), recipes.items()))
-
-    assert recipes_of(tmp_path, PEPE) == recipes
 
 
 def by_day(home, now, live=True):
@@ -296,11 +239,6 @@ def test_its_last_day_is_the_summary(tmp_path):
     assert days["low"].null_count() == 29  # too few days to tell
     assert last["rolling"] != pytest.approx(last["ratio"], rel=1e-6)
     assert days["rolling"][29] == pytest.approx(days["ratio"][29])
-
-
-def test_days_that_may_still_come_due_are_left_out(tmp_path):
-    scored(tmp_path, fill(tmp_path, 5))
-    assert len(by_day(tmp_path, FIRST + 3 * DAY)) == 2
 
 
 def test_live_forecasts_and_replays_are_apart_and_none_is_an_empty_frame(tmp_path):

@@ -12,12 +12,6 @@ from tasks.storage.model_folder import REFERENCE, write_reference
 COLUMNS = ("r_close", "log_range_mean_24")
 
 
-def test_the_models_own_record_is_its_reference(tmp_path):
-    judged = fit_reference(market(), A, H)
-    write_reference(tmp_path, judged)
-    assert reference_of(A, tmp_path) == judged
-
-
 def test_a_missing_or_damaged_record_is_a_failure_of_the_series_that_says_what_to_do(tmp_path):
     with pytest.raises(MemberError, match="no record of its reference; train it again") as caught:
         reference_of(A, tmp_path)

@@ -6,7 +6,7 @@ import pytest
 from forecast_tools import BTC, HOUR, PEPE, SIM_PEPE, START, append, rows_at, write_candles
 
 from schemas.identity import SeriesId
-from tasks.forecasting.staleness import find_stale
+from tasks.forecasting.watch import find_stale
 
 NOON = datetime(2025, 6, 10, 12, tzinfo=UTC)
 
@@ -55,13 +55,6 @@ def test_a_grace_is_added_where_data_is_refreshed_once_an_hour(tmp_path):
     assert stale_series(tmp_path, NOON + HOUR, quarter, grace=HOUR) == []
 
 
-def test_candles_overtaken_by_files_follow_the_files_again(tmp_path):
-    candles_until(tmp_path, NOON - 24 * HOUR, tree="provisional", name="tail")
-    candles_until(tmp_path, NOON.replace(hour=0))
-
-    assert stale_series(tmp_path, NOON) == []
-
-
 def test_an_old_forecast_from_new_candles_is_stale(tmp_path):
     candles_until(tmp_path, START + 10 * HOUR)
     append(tmp_path, PEPE, rows_at(3))
@@ -71,21 +64,6 @@ def test_an_old_forecast_from_new_candles_is_stale(tmp_path):
     candles_until(tmp_path, START + 10 * HOUR, tree="provisional", name="tail")
     write_candles(tmp_path, [1.0], first=START + 10 * HOUR, tree="provisional", name="tail")
     assert stale_series(tmp_path, now) == [(PEPE, "forecast")]
-
-
-def test_age_is_measured_at_the_time_asked_for(tmp_path):
-    candles_until(tmp_path, START + 30 * HOUR)
-    append(tmp_path, PEPE, rows_at(0))
-
-    assert stale_series(tmp_path, START + HOUR) == []
-    assert stale_series(tmp_path, START + 60 * HOUR) == [(PEPE, "candle")]
-    assert stale_series(tmp_path, None) == [(PEPE, "candle")]
-
-
-def test_the_first_minutes_of_a_month_look_back_into_the_one_before(tmp_path):
-    candles_until(tmp_path, datetime(2025, 6, 3, tzinfo=UTC))
-
-    assert stale_series(tmp_path, datetime(2025, 6, 1, 0, 1, tzinfo=UTC)) == []
 
 
 def test_simulated_data_and_absent_series_are_never_stale(tmp_path):

@@ -51,7 +51,6 @@ class FakeHub:
     faults: list[tuple[str, str, int]] = field(default_factory=list)
     on_preupload: list = field(default_factory=list)
     on_read: list = field(default_factory=list)
-    writable: bool = True
     lose_next_commit_answer: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -145,10 +144,6 @@ class _Handler(BaseHTTPRequestHandler):
     def _create(self, body):
         asked = json.loads(body)
         name = f"{asked['organization']}/{asked['name']}"
-        if not self.hub.writable:
-            return self._json(
-                403, {"error": "You don't have the rights to create a model under this namespace"}
-            )
         status = 409 if name in self.hub.repos else 200
         self.hub.repos.setdefault(name, Repo()) if status == 409 else self._new_repo(name)
         return self._json(
@@ -165,22 +160,22 @@ class _Handler(BaseHTTPRequestHandler):
         """The commit and its files, or None once a 404 has been sent."""
         if name not in self.hub.repos:
             return self._json(404, {"error": "Repository not found"}, [("X-Error-Code", "RepoNotFound")])
-        if not (found := self.hub.repos[name].at(revision)):
+        if not (commit := self.hub.repos[name].at(revision)):
             return self._json(404, {"error": "Revision not found"}, [("X-Error-Code", "RevisionNotFound")])
-        return found
+        return commit
 
     def _info(self, _body, name, revision=None):
-        if not (found := self._commit_at(name, revision)):
+        if not (commit := self._commit_at(name, revision)):
             return None
-        siblings = [{"rfilename": path} for path in found[1]]
+        siblings = [{"rfilename": path} for path in commit[1]]
         return self._json(
-            200, {"_id": "1", "id": name, "sha": found[0], "private": False, "siblings": siblings}
+            200, {"_id": "1", "id": name, "sha": commit[0], "private": False, "siblings": siblings}
         )
 
     def _refs(self, _body, name):
-        if not (found := self._commit_at(name, None)):
+        if not (commit := self._commit_at(name, None)):
             return None
-        main = {"name": "main", "ref": "refs/heads/main", "targetCommit": found[0]}
+        main = {"name": "main", "ref": "refs/heads/main", "targetCommit": commit[0]}
         return self._json(200, {"branches": [main], "converts": [], "tags": []})
 
     def _validate(self, body):
@@ -219,8 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _lfs_verify(self, body, _name):
         asked = json.loads(body)
-        known = len(self.hub.blobs.get(asked["oid"], b"")) == asked["size"]
-        return self._json(200 if known else 404, {})
+        is_stored = len(self.hub.blobs.get(asked["oid"], b"")) == asked["size"]
+        return self._json(200 if is_stored else 404, {})
 
     def _commit(self, body, name):
         lines = [json.loads(line) for line in body.splitlines()]
@@ -238,8 +233,6 @@ class _Handler(BaseHTTPRequestHandler):
                 if value["oid"] not in self.hub.blobs:
                     return self._json(400, {"error": f"LFS object {value['oid']} was not uploaded"})
                 files[value["path"]] = ("lfs", value["oid"])
-            elif line["key"] == "deletedFile":
-                del files[value["path"]]
         oid = repo.commit(files)
         if self.hub.lose_next_commit_answer:
             self.hub.lose_next_commit_answer = False
@@ -249,9 +242,9 @@ class _Handler(BaseHTTPRequestHandler):
         )
 
     def _resolve(self, _body, name, revision, path):
-        if not (found := self._commit_at(name, revision)):
+        if not (commit := self._commit_at(name, revision)):
             return None
-        head, files = found
+        head, files = commit
         if path not in files:
             return self._json(404, {"error": "Entry not found"}, [("X-Error-Code", "EntryNotFound")])
         oid = files[path][1]

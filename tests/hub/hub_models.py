@@ -50,10 +50,10 @@ def trained(folder, symbol="BTCUSDT", timeframe="1h", market="spot", seed=0, arc
 
 @cache
 def _member(symbol, timeframe, market, seed, architecture):
-    own = replace(series(symbol, timeframe, seed), symbol=SeriesId(market, symbol, timeframe).label)
-    known, *_ = with_market([own, *(series(f"OTHER{n}USDT", timeframe, seed + n) for n in (1, 2))])
+    walk = replace(series(symbol, timeframe, seed), symbol=SeriesId(market, symbol, timeframe).label)
+    with_others, *_ = with_market([walk, *(series(f"OTHER{n}USDT", timeframe, seed + n) for n in (1, 2))])
     options = {"epochs": 1, "steps_per_epoch": 2, "device": "cpu"}
-    (member,) = train_fleet([known], architecture, "smoke", seeds=[seed], **options)
+    (member,) = train_fleet([with_others], architecture, "smoke", seeds=[seed], **options)
     return member
 
 

@@ -6,9 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import polars as pl
@@ -75,26 +73,6 @@ def binance(tmp_path):
         yield url, given
 
 
-@pytest.fixture
-def index():
-    """A package index that has nothing, and the names that it was asked for."""
-    asked = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path.strip("/"))
-            self.send_error(404)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/", asked
-    server.shutdown()
-    server.server_close()
-
-
 def pip(requirement, *options, **env):
     """Install with this environment's pip."""
     return subprocess.run(
@@ -124,17 +102,6 @@ def test_pip_takes_the_library_from_the_repository_and_checks_its_hash(hub, tmp_
     assert not (tmp_path / "other").exists()
 
 
-def test_no_index_is_asked_for_the_library(hub, index, tmp_path):
-    url, asked = index
-    publish_models(tmp_path, trained(tmp_path / "a"))
-
-    done = pip(requirement_of(tmp_path / "tree"), "--target", str(tmp_path / "lib"), PIP_INDEX_URL=url)
-
-    assert done.returncode  # there is no torch
-    assert asked
-    assert not [name for name in asked if "cpb" in name]
-
-
 def test_the_code_of_the_card_forecasts_after_the_last_closed_candle(hub, binance, tmp_path):
     publish_models(tmp_path, trained(tmp_path / "a"))
     (code,) = blocks(hub.content(REPO, "README.md").decode(), "python")
@@ -149,11 +116,11 @@ def test_the_code_of_the_card_forecasts_after_the_last_closed_candle(hub, binanc
     assert "shape: (10, 25)" in ran.stdout
     issued_at, medians = json.loads(ran.stdout.splitlines()[-1])
     assert issued_at == given[-1][-1][0] / 1000  # the last candle is still open
-    expected = load(tmp_path / "a").forecast(known(given[-1], "BTCUSDT", "1h"))
+    expected = load(tmp_path / "a").forecast(closed_series(given[-1], "BTCUSDT", "1h"))
     np.testing.assert_allclose(medians, expected.close[0.5], rtol=1e-5)
 
 
-def known(rows, symbol, timeframe):
+def closed_series(rows, symbol, timeframe):
     columns = np.array([row[:6] for row in rows[:-1]], dtype=float)
     names = ("open_time", "open", "high", "low", "close", "volume")
     return Series.from_frame(pl.DataFrame(columns, schema=list(names)), symbol, timeframe)

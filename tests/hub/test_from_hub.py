@@ -75,21 +75,6 @@ def test_a_whole_commit_is_read_from_the_cache_without_a_request(hub, published)
     np.testing.assert_array_equal(first.rows, again.rows)
 
 
-def test_other_markets_have_folders_of_their_own(published, tmp_path):
-    model = from_hub(REPO, "ETHUSDT", "1h", market="sim")
-
-    np.testing.assert_array_equal(model.rows, load(tmp_path / "b").rows)
-
-
-def test_what_is_fetched_is_there_without_a_network(hub, published, monkeypatch):
-    model = from_hub(REPO, "BTCUSDT", "1h")
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{unused_port()}")
-
-    np.testing.assert_array_equal(from_hub(REPO, "BTCUSDT", "1h").rows, model.rows)
-    with pytest.raises(ModelError, match="cannot be reached"):
-        list_models(REPO)
-
-
 def test_offline_mode_asks_nobody(hub, published, monkeypatch):
     from_hub(REPO, "BTCUSDT", "1h")
     hub.requests.clear()
@@ -130,12 +115,6 @@ def test_a_token_that_is_refused_is_not_shown(published, monkeypatch):
     assert "wrongwrong" not in str(caught.value)
 
 
-def test_a_hub_in_trouble_is_one_sentence(hub, published):
-    hub.faults.append(("GET", "/api/models/", 503))
-    with pytest.raises(ModelError, match="503"):
-        list_models(REPO)
-
-
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
 def test_a_damaged_copy_in_the_cache_is_fetched_again(published, tmp_path, name):
     model = from_hub(REPO, "BTCUSDT", "1h")
@@ -145,16 +124,6 @@ def test_a_damaged_copy_in_the_cache_is_fetched_again(published, tmp_path, name)
 
     np.testing.assert_array_equal(from_hub(REPO, "BTCUSDT", "1h").rows, model.rows)
     assert blob(tmp_path, name).read_bytes() == whole
-
-
-def test_a_damaged_copy_without_a_network_says_both(published, tmp_path, monkeypatch):
-    from_hub(REPO, "BTCUSDT", "1h")
-    path = blob(tmp_path, "model.safetensors")
-    path.write_bytes(path.read_bytes()[:-40])
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-
-    with pytest.raises(ModelError, match=r"damaged.*cannot be reached"):
-        from_hub(REPO, "BTCUSDT", "1h")
 
 
 def test_a_password_in_the_endpoint_is_not_shown(published, monkeypatch):

@@ -46,7 +46,7 @@ def store(home, hours, *coins):
             missing = [pl.lit(None, pl.Float64).alias(name) for name in REFERENCE_COLUMNS]
             batch[coin] = rows.with_columns(missing) if np.ndim(hour) == 0 and hour == 30 else rows
         done = append(home, coins[0].market, "forecasts", batch)
-        assert all(isinstance(one, int) and one for one in done.values()), done
+        assert all(isinstance(stored, int) and stored for stored in done.values()), done
 
 
 def build(home, market="spot"):
@@ -118,9 +118,9 @@ def test_the_verifier_is_forty_lines_of_the_standard_library_for_python_3_8(tree
     text = (tree / "verify.py").read_text()
     assert len(text.splitlines()) <= 40
     assert max(map(len, text.splitlines())) <= 120
-    found = list(ast.walk(ast.parse(text, feature_version=(3, 8))))
-    names = {alias.name for node in found if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in found if isinstance(node, ast.ImportFrom)}
+    nodes = list(ast.walk(ast.parse(text, feature_version=(3, 8))))
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom)}
     assert names <= sys.stdlib_module_names
 
 
@@ -129,25 +129,16 @@ def test_rows_are_json_lines_of_the_stored_values(tree, home):
     stored = pl.read_parquet(home / BTC_ROWS.replace(".jsonl.gz", ".parquet"), hive_partitioning=False)
     assert len(lines) == len(stored)
     for line, row in zip(lines, stored.rows(named=True), strict=True):
-        found = json.loads(line)
-        assert list(found) == stored.columns
+        values = json.loads(line)
+        assert list(values) == stored.columns
         for name, value in row.items():
             micros = isinstance(value, datetime) and round(value.timestamp() * 1e6)
-            assert found[name] == (micros or value)
+            assert values[name] == (micros or value)
     assert json.loads(lines[0])["ref_q05"] is None
 
 
 def swap_names(lines):
     return [lines[0].replace('"q05"', '"x"').replace('"q95"', '"q05"').replace('"x"', '"q95"'), *lines[1:]]
-
-
-def move_text(lines):
-    """The role in the place of q05, and every figure one column later: the same texts and figures in order."""
-    row = json.loads(lines[0])
-    names, values = list(row), list(row.values())
-    first, role = names.index("q05"), names.index("role")
-    values.insert(first, values.pop(role))
-    return [json.dumps(dict(zip(names, values, strict=True))) + "\n", *lines[1:]]
 
 
 def change_last_digit(lines):
@@ -162,9 +153,7 @@ def change_last_digit(lines):
         (BTC_ROWS, change_last_digit, "21 to 760", 3),
         (BTC_ROWS, lambda lines: [*lines[:3], *lines[4:]], "1 to 10", 1),
         (BTC_ROWS, lambda lines: [*lines[:12], lines[11], *lines[12:]], "11 to 20", 2),
-        (BTC_ROWS, lambda lines: [lines[1], lines[0], *lines[2:]], "1 to 10", 1),
         (BTC_ROWS, swap_names, "1 to 10", 1),
-        (BTC_ROWS, move_text, "1 to 10", 1),
         (BTC_ROWS, lambda lines: [lines[0].replace('"step":1,', '"step":true,'), *lines[1:]], "1 to 10", 1),
         (BTC_ROWS, lambda lines: [lines[0].replace('"step":1,', '"step":1,"step":1,'), *lines[1:]], "1 to 10", 1),
         (SCORES, lambda lines: [lines[0].replace('_close":', '_close":1'), *lines[1:]], "1 to 1200", 5),
@@ -174,13 +163,6 @@ def change_last_digit(lines):
 def test_a_changed_row_is_named(tree, file, change, rows, line):
     rewrite(tree / file, change)
     assert verify(tree) == (1, "", f"{file}, rows {rows}: not those of line {line}\n")
-
-
-def swap(folder):
-    one, other = (folder / ROWS.format(coin, 1) for coin in ("BTC", "ETH"))
-    content = one.read_bytes()
-    one.write_bytes(other.read_bytes())
-    other.write_bytes(content)
 
 
 def change_chain(change):
@@ -194,15 +176,12 @@ def change_chain(change):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (swap, f"{BTC_ROWS}, rows 1 to 10: not those of line 1"),
         (lambda folder: (folder / SCORES).unlink(), f"{SCORES}, row 1: "),
         (lambda folder: (folder / SCORES).write_bytes(b"x"), f"{SCORES}, row 1: Not a gzipped file"),
-        (lambda folder: rewrite(folder / SCORES, lambda lines: ["{\n"]), f"{SCORES}, row 1: Expecting property"),
         (lambda folder: rewrite(folder / SCORES, lambda lines: [*lines, lines[0]]), "no line of the chain describes"),
         (lambda folder: shutil.copy(folder / SCORES, folder / "x.jsonl.gz"), "x.jsonl.gz, row 1: no line of the chain"),
         (lambda folder: (folder / "chain.jsonl").unlink(), "this folder: [Errno 2] No such file"),
         (change_chain(lambda lines: [lines[0], *lines[2:]]), "line 2 of chain.jsonl does not fit"),
-        (change_chain(lambda lines: [lines[1], lines[0], *lines[2:]]), "line 1 of chain.jsonl does not fit"),
         (change_chain(lambda lines: [lines[0], lines[1].replace(b'"rows":10', b'"rows":20'), *lines[2:]]), "line 2 of"),
         (change_chain(lambda lines: lines[:-1]), "no line of the chain describes"),
         (change_chain(lambda lines: [*lines[:-1], lines[-1][:-1]]), "line 5 of chain.jsonl does not fit"),
@@ -276,8 +255,8 @@ def test_what_is_damaged_in_the_store_is_said_and_its_published_copy_stays(tree,
 
 def test_a_damaged_record_is_found_and_made_again_like_the_models(tree, home):
     rewrite(tree / BTC_ROWS, change_last_digit)
-    (found,) = verify_published(home)
-    assert (found.path, found.command) == (f"hub/{BTC_ROWS}", "cpb publish --dry-run")
+    (damage,) = verify_published(home)
+    assert (damage.path, damage.command) == (f"hub/{BTC_ROWS}", "cpb publish --dry-run")
     build(home)
     assert list(verify_published(home)) == []
 
@@ -330,10 +309,3 @@ def test_a_lost_month_comes_back_from_the_published_rows(home):
     )
     assert pl.read_parquet(month, hive_partitioning=False).equals(intact)
     assert list(verify_forecasts(home)) == []
-
-
-def test_the_stored_rows_are_read_as_the_page_of_docs_reads_them(home):
-    """`daily.parquet` beside the scores' months has other columns, so a glob over all files fails."""
-    *lines, last = docs_code("import polars as pl\nrows = ").strip().splitlines()
-    assert list(home.rglob("daily.parquet"))
-    assert run("\n".join([*lines, f"print('realised_close' in {last}.columns)"]), home.parent) == "True"

@@ -37,13 +37,6 @@ def test_tree_holds_model_folders_and_the_card_only(tmp_path):
     assert (tree / light_wheel().name).read_bytes() == light_wheel().data
 
 
-def test_the_same_champions_give_the_same_bytes_in_any_order(tmp_path):
-    models = [champion(tmp_path / "a"), champion(tmp_path / "b", "ETHUSDT", "15m")]
-    one, two = build_tree(models, tmp_path / "one"), build_tree(models[::-1], tmp_path / "two")
-
-    assert (one / "README.md").read_bytes() == (two / "README.md").read_bytes()
-
-
 def test_no_champion_is_an_error(tmp_path):
     with pytest.raises(CpbError) as caught:
         build_tree([], tmp_path / "tree")
@@ -80,28 +73,6 @@ def test_the_verdict_counts_what_the_tables_findings_say(tmp_path):
     )
     assert "| 0.9700 [0.9500, 0.9900] | better than X, selected on this span |" in card
     assert "| no different from X, selected on this span |" in card
-
-
-def test_no_path_of_this_machine_is_published(tmp_path):
-    model = champion(tmp_path / "a")
-    config = {"architecture": "har"}
-    (model.folder / "config.json").write_text(json.dumps(config))
-
-    tree = build_tree([model], tmp_path / "tree")
-
-    published = json.loads((tree / "BTCUSDT/1h/config.json").read_text())
-    del published["weights_sha256"]
-    assert published.pop("config_sha256")
-    version = {"model_version": "cpb-BTCUSDT-1h/3", "verdict": "better (x)"}
-    assert published == {"architecture": "har", **version}
-
-
-def test_without_scores_the_verdict_says_so(tmp_path):
-    model = champion(tmp_path / "a")
-    model.metrics.clear()
-
-    assert "Not judged" in verdict([model])
-    assert "–" in model_card([model], "alice/cpb", WHEEL)
 
 
 def test_models_of_the_simulator_are_called_a_demonstration(tmp_path):
@@ -149,17 +120,6 @@ def test_the_card_of_another_hub_installs_from_there_without_its_password(tmp_pa
     assert f"@ https://hub.example.org/alice/cpb/resolve/main/{WHEEL.name}#" in card
     assert 'timeframe, market="um")' in card
     assert "https://fapi.binance.com/fapi/v1/klines?" in card
-
-
-def test_models_of_several_markets_lie_apart(tmp_path):
-    models = [champion(tmp_path / "a"), champion(tmp_path / "b", market="um", seed=1)]
-
-    tree = build_tree(models, tmp_path / "tree")
-
-    for model, place in zip(models, ("BTCUSDT/1h", "um-BTCUSDT/1h"), strict=True):
-        published = (tree / place / "model.safetensors").read_bytes()
-        assert published == (model.folder / "model.safetensors").read_bytes()
-    assert "| um-BTCUSDT | 1h |" in (tree / "README.md").read_text()
 
 
 def test_a_damaged_model_is_not_published_and_the_older_tree_stays(tmp_path):
@@ -245,28 +205,14 @@ def test_a_link_stays_and_only_a_tree_behind_it_is_replaced(tmp_path, there):
     assert (tmp_path / "hub").is_symlink()
 
 
-def test_a_tree_with_an_older_library_is_replaced(tmp_path):
-    tree = build_tree([champion(tmp_path / "a")], tmp_path / "tree")
-    (tree / "cpbmodels-0.0.1-py3-none-any.whl").write_bytes(b"older")
-
-    build_tree([champion(tmp_path / "a")], tree)
-
-    assert [path.name for path in tree.glob("*.whl")] == [light_wheel().name]
-
-
-def test_an_empty_folder_is_replaced(tmp_path):
-    (tmp_path / "hub").mkdir()
-    assert (build_tree([champion(tmp_path / "a")], tmp_path / "hub") / "README.md").is_file()
-
-
 def test_the_reference_of_a_model_is_published_unless_it_is_damaged(tmp_path, caplog):
     model = champion(tmp_path / "a")
     (model.folder / "reference.json").write_bytes(b"a table")
-    known = replace(model, tags=model.tags | {"files": json.dumps(file_digests(model.folder))})
-    published = build_tree([known], tmp_path / "tree") / "BTCUSDT/1h/reference.json"
+    with_digests = replace(model, tags=model.tags | {"files": json.dumps(file_digests(model.folder))})
+    published = build_tree([with_digests], tmp_path / "tree") / "BTCUSDT/1h/reference.json"
     assert published.read_bytes() == b"a table"
 
     (model.folder / "reference.json").write_bytes(b"another")
-    build_tree([known], tmp_path / "tree")
+    build_tree([with_digests], tmp_path / "tree")
     assert not published.exists()
     assert "reference.json" in caplog.text

@@ -6,6 +6,7 @@ from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
+from tasks.storage.records import write_npz
 from tasks.tracking.registry import aliases_of, newest_decisions
 from tasks.tracking.store import open_store
 from tasks.training import trainer as worker
@@ -62,6 +63,6 @@ def widened(factor, split="test"):
                 arrays = {key: kept[key].copy() for key in kept.files}
             middle = arrays["quantiles"][..., 9:10]
             arrays["quantiles"] = middle + factor * (arrays["quantiles"] - middle)
-            np.savez(path, **arrays)
+            write_npz(path, arrays)
 
     return spoil

@@ -9,7 +9,7 @@ from flows.cli.app import _app
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from schemas.scope import ForecastSpec
-from tasks.forecasting.drift import keep, read_watch
+from tasks.forecasting.watch import keep, read_watch
 from webapp.read import scored
 
 

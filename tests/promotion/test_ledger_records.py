@@ -9,7 +9,7 @@ from verifying import verify_ledger as verify
 from schemas.handover import BacktestEvidence, Record
 from schemas.identity import MARKETS
 from schemas.ledger import KnownVersions, LedgerSummary
-from tasks.forecasting.drift import Watch
+from tasks.forecasting.watch import Watch
 from tasks.promotion.by_backtest import Switch
 from tasks.storage.records import write_record
 from tasks.verify import verify_all

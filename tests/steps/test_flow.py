@@ -18,6 +18,7 @@ from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.promotion import night
 from tasks.promotion.losses import registered_model
+from tasks.storage.records import write_npz
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store, search
 from tasks.training import trainer as worker
@@ -142,7 +143,7 @@ def spoil_forecast(name):
             with np.load(path) as kept:
                 arrays = {key: kept[key].copy() for key in kept.files}
             arrays["quantiles"][3, 2, 1] = np.nan
-            np.savez(path, **arrays)
+            write_npz(path, arrays)
 
     return spoil
 

@@ -56,13 +56,6 @@ def test_neither_what_is_left_out_counts_nor_what_it_imports(project):
     assert records.code_digest("a/one.py", without=("b",)) == before
 
 
-def test_what_is_not_imported_does_not_count(project):
-    before = records.code_digest("a/one.py")
-    (project / "a/other.py").write_text("1")
-    records._code_digest.cache_clear()
-    assert records.code_digest("a/one.py") == before
-
-
 def test_a_place_that_is_gone_is_an_error(project):
     with pytest.raises(FileNotFoundError):
         records.code_digest("a/gone.py")

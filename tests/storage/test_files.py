@@ -6,14 +6,7 @@ from pathlib import Path
 import pytest
 
 from cpbmodels.fleet.config import write_whole
-from tasks.storage.files import (
-    DRAFT,
-    DiskFull,
-    new_folder,
-    replacing,
-    write_bytes,
-    write_secret,
-)
+from tasks.storage.files import DRAFT, DiskFull, new_folder, replacing, write_bytes, write_secret
 from tasks.tracking.store import make_sqlite
 
 
@@ -74,22 +67,6 @@ def test_a_ctrl_c_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, mon
         (draft / "new").touch()
     assert [p.name for p in target.iterdir()] == [["old"], ["new"], ["new"]][step]
     assert [p.name for p in tmp_path.iterdir()] == ["hub"]
-
-
-def test_a_ctrl_c_while_the_old_folder_is_deleted_loses_neither(tmp_path, monkeypatch):
-    target = tmp_path / "hub"
-    with new_folder(target) as draft:
-        (draft / "old").touch()
-
-    def interrupted(path, **_):
-        if path.exists():
-            (path / "old").unlink()
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("tasks.storage.files.shutil.rmtree", interrupted)
-    with pytest.raises(KeyboardInterrupt), new_folder(target) as draft:
-        (draft / "new").touch()
-    assert [p.name for p in target.iterdir()] == ["new"]
 
 
 def test_a_link_to_a_folder_stays_and_that_folder_is_replaced(tmp_path):

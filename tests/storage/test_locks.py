@@ -9,7 +9,6 @@ import time
 from dataclasses import replace
 
 import pytest
-from other_user import as_nobody, let_others_pass
 
 from schemas.errors import BusyError, CpbError
 from tasks.storage import locks
@@ -19,7 +18,6 @@ from tasks.storage.locks import (
     acquire,
     is_locked,
     locked,
-    machine_lock,
     open_lock,
     stoppable,
     temporary_lock,
@@ -126,16 +124,6 @@ def test_a_pipe_in_the_place_of_a_lock_file_is_refused_without_waiting(tmp_path)
     assert refused.value.code == "lock"
 
 
-def test_where_the_common_lock_file_cannot_be_used_the_users_own_is(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(locks, "SHARED_FOLDER", tmp_path / "shared")
-    monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path))
-    assert machine_lock("good.lock") == tmp_path / "shared" / "good.lock"
-    (tmp_path / "shared" / "bad.lock").symlink_to(tmp_path / "precious")
-    assert machine_lock("bad.lock") == tmp_path / f"cpb-{os.getuid()}" / "bad.lock"
-    assert not (tmp_path / "precious").exists()
-    assert "bad.lock" in caplog.text
-
-
 def test_a_users_own_lock_folder_must_be_a_folder_of_this_user(tmp_path, monkeypatch):
     monkeypatch.setattr(locks.tempfile, "gettempdir", lambda: str(tmp_path))
     assert temporary_lock("a.lock").parent.stat().st_mode & 0o777 == 0o700
@@ -146,18 +134,6 @@ def test_a_users_own_lock_folder_must_be_a_folder_of_this_user(tmp_path, monkeyp
     with pytest.raises(CpbError) as refused:
         temporary_lock("a.lock")
     assert refused.value.code == "lock"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")
-def test_a_lock_file_that_may_only_be_read_is_locked_all_the_same(tmp_path):
-    let_others_pass(tmp_path)
-    path = tmp_path / "lock"
-    path.touch(mode=0o444)
-    with locked(path):
-        assert as_nobody(lambda: is_locked(path)) == "True"
-    assert as_nobody(lambda: is_locked(path)) == "False"
-    path.chmod(0o600)
-    assert "CpbError" in as_nobody(lambda: is_locked(path))
 
 
 def test_a_running_process_is_alive_and_a_killed_one_dead():

@@ -69,21 +69,6 @@ def test_kind_version_and_subject_belong_to_the_digested_content(tmp_path, chang
         read_record(path, ShardResult, of=change.get("of", "BTCUSDT-1h"))
 
 
-def test_two_records_that_were_exchanged_are_both_refused(tmp_path, caplog):
-    first, second = tmp_path / "BTC.json", tmp_path / "ETH.json"
-    for path in (first, second):
-        write_record(path, RESULT, of=path.stem)
-    exchange(first, second)
-    assert [find_record(path, ShardResult, of=path.stem) for path in (first, second)] == [None, None]
-    assert "it is the record of ETH, not of BTC" in caplog.text
-
-
-def exchange(first, second):
-    kept = first.read_bytes()
-    first.write_bytes(second.read_bytes())
-    second.write_bytes(kept)
-
-
 class Renewed(SeriesRecord):
     """A record whose fields were changed once."""
 

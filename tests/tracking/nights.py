@@ -69,10 +69,10 @@ def add_night(
     """
     began = time.time()
     key = f"{market}-{name}-{number}"
-    flow = start_parent(key, {"market": market, "seed": 1}, name=name, store=store)
+    flow = start_parent(key, {"market": market, "seed": 1}, name=name)
     fleets, members = [], []
     for architecture in ("gru", "har"):
-        fleet = start_fleet(flow.run_id, architecture, f"{key}/{architecture}", {"lr": 1}, store=store)
+        fleet = start_fleet(flow.run_id, architecture, f"{key}/{architecture}", {"lr": 1})
         fleets.append(fleet.run_id)
         records = []
         for symbol in symbols:
@@ -81,11 +81,9 @@ def add_night(
                 home.parent / "trained" / key / architecture / symbol, f"{key}/{architecture}"
             )
             records.append(record(place, number, architecture, series))
-        members += log_members(fleet.run_id, records, store)
-        log_metrics(
-            fleet.run_id, {"pooled_crps_ratio_1h": ratio(architecture, number), "train_seconds": 3.0}, store
-        )
-        finish(fleet.run_id, store=store)
+        members += log_members(fleet.run_id, records)
+        log_metrics(fleet.run_id, {"pooled_crps_ratio_1h": ratio(architecture, number), "train_seconds": 3.0})
+        finish(fleet.run_id)
     for symbol, run_id in zip(symbols, members, strict=False) if promote else ():
         series = SeriesId(market, symbol, "1h")
         version = register_champion(
@@ -94,7 +92,7 @@ def add_night(
         )  # fmt: skip
         add_forecast(home, series, version, day(number))
     if finished:
-        finish(flow.run_id, store=store)
+        finish(flow.run_id)
     date_rows(f"sqlite:///{database}" if database else store.uri, began, day(number))
     return flow.run_id, fleets, members
 
@@ -131,15 +129,15 @@ def connected(uri):
 
 def state_of(*folders):
     """Every file below the folders with its bytes; of databases the rows, since opening one may touch its file."""
-    found = {}
+    contents = {}
     for folder in folders:
         for path in sorted(Path(folder).rglob("*")):
             if path.is_file() and not path.name.endswith(("-wal", "-shm", ".lock")):
-                found[str(path)] = frame(path) if path.suffix == ".db" else path.read_bytes()
-    return found
+                contents[str(path)] = rows_of(path) if path.suffix == ".db" else path.read_bytes()
+    return contents
 
 
-def frame(database):
+def rows_of(database):
     with closing(sqlite3.connect(database)) as connection:
         return list(connection.iterdump())
 

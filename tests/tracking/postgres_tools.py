@@ -15,8 +15,8 @@ import pytest
 
 def _programs():
     """The folder of initdb and pg_ctl: on the path, or where Debian keeps those of each version."""
-    if found := shutil.which("initdb"):
-        return Path(found).parent
+    if initdb := shutil.which("initdb"):
+        return Path(initdb).parent
     kept = [f.parent for f in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
     return max(kept, key=lambda folder: int(folder.parent.name), default=None)
 
@@ -37,13 +37,6 @@ def place_artifacts(database, folder):
     from tasks.tracking.store import EXPERIMENT
 
     MlflowClient(database).create_experiment(EXPERIMENT, folder.as_uri())
-
-
-@pytest.fixture
-def postgres():
-    """A server with the empty database mlflow; see `postgres_server`."""
-    with postgres_server("mlflow") as found:
-        yield found
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from engines import close_connections
-from nights import frame
+from nights import rows_of
 from registering import register_champion
 from test_registry import folder, series  # noqa: F401
 from test_runs import fleet_of, log_member, member
@@ -75,5 +75,5 @@ def test_a_moved_store_is_refused_until_the_line_of_the_page_records_its_new_pla
     (champion,) = champions(store=open_store(uri))
     champion.check()
     assert champion.folder.is_relative_to(new)
-    assert str(old / "artifacts") not in "\n".join(frame(new / "mlflow.db"))
+    assert str(old / "artifacts") not in "\n".join(rows_of(new / "mlflow.db"))
     assert not old.exists()

@@ -1,15 +1,14 @@
 """The champions of a whole registry, read in pages, are those that one series after another gives."""
 
-import json
-
 from nights import model_files
 from registering import register_champion
 from test_runs import fleet_of, member
 
 from schemas.identity import SeriesId
 from tasks.tracking.registry import ALIAS, champions, registered
-from tasks.tracking.runs import LOGGED, log_members
-from tasks.tracking.store import find_run, find_runs
+from tasks.tracking.runs import log_members
+from tasks.tracking.store import find_run
+from tasks.tracking.tags import LOGGED
 
 SYMBOLS = ("AAAUSDT", "BBBUSDT", "CCCUSDT")
 
@@ -32,31 +31,16 @@ def _registry(store, tmp_path):
 
 def test_pages_give_what_single_calls_give(store, tmp_path):
     _registry(store, tmp_path)
-    found = champions()
-    assert [one.series.symbol for one in found] == list(SYMBOLS)
+    listed = champions()
+    assert [champion.series.symbol for champion in listed] == list(SYMBOLS)
     single = [
         registered(store, s, str(store.client.get_model_version_by_alias(s.registered, ALIAS).version))
-        for s in (one.series for one in found)
+        for s in (champion.series for champion in listed)
     ]
-    assert [repr(one) for one in found] == [repr(one) for one in single]  # nan is not nan
-    assert [one.version for one in found] == ["1", "1", "1"]
-
-
-def test_runs_are_found_by_hundreds_as_one_by_one(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("tasks.tracking.store._IDS", 2)
-    ids = _registry(store, tmp_path)
-    store.client.delete_run(ids[5])
-    found = find_runs(store, [*ids, "0" * 32])
-    assert set(found) == set(ids)
-    for run_id, run in found.items():
-        assert run.to_dictionary() == find_run(store, run_id).to_dictionary()
-
-
-def test_the_scores_of_a_version_are_read(store, tmp_path):
-    _registry(store, tmp_path)
-    version = store.client.get_model_version_by_alias(SeriesId("spot", SYMBOLS[0], "1h").registered, ALIAS)
-    assert json.loads(version.tags["metrics"]) == {"test_crps": 0.1}
-    assert not any(tag.startswith("metric") for tag in champions()[0].tags)
+    assert [repr(champion) for champion in listed] == [
+        repr(champion) for champion in single
+    ]  # nan is not nan
+    assert [champion.version for champion in listed] == ["1", "1", "1"]
 
 
 def test_a_member_logs_the_contract_and_what_lists_read_and_leaves_the_rest_to_its_files(store):

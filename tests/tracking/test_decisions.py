@@ -31,9 +31,11 @@ def test_the_newest_and_those_of_the_last_nights_are_kept_and_no_more(store):
     make_model(store, BTC)
     for night in range(MAX_EARLIER + 5):
         keep_decision(store, decided(night))
-    found = decisions_on(store, BTC, 1000)
-    assert [one.reason for one in found] == [f"night {MAX_EARLIER + 4 - n}" for n in range(MAX_EARLIER + 1)]
-    assert newest_decisions(store) == {BTC: found[0]}
+    decisions = decisions_on(store, BTC, 1000)
+    assert [decision.reason for decision in decisions] == [
+        f"night {MAX_EARLIER + 4 - n}" for n in range(MAX_EARLIER + 1)
+    ]
+    assert newest_decisions(store) == {BTC: decisions[0]}
     assert len(decisions_on(store, BTC, 3)) == 3
     tags = store.client.get_registered_model(BTC.registered).tags
     assert len([name for name in tags if name.startswith(DECISION)]) == MAX_EARLIER + 1
@@ -47,9 +49,9 @@ def test_a_kill_at_any_write_loses_no_decision_before(store, written):
     client.set_registered_model_tag.side_effect = [*[mock.DEFAULT] * written, KeyboardInterrupt]
     with pytest.raises(KeyboardInterrupt):
         keep_decision(replace(store, client=client), decided(1))
-    assert [one.reason for one in decisions_on(store, BTC, 9)] == ["night 0"]
+    assert [decision.reason for decision in decisions_on(store, BTC, 9)] == ["night 0"]
     keep_decision(store, decided(1))
-    assert [one.reason for one in decisions_on(store, BTC, 9)] == ["night 1", "night 0"]
+    assert [decision.reason for decision in decisions_on(store, BTC, 9)] == ["night 1", "night 0"]
 
 
 def test_a_tag_that_a_person_wrote_is_no_decision(store):
@@ -57,5 +59,5 @@ def test_a_tag_that_a_person_wrote_is_no_decision(store):
     store.client.set_registered_model_tag(BTC.registered, DECISION, "mine")
     assert newest_decisions(store) == {}
     keep_decision(store, decided(1))
-    assert [one.reason for one in decisions_on(store, BTC, 9)] == ["night 1"]
+    assert [decision.reason for decision in decisions_on(store, BTC, 9)] == ["night 1"]
     assert decisions_on(store, SeriesId("spot", "ETHUSDT", "1h"), 9) == []

@@ -6,8 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-import urllib.request
 from contextlib import closing
 from importlib import import_module
 from pathlib import Path
@@ -16,8 +14,8 @@ import fork_server
 import pytest
 from copied_store import record_place
 from engines import close_connections
+from interface import tracking_server
 from nights import NAMES, add_night, counts, model_files, rows_by_table, state_of
-from ports import free_port
 
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
@@ -27,7 +25,8 @@ from tasks.tracking.boards import leaderboard, read_members
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import start_parent
-from tasks.tracking.store import KEEP, PRUNED, find_run, make_sqlite, open_store, sqlite_path
+from tasks.tracking.store import find_run, open_store, sqlite_path
+from tasks.tracking.tags import KEEP, PRUNED
 from webapp import runs
 
 pruning = import_module("tasks.tracking.prune")
@@ -82,19 +81,19 @@ class Nights:
         return {flow, *fleets, *members}
 
     def prune(self, **options):
-        return prune(self.home, **{"dry_run": False, "nights": KEPT, "store": self.store} | options)
+        return prune(self.home, **{"dry_run": False, "nights": KEPT} | options)
 
     def there(self, *runs):
         """Those of the runs that are still in the database and live."""
-        found = {r: find_run(self.store, r) for r in runs}
-        return {r for r, run in found.items() if run is not None and run.info.lifecycle_stage == "active"}
+        by_id = {r: find_run(self.store, r) for r in runs}
+        return {r for r, run in by_id.items() if run is not None and run.info.lifecycle_stage == "active"}
 
     def artifacts(self, run_id):
         return self.place / "mlruns" / "artifacts" / run_id / "artifacts"
 
     def versions(self, series=BTC):
-        found = self.store.client.search_model_versions(f"name = '{series.registered}'")
-        return sorted(int(version.version) for version in found)
+        versions = self.store.client.search_model_versions(f"name = '{series.registered}'")
+        return sorted(int(version.version) for version in versions)
 
     def state(self):
         return state_of(self.home, self.place / "mlruns")
@@ -116,18 +115,12 @@ def test_the_last_nights_stay_whole_and_what_is_older_goes(nights):
         assert left[table] < before[table] / 2
 
 
-def test_a_second_pruning_finds_nothing(nights):
-    nights.prune()
-    state = nights.state()
-    assert str(nights.prune()) == "nothing to prune"
-    assert nights.state() == state
-
-
 def test_a_dry_run_changes_nothing_and_tells_what_the_pruning_does(nights):
     state = nights.state()
     told = nights.prune(dry_run=True)
     assert nights.state() == state
     done = nights.prune()
+    assert str(nights.prune()) == "nothing to prune"
     assert (told.runs, told.versions) == (done.runs, done.versions)
     assert str(told) == "would delete 28 runs and 8 versions"
     assert str(done) == str(told).replace("would delete", "deleted")
@@ -184,25 +177,6 @@ def test_champions_and_their_predecessors_stay_and_can_be_loaded(nights):
     assert leaderboard() == leaderboard(nights.flow(7))
 
 
-def test_an_alias_of_somebody_elses_keeps_a_version(nights):
-    nights.store.client.set_registered_model_alias(BTC.registered, "the-good-one", "3")
-    nights.prune()
-    assert nights.versions() == [3, 5, 6, 7]
-    assert nights.artifacts(nights.members(3)[0]).is_dir()
-
-
-def test_the_number_of_a_deleted_version_is_not_given_again(nights):
-    for number in range(1, NIGHTS + 1):
-        if number not in (2, 3):
-            nights.store.client.delete_model_version(BTC.registered, str(number))
-    nights.prune()
-    assert nights.versions() == []
-    by_hand, of_eth = NIGHTS - 2, KEPT
-    assert counts(nights.store)["model_version_tags"] == (by_hand + of_eth) * 9
-    made = nights.store.client.create_model_version(BTC.registered, "file:///x", await_creation_for=0)
-    assert int(made.version) == NIGHTS + 1
-
-
 def test_runs_and_versions_that_are_tagged_keep_stay(nights):
     client = nights.store.client
     client.set_tag(nights.flow(1), KEEP, "")
@@ -225,18 +199,6 @@ def test_each_market_has_its_own_nights(nights):
     nights.prune()
     assert nights.there(um[0], *um[1], *um[2]) == {um[0], *um[1], *um[2]}
     assert nights.versions(SeriesId("um", "BTCUSDT", "1h")) == [1, 2]
-
-
-def test_what_killed_runs_left_is_removed_with_their_night(nights):
-    client = nights.store.client
-    for night in (2, 6):
-        client.delete_run(nights.members(night)[3])
-    client.delete_run(nights.flow(3))  # by a user, in MLflow's interface
-    nights.prune()
-    rows = counts(nights.store)["runs"]
-    assert rows == 3 * 7  # that of night 6 waits for the end of its night
-    assert not nights.artifacts(nights.members(2)[3]).exists()
-    assert nights.artifacts(nights.members(6)[3]).exists()
 
 
 def test_runs_files_and_models_of_others_are_untouched(nights):
@@ -296,13 +258,13 @@ def test_a_file_added_while_others_are_deleted_stays_with_its_run_marked_as_dele
         added.write_text("mine")
         delete(store, runs)
 
-    monkeypatch.setattr(pruning, "_delete_runs", add_and_delete)
-    nights.prune()
+    with monkeypatch.context() as patch:
+        patch.setattr(pruning, "_delete_runs", add_and_delete)
+        nights.prune()
     assert added.read_text() == "mine"
     assert [path.name for path in added.parent.iterdir()] == ["notes.txt"]
     assert find_run(nights.store, run).info.lifecycle_stage == "deleted"
     assert not nights.artifacts(nights.members(3)[3]).parent.exists()
-    monkeypatch.undo()
     report = nights.prune()
     assert report.runs == 0
     assert len(report.kept) == 1
@@ -332,9 +294,9 @@ def rename_experiment(nights):
 def test_what_a_person_deleted_or_renamed_does_not_prevent_it(nights, change, runs, versions):
     change(nights)
     store_module._opened.clear()
-    nights.prune(store=open_store())
+    nights.prune()
     assert (counts(nights.store)["runs"], nights.versions()) == (runs, versions)
-    assert str(nights.prune(store=open_store())) == "nothing to prune"
+    assert str(nights.prune()) == "nothing to prune"
 
 
 def test_artifacts_of_another_machine_keep_their_runs(nights):
@@ -351,7 +313,7 @@ def test_artifacts_of_another_machine_keep_their_runs(nights):
 
 def test_nothing_goes_while_a_run_is_written(nights):
     state = nights.state()
-    flow = start_parent("now", {}, store=nights.store)
+    flow = start_parent("now", {})
     with pytest.raises(BusyError) as error:
         nights.prune()
     assert error.value.code == "busy"
@@ -360,16 +322,6 @@ def test_nothing_goes_while_a_run_is_written(nights):
     nights.store.client.set_terminated(flow.run_id)
     assert nights.prune().runs
     assert nights.state() != state
-
-
-def test_a_run_of_a_killed_process_does_not_prevent_it(nights):
-    code = (
-        "from tasks.tracking.runs import start_parent; print(start_parent('dead', {}).run_id, flush=True); "
-    )
-    code += "import os; os.kill(os.getpid(), 9)"
-    done = child(nights, code)
-    assert done.returncode == -signal.SIGKILL
-    assert nights.prune().runs
 
 
 def test_copies_of_a_servers_models_go_with_their_versions(nights):
@@ -438,7 +390,7 @@ def ended_like(nights):
         95,
         200,
         310,
-        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 9, 79, 80, 107, 108, 109, 300, 325)),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 9, 79, 80, 107, 108, 109, 300)),
     ],
 )
 def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, moment):
@@ -457,61 +409,13 @@ def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, mome
     assert (btc, eth, leaderboard(nights.flow(7))) == ([5, 6, 7], [5, 6, 7], board)
 
 
-def test_two_processes_that_prune_at_once_end_as_one_does(nights, forking):
-    forked = (forking / fork_server.CODE,)
-    children = [child(nights, CHILD, 10_000, wait=False, program=forked) for _ in range(2)]
-    told = [one.communicate(timeout=120)[0].splitlines()[-1] for one in children]
-    assert [one.returncode for one in children] == [0, 0]
-    assert sorted(line.split()[0] for line in told) == ["deleted", "nothing"]
-    rows, _, btc, eth = ended_like(nights)
-    assert (rows["runs"], btc, eth) == (21, [5, 6, 7], [5, 6, 7])
-
-
-def test_a_store_without_a_run_has_nothing_to_prune(nights, tmp_path, monkeypatch):
-    (tmp_path / "empty").mkdir()
-    monkeypatch.chdir(tmp_path / "empty")
-    with pytest.raises(CpbError) as error:
-        prune(tmp_path / "empty" / "data")
-    assert error.value.code == "no-store"
-    assert not (tmp_path / "empty" / "mlruns").exists()
-    open_store()
-    assert str(prune(tmp_path / "empty" / "data")) == "nothing to prune"
-    assert not (tmp_path / "empty" / "data").exists()
-
-
 @pytest.fixture
-def server(nights):
+def server(nights, monkeypatch):
     """A tracking server with a store and artifacts of its own; yields the store and the server's database."""
-    place = nights.place / "server"
-    place.mkdir()
-    database, url = place / "mlflow.db", f"http://127.0.0.1:{free_port()}"
-    make_sqlite(database)
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", url.rpartition(":")[2]]
-    command += [
-        "--backend-store-uri",
-        f"sqlite:///{database}",
-        "--artifacts-destination",
-        str(place / "kept"),
-    ]
-    environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    log = (place / "log").open("wb")
-    process = subprocess.Popen(
-        command, cwd=place, env=environment, start_new_session=True, stdout=log, stderr=log
-    )
-    try:
-        end = time.monotonic() + 120
-        while True:
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=2).close()
-                break
-            except OSError:
-                assert time.monotonic() < end, (place / "log").read_text()
-                time.sleep(0.2)
-        yield open_store(url), database
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-        log.close()
+    (nights.place / "server").mkdir()
+    with tracking_server(nights.place / "server") as (url, database):
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
+        yield open_store(), database
 
 
 @pytest.mark.slow
@@ -522,7 +426,7 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     board = leaderboard(flows[4], read_members(store))
     before = rows_by_table(f"sqlite:///{database}")["runs"]
 
-    report = prune(nights.home, dry_run=False, nights=1, store=store)
+    report = prune(nights.home, dry_run=False, nights=1)
 
     # The predecessor of the champion is that of night 3.
     assert (report.runs, len(report.versions), report.kept) == (12, 2, [])
@@ -532,9 +436,9 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     assert (row["architecture"], row["members"]) == ("gru", 1)
     assert leaderboard(flows[4], read_members(store)) == board
     add_night(store, nights.home, 5, "um", ("BTCUSDT",), database=database)
-    report = prune(nights.home, dry_run=False, nights=1, store=store)
+    report = prune(nights.home, dry_run=False, nights=1)
     assert report.runs == 5
-    assert str(prune(nights.home, dry_run=False, nights=1, store=store)) == "nothing to prune"
+    assert str(prune(nights.home, dry_run=False, nights=1)) == "nothing to prune"
     (champion,) = champions(store=store)
     champion.check()
     assert champion.version == "5"

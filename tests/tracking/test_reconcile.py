@@ -8,9 +8,8 @@ import pytest
 from test_runs import fleet_of, log_member, member
 
 from tasks.storage.locks import ProcessId
-from tasks.tracking import store as store_module
-from tasks.tracking.runs import finish, start_fleet, start_parent
-from tasks.tracking.store import PARENT, PROCESS, REASON, open_store, reconcile
+from tasks.tracking.runs import finish, reconcile, start_fleet, start_parent
+from tasks.tracking.tags import PARENT, PROCESS, REASON
 
 TRAINING = """
 import os
@@ -54,23 +53,10 @@ def test_the_runs_of_a_killed_process_are_marked_by_the_next_writer(store, train
     assert {status(store, run) for run in runs} == {"RUNNING"}
     kill()
 
-    store_module._opened.clear()
-    store_module._reconciled.clear()
-    open_store(create=False)
-    assert {status(store, run) for run in runs} == {"RUNNING"}  # a reader marks nothing
-    open_store()
-
-    assert {status(store, run) for run in runs} == {"KILLED"}
-    assert f"process {number} " in store.client.get_run(runs[0]).data.tags[REASON]
-
-
-def test_a_new_flow_marks_the_runs_of_dead_ones(store, training):
-    kill, _, runs = training
-    kill()
-
     start_parent("next", {})
 
     assert {status(store, run) for run in runs} == {"KILLED"}
+    assert f"process {number} " in store.client.get_run(runs[0]).data.tags[REASON]
 
 
 def test_a_killed_flow_is_continued_by_the_same_key(store, training):
@@ -88,14 +74,6 @@ def test_a_killed_flow_is_continued_by_the_same_key(store, training):
     assert reconcile(store) == []
 
 
-def test_a_run_of_an_earlier_boot_is_dead(store):
-    fleet = fleet_of()
-    earlier = replace(ProcessId.current(), boot_id="another boot")
-    store.client.set_tag(fleet.run_id, PROCESS, str(earlier))
-
-    assert reconcile(store) == [fleet.run_id]
-
-
 def test_runs_of_another_host_and_of_a_person_stay_open(store):
     fleet = fleet_of()
     store.client.set_tag(fleet.run_id, PROCESS, str(replace(ProcessId.current(), host="elsewhere")))
@@ -111,13 +89,3 @@ def test_a_member_whose_fleet_has_ended_is_dead(store):
     finish(fleet.run_id)
 
     assert reconcile(store) == [run_id]
-
-
-@pytest.mark.parametrize("outcome", ["complete", "partial", "failed"])
-def test_ended_runs_stay_as_they_are(store, outcome):
-    fleet = fleet_of()
-    finish(fleet.run_id, outcome)
-    before = status(store, fleet.run_id)
-
-    assert fleet.run_id not in reconcile(store)
-    assert status(store, fleet.run_id) == before

@@ -10,8 +10,8 @@ from test_runs import fleet_of, log_member, member
 
 from schemas.errors import DamagedError
 from schemas.identity import SeriesId
-from tasks.hub.tree import build_tree
-from tasks.tracking.registry import champions, model_folder, training_command
+from tasks.storage.model_folder import file_digests
+from tasks.tracking.registry import champions, model_folder
 
 
 def series(symbol="BTCUSDT", timeframe="1h", market="spot"):
@@ -63,14 +63,14 @@ def test_one_universal_run_may_serve_many_coins(trained):
     register_champion(series("ETHUSDT", "1h"), trained[0], metrics={"test_crps_ratio": 0.91})
     register_champion(series(), trained[0], metrics={"test_crps_ratio": 0.95}, tags={"verdict": "better"})
 
-    found = champions()
+    listed = champions()
 
-    assert [c.series for c in found] == [series("BTCUSDT"), series("ETHUSDT")]
-    assert [c.metrics["test_crps_ratio"] for c in found] == [0.95, 0.91]
-    assert found[0].tags["verdict"] == "better"
-    assert found[0].model_version == "cpb-BTCUSDT-1h/1"
-    assert (found[0].architecture, found[0].preset, found[0].verdict) == ("gru", "smoke", "better")
-    assert (found[0].folder / "model.safetensors").is_file()
+    assert [c.series for c in listed] == [series("BTCUSDT"), series("ETHUSDT")]
+    assert [c.metrics["test_crps_ratio"] for c in listed] == [0.95, 0.91]
+    assert listed[0].tags["verdict"] == "better"
+    assert listed[0].model_version == "cpb-BTCUSDT-1h/1"
+    assert (listed[0].architecture, listed[0].preset, listed[0].verdict) == ("gru", "smoke", "better")
+    assert (listed[0].folder / "model.safetensors").is_file()
 
 
 def test_champions_can_be_narrowed(trained):
@@ -83,38 +83,17 @@ def test_champions_can_be_narrowed(trained):
     assert champions([]) == []
 
 
-def test_mlflow_itself_finds_the_model(store, trained, tmp_path, monkeypatch):
-    import mlflow
-
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
-    register_champion(series("BTCUSDT", "1h"), trained[0])
-
-    mlflow.artifacts.download_artifacts("models:/cpb-BTCUSDT-1h@champion", dst_path=str(tmp_path / "got"))
-
-    assert (tmp_path / "got" / "model.safetensors").read_bytes() == (
-        tmp_path / "m/model.safetensors"
-    ).read_bytes()
-
-
 def test_a_um_run_never_touches_spots_champion(store, folder, trained):
     register_champion(series(), trained[0])
     future = log_member(fleet_of("um", market="um").run_id, member(folder, market="um"))
 
     assert register_champion(series(market="um"), future) == "1"
 
-    found = {c.series.market: c for c in champions()}
-    assert (found["spot"].run_id, found["spot"].model_version) == (trained[0], "cpb-BTCUSDT-1h/1")
-    assert (found["um"].run_id, found["um"].model_version) == (future, "cpb-um-BTCUSDT-1h/1")
+    by_market = {c.series.market: c for c in champions()}
+    assert (by_market["spot"].run_id, by_market["spot"].model_version) == (trained[0], "cpb-BTCUSDT-1h/1")
+    assert (by_market["um"].run_id, by_market["um"].model_version) == (future, "cpb-um-BTCUSDT-1h/1")
     assert [c.series.market for c in champions(market="um")] == ["um"]
     assert store.client.get_model_version("cpb-um-BTCUSDT-1h", "1").tags["market"] == "um"
-
-
-def test_a_simulated_model_has_a_name_of_its_own(folder, store):
-    run_id = log_member(fleet_of("sim", market="sim").run_id, member(folder, market="sim"))
-    register_champion(series(market="sim"), run_id)
-
-    (champion,) = champions()
-    assert champion.model_version == "cpb-sim-BTCUSDT-1h/1"
 
 
 def test_a_registered_model_of_somebody_else_is_left_alone(store, trained):
@@ -152,26 +131,6 @@ def test_a_damaged_champion_says_so_and_the_others_are_still_good(trained, how):
     assert (caught.value.code, caught.value.field) == ("damaged", str(damaged.folder))
 
 
-def test_weights_cut_in_half_are_never_published(trained, tmp_path):
-    register_champion(series(), trained[0])
-    break_weights(champions()[0].folder, "cut")
-
-    with pytest.raises(DamagedError):
-        build_tree(champions(), tmp_path / "hub")
-
-    assert not (tmp_path / "hub").exists()
-
-
-def test_a_damaged_config_is_damage_a_damaged_picture_is_not(trained):
-    register_champion(series(), trained[0])
-    (champion,) = champions()
-    (champion.folder / "loss.png").write_bytes(b"broken")
-    assert champions()[0].damage == ""
-
-    (champion.folder / "config.json").write_text("{")
-    assert "config.json" in champions()[0].damage
-
-
 def test_the_config_of_a_version_without_recorded_digests_is_checked(store, trained):
     store.client.delete_tag(trained[0], "files")
     register_champion(series(), trained[0])
@@ -180,25 +139,6 @@ def test_the_config_of_a_version_without_recorded_digests_is_checked(store, trai
 
     (champion.folder / "config.json").write_text("{")
     assert "config.json" in champions()[0].damage
-
-
-def test_the_commands_of_other_markets_are_theirs(folder, store):
-    for market, words in (("um", "--market um"), ("sim", "--source sim")):
-        run_id = log_member(fleet_of(market, market=market).run_id, member(folder, market=market, key=market))
-        register_champion(series(market=market), run_id)
-        assert words in training_command(champions(market=market)[0])
-
-
-def test_training_again_mends_a_damaged_champion(trained, folder, store):
-    """The same command finds its finished run, whose files it writes again."""
-    register_champion(series(), trained[0])
-    break_weights(champions()[0].folder, "cut")
-
-    fleet = store.client.get_run(trained[0]).data.tags["fleet"]
-    assert log_member(fleet, member(folder, key="a")) == trained[0]
-    register_champion(series(), trained[0])
-
-    assert champions()[0].damage == ""
 
 
 @pytest.fixture
@@ -227,16 +167,17 @@ def remote(run_id="a" * 32):
 
 def test_champions_of_two_servers_do_not_meet_in_the_cache(server):
     for uri, run_id in (("http://a", "a" * 32), ("http://b", "b" * 32), ("http://a", "a" * 32)):
-        found, damage = model_folder(SimpleNamespace(uri=uri), remote(run_id), {})
-        assert (found / "metrics.json").read_text() == uri
+        folder, damage = model_folder(SimpleNamespace(uri=uri), remote(run_id), {})
+        assert (folder / "metrics.json").read_text() == uri
         assert damage == ""
     assert server == ["http://a", "http://b"]
 
 
-def test_a_damaged_copy_of_a_servers_champion_is_fetched_again(server):
-    found, _ = model_folder(SimpleNamespace(uri="http://a"), remote(), {})
-    break_weights(found, "cut")
+def test_a_damaged_copy_of_a_servers_champion_is_fetched_again(server, folder):
+    store, digests = SimpleNamespace(uri="http://a"), file_digests(folder)
+    copied, _ = model_folder(store, remote(), digests)
+    break_weights(copied, "cut")
 
-    again, damage = model_folder(SimpleNamespace(uri="http://a"), remote(), {})
+    again, damage = model_folder(store, remote(), digests)
 
-    assert (again, damage, len(server)) == (found, "", 2)
+    assert (again, damage, len(server)) == (copied, "", 2)

@@ -8,8 +8,8 @@ from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.storage.locks import ProcessId
 from tasks.tracking.boards import newest_flow_runs
-from tasks.tracking.runs import finish, run_name, start_parent
-from tasks.tracking.store import PROCESS
+from tasks.tracking.runs import finish, start_parent
+from tasks.tracking.tags import PROCESS
 
 LAST_US = int(datetime(2025, 6, 5, 23, tzinfo=UTC).timestamp() * 1e6)
 
@@ -40,23 +40,13 @@ def test_a_run_without_an_end_that_was_asked_for_says_its_newest_candle(store):
     spec = RunSpec(coins="BTC", timeframes="1h", preset="smoke", source="sim")
     start_run(spec, records("sim", "BTCUSDT-1h"), "train-all")
     start_parent("old", {}, {"as_of": "newest"})
-    assert {one.as_of for one in newest_flow_runs(store, 5)} == {"2025-06-05", "newest"}
+    assert {run.as_of for run in newest_flow_runs(store, 5)} == {"2025-06-05", "newest"}
 
 
 def test_a_run_whose_process_died_is_listed_as_killed_before_anybody_has_marked_it(store, monkeypatch):
     run = start_parent("k", {})
     store.client.set_tag(run.run_id, PROCESS, str(ProcessId.current()))
     monkeypatch.setattr(ProcessId, "is_alive", lambda self: False)
-    (found,) = newest_flow_runs(store, 5)
-    assert (found.status, "died" in found.reason) == ("KILLED", True)
+    (listed,) = newest_flow_runs(store, 5)
+    assert (listed.status, "died" in listed.reason) == ("KILLED", True)
     assert store.client.get_run(run.run_id).info.status == "RUNNING"  # a list only reads
-
-
-def test_the_name_ends_with_the_last_candle_where_no_end_was_asked_for():
-    spec = RunSpec(coins="BTC", timeframes="1h", preset="default", architectures="har")
-    assert run_name("har", spec, records("spot", "BTCUSDT-1h")) == "har · BTC · 1h · default · 2025-06-05"
-    coins = [f"C{i}USDT-1h" for i in range(20)]
-    timed = RunSpec(coins="BTC", timeframes="1h", as_of=(datetime(2025, 6, 6, 6)).isoformat())
-    assert (
-        run_name("har", timed, records("spot", *coins)) == "har · 20 coins · 1h · default · 2025-06-06T06:00"
-    )

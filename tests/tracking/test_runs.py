@@ -8,16 +8,9 @@ import pytest
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.model_folder import file_digests
-from tasks.tracking.runs import (
-    PARTIAL,
-    MemberRecord,
-    finish,
-    log_members,
-    log_metrics,
-    start_fleet,
-    start_parent,
-)
+from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
 from tasks.tracking.store import search
+from tasks.tracking.tags import PARTIAL
 
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")
 TAGS = {
@@ -89,22 +82,11 @@ def test_a_member_run_holds_the_contract(store, folder):
         "hidden": "128", "optimizer.name": "adam", "optimizer.lr": "0.001", "features": '["r_open", "r_close"]',
     }  # fmt: skip
     assert run.data.metrics["test_crps_ratio"] == 0.98
+    assert {"gpu_util_mean", "test_rmse"}.isdisjoint(run.data.metrics)  # not measured
+    losses = store.client.get_metric_history(run.info.run_id, "train_loss")
+    assert [(loss.step, loss.value) for loss in losses] == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3))]
+    assert json.loads(run.data.tags["files"]) == file_digests(folder)
     assert {f.path for f in store.client.list_artifacts(run.info.run_id)} == set(FILES)
-
-
-def test_every_epoch_is_a_step(store):
-    run_id = log_member(fleet_of().run_id, member())
-
-    history = store.client.get_metric_history(run_id, "train_loss")
-
-    assert [(m.step, m.value) for m in history] == [(0, 1.0), (1, 0.5), (2, pytest.approx(1 / 3))]
-
-
-def test_what_was_not_measured_is_no_metric(store):
-    metrics = store.client.get_run(log_member(fleet_of().run_id, member())).data.metrics
-
-    assert "gpu_util_mean" not in metrics
-    assert "test_rmse" not in metrics
 
 
 def test_more_than_mlflows_batch_limits(store):
@@ -165,12 +147,6 @@ def test_an_unfinished_flow_is_continued_and_a_complete_one_reported(store):
     assert start_parent("other", {}).run_id != first.run_id
 
 
-def test_the_same_fleet_under_another_flow_is_its_own_run(store):
-    one, two = fleet_of("one"), fleet_of("two")
-
-    assert log_member(one.run_id, member()) != log_member(two.run_id, member())
-
-
 def test_a_missing_model_folder_is_named(store, tmp_path):
     with pytest.raises(CpbError, match="nowhere") as caught:
         log_member(fleet_of().run_id, member(tmp_path / "nowhere"))
@@ -188,21 +164,12 @@ def test_what_all_members_share_stands_on_the_fleet_and_what_differs_on_the_memb
         member(symbol="ETHUSDT", config={"hidden": 128, "rows": 400, "symbol": "ETHUSDT"}),
         member(symbol="LUNAUSDT", reason="50 rows", config={}),
     ]
-    one, two, failed = log_members(fleet.run_id, records)
+    first, second, failed = log_members(fleet.run_id, records)
 
     assert params_of(store, fleet.run_id) == {"hidden": "128"}
-    assert params_of(store, one) == {"rows": "500", "symbol": "BTCUSDT"}
-    assert params_of(store, two) == {"rows": "400", "symbol": "ETHUSDT"}
+    assert params_of(store, first) == {"rows": "500", "symbol": "BTCUSDT"}
+    assert params_of(store, second) == {"rows": "400", "symbol": "ETHUSDT"}
     assert params_of(store, failed) == {}
-
-
-def test_a_member_logged_later_keeps_what_differs_from_its_fleet(store):
-    fleet = fleet_of()
-    log_member(fleet.run_id, member(config={"hidden": 128, "rows": 500}))
-    late = log_member(fleet.run_id, member(symbol="ETHUSDT", key="late", config={"hidden": 128, "rows": 400}))
-
-    assert params_of(store, fleet.run_id) == {"hidden": "128", "rows": "500"}
-    assert params_of(store, late) == {"rows": "400"}
 
 
 def test_every_run_says_its_market(store):
@@ -252,12 +219,6 @@ def test_a_continued_run_forgets_what_was_said_of_its_last_end(store):
     assert {"reason", "warnings"}.isdisjoint(store.client.get_run(flow.run_id).data.tags)
 
 
-def test_the_digests_of_a_members_files_are_recorded(store, folder):
-    run_id = log_member(fleet_of().run_id, member(folder))
-
-    assert json.loads(store.client.get_run(run_id).data.tags["files"]) == file_digests(folder)
-
-
 def test_files_that_changed_since_training_are_not_logged(store, folder):
     trained = json.dumps(file_digests(folder))
     (folder / "model.safetensors").write_bytes(b"cut")
@@ -303,6 +264,6 @@ def test_epochs_of_a_fleet_are_logged_in_batches_beside_its_results(store, monke
     monkeypatch.setattr(store.client, "log_batch", lambda *a, **k: batches.append(k) or send(*a, **k))
     history = [{"epoch": e, **{f"m{i}_mb": float(e) for i in range(9)}} for e in range(1, 201)]
     log_metrics(fleet.run_id, {"pooled": 1.0}, history=history)
-    assert [len(one["metrics"]) for one in batches] == [1000, 801]
+    assert [len(first["metrics"]) for first in batches] == [1000, 801]
     values = store.client.get_metric_history(fleet.run_id, "m3_mb")
     assert [(m.step, m.value) for m in values] == [(e, float(e)) for e in range(1, 201)]

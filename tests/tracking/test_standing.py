@@ -3,7 +3,6 @@
 import pytest
 from test_runs import member
 
-from tasks.figures.board import board_figure, coins_figure
 from tasks.tracking.boards import coin_ratios, judged_models, leaderboard, read_members
 from tasks.tracking.runs import finish, log_members, log_metrics, start_fleet, start_parent
 
@@ -39,24 +38,18 @@ def several(store):
 def test_figures_and_the_list_of_a_series_have_the_same_models(several):
     store, series = several
     rows = coin_ratios(read_members(store), leaderboard())
-    for one in series:
-        listed = {(m.preset, m.metrics["test_crps_ratio"], m.test_span) for m in judged_models(store, one)}
-        drawn = {(r["preset"], r["crps_ratio"], r["test_span"]) for r in rows if r["symbol"] == one.symbol}
+    for listed_series in series:
+        listed = {
+            (m.preset, m.metrics["test_crps_ratio"], m.test_span) for m in judged_models(store, listed_series)
+        }
+        drawn = {
+            (r["preset"], r["crps_ratio"], r["test_span"])
+            for r in rows
+            if r["symbol"] == listed_series.symbol
+        }
         assert listed == drawn
     assert {(r["symbol"], r["preset"], r["crps_ratio"]) for r in rows} == {
         ("C0USDT", "default", 0.8), ("C1USDT", "default", 0.91),
         ("C0USDT", "default+0a1b2c3d", 2.0), ("C1USDT", "default+0a1b2c3d", 2.1),
     }  # fmt: skip
     assert {r["test_span"] for r in rows} == {"/".join(SPANS["2025"])}
-
-
-def test_figures_name_the_preset_where_there_are_several(several):
-    store, _ = several
-    board = leaderboard()
-    heat = coins_figure(coin_ratios(read_members(store), board))["data"][0]
-    cells = dict(zip(heat["x"], zip(*heat["z"], strict=True), strict=True))
-    assert cells == {"gru/default": (0.8, 0.91), "gru/default+0a1b2c3d": (2.0, 2.1)}
-
-    labels = [label for trace in board_figure(board)["data"] for label in trace["y"]]
-    runs = {row["flow_run"][:8] for row in board if row["preset"] == "default"}
-    assert sorted(labels) == sorted(["gru/default+0a1b2c3d", *(f"gru/default, run {run}" for run in runs)])

@@ -13,8 +13,8 @@ from tasks.tracking.store import EXPERIMENT, check_place, open_store, tracking_u
 
 def test_the_default_store_lies_under_mlruns_with_its_artifacts(store, tmp_path):
     assert store.uri == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
-    found = store.client.get_experiment_by_name(EXPERIMENT)
-    assert found.artifact_location == (tmp_path / "mlruns" / "artifacts").as_uri()
+    experiment = store.client.get_experiment_by_name(EXPERIMENT)
+    assert experiment.artifact_location == (tmp_path / "mlruns" / "artifacts").as_uri()
 
 
 def test_the_environment_names_another_store(monkeypatch, tmp_path):
@@ -22,16 +22,6 @@ def test_the_environment_names_another_store(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
     assert tracking_uri() == f"sqlite:///{tmp_path}/other/runs.db"
-
-
-def test_a_change_of_folder_is_another_store(store, tmp_path, monkeypatch):
-    (tmp_path / "b").mkdir()
-    monkeypatch.chdir(tmp_path / "b")
-
-    with pytest.raises(CpbError, match="no runs yet"):
-        open_store(create=False)
-
-    assert not (tmp_path / "b" / "mlruns").exists()
 
 
 def test_parallel_first_use_makes_one_whole_store(schema, tmp_path):

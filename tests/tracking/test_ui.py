@@ -10,7 +10,7 @@ import pytest
 from interface import interface
 from ports import free_port
 
-from flows.ops.serve import check_port, runs_page, serve_ui
+from flows.ops.serve import runs_page, serve_ui
 from schemas.errors import CpbError
 
 
@@ -23,10 +23,6 @@ def test_a_taken_port_names_the_remedy(store):
     assert (caught.value.code, caught.value.field) == ("port", "port")
 
 
-def test_a_free_port_passes():
-    check_port("127.0.0.1", free_port())
-
-
 def test_without_a_store_it_says_how_to_make_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -37,17 +33,17 @@ def test_without_a_store_it_says_how_to_make_one(tmp_path, monkeypatch):
 
 
 def test_the_experiments_page_is_that_of_its_runs(store):
-    found = runs_page("http://127.0.0.1:5000", store)
+    page = runs_page("http://127.0.0.1:5000", store)
     assert (
-        found
+        page
         == f"http://127.0.0.1:5000/#/experiments/{store.experiment_id}/runs?workflowType=machine_learning"
     )
 
 
 def command_lines(pid):
     """What `ps` shows of a process and its descendants."""
-    found = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    return [Path(f"/proc/{p.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for p in found]
+    processes = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    return [Path(f"/proc/{p.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() for p in processes]
 
 
 def ask(url, password="", data=None):

@@ -14,14 +14,10 @@ from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.errors import DamagedError
 from schemas.run import RunSpec
-from tasks.judging.member import MemberScore
-from tasks.judging.scores import crps, realised, reference_quantiles
-from tasks.signals.feature_files import load_series, read_features, write_features
+from tasks.signals.feature_files import read_features, write_features
 from tasks.storage.locks import locked
-from tasks.storage.model_folder import read_reference
-from tasks.storage.records import file_digest
 from tasks.tracking.registry import champions
-from tasks.training.shard import JOB, RESULT, prepare, read_job, read_result
+from tasks.training.shard import JOB, RESULT, read_job
 from tasks.verify import verify_all
 
 
@@ -161,16 +157,6 @@ def test_a_fleet_in_training_is_left_alone(stored):
     assert list(verify_fleets(stored, MARKET))
 
 
-def test_a_run_never_takes_up_damaged_weights(stored):
-    folder = fleet_of(stored)
-    job = read_job(folder)
-    prepare(stored / MARKET, job)
-    assert read_result(folder)
-    flip(member_of(stored, "model/model.safetensors"))
-    prepare(stored / MARKET, job)
-    assert not (folder / RESULT).exists()
-
-
 @pytest.mark.parametrize("damage", [*DAMAGE, lambda path: path.unlink()])
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "metrics.json", "forecast.png"])
 def test_a_damaged_champion_is_named(stored, damage, name):
@@ -218,22 +204,3 @@ def test_a_broken_store_is_said_once_for_all_markets(stored, tmp_path, monkeypat
     (sentence,) = verify_all(stored, ("spot", "um", MARKET)).unchecked
     assert sentence.startswith("the champions of market spot, um, sim could not be checked: ")
     assert sentence.endswith("then run `cpb verify` again")
-
-
-def test_a_models_reference_is_judgings_on_its_test_span(stored):
-    folder = fleet_of(stored)
-    job = read_job(folder)
-    spec = next(m for m in job.members if m.model.series == SERIES)
-    series = load_series(stored, spec.features, spec.bounds)
-    (kept,) = member_of(stored).glob("score-*.npz")
-    judged = MemberScore.from_npz(kept)
-    walk = read_reference(member_of(stored, "model"))
-    origins = np.flatnonzero(np.isin(series.times, judged.times))
-
-    losses = crps(reference_quantiles(walk, series, origins), realised(series, origins, walk.horizon))
-
-    np.testing.assert_array_equal(losses.mean(axis=1), judged.losses["reference_crps"])
-    assert walk.promised.crps_ratio == judged.metrics["test_crps_ratio"]
-    assert walk.promised.coverage_step_1[80] == judged.steps["coverage_80"][0]
-    assert read_reference(champion().folder) == walk  # it is logged with the model
-    assert champion().digests["reference.json"] == file_digest(member_of(stored, "model/reference.json"))

@@ -17,7 +17,8 @@ from schemas.identity import ModelId
 from tasks.storage.locks import locked
 from tasks.tracking.registry import keep_decision
 from tasks.tracking.runs import start_parent
-from tasks.tracking.store import KIND, STUDY, open_store
+from tasks.tracking.store import open_store
+from tasks.tracking.tags import KIND, STUDY
 from tasks.training.shard import prepare
 from webapp.api import table
 

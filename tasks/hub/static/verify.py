@@ -9,7 +9,7 @@ parser.add_argument("--head", metavar="HASH", help="hash that was printed earlie
 head = parser.parse_args().head
 SCORE, chain, place, total = [*KEY, "realised_close", "scored_at"], ["0" * 64], "this folder", 0
 sys.excepthook = lambda _, error, __: print(f"{place}: {error}", file=sys.stderr)  # a sentence instead of a traceback
-files: "dict[str, list[tuple[int, dict]]]" = {}
+files: "dict[str, list[tuple[int, dict]]]" = {}  # type: ignore[type-arg]
 for number, line in enumerate((HERE / "chain.jsonl").read_bytes().splitlines(keepends=True), 1):
     chain.append(hashlib.sha256(line[:-76] + b"}").hexdigest())  # the last 76 bytes hold the hash of the others
     if line[-76:] != f',"hash":"{chain[-1]}"}}\n'.encode() or (batch := json.loads(line))["previous"] != chain[-2]:
