@@ -65,8 +65,8 @@ def _gate(
         f"{submission.incumbent}; {before + submission.count} are submitted for this span"
     )
 
-    return lambda found: {
-        "gate": by_backtest.decide(contest, submission, spec.scope.home, found.members, say)
+    return lambda backtest: {
+        "gate": by_backtest.decide(contest, submission, spec.scope.home, backtest.members, say)
     }
 
 

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -40,18 +40,24 @@ _PIPE_WIDTH = 300
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its title, whether it holds text, and whether it is shown even on a narrow terminal.
+    """A column: its title, its key in a row, the format of its cells, and whether a narrow terminal keeps it.
 
-    `folds`: long texts wrap to the next line.
+    `form`: without any, the cells are texts on the left. `folds`: long texts wrap to the next line.
     """
 
     title: str
-    text: bool = False
+    key: str
+    form: str = ""
     stays: bool = False
     folds: bool = False
 
+    def cell(self, row: Mapping[str, Any]) -> str:
+        """Return the text of a row's cell; `-` without a value."""
+        value = row.get(self.key)
+        return "-" if value is None else printable(format(value, self.form))
 
-def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
+
+def print_table(title: str, columns: Sequence[Column], rows: Sequence[Mapping[str, Any]]) -> None:
     """Print the columns that fit the terminal, dropping the last columns first, and report how many are left out."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -60,28 +66,31 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Sequence[s
     console = Console(markup=False, width=None if sys.stdout.isatty() else _PIPE_WIDTH)
     shown = fitting(columns, rows, console.width)
     table = Table(title=printable(title), box=SIMPLE_HEAD, title_justify="left", padding=(0, 1))
-    for i in shown:
-        one = columns[i]
-        justify: Literal["left", "right"] = "left" if one.text else "right"
-        table.add_column(one.title, justify=justify, no_wrap=not one.folds, overflow="fold")
+    for column in shown:
+        justify: Literal["left", "right"] = "right" if column.form else "left"
+        table.add_column(column.title, justify=justify, no_wrap=not column.folds, overflow="fold")
     for row in rows:
-        table.add_row(*(printable(row[i]) for i in shown))
+        table.add_row(*(column.cell(row) for column in shown))
     console.print(table)
     if hidden := len(columns) - len(shown):
         say(f"{count(hidden, 'column')} left out: use a wider terminal, or --json")
 
 
-def fitting(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the indices of the columns that fit into `width`; optional columns are dropped, last first."""
-    widths = [max(map(len, cells)) + _GAP for cells in zip([c.title for c in columns], *rows, strict=True)]
-    widths = [min(w, _FOLDED) if one.folds else w for w, one in zip(widths, columns, strict=True)]
-    shown = list(range(len(columns)))
-    for i in reversed(shown[:]):
-        if sum(widths[j] for j in shown) <= width - 2:
+def fitting(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width: int) -> list[Column]:
+    """Return the columns that fit into `width`; optional columns are dropped, last first."""
+    widths = {c: max(map(len, (c.title, *(c.cell(row) for row in rows)))) + _GAP for c in columns}
+    shown = list(columns)
+    for column in reversed(columns):
+        if sum(min(widths[c], _FOLDED) if c.folds else widths[c] for c in shown) <= width - 2:
             break
-        if not columns[i].stays:
-            shown.remove(i)
+        if not column.stays:
+            shown.remove(column)
     return shown
+
+
+def interval(low: float | None, high: float | None) -> str | None:
+    """Return a 95 % interval of a ratio: `[0.9890, 0.9983]`."""
+    return None if low is None or high is None else f"[{low:.4f}, {high:.4f}]"
 
 
 def finding(verdict: str) -> str:
@@ -208,21 +217,14 @@ class Display:
     """Shows the tasks in progress: as bars on a terminal, else as lines; reports may come from any thread."""
 
     def __init__(self, console: "Console") -> None:
-        from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
-        from rich.text import Text
 
-        class Cell(ProgressColumn):
-            """A field of a task, cut where the terminal is too narrow for it."""
+        def cell(field: str) -> TextColumn:  # cut where the terminal is too narrow for it; facts shrink first
+            column = Column(no_wrap=field != "facts", overflow="ellipsis")
+            return TextColumn(f"{{task.fields[{field}]}}", markup=False, table_column=column)
 
-            def __init__(self, field: str) -> None:
-                super().__init__(Column(no_wrap=field != "facts", overflow="ellipsis"))  # facts shrink first
-                self._field = field
-
-            def render(self, task: Task) -> Text:
-                return Text(task.fields[self._field], no_wrap=True, overflow="ellipsis")
-
-        columns = Cell("step"), BarColumn(24), Cell("count"), TimeRemainingColumn(), Cell("facts")
+        columns = cell("step"), BarColumn(24), cell("count"), TimeRemainingColumn(), cell("facts")
         # Standard output is for results, which are printed after the bars and must not be redirected to stderr.
         self.bars = Progress(
             *columns, console=console, transient=True, redirect_stdout=False, refresh_per_second=4,
@@ -244,28 +246,32 @@ class Display:
         if self._on_terminal:  # else it would print an empty line
             self.bars.stop()
 
-    def progress(self, one: Report) -> None:
+    def progress(self, report: Report) -> None:
         """Show a report; finished tasks are removed, and so is the command's row once a step reports progress."""
         count = (
-            f"{int(one.done):,}/{int(one.total):,} {one.unit}"
-            if one.total
-            else f"{int(one.done):,} {one.unit}"
+            f"{int(report.done):,}/{int(report.total):,} {report.unit}"
+            if report.total
+            else f"{int(report.done):,} {report.unit}"
         )
         fields: dict[str, Any] = {
-            "count": count if one.unit else "",
-            "facts": printable("  ".join(one.facts)),
+            "count": count if report.unit else "",
+            "facts": printable("  ".join(report.facts)),
         }
         with self._lock:
-            ended = {one.step} if one.total and one.done >= one.total else set()
-            if one.unit:
+            ended = {report.step} if report.total and report.done >= report.total else set()
+            if report.unit:
                 ended |= {task.fields["step"] for task in self.bars.tasks if not task.fields["count"]}
             for step in ended & set(self._tasks):
                 self.bars.remove_task(self._tasks.pop(step))
-            if one.step in ended:
+            if report.step in ended:
                 return
-            if one.step not in self._tasks:
-                self._tasks[one.step] = self.bars.add_task("", total=None, step=printable(one.step), **fields)
-            self.bars.update(self._tasks[one.step], total=one.total or None, completed=one.done, **fields)
+            if report.step not in self._tasks:
+                self._tasks[report.step] = self.bars.add_task(
+                    "", total=None, step=printable(report.step), **fields
+                )
+            self.bars.update(
+                self._tasks[report.step], total=report.total or None, completed=report.done, **fields
+            )
 
     def line(self, text: str) -> None:
         """Show a line of text."""

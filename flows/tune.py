@@ -44,8 +44,8 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
             architecture=spec.names[0],
             preset=spec.preset,
             device=spec.device,
-            symbols=tuple(dict.fromkeys(one.id.symbol for one in inner + newest)),
-            timeframes=tuple(dict.fromkeys(one.id.timeframe for one in inner + newest)),
+            symbols=tuple(dict.fromkeys(fold.id.symbol for fold in inner + newest)),
+            timeframes=tuple(dict.fromkeys(fold.id.timeframe for fold in inner + newest)),
         )
         write_record(folder / SEARCH, search)  # for the web page
         storage = spec.scope.root / "tuning" / "optuna.db"
@@ -106,29 +106,29 @@ def _folds(
     """Return the folds for choosing, and the newest fold, for the winner's test. A series must have all folds."""
     records = series_records(spec, steps, say, summary)
     wanted = spec.folds + 1
-    found = load_folds(spec.scope.home, records, plan_bounds(records, wanted)) if records else None
-    if found is not None:
-        summary.add(found.failures, say)
-        for sentence in found.incomplete:
+    folds = load_folds(spec.scope.home, records, plan_bounds(records, wanted)) if records else None
+    if folds is not None:
+        summary.add(folds.failures, say)
+        for sentence in folds.incomplete:
             say(sentence)
-    loaded = found.loaded if found is not None else ()
-    ids = [one.id for one in loaded]
-    whole = [one for one in loaded if ids.count(one.id) == wanted]
-    usable = [one for one in whole if not _why_not(spec, one)]
+    loaded = folds.loaded if folds is not None else ()
+    ids = [fold.id for fold in loaded]
+    whole = [fold for fold in loaded if ids.count(fold.id) == wanted]
+    usable = [fold for fold in whole if not _why_not(spec, fold)]
     if not usable:
-        reasons = summary.reasons or next((_why_not(spec, one) for one in whole), "no series has all folds")
+        reasons = summary.reasons or next((_why_not(spec, fold) for fold in whole), "no series has all folds")
         raise CpbError(
             f"nothing to tune on ({reasons}); check coins, since, as_of and folds", code="no-series"
         )
     say(
-        f"{count(len({one.id for one in usable}), 'series')}, {count(spec.folds, 'fold')} to choose on, "
+        f"{count(len({fold.id for fold in usable}), 'series')}, {count(spec.folds, 'fold')} to choose on, "
         f"test span from {usable[-1].bounds.test[0]:%Y-%m-%d}"
     )
-    return [one for one in usable if one.fold < wanted], [one for one in usable if one.fold == wanted]
+    return [fold for fold in usable if fold.fold < wanted], [fold for fold in usable if fold.fold == wanted]
 
 
-def _why_not(spec: TuneSpec, one: FoldSeries) -> str:
-    return cpbmodels.why_not(one.series, spec.names[0], spec.preset, **spec.overrides)
+def _why_not(spec: TuneSpec, fold: FoldSeries) -> str:
+    return cpbmodels.why_not(fold.series, spec.names[0], spec.preset, **spec.overrides)
 
 
 def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:
@@ -142,5 +142,5 @@ def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:
         "search",
         "folds",
     )
-    data = [(one.id.label, one.fold, one.record.digest) for one in folds]
+    data = [(fold.id.label, fold.fold, fold.record.digest) for fold in folds]
     return value_digest([spec.model_dump(mode="json", include=set(decisive)), data, training_code()])[:16]

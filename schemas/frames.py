@@ -149,8 +149,8 @@ def check_features(frame: pl.DataFrame) -> pl.DataFrame:
     """
     checked = features_contract().check(frame)
     if int(checked["segment"].unique_counts().max() or 0) > FEATURE_WARMUP:  # type: ignore[arg-type]  # shorter: warm-up only
-        known = checked.select(pl.col(FEATURES).is_finite().any()).row(0)
-        empty = [name for name, any_value in zip(FEATURES, known, strict=True) if not any_value]
+        has_value = checked.select(pl.col(FEATURES).is_finite().any()).row(0)
+        empty = [name for name, any_value in zip(FEATURES, has_value, strict=True) if not any_value]
         if empty:
             raise MemberError(
                 f"feature column {empty[0]} has no value in any of {len(frame)} candles, so nothing can be learnt "

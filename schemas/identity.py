@@ -86,18 +86,20 @@ def symbol_of(coin: str, quoted: bool = False) -> str:
     return f"{name}USDT"
 
 
-def check_known(symbols: Iterable[str] | None, known: Collection[str], place: str) -> None:
-    """Reject misspelt coins, which are neither in `known` nor in the default universe.
+def check_known(symbols: Iterable[str] | None, stored: Collection[str], place: str) -> None:
+    """Reject misspelt coins, which are neither in `stored` nor in the default universe.
 
     Args:
-        place: where the known symbols are, to start the message with: `the MLflow store`.
+        place: where the stored symbols are, to start the message with: `the MLflow store`.
 
     Raises:
-        UsageError: names the unknown coins and some of the known symbols.
+        UsageError: names the unknown coins and some of the stored symbols.
     """
     universe = {symbol_of(coin) for coin in COINS}
-    if unknown := sorted(one for one in symbols or () if one not in known and one not in universe):
-        there = sorted(known)
+    if unknown := sorted(
+        symbol for symbol in symbols or () if symbol not in stored and symbol not in universe
+    ):
+        there = sorted(stored)
         held = ", ".join(there[:_MAX_LISTED]) + (", …" if len(there) > _MAX_LISTED else "")
         raise UsageError(
             f"coins: {place} has nothing of {', '.join(unknown)}"
@@ -142,12 +144,12 @@ def parse_timeframes(text: str, months: bool = False) -> list[str]:
             f"leave {MONTH} out (1w is the longest that can be used), only `cpb ingest` takes it",
             code="timeframes", field="timeframes",
         )  # fmt: skip
-    known = INTERVALS if months else [*INTERVAL_SECONDS]
-    unknown = [n for n in names if n not in known]
+    intervals = INTERVALS if months else [*INTERVAL_SECONDS]
+    unknown = [n for n in names if n not in intervals]
     if unknown or not names:
         raise UsageError(
             f"timeframes {text!r}: unknown interval {', '.join(unknown) or '(empty)'}; "
-            f"choose from {', '.join(known)}",
+            f"choose from {', '.join(intervals)}",
             code="timeframes", field="timeframes",
         )  # fmt: skip
     return list(dict.fromkeys(names))

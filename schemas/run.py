@@ -93,15 +93,15 @@ def with_preset_file(values: dict[str, Any]) -> dict[str, Any]:
     """
     if not is_file(values.get("preset")):
         return values
-    own = read_preset(values["preset"])
+    file = read_preset(values["preset"])
     overrides = values.get("overrides") or {}
     if not isinstance(overrides, dict):  # validation of the specification reports the wrong type
-        return values | {"preset": own.base}
-    out = values | {"preset": own.base, "overrides": own.options | overrides}
-    if values.get("architectures") is None and own.architectures:
-        out["architectures"] = ",".join(own.architectures)
-    if values.get("seeds") is None and own.seeds is not None:
-        out["seeds"] = own.seeds
+        return values | {"preset": file.base}
+    out = values | {"preset": file.base, "overrides": file.options | overrides}
+    if values.get("architectures") is None and file.architectures:
+        out["architectures"] = ",".join(file.architectures)
+    if values.get("seeds") is None and file.seeds is not None:
+        out["seeds"] = file.seeds
     return out
 
 
@@ -117,18 +117,18 @@ def read_preset(name: str) -> PresetFile:
         looked = " or ".join(str(place) for place in places)
         raise _wrong(f"preset {name!r}: no file {looked}; `cpb train-all --presets` lists the presets")
     try:
-        found = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _wrong(f"preset {path} is not TOML ({error}); correct it") from None
     try:
-        own = PresetFile(**found)
+        file = PresetFile(**content)
     except UsageError as error:
         raise _wrong(f"preset {path}: {error}") from None
-    if own.base not in PRESET_ARCHITECTURES:
+    if file.base not in PRESET_ARCHITECTURES:
         raise _wrong(
-            f"preset {path}: base {own.base!r} is unknown: choose from {', '.join(PRESET_ARCHITECTURES)}"
+            f"preset {path}: base {file.base!r} is unknown: choose from {', '.join(PRESET_ARCHITECTURES)}"
         )
-    return own
+    return file
 
 
 def _wrong(sentence: str) -> UsageError:
@@ -228,12 +228,12 @@ class RunSpec(ScopeSpec):
                              code="preset", field="preset")  # fmt: skip
         import cpbmodels  # for its registry of architectures; takes a second if torch is not imported yet
 
-        known = cpbmodels.architectures()
-        unknown = [name for name in self.names if base_of(name) not in known]
+        available = cpbmodels.architectures()
+        unknown = [name for name in self.names if base_of(name) not in available]
         if unknown or not self.names:
             raise UsageError(
                 f"architectures {self.architectures!r}: unknown {', '.join(unknown) or '(empty)'}; choose from "
-                f"{', '.join(known)} (add {UNIVERSAL_SUFFIX} for one model of all coins)",
+                f"{', '.join(available)} (add {UNIVERSAL_SUFFIX} for one model of all coins)",
                 code="architectures", field="architectures",
             )  # fmt: skip
         ignored: list[list[str]] = []

@@ -63,12 +63,12 @@ def _refuse_booleans(spec: type[BaseModel], values: Any) -> None:
             raise UsageError(f"{name} {values[name]!r} is not {wanted}", code="int-type", field=name)
 
 
-def _sentence(error: ErrorDetails, field: str, known: list[str]) -> str:
+def _sentence(error: ErrorDetails, field: str, options: list[str]) -> str:
     """Return a pydantic error as a single sentence."""
     given, limits = error["input"], error.get("ctx", {})
     kind = error["type"]
     if kind == "extra_forbidden":
-        return f"option {field!r} is unknown: choose from {', '.join(known)}"
+        return f"option {field!r} is unknown: choose from {', '.join(options)}"
     if kind == "literal_error":
         return f"{field} {given!r} is unknown: choose {limits['expected'].replace(chr(39), '')}"
     if kind in ("greater_than_equal", "less_than_equal", "greater_than", "less_than"):
@@ -106,11 +106,11 @@ def parse_instant(text: str, option: str) -> datetime:
     """
     for form in ("%Y-%m", "%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S"):
         try:
-            found = datetime.strptime(text.strip().removesuffix("Z"), form).replace(tzinfo=UTC)
+            instant = datetime.strptime(text.strip().removesuffix("Z"), form).replace(tzinfo=UTC)
         except ValueError:
             continue
-        if found.year >= 1000:
-            return found
+        if instant.year >= 1000:
+            return instant
     raise UsageError(f"{option} {text!r} is not a date: use 2024-01, 2024-01-31 or 2024-01-31T12:30 (UTC)",
                      code="date", field=option)  # fmt: skip
 
@@ -157,8 +157,8 @@ class Scope(BaseModel):
         return self.model_copy(
             update={
                 "chosen": tuple(series),
-                "symbols": tuple(dict.fromkeys(one.symbol for one in series)),
-                "timeframes": tuple(dict.fromkeys(one.timeframe for one in series)),
+                "symbols": tuple(dict.fromkeys(s.symbol for s in series)),
+                "timeframes": tuple(dict.fromkeys(s.timeframe for s in series)),
             }
         )
 
@@ -257,7 +257,7 @@ class ScopeSpec(Spec):
         timeframes = values.get("timeframes", fields["timeframes"].default)
         if timeframes == fields["timeframes"].default:
             timeframes = ",".join(held.timeframes)
-        elif missing := [one for one in parse_timeframes(timeframes, True) if one not in held.timeframes]:
+        elif missing := [name for name in parse_timeframes(timeframes, True) if name not in held.timeframes]:
             raise UsageError(
                 f"timeframes {timeframes!r}: {held.path} holds {', '.join(held.timeframes)} and no "
                 f"{', '.join(missing)}; name one of these",

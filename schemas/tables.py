@@ -120,15 +120,15 @@ class Tables:
             return ",".join(self.symbols)
         names = [part for part in text.split(",") if part.strip()]
         held = set(self.symbols)
-        found = [next((n for n in _meant(_clean(one)) if n in held), "") for one in names]
-        missing = [name.strip() for name, symbol in zip(names, found, strict=True) if not symbol]
+        symbols = [next((n for n in _meant(_clean(name)) if n in held), "") for name in names]
+        missing = [name.strip() for name, symbol in zip(names, symbols, strict=True) if not symbol]
         if missing or not names:
             raise UsageError(
                 f"coins {text!r}: {self.path} holds {', '.join(self.symbols)} and no "
                 f"{', '.join(missing) or 'other'}; name one of these, or all",
                 code="coins", field="coins",
             )  # fmt: skip
-        return ",".join(found)
+        return ",".join(symbols)
 
 
 @lru_cache(maxsize=4)
@@ -199,11 +199,11 @@ def _told_by_name(file: Path) -> tuple[str, str | None]:
 
 def _check_name(file: Path, symbol: str, timeframe: str | None, tables: list[Table]) -> None:
     """Reject a file whose only series contradicts its name; a lower-case name may be any word and is ignored."""
-    known: dict[str, tuple[set[str | None], str | None]] = {
+    names: dict[str, tuple[set[str | None], str | None]] = {
         "symbol": ({table.symbol for table in tables}, _clean(symbol) if symbol == symbol.upper() else ""),
         "timeframe": ({table.timeframe for table in tables}, timeframe),
     }
-    for what, (said, named) in known.items():
+    for what, (said, named) in names.items():
         if named and len(said) == 1 and said != {named}:
             raise _wrong(
                 file,

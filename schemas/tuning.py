@@ -118,12 +118,12 @@ class TuneSpec(RunSpec):
             return dict(parse_range(text) for text in self.search.split(","))
         fixed = {ALIASES.get(name, name) for name in self.overrides}
         options = cpbmodels.preset(self.preset, self.names[0], **self.overrides)
-        found = {name: values for name, values in DEFAULT_SPACE.items() if name not in fixed}
+        space = {name: values for name, values in DEFAULT_SPACE.items() if name not in fixed}
         if options.head != "student-t":  # the other heads do not shrink their location
-            found.pop("location_shrink", None)
+            space.pop("location_shrink", None)
         return {
             name: values
-            for name, values in found.items()
+            for name, values in space.items()
             if not cpbmodels.without_effect(options, self.names[0], [name])
         }
 
@@ -161,10 +161,10 @@ def parse_range(text: str) -> tuple[str, Range | Choice]:
             raise wrong
         whole = all(re.fullmatch(r"\s*-?\d+\s*", part) for part in match.group(1, 2))
         return name, Range(low, high, log=bool(match[3]), whole=whole and _is_whole(name))
-    found = tuple(_value(part.strip()) for part in values.split("|"))
-    if not name or len(found) < 2 or "" in found:
+    choices = tuple(_value(part.strip()) for part in values.split("|"))
+    if not name or len(choices) < 2 or "" in choices:
         raise wrong
-    return name, Choice(found)
+    return name, Choice(choices)
 
 
 def _is_whole(name: str) -> bool:
@@ -197,8 +197,8 @@ class TrialRecord:
 def space_as_json(space: Space) -> dict[str, Any]:
     """Return the space as plain values, for digests and reports."""
     return {
-        name: [one.low, one.high, "log" if one.log else "linear"]
-        if isinstance(one, Range)
-        else list(one.values)
-        for name, one in space.items()
+        name: [values.low, values.high, "log" if values.log else "linear"]
+        if isinstance(values, Range)
+        else list(values.values)
+        for name, values in space.items()
     }

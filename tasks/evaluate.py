@@ -3,7 +3,6 @@
 import json
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import cpbmodels
@@ -11,7 +10,6 @@ from schemas.handover import (
     Failure,
     FleetJudgement,
     FleetPlan,
-    JobMember,
     Judgement,
     ShardJob,
     ShardResult,
@@ -46,17 +44,18 @@ def evaluate(
     failed, with the reason: a failure in training or judging, or (`earlier`) of its series before any fleet was
     trained.
     """
-    found: dict[str, ShardResult] = {}
+    results: dict[str, ShardResult] = {}
 
-    def taken() -> Iterator[tuple[ShardJob, ShardResult]]:
+    def noted() -> Iterator[tuple[ShardJob, ShardResult]]:
         for shard, result in trained:
-            found[result.key] = result
+            results[result.key] = result
             yield shard, result
 
-    score = judge_fleet(root, fleet, taken(), judges)
-    results = [found[job_key(shard)] for shard in fleet.shards]
+    score = judge_fleet(root, fleet, noted(), judges)
     with _LOGGING:
-        return _log(spec, parent, fleet, results, root, score, earlier)
+        return _log(
+            spec, parent, fleet, [results[job_key(shard)] for shard in fleet.shards], root, score, earlier
+        )
 
 
 _LOGGING = threading.Lock()
@@ -64,60 +63,49 @@ _LOGGING = threading.Lock()
 
 
 def _log(
-    spec: RunSpec,
-    parent: str,
-    fleet: FleetPlan,
-    results: Sequence[ShardResult],
-    root: Path,
-    score: FleetScore,
+    spec: RunSpec, parent: str, fleet: FleetPlan, results: Sequence[ShardResult], root: Path, score: FleetScore,
     earlier: Sequence[Failure],
-) -> FleetJudgement:
+) -> FleetJudgement:  # fmt: skip
     job = fleet.shards[0]  # the shards differ only in their members
     failures = [
         *(_as_member(spec, job, f) for f in earlier if f.model is None and f.series),
         *(failure for result in results for failure in result.failures),
+        *score.failures,
     ]
-    failures += score.failures
-    members = fleet.members
     as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
-    source = public_url(spec.source) if spec.source else "Binance Vision"
-    of_run = _OfRun(as_of, {"source": source} | source_tags(spec))
-    config = job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in members]}
-    records = [m.features for m in members]
+    tags = {"source": public_url(spec.source) if spec.source else "Binance Vision"} | source_tags(spec)
+    records = [member.features for member in fleet.members]
     run = start_fleet(
         parent,
         fleet.architecture,
         f"{parent}/{fleet.key}",
-        config,
+        job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in fleet.members]},
         {"preset": spec.preset, "fleet_key": fleet.key, "as_of": as_of, **scope_tags(spec, records)},
         run_name(fleet.architecture, spec, records),
     )
     trained = [
-        _Trained(shard, planned[one.name], one)
+        (member, member_folder(shard_folder(root, shard), member.name), shard)
         for shard, result in zip(fleet.shards, results, strict=True)
-        for planned in [{m.name: m for m in shard.members}]
-        for one in result.members
-        if one.name in score.members
+        for member in result.members
+        if member.name in score.members
     ]
-    good = [_record(one, root, score, of_run) for one in trained]
-    ids = log_members(run.run_id, [*good, *(_failed(fleet, f, of_run) for f in failures)])
-    seconds = sum(result.train_seconds for result in results)
-    pooled = _named(job, _pooled(score.pools)) | {"train_seconds": seconds}
-    epochs = [epoch for result in results for epoch in result.epochs]
-    log_metrics(run.run_id, pooled, history=() if run.finished else epochs)
-    finish(
-        run.run_id, PARTIAL if failures else COMPLETE, {"verdict": "; ".join(p.verdict for p in score.pools)}
-    )
+    good = [_record(shard, member, folder, score, as_of, tags) for member, folder, shard in trained]
+    ids = log_members(run.run_id, [*good, *(_failed(fleet, failure, as_of, tags) for failure in failures)])
+    pooled = _named(job, _pooled(score.pools)) | {"train_seconds": sum(r.train_seconds for r in results)}
+    log_metrics(run.run_id, pooled, history=() if run.finished else [e for r in results for e in r.epochs])
+    verdict = "; ".join(pool.verdict for pool in score.pools)
+    finish(run.run_id, PARTIAL if failures else COMPLETE, {"verdict": verdict})
+    features = {member.name: member.features for member in fleet.members}
     judgements = [
         Judgement(
-            model=one.result.model,
-            folder=one.folder(root),
-            features=one.member.features,
+            model=member.model,
+            folder=folder,
+            features=features[member.name],
             run_id=run_id,
-            metrics=score.members[one.result.name].metrics,
-            verdict=score.members[one.result.name].verdict,
+            metrics=score.members[member.name].metrics,
+            verdict=score.members[member.name].verdict,
         )
-        for one, run_id in zip(trained, ids, strict=False)
+        for (member, folder, _), run_id in zip(trained, ids, strict=False)
     ]
     return FleetJudgement(
         key=fleet.key,
@@ -128,27 +116,6 @@ def _log(
     )
 
 
-@dataclass(frozen=True)
-class _OfRun:
-    """What the records of all members of a run have in common: the end of its data, and tags."""
-
-    as_of: str
-    tags: dict[str, str]
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """A member with the shard that trained it."""
-
-    shard: ShardJob
-    member: JobMember
-    result: TrainedMember
-
-    def folder(self, root: Path) -> Path:
-        """Return the member's folder, which holds its model and its scores."""
-        return member_folder(shard_folder(root, self.shard), self.member.name)
-
-
 def _as_member(spec: RunSpec, job: ShardJob, failure: Failure) -> Failure:
     """Return the failure of a series as a failure of the model that this fleet would have trained on it."""
     assert failure.series is not None
@@ -157,31 +124,30 @@ def _as_member(spec: RunSpec, job: ShardJob, failure: Failure) -> Failure:
     return failure.model_copy(update={"model": model})
 
 
-def _record(one: _Trained, root: Path, score: FleetScore, of_run: _OfRun) -> MemberRecord:
-    job, member, trained = one.shard, one.member, one.result
-    folder = one.folder(root) / "model"
-    judged = score.members[member.name]
-    report = trained.report
+def _record(
+    job: ShardJob, trained: TrainedMember, folder: Path, score: FleetScore, as_of: str, tags: dict[str, str]
+) -> MemberRecord:
+    judged, report = score.members[trained.name], trained.report
     measured = {k: v for k, v in report.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    config = read_config(folder).model_dump(mode="json")
+    config = read_config(folder / "model").model_dump(mode="json")
     expected = {WEIGHTS: trained.files[WEIGHTS]}  # judging changes the other files
     return MemberRecord(
-        key=f"{job_key(job)}/{member.name}",
-        model=member.model,
+        key=f"{job_key(job)}/{trained.name}",
+        model=trained.model,
         device=str(report.get("device", job.device)),
         preset=job.preset,
-        data_digest=member.features.digest,
-        as_of=of_run.as_of,
+        data_digest=next(m.features.digest for m in job.members if m.name == trained.name),
+        as_of=as_of,
         config={k: v for k, v in config.items() if k not in ("metrics", "history", "report", "config_sha256")}
         | ({"kernels": report["kernels"]} if "kernels" in report else {}),
         history=trained.history,
         metrics=measured | _named(job, judged.metrics),
-        folder=folder,
-        tags={"verdict": judged.verdict, **of_run.tags, FILES: json.dumps(expected)},
+        folder=folder / "model",
+        tags={"verdict": judged.verdict, **tags, FILES: json.dumps(expected)},
     )
 
 
-def _failed(fleet: FleetPlan, failure: Failure, of_run: _OfRun) -> MemberRecord:
+def _failed(fleet: FleetPlan, failure: Failure, as_of: str, tags: dict[str, str]) -> MemberRecord:
     assert failure.model is not None
     shard = next((s for s in fleet.shards if any(m.model == failure.model for m in s.members)), None)
     return MemberRecord(
@@ -190,8 +156,8 @@ def _failed(fleet: FleetPlan, failure: Failure, of_run: _OfRun) -> MemberRecord:
         device=fleet.shards[0].device,
         preset=fleet.shards[0].preset,
         data_digest="",
-        as_of=of_run.as_of,
-        tags={"step": failure.step, "code": failure.code, **of_run.tags},
+        as_of=as_of,
+        tags={"step": failure.step, "code": failure.code, **tags},
         reason=failure.reason,
     )
 

@@ -23,7 +23,6 @@ from schemas.handover import Decision, Failure, Record
 from schemas.ledger import Alarm
 from schemas.scope import home
 from tasks.storage.files import read_private, without_credentials
-from tasks.storage.locks import locked
 from tasks.storage.records import find_record, write_record
 from tasks.tracking.store import store_errors
 
@@ -144,24 +143,6 @@ class Told(Record):
     events: tuple[str, ...] = ()
 
 
-def claim(events: Events) -> Events:
-    """Return the events not told today, and record them as told, so that two runs never tell the same."""
-    with locked(home() / ".notify.lock"):
-        told = _told()
-        new = {key: text for key, text in events.items() if key not in told.events}
-        if new:
-            write_record(home() / "notify.json", Told(day=told.day, events=(*told.events, *new)))
-    return new
-
-
-def _release(events: Events) -> None:
-    """Record events as untold: no service has accepted them, and the next run tries again."""
-    with locked(home() / ".notify.lock"):
-        told = _told()
-        rest = tuple(key for key in told.events if key not in events)
-        write_record(home() / "notify.json", Told(day=told.day, events=rest))
-
-
 def _told() -> Told:
     told, day = find_record(home() / "notify.json", Told), f"{datetime.now(UTC):%Y-%m-%d}"
     return told if told and told.day == day else Told(day=day)
@@ -169,16 +150,16 @@ def _told() -> Told:
 
 def _tell(flow: str, events: Events, complete: bool) -> None:
     try:
-        urls = services()
-        new = claim(events) if urls and events else {}
+        urls, told = services(), _told()
+        new = {key: text for key, text in events.items() if key not in told.events}
         calls = _senders(urls, flow, new) if new else {}
         heartbeat = os.environ.get(HEARTBEAT_VARIABLE, "").strip().replace("{flow}", flow)
         beat = {HEARTBEAT_VARIABLE: partial(_beat, heartbeat)} if heartbeat and complete else {}
         problems = _within(calls | beat)
         for name in filter(problems.get, problems):
             log.warning("no message through %s: %s", name, problems[name])
-        if new and all(problems[name] for name in calls):
-            _release(new)
+        if not all(problems[name] for name in calls):  # else the next run tries again
+            write_record(home() / "notify.json", Told(day=told.day, events=(*told.events, *new)))
     except Exception as problem:  # noqa: BLE001 - a run must not fail because of its notifications
         log.warning("no notification of the end of %s was sent: %s", flow, problem)
 

@@ -62,7 +62,7 @@ def test_records_pass_through_every_step_without_prefect(at_home):
     assert isinstance(got, IngestResult)
     assert got.series == tuple(SeriesId("sim", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
     records = [features(scope, series) for series in got.series]
-    assert all(isinstance(one, SeriesRecord) for one in records)
+    assert all(isinstance(record, SeriesRecord) for record in records)
     planned = plan(SPEC, records)
     (fleet,) = planned.fleets
     assert (planned.failures, planned.stopped, fleet.architecture) == ((), (), "linear")
@@ -75,9 +75,9 @@ def test_records_pass_through_every_step_without_prefect(at_home):
         assert all(isinstance(result, ShardResult) and not result.failures for _, result in trained)
         judged = evaluate(SPEC, run, fleet, trained, root, judges)
     assert isinstance(judged, FleetJudgement)
-    assert [one.model.series for one in judged.judgements] == list(got.series)
+    assert [record.model.series for record in judged.judgements] == list(got.series)
     decided = promote(SPEC, [judged])
-    assert [one.series for one in decided] == list(got.series)
+    assert [record.series for record in decided] == list(got.series)
     assert isinstance(publish("sim"), Publication)
     issued = forecast(scope)
     assert isinstance(issued, ForecastBatch)

@@ -39,12 +39,12 @@ def ingest(
         from tasks.market.ingest import ingest as bring_up_to_date
 
         scope = _with_listed_pairs(spec) if spec.looks_up_symbols else spec.scope
-        found = bring_up_to_date(scope, tail=spec.tail, plan=plan)
+        report = bring_up_to_date(scope, tail=spec.tail, plan=plan)
     if json:
-        emit(found.to_dict())
+        emit(report.to_dict())
     else:
-        show(_for_people(found, plan))
-    raise typer.Exit(0 if plan else found.exit)
+        show(_for_people(report, plan))
+    raise typer.Exit(0 if plan else report.exit)
 
 
 def _with_listed_pairs(spec: IngestSpec) -> "Scope":
@@ -53,9 +53,9 @@ def _with_listed_pairs(spec: IngestSpec) -> "Scope":
 
     if not spec.whole_exchange:
         return spec.scope.model_copy(update={"symbols": tuple(listed_symbols(spec.scope))})
-    found, sentence = with_listed_pairs(spec)
+    listed, sentence = with_listed_pairs(spec)
     say(sentence)
-    return found.scope
+    return listed.scope
 
 
 def _for_people(report: "IngestReport", plan: bool) -> str:

@@ -36,74 +36,72 @@ def forecast(spec: ForecastSpec, json: Json = False) -> None:
 
 def _print(spec: ForecastSpec, result: dict[str, Any]) -> None:
     now = spec.scope.as_of or datetime.now(UTC)
-    known = {(model["symbol"], model["timeframe"]): model for model in result.get("models", ())}
+    models = {(model["symbol"], model["timeframe"]): model for model in result.get("models", ())}
     forecasts: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in result["rows"]:
         forecasts.setdefault((row["symbol"], row["timeframe"]), []).append(row)
-    texts = {series: _about(rows[0], known.get(series, {}), now) for series, rows in forecasts.items()}
+    texts = {series: _about(rows[0], models.get(series, {}), now) for series, rows in forecasts.items()}
     if len(forecasts) == 1:
         ((series, rows),) = forecasts.items()
-        print_table("; ".join(texts[series]), _EVERYTHING, [_every_quantile(row) for row in rows])
+        print_table("; ".join(texts[series]), _EVERYTHING, [_shown(row) for row in rows])
     else:
-        cells = [line for series, rows in forecasts.items() for line in _bands(texts[series], rows)]
-        print_table("The close is within each band with this probability", _BANDS, cells[:-1])
+        lines = [line for series, rows in forecasts.items() for line in _bands(texts[series], rows)]
+        print_table("The close is within each band with this probability", _BANDS, lines[:-1])
 
 
 _AFTER = (1, 5, 10)
 """Candles ahead that the table of several series shows; the last step instead of those beyond it."""
 
 _BANDS = (
-    Column("series; last close and its age; verdict; record", text=True, stays=True, folds=True),
-    Column("candles", stays=True), Column("close at (UTC)", text=True), Column("50 %", text=True, stays=True),
-    Column("80 %", text=True, stays=True),
+    Column("series; last close and its age; verdict; record", "about", stays=True, folds=True),
+    Column("candles", "step", ">", stays=True), Column("close at (UTC)", "close"),
+    Column("50 %", "half", ">", stays=True),
+    Column("80 %", "most", ">", stays=True),
 )  # fmt: skip
 
 _LEVELS = range(5, 100, 5)
 
 _EVERYTHING = (
-    Column("candle", stays=True), Column("close at (UTC)", text=True),
-    *(Column(f"{level} %", stays=level in (10, 25, 50, 75, 90)) for level in _LEVELS),
+    Column("candle", "step", ">", stays=True), Column("close at (UTC)", "close"),
+    *(Column(f"{level} %", f"q{level:02}", ">", stays=level in (10, 25, 50, 75, 90)) for level in _LEVELS),
 )  # fmt: skip
 
 
-def _about(row: dict[str, Any], known: dict[str, Any], now: datetime) -> list[str]:
+def _about(row: dict[str, Any], model: dict[str, Any], now: datetime) -> list[str]:
     """Return the line about a forecast: its series, the last close with its age, verdict and record."""
 
     old = age(max((now - row["issued_at"]).total_seconds(), 0))
     said = [f"{row['symbol']} {row['timeframe']}", f"{price(row['last_close'])}, {old} old"]
-    if "verdict" in known:
-        said += [finding(known["verdict"]) or "not judged", _record(known)]
+    if "verdict" in model:
+        said += [finding(model["verdict"]) or "not judged", _record(model)]
     return said
 
 
-def _record(known: dict[str, Any]) -> str:
+def _record(model: dict[str, Any]) -> str:
     """Return the record of a series' champions against the random walk, as in `live 0.985 in 12 days`."""
-    if "record_live" not in known:
+    if "record_live" not in model:
         return "no record yet"
-    days = count(known["record_days"], "day")
-    which = "live" if known["record_live"] else "replays"
-    ratio = known["record_ratio"] if known["record_low"] is not None else None
+    days = count(model["record_days"], "day")
+    which = "live" if model["record_live"] else "replays"
+    ratio = model["record_ratio"] if model["record_low"] is not None else None
     return f"{which} {ratio:.3f} in {days}" if ratio is not None else f"{which}: too few days ({days})"
 
 
-def _bands(about: Sequence[str], rows: Sequence[dict[str, Any]]) -> Iterator[list[str]]:
+def _bands(about: Sequence[str], rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, str]]:
     """Yield the lines of one series, then an empty line."""
-    steps = sorted({min(step, len(rows)) for step in _AFTER})
-    cells = []
-    for row in (rows[step - 1] for step in steps):
-        bands = [f"{price(row[low])} to {price(row[high])}" for low, high in (("q25", "q75"), ("q10", "q90"))]
-        cells.append([str(row["step"]), _close_time(row), *bands])
-    lines = [about[0], about[1], "; ".join(about[2:]), ""]
-    for text, line in zip_longest(lines, cells, fillvalue=None):
-        yield [text or "", *(line or [""] * (len(_BANDS) - 1))]
+    texts = [about[0], about[1], "; ".join(about[2:]), ""]
+    shown = [_shown(rows[step - 1]) for step in sorted({min(step, len(rows)) for step in _AFTER})]
+    for text, row in zip_longest(texts, shown):
+        line = dict.fromkeys(("step", "close", "half", "most"), "") | {"about": text or ""}
+        if row:
+            line |= {"step": row["step"], "close": row["close"]}
+            line |= {"half": f"{row['q25']} to {row['q75']}", "most": f"{row['q10']} to {row['q90']}"}
+        yield line
 
 
-def _every_quantile(row: dict[str, Any]) -> list[str]:
-    quantiles = (price(row[f"q{level:02}"]) for level in _LEVELS)
-    return [str(row["step"]), _close_time(row), *quantiles]
-
-
-def _close_time(row: dict[str, Any]) -> str:
-    """Return the close of the forecast candle, with its year unless it is the current one."""
+def _shown(row: dict[str, Any]) -> dict[str, str]:
+    """Return a row's prices, and the close of the forecast candle, with its year unless it is the current one."""
     time: datetime = row["target_time"]
-    return f"{time:%m-%d %H:%M}" if time.year == datetime.now(UTC).year else f"{time:%Y-%m-%d %H:%M}"
+    close = f"{time:%m-%d %H:%M}" if time.year == datetime.now(UTC).year else f"{time:%Y-%m-%d %H:%M}"
+    quantiles = {f"q{level:02}": price(row[f"q{level:02}"]) for level in _LEVELS}
+    return {"step": str(row["step"]), "close": close, **quantiles}

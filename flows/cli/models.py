@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.options import Json, cli_options
-from flows.console import Column, emit, finding, print_table, quiet_libraries, say, show
+from flows.console import Column, emit, finding, interval, print_table, quiet_libraries, say, show
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError, count
 from schemas.identity import SIM, SPOT, check_known, market_option
 from schemas.run import BoardSpec, RunSpec
@@ -14,7 +14,6 @@ from tasks.storage.files import checked_home, stored_home
 
 if TYPE_CHECKING:
     from schemas.handover import Decision
-    from schemas.identity import SeriesId
     from schemas.ledger import Alarm
     from tasks.promotion.moves import Served
 
@@ -46,36 +45,28 @@ def print_board(rows: list[dict[str, Any]]) -> None:
     title = "Against the random walk with EWMA volatility, on the test span: ratios below 1 are better"
     markets = {row["market"] for row in rows}
     title += "".join(f" (market {market})" for market in markets - {SPOT} if len(markets) == 1)
-    print_table(title, BOARD, [_board_cells(row, with_market=len(markets) > 1) for row in rows])
+    shown = [
+        row
+        | {
+            "place": f"{row['market']} {row['timeframe']}" if len(markets) > 1 else row["timeframe"],
+            "trained": f"{row['coins'] or count(row['members'], 'model')}"
+            + (f", {row['failed']} failed" if row["failed"] else ""),
+            "interval": interval(row.get("crps_ratio_low"), row.get("crps_ratio_high")),
+        }
+        for row in rows
+    ]
+    print_table(title, BOARD, shown)
 
 
 BOARD = (
-    Column("", text=True, stays=True), Column("architecture", text=True, stays=True), Column("preset", text=True),
-    Column("coins", text=True), Column("CRPS ratio", stays=True), Column("95 % interval", stays=True),
-    Column("verdict", text=True, stays=True), Column("coins < 1"), Column("MAE ratio"), Column("direction"),
-    Column("80 % band"), Column("windows/s"), Column("train s"), Column("RSS MB"),
+    Column("", "place", stays=True), Column("architecture", "architecture", stays=True), Column("preset", "preset"),
+    Column("coins", "trained"), Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
+    Column("95 % interval", "interval", ">", stays=True), Column("verdict", "verdict", stays=True),
+    Column("coins < 1", "better_share", ".0%"), Column("MAE ratio", "mae_ratio", ".4f"),
+    Column("direction", "directional_accuracy", ".3f"), Column("80 % band", "coverage_80", ".3f"),
+    Column("windows/s", "windows_per_s", ",.0f"), Column("train s", "train_seconds", ".1f"),
+    Column("RSS MB", "rss_peak_mb", ",.0f"),
 )  # fmt: skip
-
-
-def _board_cells(row: dict[str, Any], with_market: bool) -> list[str]:
-    def number(name: str, form: str) -> str:
-        return format(row[name], form) if row.get(name) is not None else "-"
-
-    timeframe = f"{row['market']} {row['timeframe']}" if with_market else row["timeframe"]
-    interval = f"[{number('crps_ratio_low', '.4f')}, {number('crps_ratio_high', '.4f')}]"
-    return [
-        timeframe, row["architecture"], row.get("preset") or "-", _coins(row), number("crps_ratio", ".4f"),
-        interval if row.get("crps_ratio_low") is not None else "-", row.get("verdict") or "-",
-        number("better_share", ".0%"), number("mae_ratio", ".4f"), number("directional_accuracy", ".3f"),
-        number("coverage_80", ".3f"),
-        number("windows_per_s", ",.0f"), number("train_seconds", ".1f"), number("rss_peak_mb", ",.0f"),
-    ]  # fmt: skip
-
-
-def _coins(row: dict[str, Any]) -> str:
-    """Return the coins of a row, and how many of their models failed."""
-    failed = f", {row['failed']} failed" if row["failed"] else ""
-    return f"{row['coins'] or count(row['members'], 'model')}{failed}"
 
 
 @cli_options(BoardSpec, only=("market", "coins", "timeframes"))
@@ -100,7 +91,7 @@ def ledger(
         emit({"ledger": rows, "exit": 0})
     elif rows:
         for live, title in ((True, "Live forecasts"), (False, "Replays: forecasts made after the fact")):
-            if lines := [_ledger_cells(row) for row in rows if row["live"] == live]:
+            if lines := [_ledger_line(row) for row in rows if row["live"] == live]:
                 title = f"{title}, against the random walk with EWMA volatility (below 1 is better)"
                 print_table(title, _LEDGER, lines)
     elif stored:
@@ -112,32 +103,27 @@ def ledger(
 
 
 _LEDGER = (
-    Column("", text=True, stays=True), Column("forecasts of", text=True, stays=True, folds=True),
-    Column("CRPS ratio", stays=True), Column("95 % interval", stays=True), Column("verdict", text=True),
-    *map(Column, ("days", "forecasts", "tails", "in 50 %", "in 80 %", "in 90 %")),
+    Column("", "place", stays=True), Column("forecasts of", "of", stays=True, folds=True),
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True), Column("95 % interval", "interval", ">", stays=True),
+    Column("verdict", "verdict"), Column("days", "days", ","), Column("forecasts", "forecasts", ","),
+    Column("tails", "tail_ratio", ".4f"),
+    *(Column(f"in {band} %", f"coverage_{band}", ".3f") for band in (50, 80, 90)),
 )  # fmt: skip
 
 
-def _ledger_cells(row: dict[str, Any]) -> list[str]:
-    def number(name: str, form: str) -> str:
-        return format(row[name], form) if row[name] is not None else "-"
-
-    known = row["crps_ratio_low"] is not None
+def _ledger_line(row: dict[str, Any]) -> dict[str, Any]:
     of = {
         "pooled": "all champions",
         "recipe": f"{row['recipe']} ({row['role']})",
         "series": f"{row['symbol']} champions",
         "version": f"{row['model_version']} ({row['role']})",
     }[row["kind"]]
+    # Of too few days there is no interval, and the ratio tells nothing.
+    unknown = {"crps_ratio": None, "tail_ratio": None} if row["crps_ratio_low"] is None else {}
     market = "" if row["market"] == "spot" else f"{row['market']} "
-    return [
-        f"{market}{row['timeframe']}", of,
-        number("crps_ratio", ".4f") if known else "-",
-        f"[{number('crps_ratio_low', '.4f')}, {number('crps_ratio_high', '.4f')}]" if known else "-",
-        row["verdict"].removesuffix(" than the random walk"), str(row["days"]), str(row["forecasts"]),
-        number("tail_ratio", ".4f") if known else "-",
-        number("coverage_50", ".3f"), number("coverage_80", ".3f"), number("coverage_90", ".3f"),
-    ]  # fmt: skip
+    shown: dict[str, Any] = {"place": f"{market}{row['timeframe']}", "of": of}
+    shown |= {"interval": interval(row["crps_ratio_low"], row["crps_ratio_high"])}
+    return row | shown | {"verdict": row["verdict"].removesuffix(" than the random walk")} | unknown
 
 
 @cli_options(BoardSpec, without=("run",))
@@ -159,29 +145,29 @@ def champions(
     symbols, timeframes = spec.symbols, spec.intervals
     everyone = served(spec.market)
     check_known(symbols, {entry.champion.series.symbol for entry in everyone}, "the registry of champions")
-    found = [
+    chosen = [
         entry
         for entry in everyone
         if (symbols is None or entry.champion.series.symbol in symbols)
         and (timeframes is None or entry.champion.series.timeframe in timeframes)
     ]
-    if not found:
+    if not chosen:
         raise CpbError(
             "there is no champion of these yet; train first, as in `cpb train-all`", code="no-champion"
         )
     if json:
-        emit({"champions": [_row(entry) for entry in found], "exit": EXIT_COMPLETE})
+        emit({"champions": [_row(entry) for entry in chosen], "exit": EXIT_COMPLETE})
         return
-    markets = {entry.champion.series.market for entry in found}
+    markets = {entry.champion.series.market for entry in chosen}
     watched = {alarm.series: alarm for market in markets for alarm in alarms(checked_home(), market)}
     if why:
-        for entry in found:
+        for entry in chosen:
             show("\n".join(_explained(entry, watched.get(entry.champion.series))))
     else:
         # Real and simulated champions are never listed together.
         title = "simulated market: these figures say nothing about a real one" if SIM in markets else ""
-        _print_table(title, found, watched)
-    say(count(len(found), "champion"))
+        print_table(title, _TABLE, [_table_row(e, watched.get(e.champion.series)) for e in chosen])
+    say(count(len(chosen), "champion"))
 
 
 @cli_options(ScopeSpec, only=("market",))
@@ -282,27 +268,22 @@ def _live(alarm: "Alarm | None") -> str:
     return alarm.state if alarm and (alarm.forecasts or alarm.state != "fine") else "-"
 
 
-def _print_table(title: str, found: "list[Served]", watched: "dict[SeriesId, Alarm]") -> None:
-    rows = []
-    for served in found:
-        champion, newest = served.champion, served.newest
-        decision = f"{newest.outcome} ({newest.rule})" if newest else "-"
-        finding_ = "damaged" if champion.damage else finding(champion.verdict)
-        names = (str(champion.series), champion.version, champion.architecture, champion.preset)
-        ratio, low, high = (champion.metrics.get(f"test_{name}") for name in _FIGURES)
-        figures = [
-            "-" if ratio is None else f"{ratio:.4f}",
-            "-" if low is None or high is None else f"[{low:.4f}, {high:.4f}]",
-        ]
-        rows.append([*names, decision, *figures, finding_, _live(watched.get(champion.series))])
-    print_table(title, _TABLE, rows)
+def _table_row(served: "Served", alarm: "Alarm | None") -> dict[str, Any]:
+    row = _row(served)
+    return row | {
+        "series": str(served.champion.series),
+        "decision": f"{served.newest.outcome} ({served.newest.rule})" if served.newest else None,
+        "interval": interval(row["crps_ratio_low"], row["crps_ratio_high"]),
+        "finding": "damaged" if served.champion.damage else finding(row["verdict"]),
+        "live": _live(alarm),
+    }
 
 
-_TABLE = tuple(
-    Column(title, text=title not in ("CRPS ratio", "95 % interval"), stays=title not in ("architecture", "preset"))
-    for title in (
-        "series", "version", "architecture", "preset", "decision", "CRPS ratio", "95 % interval", "test span", "live"
-    )
+_TABLE = (
+    Column("series", "series", stays=True), Column("version", "version", stays=True),
+    Column("architecture", "architecture"), Column("preset", "preset"), Column("decision", "decision", stays=True),
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True), Column("95 % interval", "interval", ">", stays=True),
+    Column("test span", "finding", stays=True), Column("live", "live", stays=True),
 )  # fmt: skip
 
 

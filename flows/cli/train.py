@@ -7,7 +7,17 @@ import typer
 
 from flows.cli.models import print_board
 from flows.cli.options import Json, cli_options
-from flows.console import Column, emit, finding, print_table, quiet_libraries, say, show, shown_progress
+from flows.console import (
+    Column,
+    emit,
+    finding,
+    interval,
+    print_table,
+    quiet_libraries,
+    say,
+    show,
+    shown_progress,
+)
 from schemas.errors import EXIT_COMPLETE, UsageError, count, p_value
 from schemas.run import (
     PRESET_ABOUT,
@@ -47,11 +57,15 @@ def print_presets(wanted: bool) -> None:
     for name in (*PRESET_ARCHITECTURES, *map(str, sorted(own_presets_folder().glob(f"*{SUFFIX}")))):
         try:
             trains = ", ".join(RunSpec(preset=name).names)
-            rows.append([name, trains, PRESET_ABOUT.get(name) or read_preset(name).about])
+            about = PRESET_ABOUT.get(name) or read_preset(name).about
+            rows.append({"name": name, "trains": trains, "about": about})
         except UsageError as error:
-            rows.append([name, "-", str(error)])
-    heads = ("preset", "trains", "what for")
-    print_table("", [Column(head, text=True, stays=True, folds=head != "preset") for head in heads], rows)
+            rows.append({"name": name, "about": str(error)})
+    columns = (
+        Column("trains", "trains", stays=True, folds=True),
+        Column("what for", "about", stays=True, folds=True),
+    )
+    print_table("", (Column("preset", "name", stays=True), *columns), rows)
     raise typer.Exit
 
 
@@ -164,10 +178,13 @@ def _next_steps() -> None:
 
 
 _COLUMNS = (
-    Column("", text=True, stays=True), Column("model", text=True, stays=True), Column("CRPS ratio", stays=True),
-    Column("95 % interval", stays=True), Column("verdict", text=True, stays=True), Column("p", stays=True),
-    Column("coins"), Column("coins < 1"), Column("MAE ratio"), Column("direction"), Column("80 % band"),
-    Column("90 % band"), Column("tails"), Column("forecasts"),
+    Column("", "timeframe", stays=True), Column("model", "model", stays=True),
+    Column("CRPS ratio", "crps_ratio", ".4f", stays=True), Column("95 % interval", "interval", ">", stays=True),
+    Column("verdict", "finding", stays=True), Column("p", "p", ">", stays=True), Column("coins", "coins", ","),
+    Column("coins < 1", "coins_below_one", ".0%"), Column("MAE ratio", "mae_ratio", ".4f"),
+    Column("direction", "directional_accuracy", ".3f"), Column("80 % band", "coverage_80", ".3f"),
+    Column("90 % band", "coverage_90", ".3f"), Column("tails", "tail_pinball_ratio", ".4f"),
+    Column("forecasts", "n", ","),
 )  # fmt: skip
 
 
@@ -197,26 +214,16 @@ def backtest(spec: BacktestSpec, json: Json = False) -> None:
 
 def _print_board(pooled: dict[str, dict[str, dict[str, Any]]]) -> None:
     """Print a row per model and timeframe, the lowest ratio of a timeframe first."""
-    found = [(timeframe, name, row) for name, rows in pooled.items() for timeframe, row in rows.items()]
-    if not found:
-        say("no model was judged")
-        return
-    found.sort(key=lambda row: (row[0], row[2]["crps_ratio"]))
-    print_table(
-        "Against the random walk with EWMA volatility, over all folds: ratios below 1 are better",
-        _COLUMNS,
-        [_cells(timeframe, name, row) for timeframe, name, row in found],
-    )
-
-
-def _cells(timeframe: str, name: str, row: dict[str, Any]) -> list[str]:
-    low, high = row["interval"]
-    return [
-        timeframe, name, f"{row['crps_ratio']:.4f}", f"[{low:.4f}, {high:.4f}]", finding(row["verdict"]),
-        p_value(row["p"]), f"{row['coins']:,}", f"{row['coins_below_one']:.0%}", f"{row['mae_ratio']:.4f}",
-        f"{row['directional_accuracy']:.3f}", f"{row['coverage_80']:.3f}", f"{row['coverage_90']:.3f}",
-        f"{row['tail_pinball_ratio']:.4f}", f"{row['n']:,}",
-    ]  # fmt: skip
+    board = [
+        row
+        | {"timeframe": timeframe, "model": model, "interval": interval(*row["interval"])}
+        | {"finding": finding(row["verdict"]), "p": p_value(row["p"])}
+        for model, rows in pooled.items()
+        for timeframe, row in rows.items()
+    ]
+    board.sort(key=lambda row: (row["timeframe"], row["crps_ratio"]))
+    title = "Against the random walk with EWMA volatility, over all folds: ratios below 1 are better"
+    print_table(title, _COLUMNS, board)
 
 
 @cli_options(

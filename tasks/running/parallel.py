@@ -115,8 +115,8 @@ def _stop_all(pool: ThreadPoolExecutor, futures: Sequence[Future[T]], stop: thre
 
 def _interrupt_of(futures: Sequence[Future[T]]) -> BaseException:
     """Return the interrupt that ended the first call; the other calls stopped on request."""
-    found = [future.exception() for future in futures if future.done() and not future.cancelled()]
-    first = [error for error in found if error and not isinstance(error, Exception | Interrupted)]
+    errors = [future.exception() for future in futures if future.done() and not future.cancelled()]
+    first = [error for error in errors if error and not isinstance(error, Exception | Interrupted)]
     return first[0] if first else Interrupted("stopped because one of the calls was interrupted")
 
 
@@ -140,7 +140,7 @@ class Progress:
 class Listener(Protocol):
     """Displays progress; its methods are called from any thread."""
 
-    def progress(self, one: Progress) -> None:
+    def progress(self, report: Progress) -> None:
         """Receive a report."""
 
     def line(self, text: str) -> None:

@@ -188,14 +188,14 @@ class Deployed:
 
     def processes(self):
         """Return all processes that were started for this project."""
-        found = []
+        running = []
         for process in psutil.process_iter():
             try:
                 if process.environ().get("PREFECT_HOME") == str(self.home) and process.pid != os.getpid():
-                    found.append(process)
+                    running.append(process)
             except (psutil.AccessDenied, psutil.NoSuchProcess):
                 continue
-        return found
+        return running
 
     def close(self):
         self.cpb("deploy", "down")

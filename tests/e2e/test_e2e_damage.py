@@ -85,9 +85,9 @@ def test_damage_of_every_kind_at_once(cpb, tmp_path, monkeypatch, damage):
     refused = ask_page(tmp_path)
     assert set(refused) <= {"/api/forecast/BTC/1h", "/api/candles/BTC/1h", "/api/ledger/BTC/1h"}
     assert all("cpb " in sentence for sentence in refused.values())
-    found = cpb.json("verify", code=1)["damaged"]
-    assert len(found) >= 7  # a fleet without a readable record is judged by that alone
-    assert all(line["command"].startswith(("cpb ", "rm -f ", "restore it ")) for line in found)
+    damaged = cpb.json("verify", code=1)["damaged"]
+    assert len(damaged) >= 7  # a fleet without a readable record is judged by that alone
+    assert all(line["command"].startswith(("cpb ", "rm -f ", "restore it ")) for line in damaged)
 
     forecast = cpb("forecast", *SCOPE, "--as-of", "2025-05-23", "--json")
     assert forecast.returncode == 3

@@ -42,7 +42,7 @@ def test_prefects_own_command_runs_the_job_to_completed(project):
     steps = {task["name"].rsplit("-", 1)[0].split()[0] for task in tasks}
     assert {"ingest", "features", "train", "evaluate", "promote", "publish", "forecast"} <= steps
     data = project.json("deploy", "status")["data"]
-    assert [one["timeframe"] for one in data] == ["1h"]
+    assert [entry["timeframe"] for entry in data] == ["1h"]
     assert data[0]["forecast"] == data[0]["candle"]  # forecast from the newest candle
 
 

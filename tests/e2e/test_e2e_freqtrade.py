@@ -150,8 +150,8 @@ def config_of(url):
 def trades_of(user):
     (path,) = (user / "backtest_results").glob("*.zip")
     with zipfile.ZipFile(path) as archive:
-        found = json.loads(archive.read(f"{path.stem}.json"))
-    frame = pd.DataFrame(found["strategy"][STRATEGY.stem]["trades"])
+        results = json.loads(archive.read(f"{path.stem}.json"))
+    frame = pd.DataFrame(results["strategy"][STRATEGY.stem]["trades"])
     return frame.assign(**{name: pd.to_datetime(frame[name]) for name in ("open_date", "close_date")})
 
 

@@ -35,9 +35,9 @@ class Installed:
             [self.python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", *wheels], check=True
         )
         (self.packages,) = folder.glob("env/lib/*/site-packages")
-        found = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+        result = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
         # The .pth files in these folders, which lead to the clone, are not read.
-        (self.packages / "third_party.pth").write_text("\n".join(found))
+        (self.packages / "third_party.pth").write_text("\n".join(result))
         self.work = folder / "work"
         self.work.mkdir()
         inherited = {
@@ -95,9 +95,9 @@ def test_every_module_and_file_is_in_the_environment_and_none_of_the_clone_is_us
     assert all(Path(line).is_relative_to(installed.packages) for line in shown.stdout.split())
     have = {path.relative_to(installed.packages).as_posix() for path in installed.packages.rglob("*")}
     kinds = (".py", ".js", ".css", ".html", ".svg")
-    own = [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in kinds]
-    assert len(own) > 180
-    assert not {path.relative_to(ROOT).as_posix() for path in own} - have
+    files = [path for name in PACKAGES for path in (ROOT / name).rglob("*") if path.suffix in kinds]
+    assert len(files) > 180
+    assert not {path.relative_to(ROOT).as_posix() for path in files} - have
 
 
 def test_the_demo_leaves_everything_in_the_users_folder_and_nothing_in_the_current_one(installed):
@@ -136,13 +136,13 @@ def test_the_published_record_needs_none_of_it(installed):
 def test_the_deployment_runs_and_is_stopped(installed):
     port = free_port()
     try:
-        found = installed.json("deploy", "up", "--port", port)
-        assert found["started"] == ["server", "worker"]
+        result = installed.json("deploy", "up", "--port", port)
+        assert result["started"] == ["server", "worker"]
         done = installed.json("deploy", "run", "forecast/hourly", "--watch", "--param", "source=sim")
         assert done["state"] == "Completed"
     finally:
         installed.json("deploy", "down")
     assert (installed.share / ".cpb/server.log").is_file()
     assert not (installed.packages / "data").exists()
-    running = [one.info["cmdline"] or [""] for one in psutil.process_iter(["cmdline"])]
+    running = [process.info["cmdline"] or [""] for process in psutil.process_iter(["cmdline"])]
     assert not [command for command in running if command[0].startswith(str(installed.folder))]

@@ -42,20 +42,20 @@ def terminal(cpb):
         return started[-1]
 
     yield start
-    for one in started:
-        one.close()
+    for running in started:
+        running.close()
     for trainer in trainers_in(cpb.folder):
         trainer.kill()
 
 
 def trainers_in(folder):
     """The running trainers and judges that were started in `folder`."""
-    found = []
-    for one in psutil.process_iter(["cmdline", "status"]):
-        if one.info["status"] != "zombie" and "--multiprocessing-fork" in (one.info["cmdline"] or []):
+    trainers = []
+    for running in psutil.process_iter(["cmdline", "status"]):
+        if running.info["status"] != "zombie" and "--multiprocessing-fork" in (running.info["cmdline"] or []):
             with suppress(psutil.Error):
-                found += [one] if one.cwd() == str(folder) else []
-    return found
+                trainers += [running] if running.cwd() == str(folder) else []
+    return trainers
 
 
 def check_end(terminal, seconds):

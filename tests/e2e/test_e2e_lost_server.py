@@ -81,6 +81,6 @@ def test_forecasts_go_on_between_two_runs_while_the_server_is_away(start, tmp_pa
     second, said = forecast("03", **place)
     assert f"could not be brought up to date: the MLflow store {url} cannot be used" in said
     assert password not in said
-    versions = [{row["model_version"] for row in found["rows"]} for found in (first, second)]
+    versions = [{row["model_version"] for row in result["rows"]} for result in (first, second)]
     assert versions == [{"cpb-sim-BTCUSDT-1h/1"}] * 2
     assert (first["new_rows"], second["new_rows"]) == (10, 10)

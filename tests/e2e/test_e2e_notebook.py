@@ -39,8 +39,8 @@ def python(tmp_path):
     """A Python with third-party packages and pip, without cpb, cpbmodels, venv and ensurepip."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "python"], check=True)
     (packages,) = (tmp_path / "python").glob("lib/*/site-packages")
-    found = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-    (packages / "third_party.pth").write_text("\n".join([*found, "import absent_venv"]))
+    places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
+    (packages / "third_party.pth").write_text("\n".join([*places, "import absent_venv"]))
     (packages / "absent_venv.py").write_text(NO_VENV)
     python = tmp_path / "python/bin/python"
     for missing in ("flows", "cpbmodels", "ensurepip", "venv"):
@@ -57,8 +57,8 @@ def repo(tmp_path):
     )
 
     def kept_out(folder, names):
-        own = {"data", "mlruns"} if Path(folder) == ROOT else set()  # packages have folders called data
-        return made(folder, names) | own
+        made_here = {"data", "mlruns"} if Path(folder) == ROOT else set()  # packages have folders called data
+        return made(folder, names) | made_here
 
     folder = shutil.copytree(ROOT, tmp_path / "repo", ignore=kept_out)
     git = ("git", "-C", folder, "-c", "user.name=test", "-c", "user.email=test@localhost")
@@ -161,12 +161,12 @@ def test_the_stored_notebook_shows_results_and_tells_nothing_of_the_machine_that
     text = NOTEBOOK.read_text()
     assert len(text) < 400_000
     cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    outputs = [one for cell in cells for one in cell["outputs"]]
-    assert not [one for one in outputs if one["output_type"] == "error"]
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert not [output for output in outputs if output["output_type"] == "error"]
     places = ("/home/", "/Users/", "/root/", "/tmp/", str(ROOT))
     assert not [place for place in places if place in json.dumps(outputs)]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
-    kinds = [kind for one in outputs for kind in one.get("data", {})]
+    kinds = [kind for output in outputs for kind in output.get("data", {})]
     assert kinds.count("image/png") == 2
     assert kinds.count("text/html") == 2
     assert "colab.research.google.com/github/" in text

@@ -99,41 +99,41 @@ def world(tmp_path_factory, forking):
 
 
 def test_two_homes_that_begin_at_once_end_complete_in_one_store(world):
-    assert [one["exit"] for one in world["trained"]] == [0, 0]
-    one, two = world["machines"]
-    (champion,) = one("champions", "--json")["champions"]
-    assert two("champions", "--json")["champions"] == [champion]
+    assert [first["exit"] for first in world["trained"]] == [0, 0]
+    first, second = world["machines"]
+    (champion,) = first("champions", "--json")["champions"]
+    assert second("champions", "--json")["champions"] == [champion]
     assert (champion["symbol"], champion["architecture"]) == ("BTCUSDT", "har")
     kept = [path for path in (world["head"] / "artifacts").rglob("*") if path.is_file()]
     assert {"model.safetensors", "MLmodel"} <= {path.name for path in kept}
     assert not any(
-        (machine.folder / "mlruns").exists() for machine in (one, two)
+        (machine.folder / "mlruns").exists() for machine in (first, second)
     )  # no artifact stayed at home
 
 
 def test_a_home_that_never_trained_forecasts_with_the_servers_champion(world, tmp_path):
-    one = world["machines"][0]
-    third = Machine(tmp_path / "three", one.env, one.program)
+    first = world["machines"][0]
+    third = Machine(tmp_path / "three", first.env, first.program)
     assert third("forecast", *SIM)["series"] == 1
     assert third("forecast", *SIM)["new_rows"] == 0
 
 
 def test_a_file_that_is_damaged_on_the_server_is_found(world):
-    one = world["machines"][0]
-    (champion,) = one("champions", "--json")["champions"]
+    first = world["machines"][0]
+    (champion,) = first("champions", "--json")["champions"]
     # Each machine registered a version; its copy, which the other has fetched or will, is named by its run.
-    (copy,) = (one.folder / "data/champions").glob(f"cpb-sim-BTCUSDT-1h-{champion['version']}-*")
+    (copy,) = (first.folder / "data/champions").glob(f"cpb-sim-BTCUSDT-1h-{champion['version']}-*")
     (kept,) = (world["head"] / "artifacts").glob(f"*/{copy.name.rpartition('-')[2]}*/artifacts")
     shutil.rmtree(copy)  # an intact copy is not fetched again
     whole = {}
     for path in (kept / "config.json", kept / "model.safetensors"):
         whole[path] = path.read_bytes()
         path.write_bytes(whole[path][:-1])
-    found = one("verify", "--market", "sim", "--json", exit_code=1)["damaged"]
-    assert {Path(damage["path"]).name for damage in found} == {"config.json", "model.safetensors"}
+    damaged = first("verify", "--market", "sim", "--json", exit_code=1)["damaged"]
+    assert {Path(damage["path"]).name for damage in damaged} == {"config.json", "model.safetensors"}
     for path, content in whole.items():
         path.write_bytes(content)
-    assert one("verify", "--market", "sim", "--json")["damaged"] == []
+    assert first("verify", "--market", "sim", "--json")["damaged"] == []
 
 
 def ask(
@@ -164,8 +164,8 @@ def test_an_attacker_of_mlflows_server_gets_nothing(world):
         for origin in (FOREIGN, "null"):
             assert ask(world, route, "POST", right, Origin=origin).status_code == 403
     assert ask(world, auth=right, Host="head.example.com").status_code == 200
-    own = ask(world, "/ajax-api/2.0/mlflow/experiments/search", "POST", right, Origin=world["url"])
-    assert own.status_code != 403
+    answer = ask(world, "/ajax-api/2.0/mlflow/experiments/search", "POST", right, Origin=world["url"])
+    assert answer.status_code != 403
 
 
 def test_no_secret_is_shown_or_kept(world):
@@ -189,9 +189,9 @@ def test_no_secret_is_shown_or_kept(world):
 
 
 def test_the_page_and_mlflows_interface_answer(world):
-    one, port = world["machines"][0], free_port()
-    assert one("ui", "--json")["url"] == world["url"]
-    page = one.start("serve", "--port", port, "--json")
+    first, port = world["machines"][0], free_port()
+    assert first("ui", "--json")["url"] == world["url"]
+    page = first.start("serve", "--port", port, "--json")
     try:
         assert json.loads(page.stdout.readline())["url"].endswith(str(port))
         board = httpx.get(

@@ -215,8 +215,8 @@ def test_a_leap_of_the_price_level_and_prices_that_never_move_are_named_and_the_
     for coin, table in tables.items():
         table.write_parquet(folder / f"{coin}USDT-1h.parquet")
     leap = f"{hours['open_time'][1000]:%Y-%m-%d %H:%M}"
-    found = cpb.json("ingest", "--source", folder, code=3)
-    reasons = {one["symbol"]: one["reason"] for one in found["series"]}
+    ingested = cpb.json("ingest", "--source", folder, code=3)
+    reasons = {series["symbol"]: series["reason"] for series in ingested["series"]}
     assert f"the price level leaps × 1,000 at {leap}: " in reasons["XECUSDT"]
     result = cpb.json("train-all", "--source", folder, *SMALL, code=3)
     reasons = {f["symbol"]: f["reason"] for f in result["failures"]}

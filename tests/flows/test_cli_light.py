@@ -110,7 +110,7 @@ def test_a_real_bash_completes_commands_and_options(tmp_path):
         ask cpb deploy st
         ask cpb train --prof
     """
-    known = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    settings = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
     keep = {name: os.environ[name] for name in ("PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
     done = subprocess.run(
         ["bash", "--norc", "-c", script],
@@ -118,7 +118,7 @@ def test_a_real_bash_completes_commands_and_options(tmp_path):
         text=True,
         timeout=120,
         check=False,
-        env=keep | known,
+        env=keep | settings,
     )
     assert done.stdout.split("\n")[:3] == ["train train-all", "status", "--profile"], done
 

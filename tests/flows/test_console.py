@@ -33,7 +33,7 @@ def test_text_of_a_home_reaches_the_terminal_escaped(capsys):
     hostile = "BTC\033]0;title\a \x9b31m \u202e 80 %"
     say(hostile)
     show(hostile)
-    print_table(hostile, [Column("name")], [[f"{hostile} [red]"]])
+    print_table(hostile, [Column("name", "name")], [{"name": f"{hostile} [red]"}])
     display = Display(Console(markup=False))
     display.progress(Progress(hostile, 1, 2, "files"))
     assert display.bars.tasks[0].fields["step"] == printable(hostile)

@@ -57,7 +57,7 @@ def test_an_interrupted_run_and_what_is_open_below_it_are_killed_and_can_be_repe
         raise interrupt
 
     ids = (run.run_id, fleet.run_id, member, done.run_id, other.run_id)
-    status = [store.client.get_run(one).info.status for one in ids]
+    status = [store.client.get_run(run_id).info.status for run_id in ids]
     assert status == ["KILLED", "KILLED", "KILLED", "FINISHED", "RUNNING"]
     assert type(interrupt).__name__ in store.client.get_run(run.run_id).data.tags["reason"]
     again = start_parent("k", {})

@@ -36,8 +36,8 @@ def typed(values):
         if name in BY_SET:
             yield from ("--set", f"{name}={json.dumps(value)}")
         elif name == "overrides":
-            for key, one in value.items():
-                yield from ("--set", f"{key}={one}")
+            for key, command in value.items():
+                yield from ("--set", f"{key}={command}")
         elif isinstance(value, bool):
             yield f"--{dashed}" if value else f"--no-{dashed}"
         else:
@@ -70,7 +70,7 @@ def test_coin_and_timeframe_can_be_given_by_position_or_by_option(spec):
 
 def test_every_command_with_a_scope_takes_both_by_position():
     commands = typer.main.get_command(_app()).commands
-    scoped = {name for name, one in commands.items() if "coins" in {p.name for p in one.params}}
+    scoped = {name for name, command in commands.items() if "coins" in {p.name for p in command.params}}
     assert {"train-all", "train", "backtest", "tune", "forecast", "ledger", "champions", "ingest"} <= scoped
     for name in scoped:
         arguments = [p.name for p in commands[name].params if p.param_type_name == "argument"]

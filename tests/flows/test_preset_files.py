@@ -23,7 +23,7 @@ features = ["close_return", "log_sigma"]
 
 
 @pytest.fixture
-def own(tmp_path, monkeypatch):
+def write_preset(tmp_path, monkeypatch):
     monkeypatch.setenv("CPB_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "home" / "presets").mkdir(parents=True)
@@ -44,8 +44,8 @@ def good():
     return GOOD.replace('["close_return", "log_sigma"]', columns())
 
 
-def test_a_file_becomes_the_base_with_overrides(own):
-    spec = RunSpec(coins="BTC", preset=own(good()))
+def test_a_file_becomes_the_base_with_overrides(write_preset):
+    spec = RunSpec(coins="BTC", preset=write_preset(good()))
     assert spec.preset == "smoke"
     assert spec.names == ("gru", "gru-universal")
     assert spec.copies("gru") == 2
@@ -53,22 +53,22 @@ def test_a_file_becomes_the_base_with_overrides(own):
     assert (options.lr, options.hidden_dim, len(options.features)) == (0.004, 24, 2)
 
 
-def test_options_beside_it_win(own):
-    path = own(good())
+def test_options_beside_it_win(write_preset):
+    path = write_preset(good())
     spec = BacktestSpec(preset=path, architectures="lstm", seeds=1, overrides={"hidden_dim": 8})
     assert (spec.names, spec.seeds, spec.overrides["hidden_dim"]) == (("lstm",), 1, 8)
 
 
-def test_the_same_options_are_the_same_run(own):
+def test_the_same_options_are_the_same_run(write_preset):
     """The file's name and place decide nothing: a flow run elsewhere needs no file."""
-    from_file = RunSpec(preset=own(good()))
+    from_file = RunSpec(preset=write_preset(good()))
     again = RunSpec(**from_file.model_dump())
     assert again == from_file
-    assert with_preset_file({"preset": own(good())})["preset"] == "smoke"
+    assert with_preset_file({"preset": write_preset(good())})["preset"] == "smoke"
 
 
-def test_a_bare_name_is_found_in_the_home(own, tmp_path):
-    own(good(), "kept.toml", tmp_path / "home" / "presets")
+def test_a_bare_name_is_found_in_the_home(write_preset, tmp_path):
+    write_preset(good(), "kept.toml", tmp_path / "home" / "presets")
     assert RunSpec(preset="kept.toml").preset == "smoke"
     with pytest.raises(UsageError) as error:
         RunSpec(preset="other.toml")
@@ -79,10 +79,10 @@ def test_a_bare_name_is_found_in_the_home(own, tmp_path):
     ("option", "value"),
     [("lr", 5.0), ("epoch", 5), ("hidden_dim", 0), ("head", "student"), ("dropout", "much"), ("epochs", 1.5)],
 )
-def test_wrong_options_get_the_sentence_of_the_command_line(own, option, value):
+def test_wrong_options_get_the_sentence_of_the_command_line(write_preset, option, value):
     text = f'base = "smoke"\narchitectures = ["gru"]\n[options]\n{option} = {json.dumps(value)}\n'
     with pytest.raises(UsageError) as in_file:
-        RunSpec(preset=own(text))
+        RunSpec(preset=write_preset(text))
     with pytest.raises(UsageError) as given:
         RunSpec(preset="smoke", architectures="gru", overrides={option: value})
     assert str(in_file.value) == str(given.value)
@@ -93,26 +93,26 @@ def test_wrong_options_get_the_sentence_of_the_command_line(own, option, value):
     "text",
     ["base =", 'bas = "smoke"', 'base = "other"', "seeds = 0", "options = 3", "base = 7", "\xff\xfe"],
 )
-def test_what_is_no_preset_names_the_file(own, text):
-    path = own(text)
+def test_what_is_no_preset_names_the_file(write_preset, text):
+    path = write_preset(text)
     with pytest.raises(UsageError) as error:
         RunSpec(preset=path)
     assert error.value.code == "preset"
     assert path in str(error.value)
 
 
-def test_train_takes_the_files_architecture(own):
-    path = own('base = "smoke"\narchitectures = ["gru"]\n')
+def test_train_takes_the_files_architecture(write_preset):
+    path = write_preset('base = "smoke"\narchitectures = ["gru"]\n')
     scope = {"coins": "BTC", "timeframes": "1h", "source": "sim"}
     assert TrainSpec(**scope, preset=path).names == ("gru",)
     assert TrainSpec(**scope, preset=path, architectures="lstm").names == ("lstm",)
     assert (TrainSpec(**scope).names, TrainSpec(**scope).preset) == (("har",), "default")
 
 
-def test_presets_are_listed_with_what_is_wrong(own, tmp_path, monkeypatch, capsys):
+def test_presets_are_listed_with_what_is_wrong(write_preset, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "home" / "presets"
-    own(good(), "good.toml", folder)
-    own("[options]\nlr = 7\n", "wrong.toml", folder)
+    write_preset(good(), "good.toml", folder)
+    write_preset("[options]\nlr = 7\n", "wrong.toml", folder)
     monkeypatch.setattr(sys, "argv", ["cpb", "train-all", "--presets"])
     with pytest.raises(SystemExit) as end:
         cli.main()

@@ -30,10 +30,10 @@ with shown_progress("train"):
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_bars_fit_any_terminal_and_keep_what_matters_most(columns):
-    own = {
+    settings = {
         name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")
     }  # which pytest sets
-    shown = Terminal([sys.executable, "-c", PROGRAM], columns, env=own)
+    shown = Terminal([sys.executable, "-c", PROGRAM], columns, env=settings)
     try:
         shown.read_until(lambda: "train" in shown.screen)
         shown.type("\n")

@@ -35,7 +35,8 @@ def test_a_fleet_says_each_thing_once_and_of_how_many():
     first = member("BTCUSDT", accumulate=2, device_warning="busy only 3 %")
     second = member("ETHUSDT", device_warning="busy only 3 %")
     shards = [
-        ShardResult(key=key, architecture="gru", members=(one,)) for key, one in (("a", first), ("b", second))
+        ShardResult(key=key, architecture="gru", members=(trained,))
+        for key, trained in (("a", first), ("b", second))
     ]
     assert fleet_warnings(shards) == [
         "memory ran out: each batch was split into 2 parts (1 of 2 members)",

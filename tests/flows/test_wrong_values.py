@@ -65,16 +65,16 @@ def words(values):
         if name in BY_SET:
             yield f"--set={name}={value}"
         elif name == "overrides":
-            yield from (f"--set={key}={json.dumps(one)}" for key, one in value.items())
+            yield from (f"--set={key}={json.dumps(setting)}" for key, setting in value.items())
         else:
             yield f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
 
 
 def sentence_of(call):
-    with pytest.raises(UsageError) as found:
+    with pytest.raises(UsageError) as error:
         call()
-    assert found.value.exit_code == 2
-    return str(found.value), found.value.code, found.value.field
+    assert error.value.exit_code == 2
+    return str(error.value), error.value.code, error.value.field
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_the_end_of_today_is_not_ahead_of_the_clock():
 
 def test_true_is_no_number():
     for values in ({"seeds": True}, {"folds": False}):
-        with pytest.raises(UsageError, match="is not a whole number") as found:
+        with pytest.raises(UsageError, match="is not a whole number") as error:
             BacktestSpec(**values)
-        assert [found.value.field] == list(values)
+        assert [error.value.field] == list(values)
     assert RunSpec(preset="smoke", prune=True).prune is True

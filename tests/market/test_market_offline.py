@@ -31,6 +31,14 @@ def no_network(monkeypatch):
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
 
 
+def test_offline_a_damaged_manifest_is_named_and_left_as_it_is(filled):
+    manifest = filled / "manifest.db"
+    manifest.write_bytes(b"no database" * 500)
+    with pytest.raises(CpbError, match="manifest"):
+        ingest(scope(filled, filled.parent / "mirror", "BTC").model_copy(update={"offline": True}))
+    assert manifest.read_bytes() == b"no database" * 500
+
+
 def test_offline_gives_the_stored_series_and_asks_nobody(filled, no_network):
     online = scope(filled, filled.parent / "mirror", "BTC")
     before = ingest(online)

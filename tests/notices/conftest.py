@@ -15,6 +15,6 @@ def home(tmp_path, monkeypatch):
 @pytest.fixture
 def inbox(home, monkeypatch):
     """A service that accepts messages, named in CPB_NOTIFY."""
-    with serve_inbox() as found:
-        monkeypatch.setenv("CPB_NOTIFY", found.url)
-        yield found
+    with serve_inbox() as service:
+        monkeypatch.setenv("CPB_NOTIFY", service.url)
+        yield service

@@ -14,7 +14,7 @@ from schemas.handover import Decision, Failure, ModelRef
 from schemas.identity import ModelId, SeriesId
 from schemas.ledger import Alarm
 from tasks import notices
-from tasks.notices import DEADLINE_S, MAX_LINES, Told, claim, send_test, services, tell_outcome
+from tasks.notices import DEADLINE_S, MAX_LINES, Told, send_test, services, tell_outcome
 from tasks.storage.records import find_record, write_record
 
 BTC = SeriesId("spot", "BTCUSDT", "1h")
@@ -37,7 +37,7 @@ def failed(home, error):
 
 
 def bodies(inbox):
-    return [one["message"] for one in inbox.messages]
+    return [message["message"] for message in inbox.messages]
 
 
 def test_a_run_that_failed_is_told_once_a_day_and_another_error_too(inbox, home):
@@ -186,11 +186,6 @@ def test_what_is_no_url_is_refused_without_being_shown(home, monkeypatch):
     with pytest.raises(CpbError, match="entry 2 in CPB_NOTIFY") as refused:
         services()
     assert "my-password" not in str(refused.value)
-
-
-def test_two_runs_never_tell_the_same(home):
-    assert claim({"a": "text"}) == {"a": "text"}
-    assert claim({"a": "other words", "b": "text"}) == {"b": "text"}
 
 
 def test_doctor_sends_a_test_message_and_names_services_by_scheme(inbox, home, forking, monkeypatch):

@@ -48,12 +48,12 @@ def environment(folder):
 
 def processes_of(folder):
     """All processes that were started with the environment of a folder."""
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.AccessDenied, psutil.NoSuchProcess):
             if process.environ().get("CPB_MARK") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 @contextmanager

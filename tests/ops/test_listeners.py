@@ -58,13 +58,13 @@ def opens_a_port(path):
 
 def test_no_module_opens_a_port_besides_the_one_that_puts_the_guard_before_it(tmp_path):
     packages = ("flows", "tasks", "webapp", "schemas", "cpbmodels")
-    found = {
+    modules = {
         str(path.relative_to(ROOT))
         for package in packages
         for path in (ROOT / package).rglob("*.py")
         if opens_a_port(path)
     }
-    assert found == ALLOWED
+    assert modules == ALLOWED
     probe = tmp_path / "probe.py"
     for text in (
         "import uvicorn",

@@ -112,22 +112,22 @@ def test_no_password_is_found_in_processes_or_files(victim):
 
     def search():
         assert os.getuid() == NOBODY
-        seen, found, closed = 0, [], 0
+        seen, leaks, closed = 0, [], 0
         places = [path for pid in Path("/proc").glob("[0-9]*") for path in (pid / "cmdline", pid / "environ")]
         for place in [*places, *folder.rglob("*")]:
             try:
                 if place.is_file():
                     content = place.read_bytes()
                     seen += 1
-                    found += [str(place)] * any(secret in content for secret in wanted)
+                    leaks += [str(place)] * any(secret in content for secret in wanted)
             except OSError:
                 closed += 1
-        return json.dumps([seen, found, closed])
+        return json.dumps([seen, leaks, closed])
 
-    seen, found, closed = json.loads(as_nobody(search))
+    seen, leaks, closed = json.loads(as_nobody(search))
     assert seen > 3
     assert closed > 0
-    assert found == []
+    assert leaks == []
     shown = subprocess.run(
         ["ps", "axwwe"], capture_output=True, check=True
     ).stdout  # root's: it sees environments

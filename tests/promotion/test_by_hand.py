@@ -59,7 +59,7 @@ def test_champions_are_listed_for_programs(cpb):
     assert (btc["architecture"], btc["preset"]) == ("linear", "smoke")
     assert (btc["decision"]["outcome"], btc["decision"]["rule"]) == ("first", "first")
     assert cpb("champions", "--coins", "ETH", "--json")[1]["champions"][0]["symbol"] == "ETHUSDT"
-    assert cpb("champions", "--market", "um", "--json")[1]["champions"] == []
+    assert cpb("champions", "--market", "um", "--json")[1]["code"] == "no-champion"
 
 
 def test_a_misspelt_coin_is_named_with_the_champions_that_there_are(cpb):

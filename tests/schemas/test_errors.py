@@ -21,7 +21,9 @@ def test_an_extra_is_installed_for_the_running_interpreter_at_the_pinned_version
     command = install_extra(extra)
     words = shlex.split(command.strip("`"))
     assert words[:6] == [sys.executable, "-m", "pip", "install", "-c", str(ROOT / "constraints.txt")]
-    assert [_parts(one) for one in words[6:]] == [_parts(one) for one in EXTRAS[extra]]
+    assert [_parts(requirement) for requirement in words[6:]] == [
+        _parts(requirement) for requirement in EXTRAS[extra]
+    ]
 
 
 def _parts(requirement):

@@ -18,7 +18,7 @@ from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.promotion import night
 from tasks.promotion.losses import registered_model
-from tasks.storage.records import write_npz
+from tasks.storage.records import read_npz, write_npz
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store, search
 from tasks.training import trainer as worker
@@ -140,8 +140,7 @@ def spoil_forecast(name):
     def spoil(job, folder):
         path = folder / "members" / name / "test.npz"
         if job.architecture == "linear":
-            with np.load(path) as kept:
-                arrays = {key: kept[key].copy() for key in kept.files}
+            arrays = read_npz(path)
             arrays["quantiles"][3, 2, 1] = np.nan
             write_npz(path, arrays)
 
@@ -266,8 +265,8 @@ def test_a_damaged_result_is_made_again(trainer, tmp_path):
     results[0].write_bytes(results[0].read_bytes()[:-40])
     again, _ = run()
     assert (again.exit_code, again.members) == (0, first.members)
-    found = read_result(results[0].parent)
-    assert [m.files["model.safetensors"] for m in found.members] == [
+    made = read_result(results[0].parent)
+    assert [m.files["model.safetensors"] for m in made.members] == [
         m.files["model.safetensors"] for m in whole.members
     ]
 

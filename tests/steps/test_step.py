@@ -62,9 +62,9 @@ def test_prefect_calls_the_same_function_with_no_policy_of_its_own():
     ],
 )
 def test_prefects_page_shows_a_result_that_holds_failures_as_such(value, state):
-    found = step("demo")(lambda: value).task.fn()
+    shown = step("demo")(lambda: value).task.fn()
     if state is None:
-        assert found is value
+        assert shown is value
     else:
-        assert (found.name, found.is_completed(), found.data) == (state, True, value)
-        assert found.message.startswith("BTCUSDT 1h: away from http://mirror/x")
+        assert (shown.name, shown.is_completed(), shown.data) == (state, True, value)
+        assert shown.message.startswith("BTCUSDT 1h: away from http://mirror/x")
