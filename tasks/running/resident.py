@@ -20,6 +20,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from queue import Empty, LifoQueue
 from types import ModuleType
 from typing import IO, Any
 
@@ -236,31 +237,27 @@ class Cores:
 
 
 class Pool:
-    """Children of one kind, each lent to one caller at a time; running children are lent first."""
+    """Children of one kind, lent to one caller at a time; the child returned last, which is running, is lent first."""
 
     def __init__(self, residents: Sequence[Resident]) -> None:
         self.residents = tuple(residents)
-        self._idle = list(residents)
-        self._lock = threading.Lock()
+        self._idle: LifoQueue[Resident] = LifoQueue()
+        for resident in reversed(self.residents):
+            self._idle.put(resident)
         let_ctrl_c_end_waits()
 
     @contextmanager
     def lent(self) -> Iterator[Resident]:
         """Yield an idle child, waiting for it; an interrupt ends the wait."""
-        while (resident := self._take()) is None:
+        while True:
+            with suppress(Empty):
+                resident = self._idle.get_nowait()
+                break
             pause(_POLL_S)
         try:
             yield resident
         finally:
-            with self._lock:
-                self._idle.append(resident)
-
-    def _take(self) -> Resident | None:
-        with self._lock:
-            resident = min(self._idle, key=lambda idle: not idle.is_running, default=None)
-            if resident:
-                self._idle.remove(resident)
-            return resident
+            self._idle.put(resident)
 
     def stop(self) -> None:
         """End all children."""

@@ -94,22 +94,6 @@ def test_with_the_password_the_same_request_does_run_a_command(deployed, job):
     wait_for(pwned.exists, 60)
 
 
-def test_the_servers_own_page_may_ask(deployed):
-    for origin in (f"http://127.0.0.1:{deployed.port}", f"http://localhost:{deployed.port}"):
-        answer = deployed.ask("flows/filter", {}, headers={"Origin": origin})
-        assert answer.status_code == 200
-        assert answer.headers["access-control-allow-origin"] == origin
-    tunnel = {"Host": "localhost:5000", "Origin": "http://localhost:5000"}  # ssh -L 5000:127.0.0.1:PORT
-    assert deployed.ask("flows/filter", {}, headers=tunnel).status_code == 200
-    other = {
-        "Host": f"localhost:{deployed.port}",
-        "Origin": "http://localhost:3000",
-    }  # another page of this machine
-    assert deployed.ask("flows/filter", {}, headers=other).status_code == 403
-    page = raw(deployed, "GET", "/", Accept="text/html")
-    assert (page.headers["x-frame-options"], page.headers["x-content-type-options"]) == ("DENY", "nosniff")
-
-
 def test_no_route_answers_without_the_password(deployed):
     schema = raw(deployed, "GET", "/openapi.json").json()
     routes = [(path, method.upper()) for path, methods in schema["paths"].items() for method in methods]

@@ -15,7 +15,6 @@ import httpx
 import pytest
 from deployed import Deployed
 from mlflow_server import documented_server
-from ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "tracking"))
@@ -186,21 +185,6 @@ def test_no_secret_is_shown_or_kept(world):
         for table in ("params", "tags", "experiment_tags"):
             cursor.execute(f"SELECT count(*) FROM {table} WHERE value ~ %s", ("|".join(secrets[:2]),))
             assert cursor.fetchone() == (0,)
-
-
-def test_the_page_and_mlflows_interface_answer(world):
-    first, port = world["machines"][0], free_port()
-    assert first("ui", "--json")["url"] == world["url"]
-    page = first.start("serve", "--port", port, "--json")
-    try:
-        assert json.loads(page.stdout.readline())["url"].endswith(str(port))
-        board = httpx.get(
-            f"http://127.0.0.1:{port}/api/leaderboard?market=sim", timeout=60, trust_env=False
-        ).json()
-        assert [champion["symbol"] for champion in board["champions"]] == ["BTCUSDT"]
-    finally:
-        page.terminate()
-        page.communicate(timeout=60)
 
 
 def test_flow_runs_work_on_a_prefect_server_over_postgres(world):

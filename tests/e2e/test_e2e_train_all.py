@@ -1,6 +1,5 @@
 """The main job as a user runs it: complete, partial, killed and repeated."""
 
-import json
 import random
 import shutil
 import subprocess
@@ -10,11 +9,10 @@ from datetime import datetime
 
 import polars as pl
 import pytest
-from folder_mirror import FolderMirror
 from mlflow.tracking import MlflowClient
 
 from schemas.identity import INTERVAL_SECONDS
-from tasks.market.simulator import quarter_hours, serve, to_checksum, to_csv, to_zip
+from tasks.market.simulator import quarter_hours, to_checksum, to_csv, to_zip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -28,22 +26,6 @@ def hours_of(month):
         pl.col("open").first(), pl.col("high").max(), pl.col("low").min(), pl.col("close").last(),
         pl.exclude("open", "high", "low", "close", "open_time").sum(),
     ).select(quarters.columns)  # fmt: skip
-
-
-def rest_of(hours):
-    """A hook that answers REST's question for candles."""
-
-    def hook(_handler, path, query):
-        if path != "api/v3/klines":
-            return None
-        asked = hours.filter(
-            pl.col("open_time").dt.epoch("ms").is_between(int(query["startTime"]), int(query["endTime"]))
-        )
-        cells = [line.split(",") for line in to_csv(asked, "1h").decode().splitlines()]
-        rows = [[int(c[0]), *c[1:6], int(c[6]), c[7], int(c[8]), *c[9:]] for c in cells]
-        return 200, {}, json.dumps(rows).encode()
-
-    return hook
 
 
 def write_month(root, symbol, month, rows=None):
@@ -167,20 +149,6 @@ def test_forecasts_come_from_closed_candles_only(cpb, tmp_path):
     assert (again["new_rows"], again["scored"]) == (0, 0)
     steps = (rows["target_time"] - rows["issued_at"]).dt.total_seconds() // INTERVAL_SECONDS["1h"]
     assert steps.sort().to_list() == list(range(1, 11))
-
-
-def test_with_a_tail_forecasts_start_at_the_newest_candle_and_are_scored(cpb, tmp_path):
-    for month in ("2025-01", "2025-02", "2025-03"):
-        write_month(tmp_path / "mirror", "BTCUSDT", month)
-    with serve(FolderMirror(tmp_path / "mirror"), rest_of(hours_of("2025-04"))) as url:
-        scope = ("--source", url, "--coins", "BTC", "--timeframes", "1h")
-        assert cpb("train-all", *scope, *SMALL, "--as-of", "2025-04-02T05:30").returncode == 0
-        assert forecast_rows(tmp_path)["issued_at"].max().isoformat() == "2025-04-01T00:00:00+00:00"
-        live = cpb.json("forecast", *scope, "--tail", "--as-of", "2025-04-02T05:30")
-        assert (live["new_rows"], live["scored"]) == (10, 10)  # the archive's forecast has come due by REST
-        assert forecast_rows(tmp_path)["issued_at"].max().isoformat() == "2025-04-02T05:00:00+00:00"
-        later = cpb.json("forecast", *scope, "--tail", "--as-of", "2025-04-02T07:30")
-        assert (later["new_rows"], later["scored"]) == (10, 2)
 
 
 def test_a_hub_that_is_away_costs_nothing_but_the_commit(cpb, tmp_path):

@@ -4,7 +4,6 @@ import json
 
 import pytest
 from prefect import flow
-from prefect.flows import load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 
 from flows.runner import flow_parameters
@@ -88,37 +87,3 @@ def test_prefects_form_has_types_choices_ranges_and_descriptions(spec, values, c
     assert (
         parameter_schema(described) == described.parameters
     )  # `prefect deploy` asks the flow, not its function
-
-
-PROJECT = '''
-"""A flow as `flows/train_all.py` declares one."""
-import json
-from pathlib import Path
-
-from prefect import flow
-from prefect.states import Completed, State
-
-from flows.runner import plain_failures, flow_parameters
-from schemas.run import RunSpec
-
-
-@flow(name="echo", validate_parameters=False, flow_run_name="echo {preset}")
-@plain_failures
-@flow_parameters(RunSpec)
-def echo(spec: RunSpec) -> State:
-    """Write down what arrived."""
-    (Path(__file__).parent / "seen.json").write_text(spec.model_dump_json())
-    return Completed(data=spec.model_dump())
-'''
-
-
-@pytest.fixture
-def project(tmp_path):
-    (tmp_path / "project.py").write_text(PROJECT)
-    return tmp_path
-
-
-def test_the_flow_loads_from_its_entrypoint_with_all_parameters(project):
-    loaded = load_flow_from_entrypoint(f"{project}/project.py:echo")
-    assert list(loaded.parameters.properties) == list(RunSpec.model_fields)
-    assert not loaded.should_validate_parameters
