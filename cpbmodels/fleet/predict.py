@@ -107,9 +107,8 @@ class Forecast:
     def __repr__(self) -> str:
         """One line: which candles follow what, and the last step's median and 90 % interval."""
         name = f"{self.series.symbol or '-'} {self.series.timeframe}".strip()
-        when = f"after row {self.issued_row}"
-        if self.series.times is not None:
-            when = f"issued {self.issued_at:%Y-%m-%d %H:%M} UTC"
+        timed = self.series.times is not None
+        when = f"issued {self.issued_at:%Y-%m-%d %H:%M} UTC" if timed else f"after row {self.issued_row}"
         if self.probabilities is not None:
             chances = dict(zip(("up", "flat", "down"), self.probabilities.round(3).tolist(), strict=True))
             return f"<Forecast {name}, {when}: {chances}>"

@@ -230,11 +230,7 @@ def _train_in_memory(job: FleetJob) -> list[Member]:
     while tasks:
         part = replace(job, tasks=tasks[:size])
         try:
-            trained = _train_one(part)
-            if all(m.report["stopped"] == "nan" and m.report["kernels"] == "on" for m in trained):
-                log.warning("No member's loss stayed finite: trained again without Triton kernels.")
-                trained = _train_one(replace(part, kernels="no loss stayed finite with them", resume=False))
-            members += trained
+            members += _train_one(part)
             tasks = tasks[size:]
             continue
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:

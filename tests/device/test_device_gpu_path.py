@@ -9,7 +9,6 @@ import torch
 
 from benchmarks import _kernels
 from cpbmodels import architecture, architectures, preset
-from cpbmodels.arch.torch_private import TorchDispatchMode
 from cpbmodels.device import steps
 from cpbmodels.device.monitor import OpLog
 
@@ -46,34 +45,6 @@ def fleet_step(architecture, compute=torch.float32, **options):
 @pytest.mark.parametrize("architecture", LEARNT)
 def test_a_step_never_touches_the_host(architecture, compute):
     stays_on_the_device(fleet_step(architecture, compute))
-
-
-class BroadcastBiases(TorchDispatchMode):
-    """Shapes of what `baddbmm` was given to add and had to lay out itself: 1.7 to 4 times the product on an H100."""
-
-    def __init__(self):
-        super().__init__()
-        self.shapes = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        if "addbmm" in str(func) or "addmm" in str(func):
-            added, beta = args[0], (kwargs or {}).get("beta", 1)
-            strides = [stride for stride, size in zip(added.stride(), added.shape, strict=True) if size > 1]
-            if beta and (added.shape != out.shape or 0 in strides):
-                self.shapes.append((str(func), tuple(added.shape), tuple(out.shape)))
-        return out
-
-
-@pytest.mark.parametrize("options", [{}, {"teacher_forcing": 1.0}])
-@pytest.mark.parametrize("architecture", LEARNT)
-def test_no_product_lays_out_a_bias(architecture, options):
-    """The consumer adds it, or all uses of a map are laid out in one launch."""
-    step = fleet_step(architecture, torch.bfloat16, **options)
-    with BroadcastBiases() as log:
-        step()
-        step.fleet.evaluate(step.bank, step.origins, step.weight, 2)
-    assert log.shapes == []
 
 
 @pytest.mark.parametrize(

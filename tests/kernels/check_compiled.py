@@ -9,6 +9,7 @@ from offline import SHARED_BYTES, compile_for
 
 from cpbmodels.kernels import recurrent
 
+pytestmark = pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")  # Triton's, of its next default
 SEED = {
     "gru": {"hidden_dim": 128, "context": 30, "horizon": 10, "batch_size": 32},
     "lstm": {"hidden_dim": 256, "n_heads": 4, "context": 30, "horizon": 10, "batch_size": 32},

@@ -22,6 +22,12 @@ DECODERS = ("transformer", "gru", "lstm", "lstm-manual")
 """Architectures that read, step by step, the candle before."""
 
 
+TINY = {
+    "preset": "smoke", "device": "cpu", "dtype": "float64", "dropout": 0.2, "n_layers": 2, "hidden_dim": 8, "ff_dim": 8,
+}  # fmt: skip
+"""Members of a few weights, trained so that they can be compared to the last digits."""
+
+
 def short(architecture):
     """Options that shorten windows, and make decoders toss a coin for each candle they read."""
     taught = {"teacher_forcing": 0.5} if architecture in DECODERS else {}

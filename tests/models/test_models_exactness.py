@@ -6,32 +6,18 @@ import weakref
 import numpy as np
 import pytest
 import torch
-from candles import LEARNT, assert_same_training, series_for, short, walk
+from candles import LEARNT, TINY, assert_same_training, series_for, short, walk
 from gpu_on_cpu import gpu_path
 
-from cpbmodels import architectures, forecast_all, load, predict, train_fleet
+from cpbmodels import architectures, load, predict, train_fleet
 from cpbmodels.arch.decoder import DeferredAttention, DeferredLinear
 from cpbmodels.arch.layers import Draws, attend, softmax
 from cpbmodels.arch.recurrent import gru, lstm
-from cpbmodels.fleet import predict as prediction
 from cpbmodels.fleet.fleet import Fleet
 
-HARD = {
-    "preset": "smoke",
-    "device": "cpu",
-    "dtype": "float64",
-    "dropout": 0.3,
-    "clip": 0.05,
-    "weight_decay": 0.01,
-    "steps_per_epoch": 0,
-    "batch_size": 20,
-    "epochs": 5,
-    "patience": 2,
-    "lr": 0.02,
-    "n_layers": 2,
-    "hidden_dim": 8,
-    "ff_dim": 8,
-}
+HARD = TINY | {
+    "clip": 0.05, "weight_decay": 0.01, "steps_per_epoch": 0, "batch_size": 20, "epochs": 5, "patience": 2, "lr": 0.02,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -113,30 +99,6 @@ def test_a_live_forecast_is_the_prediction_from_the_newest_origin():
     newest, live = predict([member], [series], [np.array([899])])[0], member.forecast(series)
     np.testing.assert_allclose(np.log(live.candle / series.prices[-1, 3]), newest.candle[0], atol=1e-9)
     assert live.issued_row == 899
-
-
-def test_live_forecasts_take_one_thread_and_leave_the_setting_as_it_was(monkeypatch):
-    series = [walk(500, seed=seed) for seed in range(2)]
-    members = train_fleet(series, "linear", "smoke", seeds=[1, 2], epochs=1)
-    inner, seen, before = prediction._predict_group, [], torch.get_num_threads()
-
-    def watched(*rest):
-        seen.append(torch.get_num_threads())
-        return inner(*rest)
-
-    monkeypatch.setattr(prediction, "_predict_group", watched)
-    torch.set_num_threads(2)
-    try:
-        forecast_all(members, series)
-        predict(members[:1], series[:1], [np.arange(60, 400)])
-        assert torch.get_num_threads() == 2
-        monkeypatch.setattr(prediction, "_predict_group", lambda *rest: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            forecast_all(members, series)
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-    assert seen == [1, 2]
 
 
 def test_cached_decoding_equals_decoding_all_steps_again():

@@ -12,7 +12,6 @@ import torch
 from candles import series_for, walk
 
 from cpbmodels import train_fleet
-from cpbmodels.fleet import loop
 from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.graphs import EAGER_RUNS, Graphs, StepRunner, ValidationRunner
 from cpbmodels.fleet.loop import Loop
@@ -190,31 +189,3 @@ def test_a_row_that_overflows_in_fp16_does_not_move(monkeypatch):
     train_fleet([walk(500, seed=s) for s in (1, 2)], "linear", seeds=[1, 2], **options)
     assert seen[0] == [False] * 4
     assert seen[2] == [True] * 4
-
-
-def test_the_next_epoch_is_planned_before_the_host_waits(gpu, monkeypatch):
-    """Between the last replay of an epoch and its only sync; then nothing is left to shuffle when the sync ends."""
-    events, order, plan, record = [], loop.epoch_order, Loop.plan_ahead, loop.Progress.record
-
-    def ordered(task, epoch, *rest):
-        events.append(("shuffled", epoch))
-        return order(task, epoch, *rest)
-
-    def planned(self):
-        plan(self)
-        events.append(("planned", self.epoch))
-
-    def recorded(self, epoch, *rest):
-        events.append(("losses known", epoch))
-        return record(self, epoch, *rest)
-
-    monkeypatch.setattr(loop, "epoch_order", ordered)
-    monkeypatch.setattr(Loop, "plan_ahead", planned)
-    monkeypatch.setattr(loop.Progress, "record", recorded)
-    options = OPTIONS | {"epochs": 3, "patience": 9}
-    train_fleet([walk(rows, seed=1) for rows in (440, 500)], "linear", seeds=[1, 2], **options)
-    assert events == [
-        *[("shuffled", 0)] * 2, *[("shuffled", 1)] * 2, ("planned", 0), *[("losses known", 0)] * 2,
-        *[("shuffled", 2)] * 2, ("planned", 1), *[("losses known", 1)] * 2, ("planned", 2),
-        *[("losses known", 2)] * 2,
-    ]  # fmt: skip

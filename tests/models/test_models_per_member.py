@@ -3,26 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from candles import LEARNT, assert_same_training, series_for, short
+from candles import LEARNT, TINY, assert_same_training, series_for, short
 
 from cpbmodels import ModelError, predict, train_fleet
 from cpbmodels.arch.options import PER_MEMBER
 
-SMALL = {
-    "preset": "smoke",
-    "device": "cpu",
-    "dtype": "float64",
-    "workers": 1,
-    "steps_per_epoch": 4,
-    "batch_size": 10,
-    "epochs": 4,
-    "patience": 4,
-    "dropout": 0.2,
-    "n_layers": 2,
-    "hidden_dim": 8,
-    "ff_dim": 8,
-    "lr": 0.01,
-}
+SMALL = TINY | {"workers": 1, "steps_per_epoch": 4, "batch_size": 10, "epochs": 4, "patience": 4, "lr": 0.01}
 VALUES = {
     "lr": [0.03, 1e-4, 3e-4],
     "weight_decay": [1e-4, 3e-4, 0.1],

@@ -14,7 +14,6 @@ from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
 from cpbmodels.arch.heads import Point
 from cpbmodels.data.columns import RETURNS
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet import train as training
 from cpbmodels.fleet.bank import Bank
 from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.results import Checkpoints
@@ -238,25 +237,6 @@ def test_a_member_that_diverges_in_its_first_epoch_is_marked_and_alone_in_it(tmp
     assert load(bad.save(tmp_path / "bad")).report["diverged"] is True
     assert ensemble([good, bad]).report["diverged"] is True
     assert ensemble([good, clean[0]]).report["diverged"] is False
-
-
-def test_a_fleet_without_a_finite_loss_is_trained_once_more_without_kernels(monkeypatch, tmp_path, caplog):
-    asked, train_one = [], training._train_one
-
-    def train(job):
-        members = train_one(job)
-        asked.append(job.kernels)
-        for member in members if job.kernels is True else ():
-            member.report.update(stopped="nan", kernels="on")
-        return members
-
-    monkeypatch.setattr(training, "_train_one", train)
-    series = [series_for("linear"), series_for("linear", seed=1)]
-    how = {"preset": "smoke", "epochs": 1, "workers": 1, "checkpoint": tmp_path}
-    members = train_fleet(series, "linear", **how)
-    assert asked == [True, "no loss stayed finite with them"]
-    assert [member.report["kernels"] for member in members] == ["off (no loss stayed finite with them)"] * 2
-    assert "trained again without Triton kernels" in caplog.text
 
 
 def test_all_fleets_share_one_copy_of_the_candles(monkeypatch):
