@@ -258,7 +258,7 @@ log = logging.getLogger(__name__)
 
 MAX_FILES = 2  # two, in case the newest is damaged
 MAX_TIME_SHARE = 0.02  # of the training that copies may take
-_NAME = re.compile(r"epoch-(?P<epoch>\d{6})-(?P<crc>[0-9a-f]{8})\.safetensors")
+_NAME = re.compile(r"epoch-\d{6}-[0-9a-f]{8}\.safetensors")
 
 
 class Checkpoints:
@@ -306,7 +306,9 @@ class Checkpoints:
         from safetensors import safe_open
 
         for path in reversed(self.files()):
-            if not _is_intact(path):  # try the previous checkpoint
+            if (
+                f"{zlib.crc32(path.read_bytes()):08x}" not in path.name
+            ):  # damaged: try the previous checkpoint
                 continue
             with safe_open(str(path), "pt") as file:
                 names = file.keys()
@@ -323,11 +325,6 @@ class Checkpoints:
         self.pool.shutdown(wait=True)
         if self.pending is not None:
             self.pending.result()
-
-
-def _is_intact(path: Path) -> bool:
-    match = _NAME.fullmatch(path.name)
-    return match is not None and zlib.crc32(path.read_bytes()) == int(match["crc"], 16)
 
 
 def is_same(saved: dict[str, Any], wanted: dict[str, Any], folder: Path) -> bool:
