@@ -100,11 +100,12 @@ def test_members_with_other_columns_and_two_workers():
 
 def test_universal_members_take_one_value_each():
     series = [series_for("gru", rows, seed=rows) for rows in (330, 360)]
-    rates = [0.01, 0.02]
+    rates = np.array([0.01, 0.02])
     given = SMALL | short("gru") | {"scope": "universal"}
     wide = train_fleet(series, "gru", seeds=[1, 2], **given | {"lr": rates})
     for k, member in enumerate(wide):
-        alone = train_fleet(series, "gru", seeds=1 + k, **given | {"lr": rates[k]})
+        alone = train_fleet(series, "gru", seeds=1 + k, **given | {"lr": float(rates[k])})
+        assert type(member.config["lr"]) is float
         torch.testing.assert_close(member.rows, alone[0].rows, rtol=1e-9, atol=1e-11)
 
 

@@ -134,6 +134,13 @@ def test_broken_packages_are_named_and_break_nothing_else(tmp_path):
         ]
 
 
+def test_presets_resolve_in_order():
+    seed = preset("seed-lstm", "lstm", profile="cpu", max_epochs=3)
+    values = (seed.hidden_dim, seed.epochs, seed.batch_size, seed.schedule, seed.cuda_graph)
+    assert values == (256, 3, 32, "constant", False)
+    assert preset("smoke", "har").context == 1
+
+
 @pytest.mark.parametrize(
     ("name", "stated", "tuned"),
     [

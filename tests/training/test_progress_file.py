@@ -69,6 +69,10 @@ def test_the_share_counts_every_member_and_those_that_stopped_as_done(told):
     assert state["eta_s"] > 0
     assert (heard[-1].done, heard[-1].total, heard[-1].facts[0]) == (5.0, 10, "loss 1.5000 / 2.0000")
     assert heard[-1].facts[-1] == "100 MB"
+    spoilt = epoch(4)
+    spoilt.members[0]["train_loss"] = float("nan")  # left out of the mean
+    file.on_epoch(spoilt)
+    assert read()[0]["train_loss"] == 2.0
 
 
 def heard_of(told):

@@ -110,16 +110,18 @@ def test_what_a_killed_removal_left_goes_with_the_next(tmp_path, nights, monkeyp
     assert removed(nights) == [0, 1]
 
 
-def test_a_link_is_never_followed(tmp_path, nights):
+def test_a_link_is_never_followed_and_a_folder_of_another_name_stays(tmp_path, nights):
     treasure = tmp_path / "treasure"
     treasure.mkdir()
     (treasure / "test.npz").write_text("mine")
     (nights[0] / "members/BTCUSDT-1h/model/linked").symlink_to(treasure)
     elsewhere = fleet(tmp_path / "elsewhere", "linked", used=2.0)
     (tmp_path / "fleets" / elsewhere.name).symlink_to(elsewhere)
+    copy = nights[1].rename(nights[1].with_name("my-copy"))
 
     remove_old_shards(tmp_path / "fleets")
 
+    assert copy.exists()
     assert (treasure / "test.npz").exists()
     assert elsewhere.exists()
 
