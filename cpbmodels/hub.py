@@ -120,7 +120,9 @@ def _explained(repo: str, revision: str | None, model: str = "") -> Iterator[Non
             f"The Hub at {hub} cannot be reached or refuses {repo} {model} ({type(error).__name__}, status {status}): "
             "check the network, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN."
         )
-        if isinstance(error, errors.RevisionNotFoundError):
+        if isinstance(error, errors.HFValidationError):
+            why = f"repo {repo!r} is not USER/NAME, as in alice/cpb-models."
+        elif isinstance(error, errors.RevisionNotFoundError):
             why = f"{repo} has no revision {revision!r}: give a branch, a tag or a whole commit hash."
         elif isinstance(error, errors.RepositoryNotFoundError):
             why = f"There is no {repo} on {hub} that this machine may read: check the name, or set HF_TOKEN."
