@@ -1,7 +1,7 @@
 """HTTP client of a source: a `requests.Session` with the environment's proxies, certificates and netrc.
 
 Temporary failures are repeated by tenacity, also those of a body, which urllib3's `Retry` does not see. What the
-libraries lack is done here: a size cap for every body, and deadlines of complete responses.
+libraries lack is done here: a size cap and a deadline for every body.
 
 Redirects are not followed; credentials in a source's URL are sent only to its host and appear in no message; cookies
 are not stored.
@@ -10,14 +10,11 @@ are not stored.
 import json
 import logging
 import re
-import socket
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
-from functools import partial
-from http.client import HTTPResponse
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -78,40 +75,6 @@ class _Session(Session):
         """Return no target."""
 
 
-class _Transport(HTTPAdapter):
-    """Connections on which a response, headers and body, must be complete within `deadline` seconds.
-
-    The timeouts of requests and urllib3 apply to each read: a server that sends a byte of a header every few seconds
-    would hold a connection for days.
-    """
-
-    def __init__(self, deadline: float) -> None:
-        self._response = partial(_timed_response, deadline)
-        super().__init__(pool_maxsize=CONNECTIONS, pool_block=True)
-
-    def get_connection_with_tls_context(self, *args: Any, **options: Any) -> Any:
-        """Return the connection pool of a request."""
-        pool: Any = super().get_connection_with_tls_context(*args, **options)
-        if pool.ConnectionCls.response_class is not self._response:
-            timed = {"response_class": staticmethod(self._response)}
-            pool.ConnectionCls = type("TimedConnection", (pool.ConnectionCls,), timed)
-        return pool
-
-
-def _timed_response(deadline: float, sock: socket.socket, *args: Any, **options: Any) -> HTTPResponse:
-    response = HTTPResponse(sock, *args, **options)
-    raw: Any = response.fp.raw
-    until, readinto = time.monotonic() + deadline, raw.readinto
-
-    def in_time(buffer: Any) -> Any:
-        if time.monotonic() > until:
-            raise TimeoutError(f"timed out: not finished in {deadline:g} s")
-        return readinto(buffer)
-
-    raw.readinto = in_time  # called by `fp`, a buffered reader
-    return response
-
-
 def whole_number(text: str) -> int:
     """Return a non-negative number from a server, -1 if invalid (`str.isdigit` would accept "²", and `int` fail)."""
     return int(text) if re.fullmatch(r"[0-9]{1,15}", text.strip()) else -1
@@ -146,7 +109,7 @@ class Limits:
 
     connect: float = 3
     read: float = 30
-    deadline: float = 180  # of a complete response, headers and body, however slowly it arrives
+    deadline: float = 180  # of a body, however slowly it arrives
     tries: int = 4
     backoff: float = 0.8  # the first pause is at most this long, each later one at most twice the one before
     longest_wait: float = 180  # a longer Retry-After fails the request
@@ -176,7 +139,7 @@ class HttpSource:
         self._session.headers["Accept-Encoding"] = "identity"
         self._session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         for scheme in ("http://", "https://"):
-            self._session.mount(scheme, _Transport(self.limits.deadline))
+            self._session.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS, pool_block=True))
         no_proxy = {"no_proxy": f"{_LOOPBACK},{getproxies_environment().get('no', '')}"}
         self._settings = {  # of the environment, read once: 0.1 ms a request
             name: self._session.merge_environment_settings(url, no_proxy, True, None, None)
@@ -241,7 +204,7 @@ class HttpSource:
         with self._lock:
             self.requests += 1
         url, timeout = f"{self._private_urls[host]}{target}", (self.limits.connect, self.limits.read)
-        body = bytearray()
+        body, until = bytearray(), time.monotonic() + self.limits.deadline
         try:
             with self._session.request(method, url, timeout=timeout, **self._settings[host]) as response:
                 if response.is_redirect:
@@ -249,10 +212,13 @@ class HttpSource:
                     raise SourceFault(
                         f"redirected to {moved}, which is not followed; name it as the source if you trust it"
                     )
-                for chunk in response.iter_content(_CHUNK):
+                while chunk := response.raw.read1(_CHUNK, decode_content=True):
                     body += chunk
                     if len(body) > max_bytes:
                         raise SourceFault(f"answer larger than the limit of {max_bytes >> 10} KB")
+                    # the timeouts apply to each read: a trickle would last for days
+                    if time.monotonic() > until:
+                        raise TimeoutError(f"timed out: not finished in {self.limits.deadline:g} s")
         except (OSError, TransportError) as error:  # requests' errors are OSErrors
             raise Unreachable(_reason(error)) from error
         status, headers = response.status_code, response.headers

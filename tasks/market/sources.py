@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from schemas.errors import UsageError
-from schemas.identity import APART, MARKET_FOLDERS, MONTH, OWN, SIM, SYMBOL, SeriesId
-from schemas.scope import Scope, check_url
+from schemas.identity import MARKET_FOLDERS, MONTH, OWN, SIM, SYMBOL, SeriesId
+from schemas.scope import Scope
 from schemas.tables import is_table
 from tasks.market import simulator
 from tasks.market.client import (
@@ -46,7 +46,6 @@ from tasks.market.layout import (
     source_file,
 )
 from tasks.market.tables import TableSource
-from tasks.storage.files import public_url
 
 
 @dataclass
@@ -99,22 +98,12 @@ Source = HttpSource | FolderSource | TableSource
 
 
 def check_source(scope: Scope) -> None:
-    """Raise `UsageError` if a scope's source is neither a URL nor a folder or table of this machine."""
-    source = scope.source
-    if scope.market == OWN and not is_table(source):
+    """Raise `UsageError` if a market of tables has no table as its source; the options check others."""
+    if scope.market == OWN and not is_table(scope.source):
         raise UsageError(
-            f"market own is read from a table: give the table it came from, as in --source candles.csv "
-            f"(now {public_url(source) if source else 'none'})",
+            "market own is read from a table: give the table it came from, as in --source candles.csv",
             code="source", field="source",
         )  # fmt: skip
-    if scope.market in APART or not source or Path(source).is_dir():
-        return
-    if "://" not in source:
-        raise UsageError(
-            f"source {public_url(source)!r} is neither a URL nor a folder or table; give one, or sim, or leave it out",
-            code="source", field="source",
-        )  # fmt: skip
-    check_url(source)
 
 
 @contextmanager
@@ -275,7 +264,6 @@ MAX_RATIO = 50  # candles deflate about 3 times; a zip bomb a thousand times
 _MAX_ROW = 400  # bytes of a candle's line: a cap for intervals whose months exceed MAX_CSV
 _SHA = re.compile(r"(?<!\w)[0-9a-fA-F]{64}(?!\w)")
 _SMALL = 1 << 20  # bytes that are accepted regardless of the announced size
-_PLAIN = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _TRIES = 3  # of a bad file
 _MD5 = re.compile(r"[0-9a-f]{32}")
 
@@ -345,8 +333,6 @@ def _inflate(payload: bytes, file: SourceFile) -> bytes:
         if names != [file.member]:
             shown = ", ".join(map(repr, names[:3])) or "nothing"
             raise BadFile(f"must hold only {file.member!r}, holds {shown}", payload)
-        if members[0].compress_type not in _PLAIN or members[0].flag_bits & 1:
-            raise BadFile("is encrypted or not deflated, as Binance's zips are", payload)
         size, packed, cap = members[0].file_size, max(1, members[0].compress_size), _cap(file)
         if size > cap:
             raise BadFile(f"would inflate to {size >> 20} MB, more than {cap >> 20} MB", payload)

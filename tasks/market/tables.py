@@ -10,7 +10,6 @@ at its ends, lose its oldest candles and correct some candles. Candles of the sa
 ever equal.
 """
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -20,21 +19,13 @@ import polars as pl
 from cpbmodels.data.columns import PRICES
 from schemas.errors import UsageError
 from schemas.frames import KLINES
-from schemas.identity import OWN, SeriesId
+from schemas.identity import SeriesId
 from schemas.scope import Scope
 from schemas.tables import tables_of
 from tasks.market.klines import damage_of, digest_of, part_path, read_part, split_months
 from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file
 from tasks.market.manifest import Manifest
 from tasks.market.simulator import to_csv
-
-
-@dataclass(frozen=True)
-class Month:
-    """A month of a table: the corresponding source file, and its candles with the columns of the store."""
-
-    file: SourceFile
-    candles: pl.DataFrame = field(repr=False)
 
 
 @dataclass
@@ -46,7 +37,7 @@ class TableSource:
     requests: int = 0
     notes: list[str] = field(default_factory=list)  # sentences for the report
     _lock: Lock = field(default_factory=Lock, repr=False)
-    _months: dict[str, dict[str, Month]] = field(default_factory=dict, repr=False)
+    _months: dict[SeriesId, dict[SourceFile, pl.DataFrame]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self.name, self.tables = str(self.root), tables_of(str(self.root), self.coins)
@@ -61,39 +52,34 @@ class TableSource:
 
     def files(self, series: SeriesId) -> list[SourceFile]:
         """Return a file for each month in which a series has candles."""
-        return [month.file for month in self.months(series).values()] if self.holds(series) else []
+        return list(self.months(series)) if self.holds(series) else []
 
     def csv(self, file: SourceFile) -> bytes:
         """Return a month's candles in Binance's CSV format, with all digits."""
-        month = self.months(SeriesId(OWN, file.series.symbol, file.series.timeframe))[file.period]
-        return to_csv(month.candles, file.series.timeframe, decimals=None)
+        return to_csv(self.months(file.series)[file], file.series.timeframe, decimals=None)
 
-    def months(self, series: SeriesId) -> Mapping[str, Month]:
-        """Return the months of a series by their period, oldest first; errors as in `schemas.tables.Table.read`."""
+    def months(self, series: SeriesId) -> dict[SourceFile, pl.DataFrame]:
+        """Return the candles of a series by the files of their months; errors as in `schemas.tables.Table.read`."""
         with self._lock:
-            if series.name not in self._months:
-                table = self.tables.series[series.symbol, series.timeframe]
-                candles = table.read.frame
+            if series not in self._months:
+                table, grid = self.tables.series[series.symbol, series.timeframe], grid_of(series.timeframe)
+                candles, name = table.read.frame, table.path.name
                 if "volume" not in candles.columns:
-                    self.notes.append(f"{series}: {table.path.name} has no volume, so 0 is stored")
-                missing = {name: kind for name, kind in KLINES.items() if name not in candles.columns}
+                    self.notes.append(f"{series}: {name} has no volume, so 0 is stored")
+                self.notes += [f"{series}: {name} {note}" for note in table.read.notes]
+                missing = {column: kind for column, kind in KLINES.items() if column not in candles.columns}
                 candles = candles.with_columns(pl.lit(0, kind).alias(n) for n, kind in missing.items())
-                self.notes += [f"{series}: {table.path.name} {note}" for note in table.read.notes]
-                self._months[series.name] = dict(_cut(series, candles.select(*KLINES), table.path))
-            return self._months[series.name]
-
-
-def _cut(series: SeriesId, candles: pl.DataFrame, path: Path) -> Iterable[tuple[str, Month]]:
-    grid = grid_of(series.timeframe)
-    times = candles["open_time"].to_physical()
-    begin, end = int(times[0]), grid.end(int(times[-1]))
-    for name, part in split_months(candles):
-        first, last = period_bounds(name)
-        file = replace(
-            source_file(series, name), etag=f"{path.name}@{digest_of(part)[:16]}",
-            since=max(begin, first), until=min(end, last),
-        )  # fmt: skip
-        yield file.period, Month(file, part)
+                times = candles["open_time"].to_physical()
+                begin, end = int(times[0]), grid.end(int(times[-1]))
+                self._months[series] = {}
+                for month, part in split_months(candles.select(*KLINES)):
+                    first, last = period_bounds(month)
+                    file = replace(
+                        source_file(series, month), etag=f"{name}@{digest_of(part)[:16]}",
+                        since=max(begin, first), until=min(end, last),
+                    )  # fmt: skip
+                    self._months[series][file] = part
+            return self._months[series]
 
 
 def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -> None:
@@ -109,7 +95,7 @@ def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -
         sound = [month for month in months if not damage_of(part_path(scope.home, series, month))]
         if not sound:
             continue
-        table = pl.concat([month.candles for month in source.months(series).values()])
+        table = pl.concat(source.months(series).values())
         stored = pl.concat([read_part(scope.home, series, month) for month in sound])
         stored = stored.filter(pl.col("open_time").is_between(table["open_time"][0], table["open_time"][-1]))
         differing = stored.join(table, on=["open_time", *PRICES], how="anti").height

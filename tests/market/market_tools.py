@@ -143,9 +143,9 @@ class Misbehaving:
         handler.close_connection = True
         return True
 
-    def _trickle(self, handler, start=b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n"):
+    def _trickle(self, handler):
         """Send a byte now and then: every read succeeds, the whole never ends."""
-        handler.wfile.write(start)
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
         for _ in range(60):
             try:
                 handler.wfile.write(b"P")
@@ -155,14 +155,6 @@ class Misbehaving:
             time.sleep(0.1)
         handler.close_connection = True
         return True
-
-    def _trickle_headers(self, handler):
-        """Begin an answer whose headers never end."""
-        return self._trickle(handler, b"HTTP/1.1 200 OK\r\nX-Slow: ")
-
-    def _trickle_status(self, handler):
-        """Begin an answer whose first line never ends."""
-        return self._trickle(handler, b"HTTP/1.1 200 ")
 
 
 def drafts(home: Path) -> list[Path]:

@@ -68,7 +68,7 @@ def test_a_clean_mirror_is_stored_to_the_last_digit(market):
     assert check_store(market, report).height == 91 * 24
 
 
-@pytest.mark.parametrize("fault", ["500", "529", "reset", "429", "html", "trickle", "trickle_headers"])
+@pytest.mark.parametrize("fault", ["500", "529", "reset", "429", "html", "trickle"])
 def test_a_passing_fault_is_tried_again(market, fault):
     report = served(market, Misbehaving(NAME, fault, times=1))
     assert report.exit == 0
@@ -81,8 +81,6 @@ def test_a_passing_fault_is_tried_again(market, fault):
         ("500", "server error 500"),
         ("reset", "IncompleteRead"),
         ("trickle", "timed out: not finished in 0.8 s"),
-        ("trickle_headers", "timed out: not finished in 0.8 s"),
-        ("trickle_status", "timed out: not finished in 0.8 s"),
         ("404", "not found (404)"),
         ("451", "not available from your location (451)"),
         ("403", "(403)"),

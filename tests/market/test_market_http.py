@@ -9,7 +9,7 @@ from urllib.request import ProxyHandler, build_opener
 
 import pytest
 from folder_mirror import FolderMirror
-from market_tools import FAST, IMPATIENT, Flood, Misbehaving, build, key, scope
+from market_tools import FAST, Flood, build, key, scope
 
 from schemas.errors import CpbError, UsageError
 from tasks.market import simulator
@@ -107,17 +107,6 @@ def test_the_simulator_and_loopback_need_no_proxy(market, tmp_path, monkeypatch)
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     assert ingest(scope(tmp_path / "home", market, "BTC"), limits=FAST).exit == 0
     assert ingest(scope(tmp_path / "home", "sim", "BTC", as_of="2025-02-01", since="2025-01")).exit == 0
-
-
-@pytest.mark.parametrize("through_proxy", [False, True])
-def test_a_deadline_holds_through_a_proxy_too(tmp_path, monkeypatch, through_proxy):
-    with simulator.serve(FolderMirror(tmp_path), Misbehaving("x", "trickle_headers")) as url:
-        if through_proxy:
-            monkeypatch.setenv("HTTP_PROXY", url)
-        source = HttpSource("http://mirror.invalid" if through_proxy else url, limits=IMPATIENT)
-        with pytest.raises(Unreachable, match=r"timed out: not finished in 0.8 s"):
-            source.get("x")
-        assert source.requests == IMPATIENT.tries
 
 
 def with_credentials(url):
