@@ -66,13 +66,13 @@ class Files:
 
     root: Path
 
-    def keys(self, prefix: str) -> list[tuple[str, str, int]]:  # noqa: D102 - of `mirror.Mirror`
+    def keys(self, prefix: str) -> list[tuple[str, str, int]]:  # noqa: D102 - of `simulator.SimulatedMirror`
         return [
             (str(path.relative_to(self.root)), f"{path.stat().st_size:032x}", path.stat().st_size)
             for path in sorted((self.root / prefix).glob("*"))
         ]
 
-    def read(self, key: str) -> bytes | None:  # noqa: D102 - of `mirror.Mirror`
+    def read(self, key: str) -> bytes | None:  # noqa: D102 - of `simulator.SimulatedMirror`
         path = self.root / key
         return path.read_bytes() if path.is_file() else None
 

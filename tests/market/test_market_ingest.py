@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import polars as pl
 import pytest
 from folder_mirror import FolderMirror
-from market_tools import FAST, build, csv_of, frame, key, lines, put, scope, stored
+from market_tools import FAST, build, csv_of, frame, key, lines, put, scope
 
 from schemas.errors import CpbError, MemberError
 from tasks.market import simulator
@@ -136,13 +136,6 @@ def test_any_market_and_every_listed_pair(tmp_path):
         read_klines(tmp_path / "home", key("ETHUSDT", "4h"))
 
 
-def test_coin_futures_have_symbols_of_their_own(tmp_path):
-    file = source_file(key("BTCUSD_PERP", "1h", "cm"), "2024-01")
-    put(tmp_path / "mirror", file, csv_of(file, frame(source_file(key(), "2024-01"))))
-    report = ingest(scope(tmp_path / "home", tmp_path / "mirror", coins="BTCUSD_PERP", market="cm"))
-    assert report.exit == 0
-
-
 def rest_of(rows, **changes):
     """A hook that answers REST questions from a frame."""
 
@@ -208,12 +201,3 @@ def test_a_span_that_ends_before_it_begins_is_empty(tmp_path, confirmed):
 def test_reading_what_was_never_fetched_says_how_to_get_it(tmp_path):
     with pytest.raises(MemberError, match="cpb ingest --coins BTCUSDT"):
         read_klines(tmp_path, key("BTCUSDT", "1h"))
-
-
-def test_a_folder_and_its_server_give_the_same_store(tmp_path):
-    root = build(tmp_path / "mirror", symbols=["BTCUSDT"])
-    by_folder = ingest(scope(tmp_path / "a", root, coins="BTC"))
-    with simulator.serve(FolderMirror(root)) as url:
-        by_url = ingest(scope(tmp_path / "b", url, coins="BTC"), limits=FAST)
-    assert by_folder.series == by_url.series
-    assert stored(tmp_path / "a") == stored(tmp_path / "b")

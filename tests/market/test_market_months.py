@@ -20,7 +20,7 @@ from schemas.scope import IngestSpec, ScopeSpec
 from tasks.market import simulator
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
-from tasks.market.layout import DAY, grid_of, months, period_bounds, source_file, to_us, whole_candles
+from tasks.market.layout import grid_of, months, period_bounds, source_file, to_us, whole_candles
 
 BTC = key(interval=MONTH)
 PERIODS = months(period_bounds("2023-11")[0], period_bounds("2025-03")[1])  # a leap February, ms and µs
@@ -162,10 +162,3 @@ def test_a_grid_agrees_with_itself(interval, instant, other):
     times = grid.opens(first, last)
     assert len(times) == grid.count(first, last)
     assert [grid.end(int(t)) for t in times] == [*map(int, times[1:]), last][: len(times)]
-
-
-@given(INSTANTS)
-def test_months_are_those_of_the_calendar(instant):
-    opened = grid_of(MONTH).floor(instant)
-    assert (opened, grid_of(MONTH).end(opened)) == period_bounds(months(instant, instant + 1)[0])
-    assert opened % DAY == 0

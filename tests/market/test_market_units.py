@@ -6,7 +6,7 @@ import pytest
 from market_tools import frame, key
 
 from schemas.errors import CpbError
-from schemas.frames import KLINES, Contract
+from schemas.frames import KLINES
 from schemas.scope import ScopeSpec
 from tasks.market.ingest import ingest
 from tasks.market.layout import (
@@ -136,11 +136,6 @@ def test_a_candle_refused_on_its_way_in_is_refused_by_the_store_too(fault):
     assert str(faults[0]).startswith("line 6,")
     with pytest.raises(pandera.errors.SchemaError, match=fault):
         validate_klines(broken, "1h")
-
-
-def test_candles_without_a_fault_do_not_wait_for_pandera(monkeypatch):
-    monkeypatch.setattr(Contract, "schema", lambda _: pytest.fail("imports pandera"))
-    assert validate_klines(frame(source_file(key(), "2024-02-01")), "1h").height == 24
 
 
 @pytest.mark.parametrize(
