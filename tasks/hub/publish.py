@@ -117,7 +117,9 @@ def _api() -> "tuple[HfApi, str]":
 def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
     from huggingface_hub import CommitOperationAdd
 
-    parent, there = _head(api, repo)
+    api.create_repo(repo, exist_ok=True)  # passes where a token may only write to the existing repository
+    repository = api.model_info(repo)
+    parent, there = repository.sha, [file.rfilename for file in repository.siblings or ()]
     record = (tree / CHAIN).read_bytes() if CHAIN in there and (tree / CHAIN).is_file() else None
     if record is not None and not record.startswith(_content(api, repo, CHAIN, parent)):
         raise CpbError(
@@ -137,23 +139,6 @@ def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
 def _content(api: "HfApi", repo: str, name: str, commit: str | None) -> bytes:
     with TemporaryDirectory() as folder:
         return Path(api.hf_hub_download(repo, name, revision=commit, local_dir=folder)).read_bytes()
-
-
-def _head(api: "HfApi", repo: str) -> tuple[str | None, list[str]]:
-    """Return the repository's newest commit and its files.
-
-    The repository is created only if missing, since a token may not be allowed to create it.
-    """
-    from huggingface_hub.errors import HfHubHTTPError
-
-    try:
-        repository = api.model_info(repo)
-    except HfHubHTTPError as error:
-        if _status(error) != 404:
-            raise
-        api.create_repo(repo, exist_ok=True)
-        repository = api.model_info(repo)
-    return repository.sha, [file.rfilename for file in repository.siblings or ()]
 
 
 def _status(error: Any) -> int | None:

@@ -8,7 +8,6 @@ Python raises `KeyboardInterrupt` only in the main thread. The other threads pol
 
 import errno
 import fcntl
-import logging
 import os
 import signal
 import socket
@@ -27,8 +26,6 @@ from typing import IO
 import psutil
 
 from schemas.errors import BusyError, CpbError
-
-log = logging.getLogger("cpb")
 
 SHARED_FOLDER = Path("/tmp")
 """Folder of lock files for all users of the machine. Not `tempfile.gettempdir()`, which differs between users."""
@@ -114,14 +111,8 @@ def open_lock(path: Path) -> IO[bytes]:
 
 
 def machine_lock(name: str) -> Path:
-    """Return a lock file shared by all users of this machine; if that is impossible, this user's own."""
-    path = SHARED_FOLDER / name
-    try:
-        open_lock(path).close()
-    except CpbError as error:
-        log.warning("%s; until then the lock %s covers only this user's processes", error, name)
-        return temporary_lock(name)
-    return path
+    """Return a lock file shared by all users of this machine."""
+    return SHARED_FOLDER / name
 
 
 def temporary_lock(name: str) -> Path:

@@ -98,15 +98,3 @@ def test_rows_that_break_the_contract_are_not_written(tmp_path, name):
 
     assert caught.value.code == "rows"
     assert series_with_forecasts(tmp_path) == []
-
-
-def test_duplicates_missing_columns_and_emptiness_are_refused(tmp_path):
-    frame = rows_at()
-    for bad in (
-        pl.concat([frame, frame]),
-        frame.drop("q50"),
-        frame.select(reversed(frame.columns)),
-        frame.clear(),
-    ):
-        with pytest.raises(MemberError):
-            append(tmp_path, PEPE, bad)

@@ -239,11 +239,3 @@ def test_its_last_day_is_the_summary(tmp_path):
     assert days["low"].null_count() == 29  # too few days to tell
     assert last["rolling"] != pytest.approx(last["ratio"], rel=1e-6)
     assert days["rolling"][29] == pytest.approx(days["ratio"][29])
-
-
-def test_live_forecasts_and_replays_are_apart_and_none_is_an_empty_frame(tmp_path):
-    now = fill(tmp_path, 5)
-    assert by_day(tmp_path, now).is_empty()
-    scored(tmp_path, now)
-    assert dict(by_day(tmp_path, now, live=False).schema) == DAYS_SCHEMA
-    assert by_day(tmp_path, now, live=False).is_empty()

@@ -134,16 +134,6 @@ def test_a_damaged_model_is_not_published_and_the_older_tree_stays(tmp_path):
     assert sorted(p.relative_to(tree) for p in tree.rglob("*")) == before
 
 
-def test_a_damaged_picture_is_left_out(tmp_path, caplog):
-    model = champion(tmp_path / "a")
-    (model.folder / "forecast.png").write_bytes(b"half")
-
-    tree = build_tree([model], tmp_path / "tree")
-
-    assert not (tree / "BTCUSDT/1h/forecast.png").exists()
-    assert "forecast.png" in caplog.text
-
-
 @pytest.mark.parametrize(
     "place",
     ["notes.txt", "BTCUSDT/1h/notes.txt", "photos/2024/a.png", "BTCUSDT/README.md", "x/y/model.safetensors"],
@@ -170,16 +160,6 @@ def test_a_damaged_tree_is_made_again(tmp_path, name):
     (tree / name).write_bytes(b"\x00\xff" * 50)
 
     assert (build_tree(models, tree) / name).read_bytes() == whole
-
-
-def test_a_card_of_the_users_is_not_replaced(tmp_path):
-    (tmp_path / "hub").mkdir()
-    (tmp_path / "hub/README.md").write_text("# my own models")
-
-    with pytest.raises(CpbError) as caught:
-        build_tree([champion(tmp_path / "a")], tmp_path / "hub")
-
-    assert caught.value.code == "foreign-folder"
 
 
 @pytest.mark.parametrize("there", ["tree", "notes", "file", "nothing"])

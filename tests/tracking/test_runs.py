@@ -8,7 +8,7 @@ import pytest
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.model_folder import file_digests
-from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
+from tasks.tracking.runs import MemberRecord, finish, log_members, start_fleet, start_parent
 from tasks.tracking.store import search
 from tasks.tracking.tags import PARTIAL
 
@@ -256,14 +256,3 @@ def test_a_training_that_is_repeated_leaves_the_files_of_its_finished_run(store,
 def test_a_key_cannot_break_the_filter(store):
     with pytest.raises(CpbError, match="quotes"):
         start_parent("x' or '1' = '1", {})
-
-
-def test_epochs_of_a_fleet_are_logged_in_batches_beside_its_results(store, monkeypatch):
-    fleet = start_fleet(start_parent("f", {}).run_id, "gru", "gru")
-    batches, send = [], store.client.log_batch
-    monkeypatch.setattr(store.client, "log_batch", lambda *a, **k: batches.append(k) or send(*a, **k))
-    history = [{"epoch": e, **{f"m{i}_mb": float(e) for i in range(9)}} for e in range(1, 201)]
-    log_metrics(fleet.run_id, {"pooled": 1.0}, history=history)
-    assert [len(first["metrics"]) for first in batches] == [1000, 801]
-    values = store.client.get_metric_history(fleet.run_id, "m3_mb")
-    assert [(m.step, m.value) for m in values] == [(e, float(e)) for e in range(1, 201)]

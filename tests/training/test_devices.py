@@ -254,6 +254,7 @@ def test_users_of_the_machine_share_the_lock(locks_in):
     mask = os.umask(0o077)
     try:
         path = locks.machine_lock("cpb-GPU-aa11.lock")
+        locks.open_lock(path).close()
     finally:
         os.umask(mask)
 
