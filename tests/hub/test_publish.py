@@ -144,8 +144,8 @@ def test_an_empty_token_is_no_token(hub, tree, monkeypatch, tmp_path, token):
     assert hub.requests == []
 
 
-def test_a_token_with_a_line_break_is_refused_without_showing_it(hub, tree, monkeypatch):
-    monkeypatch.setenv("HF_TOKEN", TOKEN + "\n" + TOKEN)
+def test_a_token_with_a_blank_is_refused_without_showing_it(hub, tree, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", f"{TOKEN} {TOKEN}")
 
     with pytest.raises(CpbError, match="line breaks") as caught:
         publish(tree, REPO)

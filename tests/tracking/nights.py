@@ -1,4 +1,4 @@
-"""A store as nightly runs leave it: flows, fleets, members with files, champions, forecasts, all dated."""
+"""A store as nightly runs leave it: flows, fleets, members with files, champions, all dated."""
 
 import json
 import sqlite3
@@ -8,16 +8,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
-import polars as pl
 from registering import register_champion
 from safetensors.numpy import save_file
 from sqlalchemy import create_engine, inspect, text
 from sqlalchemy.pool import NullPool
 
-from schemas.frames import LEDGER_SCHEMA
 from schemas.identity import ModelId, SeriesId
-from tasks.forecasting.chain import append
-from tasks.forecasting.issue import contract_rows
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
 
 FIRST = datetime(2025, 3, 6, 6, 30, tzinfo=UTC)  # a Thursday: night 4 ends its week
@@ -60,16 +56,14 @@ def model_files(place, content):
     return place
 
 
-def add_night(
-    store, home, number, market="spot", symbols=SYMBOLS, name="train-all", finished=True, promote=True, database=None
-):  # fmt: skip
+def add_night(store, home, number, market="spot", symbols=SYMBOLS, promote=True, database=None):
     """Write what one nightly run writes; return the ids of flow, fleets and members.
 
     `database`: the SQLite file behind a tracking server; default: the store's own database.
     """
     began = time.time()
-    key = f"{market}-{name}-{number}"
-    flow = start_parent(key, {"market": market, "seed": 1}, name=name)
+    key = f"{market}-train-all-{number}"
+    flow = start_parent(key, {"market": market, "seed": 1})
     fleets, members = [], []
     for architecture in ("gru", "har"):
         fleet = start_fleet(flow.run_id, architecture, f"{key}/{architecture}", {"lr": 1})
@@ -86,27 +80,13 @@ def add_night(
         finish(fleet.run_id)
     for symbol, run_id in zip(symbols, members, strict=False) if promote else ():
         series = SeriesId(market, symbol, "1h")
-        version = register_champion(
+        register_champion(
             series, run_id, reason=f"night {number}", metrics={"test_crps_ratio": 0.9},
             tags={"architecture": "gru", "recipe": "smoke", "verdict": "no different"}, store=store,
         )  # fmt: skip
-        add_forecast(home, series, version, day(number))
-    if finished:
-        finish(flow.run_id)
+    finish(flow.run_id)
     date_rows(f"sqlite:///{database}" if database else store.uri, began, day(number))
     return flow.run_id, fleets, members
-
-
-def add_forecast(home, series, version, issued_at, scored=True):
-    """One forecast of a version, and its scores."""
-    close = np.linspace(90.0, 110.0, 19)[:, None] * np.ones(10)
-    candle = np.full((10, 4), 100.0)
-    rows = contract_rows(series, f"{series.registered}/{version}", issued_at, close, candle, 100.0)
-    rows = rows.with_columns(made_at=pl.lit(issued_at, rows.schema["made_at"]))
-    append(home, series.market, "forecasts", {series: rows})
-    if scored:
-        done = rows.with_columns(realised_close=pl.lit(100.0), scored_at=pl.col("target_time"))
-        append(home, series.market, "scores", {series: done.select(*LEDGER_SCHEMA)})
 
 
 def date_rows(uri, since, moment):
@@ -140,11 +120,6 @@ def state_of(*folders):
 def rows_of(database):
     with closing(sqlite3.connect(database)) as connection:
         return list(connection.iterdump())
-
-
-def counts(store):
-    """Rows of each table."""
-    return rows_by_table(store.uri)
 
 
 def rows_by_table(uri):

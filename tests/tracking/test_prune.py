@@ -15,7 +15,7 @@ import pytest
 from copied_store import record_place
 from engines import close_connections
 from interface import tracking_server
-from nights import NAMES, add_night, counts, model_files, rows_by_table, state_of
+from nights import NAMES, add_night, model_files, rows_by_table, state_of
 
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
@@ -100,7 +100,7 @@ class Nights:
 
 
 def test_the_last_nights_stay_whole_and_what_is_older_goes(nights):
-    before = counts(nights.store)
+    before = rows_by_table(nights.store.uri)
     report = nights.prune()
 
     for night in (5, 6, 7):
@@ -109,7 +109,7 @@ def test_the_last_nights_stay_whole_and_what_is_older_goes(nights):
     assert nights.there(*gone) == set()
     assert not any(nights.artifacts(run).parent.exists() for run in gone)
     assert (report.runs, report.kept) == (len(gone), [])
-    left = counts(nights.store)
+    left = rows_by_table(nights.store.uri)
     assert left["runs"] == before["runs"] - len(gone) == 3 * 7
     for table in ("metrics", "latest_metrics", "params", "tags"):
         assert left[table] < before[table] / 2
@@ -295,7 +295,7 @@ def test_what_a_person_deleted_or_renamed_does_not_prevent_it(nights, change, ru
     change(nights)
     store_module._opened.clear()
     nights.prune()
-    assert (counts(nights.store)["runs"], nights.versions()) == (runs, versions)
+    assert (rows_by_table(nights.store.uri)["runs"], nights.versions()) == (runs, versions)
     assert str(nights.prune()) == "nothing to prune"
 
 
@@ -380,7 +380,7 @@ def child(nights, code, *arguments, wait=True, program=(sys.executable, "-c")):
 def ended_like(nights):
     """What any sequence of prunings must end in: rows of each table, files, versions."""
     files = {p.relative_to(nights.place) for p in (nights.place / "mlruns" / "artifacts").rglob("*")}
-    return counts(nights.store), files, nights.versions(), nights.versions(ETH)
+    return rows_by_table(nights.store.uri), files, nights.versions(), nights.versions(ETH)
 
 
 @pytest.mark.parametrize(
