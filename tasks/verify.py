@@ -112,14 +112,14 @@ def candles(home: Path, market: str) -> Iterator[Check]:
         BusyError: another process is writing in the market's home.
     """
     root = market_home(home, market)
-    path = root / MANIFEST
-    if not path.exists():
-        return
+    path, stored = root / MANIFEST, _series(home, "klines", market)
+    if not path.exists() or not (stored_series(home, "klines") or path.read_bytes().startswith(b"SQLite")):
+        return  # without any candles and in another format it may be a person's
     no_access = not os.access(root, os.W_OK)  # then there are no writers
     with nullcontext() if no_access else writer_lock(root):
         # On opening SQLite writes beside the file, which a full disk refuses: after a kill it must.
         read_only = no_access or not path.with_name(f"{path.name}-wal").exists()
-        broken, stored = manifest_damage(path, read_only), _series(home, "klines", market)
+        broken = manifest_damage(path, read_only)
         yield path, lambda: broken, f"cpb ingest {options_of(stored)}" if stored else "cpb ingest"
         if broken:
             return
