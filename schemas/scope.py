@@ -150,25 +150,20 @@ class Scope(BaseModel):
 
 def check_url(source: str) -> None:
     """Raise `UsageError` unless a source is the URL of a mirror; messages omit the URL, which may hold a password."""
-    problem = ""
     try:
         url = urlsplit(source)
-        if url.scheme not in ("http", "https"):
-            problem = "only URLs of http and https can be read"
-        elif not url.hostname:
-            problem = "the URL names no host"
-        elif url.port == 0:
-            problem = "no server has port 0"
+        good = (
+            url.scheme in ("http", "https")
+            and url.hostname
+            and url.port != 0
+            and not {"?", "#"} & set(source)
+        )
     except ValueError:  # its text can show the password if that is parsed as the port
-        problem = "the URL's host or port cannot be read"
-    if problem:
+        good = False
+    if not good:
         raise UsageError(
-            f"source: {problem}; correct the URL, give a folder or sim, or leave it out",
-            code="source", field="source",
-        )  # fmt: skip
-    if {"?", "#"} & set(source):
-        raise UsageError(
-            "source: a URL with a query or fragment is not a mirror's folder; leave out everything from ? or # on",
+            "source: it is not the http or https URL of a mirror's folder, with a host and without query or fragment; "
+            "correct it, give a folder or sim, or leave it out",
             code="source", field="source",
         )  # fmt: skip
 

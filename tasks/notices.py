@@ -150,7 +150,8 @@ def _told() -> Told:
 
 def _tell(flow: str, events: Events, complete: bool) -> None:
     try:
-        urls, told = services(), _told()
+        urls = services()
+        told = _told() if urls else Told(day="")
         new = {key: text for key, text in events.items() if key not in told.events}
         calls = _senders(urls, flow, new) if new else {}
         heartbeat = os.environ.get(HEARTBEAT_VARIABLE, "").strip().replace("{flow}", flow)

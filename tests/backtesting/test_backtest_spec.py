@@ -19,7 +19,6 @@ def test_baselines_are_the_known_ones_each_once():
     [
         ({"baselines": "magic,robust-har"}, "baselines", "baselines"),
         ({"architectures": "har,classifier-gru"}, "classifier", "architectures"),
-        ({"repo": "alice/models"}, "repo", "repo"),
         ({"folds": 0}, "greater-than-equal", "folds"),
     ],
 )
