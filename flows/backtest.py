@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from prefect import flow
-from prefect.states import Completed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from flows.console import say as say_to_people
 from flows.runner import (

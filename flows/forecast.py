@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefect import flow
-from prefect.states import Completed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from flows.console import say as say_to_people
 from flows.runner import (
@@ -24,9 +25,10 @@ from schemas.scope import CHAMPIONS, ForecastSpec, Scope, home
 from tasks.forecasting.months import latest, series_with_forecasts
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.watch import find_stale
-from tasks.hub.tree import PackagedModel, serving
+from tasks.hub.tree import serving
 from tasks.notices import Outcome, tell_outcome
 from tasks.steps import champions, forecast, ingest, score, watch
+from tasks.storage.model_folder import PackagedModel
 
 _NONE = "train first, as in `cpb train-all`"
 

@@ -19,10 +19,11 @@ from typing import Any, ParamSpec, TypeVar
 import httpx
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext, TaskRunContext
 from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
-from prefect.states import Failed, State
+from prefect.states import Failed
 
 from flows.console import LINES, continue_without_reader, shown_progress
 from flows.ops.guard import password_file

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefect import flow
-from prefect.states import Completed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from flows.console import say as say_to_people
 from flows.runner import (

@@ -17,8 +17,9 @@ from tasks.storage.records import value_digest, write_record
 from tasks.tracking.runs import finish, log_metrics, log_trials, start_parent
 from tasks.tracking.store import check_place, open_store
 from tasks.tracking.tags import AS_OF, KIND, NEWEST, STUDY
-from tasks.training.local import PROGRESS, check_device, gpu_held, gpus_of
+from tasks.training.local import check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code
+from tasks.training.shard import PROGRESS
 from tasks.tuning.at_work import LOCK, SEARCH, Search
 
 
@@ -68,7 +69,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
             how = {"device": spec.device, "dtype": spec.dtype, "profile": profile}
             with gpu_held(gpus_of(spec.device)):
                 tuning.run_trials(spec, study, inner, how, folder, log, say)
-                answer = tuning.conclude(spec, study, newest, how, say)
+                answer: dict[str, Any] = tuning.conclude(spec, study, newest, how, say)
             answer |= {
                 "study": key,
                 "storage": str(storage),

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
+from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import UsageError
 from schemas.identity import (
     APART,
     EXCHANGE,
-    INTERVAL_SECONDS,
     OWN,
     SIM,
     Market,
@@ -39,7 +39,7 @@ class Spec(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _one_sentence(cls, values: Any, build: Any) -> Self:
+    def _one_sentence(cls, values: Any, build: ModelWrapValidatorHandler[Self]) -> Self:
         try:
             return build(values)
         except ValidationError as error:

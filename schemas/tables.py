@@ -12,9 +12,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.errors import ModelError
 from schemas.errors import UsageError
-from schemas.identity import COINS, INTERVAL_SECONDS, SYMBOL, symbol_of
+from schemas.identity import COINS, SYMBOL, symbol_of
 
 if TYPE_CHECKING:
     import polars as pl  # imported when a table is read: most commands read no table

@@ -68,7 +68,7 @@ class Forecast(OfSeries):
     issued_at: datetime
     model_version: str
     last_close: float
-    steps: list[Step]  # type: ignore[valid-type]
+    steps: list[Step]
 
 
 class Candle(BaseModel):

@@ -133,7 +133,7 @@ def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None =
     if months.latest(home, series).is_empty():
         raise _no_forecast(home, series)
     rows = months.issues(home, series, limit, until)
-    return answers.Forecasts(**identity(series), forecasts=rows.to_dicts())  # type: ignore[arg-type]
+    return answers.Forecasts(**identity(series), forecasts=rows.to_dicts())
 
 
 def candle_rows(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
@@ -156,7 +156,7 @@ def candles(home: Path, series: SeriesId, limit: int, until: datetime | None = N
     if unknown := unknown_coin(home, series):
         raise unknown
     rows = candle_rows(home, series, limit, until).to_dicts()
-    return answers.Candles(**identity(series), candles=rows)  # type: ignore[arg-type]
+    return answers.Candles(**identity(series), candles=rows)
 
 
 def unknown_coin(home: Path, series: SeriesId) -> MemberError | None:
@@ -203,7 +203,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> answers.Ledger:
         live=_hit_rates([entry for entry in of_series if entry.live]),
         recorded_at=of_market.made_at if of_market else None,
         record=entries,
-        rows=rows.to_dicts(),  # type: ignore[arg-type]
+        rows=rows.to_dicts(),
     )
 
 
@@ -219,7 +219,7 @@ def _hit_rates(entries: list[answers.RecordEntry]) -> answers.LedgerSummary:
     return answers.LedgerSummary(
         scored=sum(entry.rows for entry in entries),
         forecasts=sum(entry.forecasts for entry in entries),
-        **{name: mean(name) for name in rates},  # type: ignore[arg-type]
+        **{name: mean(name) for name in rates},
     )
 
 

@@ -24,8 +24,7 @@ from tasks.storage.files import read_json_or_none
 from tasks.tracking import boards
 from tasks.tracking.registry import Champion, champions, decisions_on, newest_decisions
 from tasks.tracking.store import Store, open_store, sqlite_path, store_errors, tracking_uri
-from tasks.training.local import PROGRESS
-from tasks.training.shard import JOB, RESULT, is_training, read_job, shard_folders
+from tasks.training.shard import JOB, PROGRESS, RESULT, is_training, read_job, shard_folders
 from tasks.tuning.at_work import SEARCH, searches_at_work
 from webapp import answers
 

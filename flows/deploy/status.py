@@ -11,10 +11,11 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
+from cpbmodels.data import INTERVAL_SECONDS
 from flows.deploy.services import PAGE, POOL, client_of, data_home, find, last_port, log_file
 from flows.runner import NOT_YET
 from schemas.errors import CpbError
-from schemas.identity import INTERVAL_SECONDS, stored_series
+from schemas.identity import stored_series
 from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale
 
 MIN_FREE_BYTES = 1_000_000_000

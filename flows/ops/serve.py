@@ -202,7 +202,8 @@ def _mlflow_app(uri: str, artifacts: str, hosts: str) -> "ASGIApp":
         from mlflow.server.handlers import initialize_backend_stores
 
     initialize_backend_stores(uri, uri, artifacts)
-    return app
+    served: ASGIApp = app
+    return served
 
 
 def runs_page(url: str, store: "Store") -> str:

@@ -13,7 +13,8 @@ from typing import Any, Generic, ParamSpec, TypeVar, cast
 import tenacity
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Completed, State
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
 
 from schemas.handover import Failure
 from tasks.storage.files import without_credentials
