@@ -66,7 +66,7 @@ class RangeModel:
 
     def scale(self, series: Series, origins: np.ndarray) -> np.ndarray:
         """The predicted scale [N, H] in log-return."""
-        return self._scale(series, origins, self.inputs(series))
+        return self.scale_of(series, origins, self.inputs(series))
 
     def quantiles(self, series: Series, origins: np.ndarray) -> np.ndarray:
         """Quantiles [N, H, 19] of the cumulative log-return after each origin."""
@@ -83,7 +83,8 @@ class RangeModel:
         """A column's code at each origin, int64 [N]: the hour of the week 0 .. 167, the quarter of the day 0 .. 95."""
         return series.columns((name,))[origins, 0].astype(np.int64)
 
-    def _scale(self, series: Series, origins: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+    def scale_of(self, series: Series, origins: np.ndarray, inputs: np.ndarray) -> np.ndarray:
+        """Return the predicted scale [N, H] of the log-return, of the series' inputs [rows, F]."""
         log_scale = inputs[origins] @ self.slopes + self.level
         if self.calendar:
             log_scale += self.hours[self.code(self.calendar, series, origins)]
@@ -214,7 +215,7 @@ def _scales(fitted: RangeModel, training: TrainingOrigins) -> Iterator[tuple[Ser
     for series, origins in training:
         inputs = fitted.inputs(series)
         for block in _blocks(origins):
-            yield series, block, fitted._scale(series, block, inputs)
+            yield series, block, fitted.scale_of(series, block, inputs)
 
 
 def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:

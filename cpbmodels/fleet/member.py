@@ -170,7 +170,7 @@ class Member:
         """
         from safetensors.torch import save as to_bytes
 
-        folder, weights = Path(folder), to_bytes(self._tensors())
+        folder, weights = Path(folder), to_bytes(self.tensors())
         values = {**self.config, **(extra or {}), "history": self.history, "report": self.report}
         config = sealed(values, hashlib.sha256(weights).hexdigest())
         check_fields(config, folder)
@@ -179,12 +179,13 @@ class Member:
         write_whole(folder / CONFIG, json.dumps(config, indent=2).encode())
         return folder
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the weights and scalings by their names in `model.safetensors`."""
         if self.parts:
             return {
                 f"{place}.{name}": tensor
                 for place, part in enumerate(self.parts)
-                for name, tensor in part._tensors().items()
+                for name, tensor in part.tensors().items()
             }
         views = self.net().layout.views(self.rows)
         named = {f"weights.{name}": view.contiguous() for name, view in views.items()}

@@ -80,7 +80,7 @@ def _print_version(wanted: bool) -> None:
 
 
 def _options(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 - its callback reads it
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit"),
     ] = False,

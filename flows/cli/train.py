@@ -73,7 +73,7 @@ def print_presets(wanted: bool) -> None:
 def train_all(
     spec: RunSpec,
     plan: Annotated[bool, typer.Option("--plan", help="only show what would be trained, and why")] = False,
-    presets: Annotated[
+    presets: Annotated[  # noqa: ARG001 - its callback reads it
         bool,
         typer.Option("--presets", callback=print_presets, is_eager=True, help="list the presets and exit"),
     ] = False,
