@@ -1,13 +1,12 @@
 """`cpb train`: a single series and architecture, through the steps of the main job up to the scores."""
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from flows.runner import Runner, Say
 from flows.train_all import Earlier, mirror_to_wandb, run_training
-from schemas.errors import CpbError
+from schemas.errors import CpbError, count
 from schemas.handover import Judgement, ShardResult
 from schemas.identity import SIM
 from schemas.run import RunSpec
@@ -40,44 +39,24 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
 
 
 def result_lines(spec: RunSpec, result: dict[str, Any]) -> list[str]:
-    """Return the final lines of `cpb train`: verdict, losses, cost, location of the results, next command."""
-    name = f"{result['architecture']} on {result['symbol']} {result['timeframe']}"
-    verdict = f"{name} is {result['verdict']}" if result["verdict"] else f"{name} could not be judged"
-    rows = [*_loss_rows(result), ("cost", _cost(result)), ("model", result["model_folder"])]
+    """Return the final lines of `cpb train`: verdict, losses, location of the results, next command."""
     (series,) = spec.scope.series
-    # Of its market the series names the option, but for a folder, a table or a mirror.
-    options = (
-        series.options
-        if spec.market == SIM or not spec.source
-        else (
-            f"--coins {series.symbol} --timeframes {series.timeframe} --source {shlex.quote(public_url(spec.source))}"
-        )
-    )
-    follow = f"cpb train-all {options} --architectures {result['architecture']}"
-    rows += [
-        ("run", f"{result['run_id']} (`cpb ui` shows it)"),
-        ("next", f"{follow}   (trains the preset's model, lets the gate decide, and forecasts)"),
+    verdict = f"is {result['verdict']}" if result["verdict"] else "could not be judged"
+    options = series.options
+    if spec.source and spec.market != SIM:  # a folder, a table or a mirror, which the series does not name
+        source = shlex.quote(public_url(spec.source))
+        options = f"--coins {series.symbol} --timeframes {series.timeframe} --source {source}"
+    lines = [f"{result['architecture']} on {result['symbol']} {result['timeframe']} {verdict}"]
+    if result["val_loss"] is not None:  # a closed form has none
+        epochs, best = result["epochs_run"], result["best_val_loss"]
+        lines.append(f"  loss   {best:.4f} in validation, the best of {count(epochs, 'epoch')}")
+    return [
+        *lines,
+        f"  model  {result['model_folder']}",
+        f"  run    {result['run_id']} (`cpb ui` shows it)",
+        f"  next   cpb train-all {options} --architectures {result['architecture']}   (trains the preset's model, "
+        "lets the gate decide, and forecasts)",
     ]
-    return [f"{verdict}", *(f"  {head:<6} {text}" for head, text in rows)]
-
-
-def _loss_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the losses of the first and last epoch; nothing for a closed form."""
-    history, best = result["history"], result["best_epoch"]
-    for head, key in (("train", "train_loss"), ("valid.", "val_loss")):
-        values = [epoch[key] for epoch in history if epoch[key] is not None]
-        if len(values) > 1:
-            yield head, f"loss {values[0]:.4f} -> {values[-1]:.4f}"
-    if best and len(history) > 1:
-        why = f"; {result['stopped']}" if result["stopped"] else ""
-        yield "best", f"validation loss {result['best_val_loss']:.4f} in epoch {best} of {len(history)}{why}"
-
-
-def _cost(result: dict[str, Any]) -> str:
-    memory = result["memory"]
-    peak = memory.get("gpu_mem_allocated_peak_mb") or memory.get("rss_peak_mb") or 0
-    speed = f"{result['windows_per_s']:,.0f} windows/s" if result["windows_per_s"] else "closed-form solution"
-    return f"{speed} on {result['device'] or 'cpu'}, peak memory {peak:,.0f} MB"
 
 
 _RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")

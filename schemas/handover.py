@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict
 
 from schemas.identity import ModelId, SeriesId
 
@@ -37,12 +37,6 @@ class Failure(Record):
     code: str = "error"
     series: SeriesId | None = None
     model: ModelId | None = None
-
-    @model_validator(mode="after")
-    def _one_subject(self) -> "Failure":
-        if self.model and self.series != self.model.series:
-            raise ValueError("a failure of a model is a failure of that model's series")
-        return self
 
     @classmethod
     def of(cls, subject: SeriesId | ModelId | None, step: Step, error: Exception | str) -> "Failure":

@@ -8,7 +8,6 @@ A `RunSpec` built with such a file holds the built-in preset with these options 
 checks as options on the command line, and a flow run on another machine does not need the file.
 """
 
-import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -157,7 +156,7 @@ class RunSpec(ScopeSpec):
     )
     preset: str = Field("default", description=f"{', '.join(PRESET_ARCHITECTURES)}, or your own file (NAME.toml)",
                         json_schema_extra={"enum": list(PRESET_ARCHITECTURES)})  # fmt: skip
-    device: str = Field("auto", description="auto, cpu or cuda")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu or cuda")
     profile: Literal["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"] = Field(
         "auto",
         description="auto, cpu, gpu-6gb (which sets the sizes of a seed preset, too), gpu-16gb or gpu-80gb",
@@ -187,7 +186,9 @@ class RunSpec(ScopeSpec):
         None, pattern=r"^[\w.-]+/[\w.-]+$", description="Hub repository USER/NAME; without it: a dry run"
     )
     force: str | None = Field(
-        None, description="REASON: let an older as_of replace newer champions; it is kept with the decision"
+        None,
+        pattern=r"\S",
+        description="REASON: let an older as_of replace newer champions; it is kept with the decision",
     )
     prune: bool = Field(False, description="at the end, delete runs and versions older than 14 nights")
     wandb: bool = Field(
@@ -199,26 +200,6 @@ class RunSpec(ScopeSpec):
     def _preset_file(cls, values: Any) -> Any:
         """Replace a custom preset by its built-in base and overrides; add the profile's sizes to the overrides."""
         return with_profile_sizes(with_preset_file(values)) if isinstance(values, dict) else values
-
-    @field_validator("device")
-    @classmethod
-    def _known_device(cls, name: str) -> str:
-        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
-            raise UsageError(
-                f"device {name!r} is unknown: choose auto, cpu or cuda", code="device", field="device"
-            )
-        return name
-
-    @field_validator("force")
-    @classmethod
-    def _a_reason(cls, text: str | None) -> str | None:
-        if text is not None and not text.strip():
-            raise UsageError(
-                'force needs a reason, as in --force "the feed was wrong from May on"',
-                code="reason",
-                field="force",
-            )
-        return text
 
     @model_validator(mode="after")
     def _known_models(self) -> Self:

@@ -138,7 +138,7 @@ def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
     )
 
 
-def test_people_read_the_verdict_the_losses_and_the_next_command(trained, monkeypatch, capsys):
+def test_people_read_the_verdict_the_loss_and_the_next_command(trained, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["cpb", "train", "BTC", "1h", "--arch", "gru", "--source", "sim"])
     with pytest.raises(SystemExit):
         cli.main()
@@ -147,10 +147,7 @@ def test_people_read_the_verdict_the_losses_and_the_next_command(trained, monkey
     folder = trained.home / "sim/fleets/0f/members/sim-BTCUSDT-1h/model"
     assert err.splitlines() == [
         "gru on BTCUSDT 1h is better than the random walk",
-        "  train  loss 2.0000 -> 1.0000",
-        "  valid. loss 3.0000 -> 2.5000",
-        "  best   validation loss 2.5000 in epoch 2 of 2; no better validation loss for 2 epochs",
-        "  cost   10 windows/s on cpu, peak memory 5 MB",
+        "  loss   2.5000 in validation, the best of 2 epochs",
         f"  model  {folder}",
         "  run    r1 (`cpb ui` shows it)",
         "  next   cpb train-all --coins BTCUSDT --timeframes 1h --source sim --architectures gru   "
