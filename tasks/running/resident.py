@@ -20,7 +20,6 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from queue import Empty, LifoQueue
 from types import ModuleType
 from typing import IO, Any
 
@@ -237,27 +236,34 @@ class Cores:
 
 
 class Pool:
-    """Children of one kind, lent to one caller at a time; the child returned last, which is running, is lent first."""
+    """Children of one kind, each lent to one caller at a time; running children are lent first, in turn.
+
+    In turn: a child whose device another process holds is not lent again at once while another is idle.
+    """
 
     def __init__(self, residents: Sequence[Resident]) -> None:
         self.residents = tuple(residents)
-        self._idle: LifoQueue[Resident] = LifoQueue()
-        for resident in reversed(self.residents):
-            self._idle.put(resident)
+        self._idle = list(residents)
+        self._lock = threading.Lock()
         let_ctrl_c_end_waits()
 
     @contextmanager
     def lent(self) -> Iterator[Resident]:
         """Yield an idle child, waiting for it; an interrupt ends the wait."""
-        while True:
-            with suppress(Empty):
-                resident = self._idle.get_nowait()
-                break
+        while (resident := self._take()) is None:
             pause(_POLL_S)
         try:
             yield resident
         finally:
-            self._idle.put(resident)
+            with self._lock:
+                self._idle.append(resident)
+
+    def _take(self) -> Resident | None:
+        with self._lock:
+            resident = min(self._idle, key=lambda idle: not idle.is_running, default=None)
+            if resident:
+                self._idle.remove(resident)
+            return resident
 
     def stop(self) -> None:
         """End all children."""
