@@ -163,8 +163,6 @@ def ingest(
         probes = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
         run.checks_stored = not tail and not plan  # an hourly run must not read the whole store
-        if isinstance(source, TableSource):
-            refuse_other_tables(source, scope, manifest)
         report = (
             _as_stored(run) if scope.offline else _plan_only(run) if plan else _bring_up_to_date(run, tail)
         )
@@ -231,6 +229,8 @@ def _plan_only(run: Run) -> IngestReport:
 
 
 def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
+    if isinstance(run.source, TableSource):
+        refuse_other_tables(run.source, run.scope.series, run.home, run.manifest)
     store_all(run, ((plan.series, plan.fetch) for plan in _plans(run)))
     holdings, calendar = run.calendars()
     for series in (series for series, plan in run.plans.items() if not plan.fault):

@@ -10,6 +10,7 @@ at its ends, lose its oldest candles and correct some candles. Candles of the sa
 ever equal.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -19,8 +20,7 @@ import polars as pl
 from cpbmodels.data.columns import PRICES
 from schemas.errors import UsageError
 from schemas.frames import KLINES
-from schemas.identity import SeriesId
-from schemas.scope import Scope
+from schemas.identity import OWN, SeriesId, market_home
 from schemas.tables import tables_of
 from tasks.market.klines import damage_of, digest_of, part_path, read_part, split_months
 from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file
@@ -82,27 +82,29 @@ class TableSource:
             return self._months[series]
 
 
-def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -> None:
-    """Compare the tables of a scope with the stored candles of their series, before anything is stored.
+def refuse_other_tables(
+    source: TableSource, asked: Iterable[SeriesId], home: Path, manifest: Manifest
+) -> None:
+    """Compare the tables of these series with their stored candles, before anything is stored.
 
     Damaged months, which are stored again, are not compared.
 
     Raises:
         UsageError: a table is not the source of its stored series; the message names the table and the remedy.
     """
-    for series in (s for s in scope.series if source.holds(s)):
+    for series in filter(source.holds, asked):
         months = list(manifest.parts(series))
-        sound = [month for month in months if not damage_of(part_path(scope.home, series, month))]
+        sound = [month for month in months if not damage_of(part_path(home, series, month))]
         if not sound:
             continue
         table = pl.concat(source.months(series).values())
-        stored = pl.concat([read_part(scope.home, series, month) for month in sound])
+        stored = pl.concat([read_part(home, series, month) for month in sound])
         stored = stored.filter(pl.col("open_time").is_between(table["open_time"][0], table["open_time"][-1]))
         differing = stored.join(table, on=["open_time", *PRICES], how="anti").height
         if 2 * differing > stored.height or (stored.is_empty() and sound == months):
             why = f"differs in {differing:,} of the {stored.height:,}" if differing else "has none of the"
             raise UsageError(
                 f"{series}: {source.path(series).absolute()} {why} stored candles, so it is another table: give its "
-                f"coin another symbol, set CPB_HOME to another folder, or remove {scope.root} and all that was learned "
-                "from it", code="another-table", field="source",
+                f"coin another symbol, set CPB_HOME to another folder, or remove {market_home(home, OWN)} and all that "
+                "was learned from it", code="another-table", field="source",
             )  # fmt: skip
