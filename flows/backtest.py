@@ -19,7 +19,6 @@ from flows.runner import (
     Summary,
     flow_parameters,
     plain_failures,
-    read_pairs,
     series_records,
     show_on_page,
 )  # fmt: skip
@@ -28,6 +27,7 @@ from schemas.errors import CpbError
 from schemas.run import BacktestSpec
 from tasks.backtesting.judge import Backtest
 from tasks.backtesting.report import BacktestPlan, check_backtest, finish_backtest, plan_backtest
+from tasks.market.ingest import with_listed_pairs
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
 from tasks.steps import Engine, opened_engine
@@ -41,7 +41,7 @@ def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) ->
         CpbError: no series can be used, or an output folder, the device or a baseline's package is not available.
     """
     check_backtest(spec)
-    spec = read_pairs(spec, say)
+    spec = with_listed_pairs(spec, say)
     contest = by_backtest.open_contest(spec) if spec.gate else None
     with opened_engine(spec) as engine:
         summary, root = Summary(), spec.scope.root

@@ -30,7 +30,6 @@ from flows.ops.guard import password_file
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Decision, Failure, SeriesRecord, ShardResult
 from schemas.scope import ScopeSpec, Spec
-from tasks.market.ingest import with_listed_pairs
 from tasks.running.parallel import run_each, tell, telling
 from tasks.running.step import Step
 from tasks.steps import features, ingest
@@ -337,21 +336,6 @@ def show_on_page(
             create_table_artifact(table, f"{flow}-leaderboard", title)
     except Exception as error:  # noqa: BLE001 - the results are stored
         log.warning("the results could not be put on Prefect's page: %s", error)
-
-
-def read_pairs(spec: Scoped, say: Say) -> Scoped:
-    """Return a specification of the whole exchange with the pairs of its source's listing, and report them.
-
-    Other specifications are returned unchanged.
-
-    Raises:
-        CpbError: the listing cannot be read, or no pair is left.
-    """
-    if not spec.whole_exchange:
-        return spec
-    listed, sentence = with_listed_pairs(spec)
-    say(sentence)
-    return listed
 
 
 def series_records(spec: ScopeSpec, steps: Runner, say: Say, summary: Summary) -> list[SeriesRecord]:

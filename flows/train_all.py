@@ -33,7 +33,6 @@ from flows.runner import (
     fleet_warnings,
     flow_parameters,
     plain_failures,
-    read_pairs,
     series_records,
     show_on_page,
 )
@@ -45,6 +44,7 @@ from tasks.evaluate import evaluate
 from tasks.hub.publish import check_ready
 from tasks.hub.tree import check_replaceable
 from tasks.judging.fleet import Judges
+from tasks.market.ingest import with_listed_pairs
 from tasks.notices import Outcome, tell_outcome
 from tasks.running.parallel import run_each
 from tasks.steps import Engine, Plan, forecast, opened_engine, plan, promote, publish, train
@@ -97,7 +97,7 @@ def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Sum
         if spec.repo:
             check_ready(spec.repo)  # early: the token is needed hours later
         check_replaceable(tree_of(spec.scope.home, "hub", spec.market))
-        spec = read_pairs(spec, say)
+        spec = with_listed_pairs(spec, say)
         training = run_training(spec, steps, say)
         outcome.failures = training.summary.failures
         with run_of(training.summary.run_id):

@@ -6,11 +6,12 @@ from functools import partial
 from typing import Any
 
 import cpbmodels
-from flows.runner import Runner, Say, Summary, read_pairs, series_records
+from flows.runner import Runner, Say, Summary, series_records
 from flows.train_all import run_of
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
 from schemas.tuning import TuneSpec, space_as_json
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
+from tasks.market.ingest import with_listed_pairs
 from tasks.storage.files import write_json
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest, write_record
@@ -33,7 +34,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
     tuning = _tuning()
     check_device(spec.device)
     check_place(open_store())
-    summary, spec = Summary(), read_pairs(spec, say)
+    summary, spec = Summary(), with_listed_pairs(spec, say)
     inner, newest = _folds(spec, steps, say, summary)
     key = _key(spec, inner + newest)
     folder = spec.scope.root / "tuning" / key

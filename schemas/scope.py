@@ -349,14 +349,3 @@ class IngestSpec(ScopeSpec):
     """Options of `cpb ingest`, which also stores candles of a calendar month; no model learns from those candles."""
 
     months_allowed: ClassVar[bool] = True
-
-    coins: str = Field(
-        "all",
-        description="BTC,ETH, all, exchange (every listed USDT pair) or all-usdt (leveraged tokens and "
-        "stablecoins too)",
-    )
-
-    @property
-    def looks_up_symbols(self) -> bool:
-        """Whether the symbols come from the source's listing: for `exchange` and `all-usdt`."""
-        return self.whole_exchange or self.coins.strip().lower() == "all-usdt"

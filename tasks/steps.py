@@ -52,7 +52,6 @@ from tasks.training.ray import ADDRESS, RayEngine, connected
 
 log = logging.getLogger("cpb")
 
-TRAIN_ALL = ("ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast")
 FORECAST = ("champions", "ingest", "forecast", "score", "watch")
 
 RETRY_WAIT_S = 5.0

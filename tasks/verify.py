@@ -272,7 +272,7 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
         yield folder / DAILY, partial(parse_sums, folder / DAILY), again
         yield _record(folder / "versions.json", KnownVersions, series.name, again)
     for path in by_backtest.switch_files(home, market):
-        yield _record(path, by_backtest.Switch, by_backtest.about_switch(path), months.RESTORE)
+        yield _record(path, by_backtest.Switch, by_backtest.about(path), months.RESTORE)
     for path in by_backtest.register_files(home, market):
         yield _record(path, by_backtest.Submission, by_backtest.about(path), months.RESTORE)
 

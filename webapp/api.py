@@ -214,20 +214,13 @@ def _add_figures(router: APIRouter, home: Path, Series: Any, MarketIn: Any) -> N
         drawn = figures.forecast(home, series, limit, until, issued_at, earlier)
         return themed_figure(drawn, theme, series.market)
 
-    @router.get("/api/figures/record/{symbol}/{timeframe}", responses=SERIES)
-    def record(series: Series, theme: Theme = "light") -> answers.Figure:
-        """Return the CRPS ratio over time, of live forecasts if there are any, otherwise of replays."""
-        return themed_figure(figures.over_time(home, series, "record"), theme, series.market)
-
-    @router.get("/api/figures/coverage/{symbol}/{timeframe}", responses=SERIES)
-    def coverage(series: Series, theme: Theme = "light") -> answers.Figure:
-        """Return the share of closes inside the bands over time."""
-        return themed_figure(figures.over_time(home, series, "coverage"), theme, series.market)
-
-    @router.get("/api/figures/decisions/{symbol}/{timeframe}", responses=SERIES)
-    def decisions(series: Series, theme: Theme = "light") -> answers.Figure:
-        """Return the decisions on a series' champion over time."""
-        return themed_figure(figures.decisions(series), theme, series.market)
+    @router.get("/api/figures/{name}/{symbol}/{timeframe}", responses=SERIES)
+    def of_series(
+        name: Literal["record", "coverage", "decisions"], series: Series, theme: Theme = "light"
+    ) -> answers.Figure:
+        """Return the CRPS ratio of live forecasts (else of replays), the share of closes inside the bands, or the
+        decisions on the champion, over time."""
+        return themed_figure(figures.over_time(home, series, name), theme, series.market)
 
     @router.get("/api/figures/losses/{run_id}", responses=SERIES)
     def losses(

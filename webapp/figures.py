@@ -72,28 +72,21 @@ def _before(home: Path, series: SeriesId, shown: pl.DataFrame, count: int) -> pl
     return pl.concat(earlier) if earlier else None
 
 
-def over_time(home: Path, series: SeriesId, name: Literal["record", "coverage"]) -> dict[str, Any]:
-    """Return the CRPS ratio of the series' forecasts, or the share of closes inside their bands, over time.
+def over_time(
+    home: Path, series: SeriesId, name: Literal["record", "coverage", "decisions"]
+) -> dict[str, Any]:
+    """Return the CRPS ratio of a series' forecasts, the share of closes in their bands, or its decisions, over time.
 
-    `layout.meta.live`: whether the forecasts are live.
+    `layout.meta.live`: whether the forecasts are live; replays are shown where there are none.
     """
-    days, live = _by_day(home, series)
+    if name == "decisions":
+        return decisions_figure(runs.decisions(series, _DECISIONS).decisions)
+    days, live = pl.DataFrame(schema=DAYS_SCHEMA), False
+    if of_market := record(home, series.market):
+        sums = read_sums(home, series)
+        live = bool(sums["live"].any())
+        days = record_by_day(sums, series, of_market.made_at, live=live)
     return noted(record_figure(days) if name == "record" else coverage_figure(days), live=live)
-
-
-def _by_day(home: Path, series: SeriesId) -> tuple[pl.DataFrame, bool]:
-    """Return the days of the live forecasts, or of the replays if there are none, and whether they are live."""
-    of_market = record(home, series.market)
-    if of_market is None:
-        return pl.DataFrame(schema=DAYS_SCHEMA), False
-    sums = read_sums(home, series)
-    live = bool(sums["live"].any())
-    return record_by_day(sums, series, of_market.made_at, live=live), live
-
-
-def decisions(series: SeriesId) -> dict[str, Any]:
-    """Return the decisions about a series' champion over time; none if the store cannot be read."""
-    return decisions_figure(runs.decisions(series, _DECISIONS).decisions)
 
 
 def board(market: Market, timeframe: str | None) -> dict[str, Any]:

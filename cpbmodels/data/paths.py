@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from functools import reduce
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -36,13 +35,10 @@ class Paths:
     """Joint paths of S coins over H steps.
 
     close: float64 [S, n, H], prices; path i of every coin belongs to the same scenario.
-    issued_at: close (UTC) of the last candle used; None if the series has no times.
     """
 
     symbols: tuple[str, ...]
     close: np.ndarray
-    issued_at: datetime | None
-    step_seconds: int
 
 
 def draw_closes(quantiles: np.ndarray, factors: np.ndarray, n: int, seed: int) -> np.ndarray:

@@ -309,17 +309,13 @@ def paths(forecasts: Sequence[Forecast], n: int = 1000, seed: int = 0) -> Paths:
         raise ModelError("There are no forecasts to draw paths from: give a list of model.forecast(series).")
     for forecast in forecasts:
         check_forecasts_prices(forecast.probabilities)
-    first = forecasts[0]
-    timed = len(forecasts) > 1 or first.series.times is not None
-    keys = {(f.series.timeframe, len(f.candle), f.issued_at if timed else None) for f in forecasts}
-    if len(keys) > 1:
+    if len(forecasts) > 1 and len({(f.series.timeframe, len(f.candle), f.issued_at) for f in forecasts}) > 1:
         raise ModelError(
             "Joint paths need forecasts of one timeframe, horizon and time of issue; these differ: draw them apart."
         )
     factors = coin_factors([f.series for f in forecasts], [f.issued_row for f in forecasts])
     close = draw_closes(np.stack([f.close.array for f in forecasts]), factors, n, seed)
-    symbols = tuple(f.series.symbol for f in forecasts)
-    return Paths(symbols, close, *((first.issued_at, first.series.step_seconds) if timed else (None, 0)))
+    return Paths(tuple(f.series.symbol for f in forecasts), close)
 
 
 def predict_rows(member: Member, series: Series, since: datetime | str | None = None) -> pl.DataFrame:

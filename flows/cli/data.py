@@ -15,7 +15,6 @@ from tasks.running.parallel import tell
 from tasks.storage.files import checked_home, stored_home
 
 if TYPE_CHECKING:
-    from schemas.scope import Scope
     from tasks.market.report import IngestReport
 
 
@@ -37,25 +36,14 @@ def ingest(
     """
     with shown_progress("ingest"):
         from tasks.market.ingest import ingest as bring_up_to_date
+        from tasks.market.ingest import with_listed_pairs
 
-        scope = _with_listed_pairs(spec) if spec.looks_up_symbols else spec.scope
-        report = bring_up_to_date(scope, tail=spec.tail, plan=plan)
+        report = bring_up_to_date(with_listed_pairs(spec, say).scope, tail=spec.tail, plan=plan)
     if json:
         emit(report.to_dict())
     else:
         show(_for_people(report, plan))
     raise typer.Exit(0 if plan else report.exit)
-
-
-def _with_listed_pairs(spec: IngestSpec) -> "Scope":
-    """Return the scope with the pairs of its source's listing: for `exchange`, or all."""
-    from tasks.market.ingest import listed_symbols, with_listed_pairs
-
-    if not spec.whole_exchange:
-        return spec.scope.model_copy(update={"symbols": tuple(listed_symbols(spec.scope))})
-    listed, sentence = with_listed_pairs(spec)
-    say(sentence)
-    return listed.scope
 
 
 def _for_people(report: "IngestReport", plan: bool) -> str:

@@ -133,11 +133,11 @@ def _show_plan(spec: RunSpec, json: bool) -> None:
     """Print what a run would train now, using only the registry: nothing is downloaded, trained or written."""
     quiet_libraries()
     with shown_progress("train-all"):
-        from flows.runner import read_pairs
+        from tasks.market.ingest import with_listed_pairs
         from tasks.promotion.night import idle_architectures
         from tasks.steps import idle_sentence
 
-        series = read_pairs(spec, say).scope.series
+        series = with_listed_pairs(spec, say).scope.series
         idle = idle_architectures(spec, series)
     lines: list[dict[str, Any]] = []
     for timeframe, number in Counter(s.timeframe for s in series).items():

@@ -93,14 +93,14 @@ class _Chart:
         self.draw.line(
             [(_LEFT * _SCALE, _TOP * _SCALE), (_LEFT * _SCALE, bottom), (_RIGHT * _SCALE, bottom)], _GREY, 2
         )
-        for tick in _ticks(x, self._x, whole=True):
+        for tick in _ticks(x, self._x, digits=0):
             ((left, _),) = self.points([tick], [self._y[0]])
             self.draw.line([(left, bottom), (left, bottom + 6)], _GREY, 2)
             self.text((left, bottom + 10), f"{tick:.6g}", "mt", size=9)
         for tick in _ticks(y, self._y):
             ((_, top),) = self.points([self._x[0]], [tick])
             self.draw.line([(_LEFT * _SCALE - 6, top), (_LEFT * _SCALE, top)], _GREY, 2)
-            self.text((_LEFT * _SCALE - 10, top), f"{tick:.6g}", "rm", size=9)
+            self.text((_LEFT * _SCALE - 10, top), f"{tick:.5g}", "rm", size=9)
 
     def points(self, x: ArrayLike, y: ArrayLike) -> list[tuple[float, float]]:
         """Return the places of values in the picture."""
@@ -145,12 +145,7 @@ def _range(values: ArrayLike) -> tuple[float, float]:
     return low - margin, high + margin
 
 
-def _ticks(values: ArrayLike, ends: tuple[float, float], whole: bool = False) -> Array:
-    """Return up to seven round numbers between the ends of an axis; none for an axis without finite values."""
-    if not np.isfinite(values).any():
-        return np.empty(0)
-    rough = (ends[1] - ends[0]) / 7
-    power = 10.0 ** np.floor(np.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
-    step = max(step, 1.0) if whole else step
-    return np.arange(np.ceil(ends[0] / step), np.floor(ends[1] / step) + 1) * step
+def _ticks(values: ArrayLike, ends: tuple[float, float], digits: int | None = None) -> Array:
+    """Return five places between the ends of an axis, rounded to `digits`; none for an axis without finite values."""
+    places = np.linspace(*ends, 7)[1:-1] if np.isfinite(values).any() else np.empty(0)
+    return places if digits is None else np.unique(places.round(digits))

@@ -6,7 +6,7 @@ Monthly files are fetched where published, daily files elsewhere, and no period 
 """
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -172,43 +172,33 @@ def ingest(
     return report
 
 
-def listed_symbols(scope: Scope) -> list[str]:
-    """Return every symbol that the scope's source lists in its market against USDT."""
-    with open_source(scope) as source:
-        try:
-            symbols = [s for s in Catalogue(source).symbols(scope.market) if s.endswith("USDT")]
-        except SourceFault as fault:
-            raise CpbError(f"{source.name} could not list its pairs: {fault}", code="source") from fault
-    if not symbols:
-        raise CpbError(
-            f"{source.name} lists no USDT pair in market {scope.market}; name them with --coins",
-            code="source",
-        )
-    return symbols
+def with_listed_pairs(spec: S, say: Callable[[str], None]) -> S:
+    """Return a specification of the whole exchange with its source's listed pairs against USDT, and tell their number.
 
-
-def with_listed_pairs(spec: S) -> tuple[S, str]:
-    """Return a specification of the whole exchange with its source's listed pairs against USDT, and a sentence on them.
-
-    Leveraged tokens, stablecoins and currencies are left out.
+    Leveraged tokens, stablecoins and currencies are left out. Other specifications are returned unchanged.
 
     Raises:
         CpbError: the source has no listing, cannot be reached, or no pair is left.
         UsageError: the run is offline.
     """
+    if not spec.whole_exchange:
+        return spec
     if spec.offline:
         raise UsageError(
             f"offline: coins {EXCHANGE} reads the source's listing; name the coins, or leave offline out",
             code="offline", field="offline",
         )  # fmt: skip
-    listed = listed_symbols(spec.scope)
+    with open_source(spec.scope) as source:
+        try:
+            listed = [symbol for symbol in Catalogue(source).symbols(spec.market) if symbol.endswith("USDT")]
+        except SourceFault as fault:
+            raise CpbError(f"{source.name} could not list its pairs: {fault}", code="source") from fault
     coins = [symbol for symbol in listed if is_coin_pair(symbol)]
     if not coins:
-        raise CpbError("coins exchange: the source lists leveraged tokens and stablecoins only; name the coins",
+        raise CpbError(f"coins {EXCHANGE}: {source.name} lists no pair of a coin against USDT; name the coins",
                        code="source", field="coins")  # fmt: skip
-    left_out = f"({len(listed) - len(coins):,} leveraged or stable left out)"
-    named = type(spec)(**spec.model_dump() | {"coins": ",".join(coins)})
-    return named, f"exchange: {count(len(coins), 'pair')} {left_out}"
+    say(f"exchange: {count(len(coins), 'pair')} ({len(listed) - len(coins):,} leveraged or stable left out)")
+    return type(spec)(**spec.model_dump() | {"coins": ",".join(coins)})
 
 
 def _plan_only(run: Run) -> IngestReport:

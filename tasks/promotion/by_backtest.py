@@ -264,26 +264,19 @@ def register_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
 
 
 def about(path: Path) -> str:
-    """Return the subject of a file of the register: the names of its folder and of the file."""
-    return f"gate/{path.parent.name}/{path.name}"
+    """Return the subject of a file of register or switches: its path below the ledger."""
+    return "/".join(path.parts[-3:])
 
 
 def switch_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
     """Return the files of a timeframe's switches, or of all, oldest first; other files are ignored."""
-    folders = tree_of(home, "ledger", market).glob(f"switches/interval={timeframe}")
-    return sorted(
-        path for folder in folders for path in folder.glob("*.json") if _SWITCH.fullmatch(path.name)
-    )
-
-
-def about_switch(path: Path) -> str:
-    """Return the subject of a switch's file: the names of its folder and of the file."""
-    return f"switches/{path.parent.name}/{path.name}"
+    paths = (tree_of(home, "ledger", market) / "switches").glob(f"interval={timeframe}/*.json")
+    return sorted(path for path in paths if _SWITCH.fullmatch(path.name))
 
 
 def switches(home: Path, market: str, timeframe: str) -> list[Switch]:
     """Return every switch of a timeframe, oldest first; the coins of a damaged file stay as they are."""
-    read = (find_record(p, Switch, of=about_switch(p)) for p in switch_files(home, market, timeframe))
+    read = (find_record(p, Switch, of=about(p)) for p in switch_files(home, market, timeframe))
     return [record for record in read if record]
 
 
@@ -291,7 +284,7 @@ def save(home: Path, switch: Switch) -> None:
     """Write a switch; it is known by the time at which it was decided."""
     folder = tree_of(home, "ledger", switch.market) / "switches" / f"interval={switch.timeframe}"
     path = folder / f"{switch.switched_at:%Y%m%dT%H%M%S%f}.json"
-    write_record(path, switch, of=about_switch(path), compact=True)
+    write_record(path, switch, of=about(path), compact=True)
 
 
 def replaced_recipes(home: Path, market: str, timeframe: str) -> dict[Recipe, Switch]:

@@ -11,6 +11,7 @@ A search does not import MLflow: finished trials are passed to a callback, as `T
 import json
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from tasks.running.parallel import tell
 from tasks.storage.files import write_bytes
 from tasks.training.plan import member_seed
 from tasks.training.progress import ProgressFile
-from tasks.tuning.study import BLOCKS, Study, parameters, state_of
+from tasks.tuning.study import BLOCKS, Study, state_of
 from tasks.tuning.trials import prepare, sums_by_block, train_batch
 
 
@@ -182,13 +183,13 @@ def run_trials(
         tell("tune", study.trials, spec.trials, "trials")
         trials = study.ask(wanted)
         results = train_batch(
-            parameters(trials),
+            [dict(trial.params) for trial in trials],
             scored,
             architecture=name,
             preset=spec.preset,
             overrides=spec.overrides,
             seed=spec.seed,
-            prune=_pruner(study, trials),
+            prune=partial(study.should_prune, trials),
             deadline=deadline,
             progress=ProgressFile(folder, name),  # a new file: the previous batch had a different pace
             **how,
@@ -220,10 +221,6 @@ def run_trials(
             )
             break
     tell("tune", 1, 1, "trials")
-
-
-def _pruner(study: Study, trials: Sequence[Any]) -> Callable[[int, int, float], bool]:
-    return lambda trial, epoch, loss: bool(study.should_prune(trials[trial], epoch, loss))
 
 
 def conclude(

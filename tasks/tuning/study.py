@@ -34,7 +34,10 @@ class Study:
         earlier = self.stored.get_trials(deepcopy=False)
         self.live = optuna.create_study(
             direction="minimize",
-            sampler=sampler(spec, len(earlier)),
+            # A continued study draws new points; running trials repel the next proposals from their location.
+            sampler=optuna.samplers.TPESampler(
+                seed=spec.seed + len(earlier), constant_liar=True, n_startup_trials=16
+            ),
             pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=_RUNGS, reduction_factor=_REDUCTION),
         )
         self.space = {name: distribution(values) for name, values in spec.space.items()}
@@ -45,10 +48,10 @@ class Study:
         """Return new trials with proposed parameters."""
         return [self.live.ask(self.space) for _ in range(count)]
 
-    def should_prune(self, trial: Trial, epoch: int, loss: float) -> bool:
-        """Report a trial's loss after an epoch (from 1); return whether Optuna's pruner stops it."""
-        trial.report(loss, epoch)
-        return trial.should_prune()
+    def should_prune(self, trials: Sequence[Trial], number: int, epoch: int, loss: float) -> bool:
+        """Report the loss of one of these trials after an epoch (from 1); return whether Optuna's pruner stops it."""
+        trials[number].report(loss, epoch)
+        return bool(trials[number].should_prune())
 
     def tell(self, trial: Trial, value: float | None, pruned: bool, attributes: dict[str, Any]) -> None:
         """End a trial: with its value, as pruned, or (None) as failed, with attributes for the storage."""
@@ -94,12 +97,6 @@ def state_of(trial: FrozenTrial) -> str:
     return {TrialState.COMPLETE: "complete", TrialState.PRUNED: "pruned"}.get(trial.state, "failed")
 
 
-def sampler(spec: TuneSpec, earlier: int) -> optuna.samplers.BaseSampler:
-    """Return a sampler seeded by the seed plus the number of earlier trials: a continued study draws new points."""
-    # constant_liar: running trials of a batch repel the next proposals from their location.
-    return optuna.samplers.TPESampler(seed=spec.seed + earlier, constant_liar=True, n_startup_trials=16)
-
-
 def distribution(values: Range | Choice) -> BaseDistribution:
     """Return the Optuna distribution of an option."""
     if isinstance(values, Range) and values.whole:
@@ -107,8 +104,3 @@ def distribution(values: Range | Choice) -> BaseDistribution:
     if isinstance(values, Range):
         return FloatDistribution(values.low, values.high, log=values.log)
     return CategoricalDistribution(values.values)
-
-
-def parameters(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Return the proposed options of each trial."""
-    return [dict(trial.params) for trial in trials]

@@ -9,7 +9,7 @@ import pytest
 from flows import cli
 from schemas.handover import Publication
 from schemas.run import BacktestSpec, RunSpec
-from schemas.scope import ForecastSpec, IngestSpec
+from schemas.scope import ForecastSpec
 
 
 def test_publish_without_a_repository_says_what_was_written_and_what_publishes_it(
@@ -160,11 +160,3 @@ def test_with_a_server_train_all_is_a_flow_run_of_the_same_spec(cpb, monkeypatch
     code, told = cpb("train-all", "--preset", "smoke", "--set", "train_timeout_s=60")
     assert (code, told["run_id"]) == (3, "r2")
     assert seen == [RunSpec(preset="smoke", train_timeout_s=60)]
-
-
-def test_all_usdt_is_for_ingest_alone_and_names_no_symbol_before_the_source_is_asked():
-    spec = IngestSpec(coins="all-usdt", timeframes="1mo")
-    assert spec.looks_up_symbols
-    assert spec.scope.symbols == ()
-    assert not IngestSpec(coins="all").looks_up_symbols
-    assert len(IngestSpec(coins="all").scope.symbols) == 20

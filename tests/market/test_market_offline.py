@@ -84,5 +84,5 @@ def test_the_error_without_candles_says_so(filled, no_network):
 
 def test_offline_reads_no_listing():
     with pytest.raises(UsageError, match="listing") as caught:
-        with_listed_pairs(ScopeSpec(coins="exchange", offline=True))
+        with_listed_pairs(ScopeSpec(coins="exchange", offline=True), print)
     assert caught.value.field == "offline"

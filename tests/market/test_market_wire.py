@@ -14,9 +14,10 @@ from folder_mirror import FolderMirror
 from market_tools import FAST, Flood, build, key, put, scope
 
 from schemas.errors import CpbError
+from schemas.scope import IngestSpec
 from tasks.market import simulator
 from tasks.market.client import HttpSource
-from tasks.market.ingest import ingest, listed_symbols
+from tasks.market.ingest import ingest, with_listed_pairs
 from tasks.market.klines import read_klines
 from tasks.market.layout import Remote, listed_file, period_bounds, source_file
 from tasks.market.sources import Catalogue
@@ -111,6 +112,11 @@ def test_names_are_probed_whatever_the_refusal(market, status):
     assert btc(market.served(hook)).rows == WHOLE
 
 
+def listed(source):
+    """The coins of the whole exchange at a source."""
+    return list(with_listed_pairs(IngestSpec(coins="exchange", source=source), print).scope.symbols)
+
+
 def test_every_pair_is_listed_over_many_pages_without_a_marker(tmp_path, monkeypatch):
     """S3 counts folders as entries of a page; NextMarker is not always there; new pairs have daily files only."""
     pairs = [f"{name}USDT" for name in ("AAA", "BBB", "CCC", "币安人生", "ZZZ")]
@@ -132,8 +138,8 @@ def test_every_pair_is_listed_over_many_pages_without_a_marker(tmp_path, monkeyp
         return 200, {}, xml.encode()
 
     with simulator.serve(FolderMirror(tmp_path), hook) as url:
-        assert listed_symbols(scope(tmp_path / "home", url)) == sorted(pairs)
-    assert listed_symbols(scope(tmp_path / "home", tmp_path)) == sorted(pairs)
+        assert listed(url) == sorted(pairs)
+    assert listed(str(tmp_path)) == sorted(pairs)
 
 
 def test_a_listing_cannot_name_a_folder_outside_the_store(tmp_path):
@@ -143,9 +149,9 @@ def test_a_listing_cannot_name_a_folder_outside_the_store(tmp_path):
 
     with (
         simulator.serve(FolderMirror(tmp_path), hook) as url,
-        pytest.raises(CpbError, match="no USDT pair"),
+        pytest.raises(CpbError, match="no pair of a coin"),
     ):
-        listed_symbols(scope(tmp_path / "home", url))
+        listed(url)
 
 
 def test_only_periods_that_exist_are_files():

@@ -149,7 +149,7 @@ def test_a_budget_that_ends_within_the_first_epoch_leaves_the_trials_out(place, 
 def test_halving_gives_up_the_worse_half_of_a_batch(tmp_path):
     study = Study(tmp_path / "o.db", "one", TuneSpec(**ASKED))
     trials = study.ask(9)
-    given_up = [study.should_prune(trial, 2, float(k)) for k, trial in enumerate(trials)]
+    given_up = [study.should_prune(trials, k, 2, float(k)) for k in range(len(trials))]
     assert sum(given_up) >= 5
     assert not given_up[0]
     for k, trial in enumerate(trials):
