@@ -78,8 +78,8 @@ class Reference(Record):
         return len(self.table)
 
 
-Kind = Literal["pooled", "recipe", "series", "version"]
-"""Scope of an entry: all champions of a timeframe, the champions of a recipe or of a series, or a single version."""
+Kind = Literal["pooled", "series", "version"]
+"""Scope of an entry: all champions of a timeframe, the champions of a series, or a single version."""
 
 TOO_FEW = "too few to tell"
 
@@ -87,8 +87,7 @@ TOO_FEW = "too few to tell"
 class LedgerEntry(Record):
     """Scores of the forecasts in a row of the live record. None: unknown, or the divisor is zero.
 
-    `recipe`: for entries of a version or recipe, `har/default/3f9a12c0d4e5`; "" if the version was issued before
-    recipes were stored. `live`: forecasts made before their target candles closed; otherwise replays.
+    `live`: forecasts made before their target candles closed; otherwise replays.
 
     `first`, `last`: UTC days of issue. `days`: number of complete days, scored to the last step; only complete days
     count in `crps_ratio` and its anytime-valid 95 % interval, which exists only if there are enough of them
@@ -104,7 +103,6 @@ class LedgerEntry(Record):
     symbol: str = ""
     role: str = ""
     model_version: str = ""
-    recipe: str = ""
     live: bool
 
     first: date
@@ -142,12 +140,6 @@ class LedgerSummary(Record):
     market: Market
     made_at: datetime
     entries: tuple[LedgerEntry, ...] = ()
-
-
-class KnownVersions(Record):
-    """The recipe of each version that has issued forecasts of a series."""
-
-    recipes: dict[str, str]
 
 
 class Score(Record):

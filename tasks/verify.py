@@ -18,7 +18,7 @@ from typing import TypeVar
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import SPOT, SeriesId, market_home, options_of, stored_series, tree_of
-from schemas.ledger import KnownVersions, LedgerSummary, Reference
+from schemas.ledger import LedgerSummary, Reference
 from tasks.forecasting import months
 from tasks.forecasting.chain import check_months
 from tasks.forecasting.record import DAILY, parse_sums
@@ -270,7 +270,6 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
     for series in stored:
         folder, again = series.folder(home, "ledger"), months.forecast_command(series)
         yield folder / DAILY, partial(parse_sums, folder / DAILY), again
-        yield _record(folder / "versions.json", KnownVersions, series.name, again)
     for path in by_backtest.switch_files(home, market):
         yield _record(path, by_backtest.Switch, by_backtest.about(path), months.RESTORE)
     for path in by_backtest.register_files(home, market):

@@ -114,7 +114,6 @@ _LEDGER = (
 def _ledger_line(row: dict[str, Any]) -> dict[str, Any]:
     of = {
         "pooled": "all champions",
-        "recipe": f"{row['recipe']} ({row['role']})",
         "series": f"{row['symbol']} champions",
         "version": f"{row['model_version']} ({row['role']})",
     }[row["kind"]]

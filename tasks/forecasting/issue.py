@@ -19,16 +19,13 @@ from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.frames import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
 from schemas.handover import Failure, ForecastBatch, Step
 from schemas.identity import SeriesId
-from schemas.ledger import KnownVersions, Reference
+from schemas.ledger import Reference
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
-from tasks.forecasting.months import LEDGER
 from tasks.judging.scores import Array, reference_quantiles
 from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.feature_files import market_key, newest_markets, newest_series
-from tasks.storage.locks import locked
-from tasks.storage.model_folder import PackagedModel, read_config, read_reference, recipe_of
-from tasks.storage.records import find_record, write_record
+from tasks.storage.model_folder import PackagedModel, read_config, read_reference
 
 LEARNT = "learnt"
 """Code of the failure for an origin inside the candles that a model was trained or selected on."""
@@ -53,7 +50,6 @@ def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> Forecas
             rows = _forecast(champion, scope, reference, markets.get(market_key(champion.series)))
             config = read_config(champion.folder)
             _check_unlearnt(champion, config.learnt_until, rows["issued_at"][0])
-            note_version(scope.home, champion.series, champion.model_version, str(recipe_of(config)))
         except ANY_ERROR as error:
             failures.append(failure(champion.series, "forecast", error))
             return None
@@ -95,29 +91,6 @@ def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
     """Return the failure of one series; an unexpected error is also logged with its traceback."""
     reason = error if isinstance(error, cpbmodels.ModelError) else as_error(series, error)
     return Failure.of(series, step, reason)
-
-
-LOCK, _VERSIONS = ".lock", "versions.json"
-"""Lock of a series' folder in the ledger, for the files beside the months; and the recipes of versions there.
-
-Rows contain only the version, and the registry no longer lists versions that were pruned.
-"""
-
-
-def recipes_of(home: Path, series: SeriesId) -> dict[str, str]:
-    """Return the known recipes by version (`cpb-BTCUSDT-1h/3`)."""
-    versions = find_record(series.folder(home, LEDGER.name) / _VERSIONS, KnownVersions, of=series.name)
-    return dict(versions.recipes) if versions else {}
-
-
-def note_version(home: Path, series: SeriesId, model_version: str, recipe: str) -> None:
-    """Record the recipe of a version that issues forecasts; concurrent writes by other processes are kept."""
-    if recipes_of(home, series).get(model_version) == recipe:
-        return
-    path = series.folder(home, LEDGER.name) / _VERSIONS
-    with locked(path.with_name(LOCK)):
-        versions = KnownVersions(recipes={**recipes_of(home, series), model_version: recipe})
-        write_record(path, versions, of=series.name, compact=True)
 
 
 def _reads_market(champion: PackagedModel) -> bool:

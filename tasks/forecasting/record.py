@@ -21,7 +21,7 @@ from schemas.handover import Failure
 from schemas.identity import SIM, SeriesId, stored_series, tree_of
 from schemas.ledger import BANDS, LedgerEntry, LedgerSummary, Score
 from tasks.forecasting.chain import ANY_ERROR
-from tasks.forecasting.issue import LOCK, failure, recipes_of, store_batch
+from tasks.forecasting.issue import failure, store_batch
 from tasks.forecasting.months import (
     FORECASTS,
     LEDGER,
@@ -42,7 +42,8 @@ DAILY, SUMMARY = "daily.parquet", "summary.json"
 MAX_VERSIONS = 4
 """Versions of a series in the summary, newest first; nightly refreshes make 365 versions a year."""
 
-MAX_RECIPES = 8
+LOCK = ".lock"
+"""Lock of a series' folder in the ledger, for the sums beside the months."""
 """Recipes of a timeframe in the summary, those with the most recent forecasts."""
 
 
@@ -204,30 +205,19 @@ def _named_sums(home: Path, series: SeriesId) -> pl.DataFrame:
     return daily_sums(home, series).with_columns(
         symbol=pl.lit(series.symbol),
         timeframe=pl.lit(series.timeframe),
-        recipe=pl.col("model_version").replace_strict(
-            recipes_of(home, series), default="", return_dtype=pl.String
-        ),
     )
 
 
 def _groups(sums: pl.DataFrame) -> Iterator[tuple[dict[str, str], pl.DataFrame]]:
     """Yield the sums of each entry of a timeframe, with the entry's kind and names."""
     yield {"kind": "pooled"}, sums
-    for recipe in _newest(sums.filter(pl.col("recipe") != ""), "recipe", MAX_RECIPES):
-        yield {"kind": "recipe", "recipe": recipe}, sums.filter(pl.col("recipe") == recipe)
     for (symbol,), part in sums.group_by("symbol", maintain_order=True):
         yield {"kind": "series", "symbol": str(symbol)}, part
-        for version in _newest(part, "model_version", MAX_VERSIONS):
-            rows = part.filter(pl.col("model_version") == version)
+        last = part.group_by("model_version").agg(pl.col("day").max()).rows()
+        newest = sorted(last, key=lambda group: (group[1], _number(group[0])), reverse=True)
+        for version, _ in newest[:MAX_VERSIONS]:
             names = {"kind": "version", "symbol": str(symbol), "model_version": version}
-            yield names | {"recipe": rows["recipe"][0]}, rows
-
-
-def _newest(sums: pl.DataFrame, column: str, count: int) -> list[str]:
-    """Return the `count` values of a column with the newest forecasts, newest first."""
-    last = sums.group_by(column).agg(pl.col("day").max()).rows()
-    ordered = sorted(last, key=lambda group: (group[1], _number(group[0])), reverse=True)
-    return [value for value, _ in ordered[:count]]
+            yield names, part.filter(pl.col("model_version") == version)
 
 
 def _number(model_version: str) -> int:

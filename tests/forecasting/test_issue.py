@@ -18,7 +18,6 @@ from schemas.frames import REFERENCE_COLUMNS
 from schemas.ledger import Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting import issue
-from tasks.forecasting.issue import recipes_of
 from tasks.forecasting.months import latest, series_with_forecasts
 from tasks.storage.model_folder import write_reference
 
@@ -158,12 +157,6 @@ def test_each_row_carries_the_references_prices_for_its_origin(scope):
     expected = 100 * np.exp(SIGMA * steps * np.linspace(-1.6, 1.6, 19))
     np.testing.assert_allclose(rows.select(REFERENCE_COLUMNS).to_numpy(), expected, rtol=1e-14)
     assert rows["role"].unique().to_list() == ["champion"]
-
-
-def test_the_recipe_of_a_version_is_kept_when_it_forecasts(scope):
-    issue.issue_forecasts(scope, [Model(BTC)])
-    assert [text.rpartition("/")[0] for text in recipes_of(scope.home, BTC).values()] == ["har/smoke"]
-    assert list(recipes_of(scope.home, BTC)) == ["cpb-BTCUSDT-1h/1"]
 
 
 def test_without_a_reference_a_forecast_is_issued_all_the_same_and_it_is_said(scope):

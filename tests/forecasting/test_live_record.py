@@ -11,7 +11,6 @@ from verifying import verify_ledger
 
 from schemas.ledger import TOO_FEW
 from tasks.forecasting import chain, record, score
-from tasks.forecasting.issue import note_version
 from tasks.forecasting.record import (
     DAILY,
     DAYS_SCHEMA,
@@ -116,7 +115,6 @@ def test_a_versions_record_is_its_own(tmp_path):
         made_forecasts(PEPE, FIRST, close, origins[60:], version=lambda _: 3),
     ]
     chain.append(tmp_path, "spot", "forecasts", {PEPE: pl.concat(parts)})
-    note_version(tmp_path, PEPE, f"{PEPE.registered}/3", "har/default/0a")
     scored(tmp_path, FIRST + 200 * HOUR)
     rows = ledger(tmp_path, PEPE)
 
@@ -126,7 +124,6 @@ def test_a_versions_record_is_its_own(tmp_path):
         of_version = rows.filter(pl.col("model_version") == name)
         shown = entry(tmp_path, "version", model_version=name)
         assert (shown.forecasts, shown.crps) == (count, pytest.approx(of_version["crps"].mean()))
-    assert entry(tmp_path, "recipe", recipe="har/default/0a").forecasts == 40  # version 1's is not known
     assert entry(tmp_path, "pooled").forecasts == 100
 
 

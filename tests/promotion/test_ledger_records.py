@@ -3,12 +3,11 @@
 from datetime import UTC, datetime
 
 import pytest
-from promotion_tools import BTC
 from verifying import verify_ledger as verify
 
 from schemas.handover import BacktestEvidence, Record
 from schemas.identity import MARKETS
-from schemas.ledger import KnownVersions, LedgerSummary
+from schemas.ledger import LedgerSummary
 from tasks.forecasting.watch import Watch
 from tasks.promotion.by_backtest import Switch
 from tasks.storage.records import write_record
@@ -21,12 +20,10 @@ SWITCH = Switch(
         submitted=1, named="abc", ratio=0.99, low=0.98, high=0.995, p=0.01, months=20, better=15, recent_p=1.0,
     ),
 )  # fmt: skip
-VERSIONS = KnownVersions(recipes={f"{BTC.registered}/1": "har/default/aaaaaaaaaaaa"})
 SWITCH_FILE = "switches/interval=1h/20250601T000000000000.json"
 FILES: dict[str, tuple[Record, str]] = {
     "summary.json": (LedgerSummary(market="sim", made_at=NOW), "sim"),
     "watch.json": (Watch(), "sim"),
-    "interval=1h/symbol=BTCUSDT/versions.json": (VERSIONS, BTC.name),
     SWITCH_FILE: (SWITCH, SWITCH_FILE),
 }
 

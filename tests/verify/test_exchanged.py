@@ -74,7 +74,6 @@ FILES = {
     "forecasts": of_both("forecasts", "2025-05.parquet"),
     "scores": of_both("ledger", "2025-05.parquet"),
     "sums of scores": of_both("ledger", "daily.parquet"),
-    "versions": of_both("ledger", "versions.json"),
     "published weights": published("model.safetensors"),
     "published scores": published("metrics.json"),
     "published pictures": published("loss.png"),

@@ -72,7 +72,7 @@ function rate(band, share, kind) {
 }
 
 function named(entry) {
-  return { pooled: `all ${entry.timeframe} champions`, recipe: `recipe ${entry.recipe}`, series: "this series, all versions",
+  return { pooled: `all ${entry.timeframe} champions`, series: "this series, all versions",
     version: `version ${versionOf(entry.model_version)} (${entry.role}) alone` }[entry.kind];
 }
 
