@@ -8,7 +8,7 @@ import polars as pl
 
 from schemas.errors import CpbError, UsageError, count
 from schemas.identity import Market, SeriesId, market_home
-from tasks.figures.board import UNKNOWN, board_figure, coins_figure, compare_figure, losses_figure
+from tasks.figures.board import board_figure, coins_figure, compare_figure, losses_figure, model_names
 from tasks.figures.forecast import forecast_figure
 from tasks.figures.judged import coverage_figure, decisions_figure, record_figure
 from tasks.forecasting import months
@@ -112,13 +112,21 @@ def compare(home: Path, market: Market, timeframe: str | None, models: str) -> d
         models: two architectures, each with its preset if the leaderboard has several presets: `har,gru/smoke`.
 
     Raises:
-        UsageError: `models` does not name two models, or a name is ambiguous between presets.
+        UsageError: `models` does not name two models.
     """
     names = [name.strip() for name in models.split(",")]
     if len(names) != 2 or not all(names):
-        raise _not_two(models, "must name two architectures, as in har,gru or har,gru/smoke")
+        raise UsageError(
+            f"models {models!r} must name two architectures, as in har,gru or har,gru/smoke",
+            code="models",
+            field="models",
+        )
     rows = _of_one_timeframe(runs.coin_rows(market, timeframe))
-    first, second = ({row["symbol"]: row for row in _of_model(rows, name, models)} for name in names)
+    labels = model_names(rows)
+    first, second = (
+        {row["symbol"]: row for row, label in zip(rows, labels, strict=True) if label == name}
+        for name in names
+    )
     common = [symbol for symbol in first if symbol in second]
     same = [s for s in common if first[s]["test_span"] and first[s]["test_span"] == second[s]["test_span"]]
     pairs = [{"symbol": s, "first": first[s]["crps_ratio"], "second": second[s]["crps_ratio"]} for s in same]
@@ -140,24 +148,6 @@ def _paired_test(
         f"Paired test on the same forecasts of {count(len(pairs), 'coin')}: {result}. Of several pairs tried, one in "
         "twenty without a difference has p under 0.05."
     )
-
-
-def _of_model(rows: list[dict[str, Any]], name: str, models: str) -> list[dict[str, Any]]:
-    architecture, told, wanted = name.partition("/")
-    of_architecture = [
-        row
-        for row in rows
-        if row["architecture"] == architecture and (not told or wanted == (row["preset"] or UNKNOWN))
-    ]
-    presets = sorted({row["preset"] or UNKNOWN for row in of_architecture})
-    if len(presets) > 1:
-        choices = " or ".join(f"{architecture}/{preset}" for preset in presets)
-        raise _not_two(models, f"may mean {name} of several presets: write {choices}")
-    return of_architecture
-
-
-def _not_two(models: str, why: str) -> UsageError:
-    return UsageError(f"models {models!r} {why}", code="models", field="models")
 
 
 def losses(run_id: str) -> dict[str, Any]:

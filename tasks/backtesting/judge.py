@@ -25,7 +25,7 @@ from schemas.handover import Failure
 from schemas.identity import ModelId, SeriesId
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging import inference, scores
-from tasks.judging.fitted import boosted, garch, robust_har
+from tasks.judging.fitted import garch, robust_har
 from tasks.judging.member import MemberScore, judge_member, training_returns
 from tasks.judging.pool import PoolScore, apply_holm, compare, judge_pools, title_of
 from tasks.judging.scores import MEDIAN, Array, Fit, import_extra, random_walk, realised, reference
@@ -35,11 +35,8 @@ BASELINES: dict[str, Fit] = {
     "random-walk": random_walk,
     "robust-har": robust_har,
     "garch-t": garch,
-    "lightgbm": boosted,
 }
 """Baselines by the names in `schemas.run.BASELINES`."""
-
-_EXTRA_PACKAGES = {"garch-t": "arch", "lightgbm": "lightgbm"}
 
 
 class Model(Protocol):
@@ -92,9 +89,8 @@ def baselines(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[Mo
 
 def check_installed(names: tuple[str, ...]) -> None:
     """Raise `CpbError` if a baseline needs a package that is not installed."""
-    for name in names:
-        if package := _EXTRA_PACKAGES.get(name):
-            import_extra(package)
+    if "garch-t" in names:
+        import_extra("arch")
 
 
 log = logging.getLogger("cpb")

@@ -33,7 +33,7 @@ from tasks.backtesting.judge import (
     judge_models,
 )
 from tasks.figures.board import losses_figure
-from tasks.figures.judged import INTRODUCTION, MAX_OPEN_ROWS, judged_sections, members_section, pool_verdict
+from tasks.figures.judged import INTRODUCTION, MAX_OPEN_ROWS, judged_sections, members_section
 from tasks.figures.page import Column, Section, Table, write_page
 from tasks.judging.pool import leaderboard_rows, member_rows, title_of
 from tasks.storage.files import check_writable, new_folder, public_url, write_bytes, write_json
@@ -47,7 +47,7 @@ def write_results(
     notes: Sequence[str],
     answer: dict[str, Any],
 ) -> None:
-    """Write tables, verdicts, the report and `result.json` into `out`, if it is given.
+    """Write tables, the report and `result.json` into `out`, if it is given.
 
     Args:
         spec: the options.
@@ -58,21 +58,12 @@ def write_results(
     """
     if spec.out is None:
         return
+    folder, title = Path(spec.out), f"cpb backtest: {', '.join(spec.names)}"
     histories = [history for fleet in fleets if (history := fleet.loss_history)]
-    title = f"cpb backtest: {', '.join(spec.names)}"
-    write_report(Path(spec.out) / "report.html", title, results, notes, histories)
-    _write_tables(Path(spec.out), spec, results, answer)
-
-
-def _write_tables(folder: Path, spec: BacktestSpec, results: Backtest, answer: dict[str, Any]) -> None:
-    for name, rows in (
-        ("leaderboard", leaderboard_rows(results.pools)),
-        ("members", member_rows(results.members)),
-    ):
+    write_report(folder / "report.html", title, results, notes, histories)
+    tables = {"leaderboard": leaderboard_rows(results.pools), "members": member_rows(results.members)}
+    for name, rows in tables.items():
         write_bytes(folder / f"{name}.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv().encode())
-    verdicts = [*map(pool_verdict, results.pools), *(pair.verdict for pair in results.pairs)]
-    verdicts += [f"{m.architecture}/{m.symbol}/{m.timeframe} is {m.verdict}" for m in results.members]
-    write_bytes(folder / "verdicts.txt", ("\n".join(verdicts) + "\n").encode())
     config = spec.model_dump(mode="json") | {"source": public_url(spec.source) if spec.source else None}
     write_json(folder / "result.json", answer | {"config": config})
 

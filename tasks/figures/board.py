@@ -127,38 +127,30 @@ def compare_figure(first: str, second: str, rows: Sequence[Row], left_out: int =
 
     Args:
         first, second: names of the models.
-        rows: `symbol first second` (the CRPS ratio of each model; None if it was not judged).
+        rows: `symbol first second` (the CRPS ratio of each model).
         left_out: number of coins on which both were judged, but on different test spans, so that the ratios are not
             comparable.
     """
-    apart = (
-        f"{left_out} coins are left out: the two were not judged on the same test span there."
-        if left_out
-        else ""
-    )
+    apart = f"{left_out} coins are left out: the two were not judged on the same test span there."
     if not rows:
-        return nothing(apart or "The two models have no coin in common.")
-    ordered = sorted(rows, key=lambda row: row["first"] if number(row["first"]) is not None else math.inf)
+        return nothing(apart if left_out else "The two models have no coin in common.")
+    ordered = sorted(rows, key=lambda row: row["first"])
     coins = [str(row["symbol"]) for row in ordered]
-    x = [value for row in ordered for value in (number(row["first"]), number(row["second"]), None)]
+    ratios = {key: numbers(row[key] for row in ordered) for key in ("first", "second")}
+    x = [value for pair in zip(*ratios.values(), strict=True) for value in (*pair, None)]
     y = [value for coin in coins for value in (coin, coin, None)]
     joined = scatter("lines", x, y, line={"color": "$line", "width": 3}, hoverinfo="skip", showlegend=False)
-    traces = [joined]
-    for key, name, i in (("first", first, 0), ("second", second, 1)):
-        traces.append(
-            _points(name, f"$series_{i}", ("circle", "diamond")[i], numbers(r[key] for r in ordered), coins)
-        )
-    both = [
-        (a, b)
-        for row in rows
-        if (a := number(row["first"])) is not None and (b := number(row["second"])) is not None
+    points = [
+        _points(name, f"$series_{i}", symbol, ratios[key], coins)
+        for i, (key, name, symbol) in enumerate((("first", first, "circle"), ("second", second, "diamond")))
     ]
-    lower = sum(a < b for a, b in both)
-    alt = f"{first} against {second} on {len(both)} coins: {first} has the lower ratio on {lower}."
+    lower = sum(row["first"] < row["second"] for row in rows)
+    alt = f"{first} against {second} on {len(rows)} coins: {first} has the lower ratio on {lower}."
     layout = _rows_layout(coins)
-    if apart:
+    if left_out:
+        alt = f"{alt} {apart}"
         layout["xaxis"]["title"] = {"text": f"{RATIO_TITLE}<br>{apart}"}
-    return figure(traces, f"{alt} {apart}".strip(), **layout)
+    return figure([joined, *points], alt, **layout)
 
 
 def _forest(labels: list[str], rows: Sequence[Row]) -> Figure:
@@ -193,14 +185,9 @@ def _forest(labels: list[str], rows: Sequence[Row]) -> Figure:
 
 
 def _kind(row: Row) -> int:
-    """Return the index in `_KINDS`: by the verdict, which also uses p; without a verdict, by the interval."""
-    verdict = str(row.get("verdict") or "")
-    if verdict:
-        return 0 if verdict.startswith("better") else 2 if verdict.startswith("worse") else 1
-    low, high = number(row.get("crps_ratio_low")), number(row.get("crps_ratio_high"))
-    if high is not None and high < 1:
-        return 0
-    return 2 if low is not None and low > 1 else 1
+    """Return the index in `_KINDS` by the verdict, which also uses p; `no different` without a verdict."""
+    verdict = str(row.get("verdict"))
+    return 0 if verdict.startswith("better") else 2 if verdict.startswith("worse") else 1
 
 
 def _points(name: str, colour: str, symbol: str, x: list[float | None], y: list[str]) -> dict[str, Any]:

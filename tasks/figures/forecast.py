@@ -22,7 +22,6 @@ _HOVER = (
 def forecast_figure(
     candles: pl.DataFrame,
     forecast: pl.DataFrame | None,
-    realised: pl.DataFrame | None = None,
     earlier: pl.DataFrame | None = None,
 ) -> Figure:
     """Return candles and volume with a forecast's bands of 50, 80 and 90 %, its median and the realised closes.
@@ -30,10 +29,9 @@ def forecast_figure(
     Candles are drawn at their close, like the forecast's step for the same candle.
 
     Args:
-        candles: `open_time` (UTC), `open high low close` and optionally `volume`, oldest first; including candles after
-            the forecast's issue.
+        candles: `open_time` (UTC), `open high low close volume`, oldest first; including candles after the forecast's
+            issue, whose closes are drawn at the forecast's times.
         forecast: rows of a forecast: `issued_at step target_time q05 … q95 last_close`; None or empty for none.
-        realised: `target_time realised_close`; by default the closes of `candles` at the forecast's times.
         earlier: rows of earlier forecasts, like `forecast`; drawn as bands of 80 % and medians.
     """
     shown = None if forecast is None or forecast.is_empty() else forecast.sort("step")
@@ -42,12 +40,12 @@ def forecast_figure(
     closes = candles.sort("open_time").with_columns(
         close_time=pl.col("open_time") + _candle_length(candles, shown)
     )
-    traces = [_candles(closes), *([_volume(closes)] if "volume" in closes.columns else [])]
+    traces = [_candles(closes), _volume(closes)]
     if earlier is not None and not earlier.is_empty():
         traces += _earlier(earlier)
     shapes: list[dict[str, Any]] = []
     if shown is not None:
-        traces += [*_bands(shown), _median(shown), *_came_true(shown, closes, realised)]
+        traces += [*_bands(shown), _median(shown), *_came_true(shown, closes)]
         shapes.append(_issue_line(shown))
     return figure(traces, _alt(closes, shown), shapes=shapes, **_layout(closes, shown))
 
@@ -125,18 +123,13 @@ def _from_the_origin(
     return x, [*prices(forecast["last_close"])[:1], *prices(closes)]
 
 
-def _came_true(
-    forecast: pl.DataFrame, candles: pl.DataFrame, realised: pl.DataFrame | None
-) -> list[dict[str, Any]]:
-    closes = realised
-    if closes is None:
-        closes = candles.select(target_time="close_time", realised_close="close")
-    closes = closes.filter(pl.col("target_time").is_in(forecast["target_time"].to_list())).sort("target_time")
+def _came_true(forecast: pl.DataFrame, candles: pl.DataFrame) -> list[dict[str, Any]]:
+    closes = candles.filter(pl.col("close_time").is_in(forecast["target_time"].to_list()))
     if closes.is_empty():
         return []
     return [
         scatter(
-            "lines+markers", *_from_the_origin(forecast, closes["target_time"], closes["realised_close"]),
+            "lines+markers", *_from_the_origin(forecast, closes["close_time"], closes["close"]),
             name="actual close", zorder=2, line={"color": "$real", "width": 2, "dash": "dot"},
             marker={"color": "$real", "size": 6, "symbol": "diamond"},
             hovertemplate="<b>%{x|%-d %b %Y %H:%M} UTC</b><br>actual close: %{y}<extra></extra>",
@@ -180,26 +173,24 @@ def _layout(candles: pl.DataFrame, forecast: pl.DataFrame | None) -> dict[str, A
     prices_axis = {
         "side": "right", "tickformat": price_format(last), "hoverformat": price_format(last),
         "showspikes": True, "spikemode": "across", "spikesnap": "cursor", "range": _padded(lows, highs),
+        "domain": [0.2, 1],
     }  # fmt: skip
     times_axis = {
         "type": "date", "rangeslider": {"visible": False}, "showspikes": True, "spikemode": "across",
         "spikesnap": "cursor", "hoverformat": "%-d %b %Y %H:%M UTC", "range": _padded_times(ends),
+        "anchor": "y2",
     }  # fmt: skip
-    layout = {
+    return {
         "hovermode": "x",
         "dragmode": "pan",
         "margin": {"l": 8, "r": 8, "t": 40, "b": 8},
         "xaxis": times_axis,
         "yaxis": prices_axis,
-    }
-    if "volume" in candles.columns:
-        layout["xaxis"] = times_axis | {"anchor": "y2"}
-        layout["yaxis"] = prices_axis | {"domain": [0.2, 1]}
-        layout["yaxis2"] = {
+        "yaxis2": {
             "domain": [0, 0.16], "side": "right", "tickformat": ".2s", "nticks": 3, "fixedrange": True,
             "showgrid": False, "rangemode": "tozero", "title": {"text": "volume"},
-        }  # fmt: skip
-    return layout
+        },
+    }  # fmt: skip
 
 
 def _view(

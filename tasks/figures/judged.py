@@ -1,6 +1,6 @@
 """Sections of a report on judged models: verdicts, leaderboard, figures by timeframe, every model on every coin.
 
-The figures are of calibration (reliability, PIT), of the CRPS ratio per step, and of scores over time.
+The figures are of calibration (reliability), of the CRPS ratio per step, and of scores over time.
 """
 
 import textwrap
@@ -14,7 +14,6 @@ from schemas.handover import MOVED, Decision
 from tasks.figures.board import board_figure, coins_figure
 from tasks.figures.page import (
     RATIO_TITLE,
-    SERIES,
     Column,
     Figure,
     Section,
@@ -54,29 +53,6 @@ def reliability_figure(curves: Mapping[str, Array]) -> Figure:
         traces, f"Largest distance of the observed share of closes from the stated level: {off}.", shapes=[level(0)],
         xaxis={"title": {"text": "stated level"}, "tickformat": ".0%"},
         yaxis={"title": {"text": "observed − stated"}, "tickformat": "+.1%"},
-    )  # fmt: skip
-
-
-def pit_figure(shares: Mapping[str, Array]) -> Figure:
-    """Return PIT histograms, a step line per model: flat at 5 % is calibrated, ∩-shaped too wide, ∪-shaped too narrow.
-
-    Args:
-        shares: name -> share of closes [20] between neighbouring quantiles (`scores.pit_histogram`).
-    """
-    if not shares:
-        return nothing(_NOTHING)
-    edges = numbers(np.arange(21) * 0.05)
-    hover = "%{fullData.name}: %{y:.1%} of the closes from the %{x:.0%} quantile to the next<extra></extra>"
-    traces = []
-    for i, (name, share) in enumerate(shares.items()):
-        values = numbers(share)
-        steps = line(i, name, edges, [*values, values[-1]], mode="lines", hovertemplate=hover)
-        traces.append(steps | {"line": {**steps["line"], "shape": "hv", "color": SERIES[i % len(SERIES)]}})
-    off = ", ".join(f"{name} {np.abs(share - 0.05).max():.1%}" for name, share in shares.items())
-    return figure(
-        traces, f"Largest distance of a bin of the PIT histogram from 5 %: {off}.", shapes=[level(0.05)],
-        xaxis={"title": {"text": "place among the quantiles"}, "tickformat": ".0%", "range": [0, 1]},
-        yaxis={"title": {"text": "share of closes"}, "tickformat": ".0%", "rangemode": "tozero"},
     )  # fmt: skip
 
 
@@ -169,14 +145,12 @@ def pool_verdict(pool: PoolScore) -> str:
 
 
 def _figures(pools: list[PoolScore], members: list[MemberScore]) -> list[tuple[str, Figure]]:
-    steps, curves, shares = (
-        {title_of(p.architecture): p.steps[name] for p in pools}
-        for name in ("crps_ratio", "reliability", "pit")
+    steps, curves = (
+        {title_of(p.architecture): p.steps[name] for p in pools} for name in ("crps_ratio", "reliability")
     )
     return [
         ("Skill by step: below 1 is better than the reference", steps_figure(steps)),
         ("Reliability: on 0, bands cover what they state", reliability_figure(curves)),
-        ("PIT: flat at 5 % is well calibrated", pit_figure(shares)),
         ("CRPS ratio by coin and model", coins_figure(_coin_rows(pools, members))),
     ]
 

@@ -351,7 +351,7 @@ def _table(title: str, table: Table) -> str:
     label = html.escape(title, quote=True)
     return (
         f'<div class=scroll tabindex=0 role=region aria-label="{label}"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{lines}</tbody></table></div>{_meanings(shown.values())}"
+        f"<tbody>{lines}</tbody></table></div>"
     )
 
 
@@ -373,15 +373,3 @@ def _cell(value: Any, form: str) -> str:
     if form == "p":
         return "<0.001" if value < 0.001 else f"{value:.3f}"
     return value if isinstance(value, str) else format(value, form)
-
-
-def _meanings(columns: Iterable[Column]) -> str:
-    """Return the meanings of the columns, for users without a mouse to hover over the titles."""
-    entries = [
-        f"<dt>{html.escape(c.title)}</dt><dd>{html.escape(c.meaning)}</dd>" for c in columns if c.meaning
-    ]
-    return (
-        f"<details><summary>What the columns mean</summary><dl>{''.join(entries)}</dl></details>"
-        if entries
-        else ""
-    )

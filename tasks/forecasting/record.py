@@ -214,16 +214,10 @@ def _groups(sums: pl.DataFrame) -> Iterator[tuple[dict[str, str], pl.DataFrame]]
     for (symbol,), part in sums.group_by("symbol", maintain_order=True):
         yield {"kind": "series", "symbol": str(symbol)}, part
         last = part.group_by("model_version").agg(pl.col("day").max()).rows()
-        newest = sorted(last, key=lambda group: (group[1], _number(group[0])), reverse=True)
+        newest = sorted(last, key=lambda row: (row[1], int(row[0].rpartition("/")[2])), reverse=True)
         for version, _ in newest[:MAX_VERSIONS]:
             names = {"kind": "version", "symbol": str(symbol), "model_version": version}
             yield names, part.filter(pl.col("model_version") == version)
-
-
-def _number(model_version: str) -> int:
-    """Return the version number, 3 for `cpb-BTCUSDT-1h/3`; 0 for other texts."""
-    tail = model_version.rpartition("/")[2]
-    return int(tail) if tail.isdigit() else 0
 
 
 def _entry(sums: pl.DataFrame, **names: str | bool) -> LedgerEntry:

@@ -1,9 +1,4 @@
-"""Fitted baselines: boosted trees, GARCH, and the robust HAR.
-
-LightGBM forecasts the scale (extra `judging`), from the columns of the robust HAR and its close location.
-
-A booster per step forecasts the log of the mean future range relative to σ, the target of the robust HAR; unlike
-that linear model, trees find interactions.
+"""Fitted baselines: GARCH and the robust HAR.
 
 GJR-GARCH(1,1) with Student-t errors (package `arch`, extra `judging`): the standard econometric volatility model, in
 which a fall raises the variance more than a rise.
@@ -24,44 +19,9 @@ import numpy as np
 
 from cpbmodels.arch.presets import preset
 from cpbmodels.data.columns import segment_age
-from cpbmodels.data.ranges import RangeModel, fit_ranges, future_range
+from cpbmodels.data.ranges import RangeModel, fit_ranges
 from cpbmodels.data.series import Series
-from tasks.judging.scores import Array, Rows, ScaledTable, import_extra, step_scale
-
-PARAMETERS = {
-    "objective": "l2", "learning_rate": 0.05, "num_leaves": 15, "min_data_in_leaf": 500,
-    "feature_fraction": 0.7, "lambda_l2": 10.0, "verbosity": -1, "num_threads": 1,
-    "deterministic": True, "seed": 1,
-}  # fmt: skip
-ROUNDS = 120
-"""Boosting rounds of each step's model."""
-
-
-def boosted(series: Series, origins: Rows, horizon: int) -> ScaledTable:
-    """Fit a booster per step on the training origins.
-
-    Raises:
-        CpbError: the extra `judging` is not installed.
-    """
-    lightgbm = import_extra("lightgbm")
-    inputs, targets = _inputs(series, origins), future_range(series, origins, horizon)
-    boosters = [
-        lightgbm.train(PARAMETERS, lightgbm.Dataset(inputs, label=target, free_raw_data=True), ROUNDS)
-        for target in targets.T
-    ]
-
-    def scale(series: Series, origins: Rows, horizon: int) -> Array:
-        inputs = _inputs(series, origins)
-        relative = np.column_stack([np.exp(booster.predict(inputs)) for booster in boosters])
-        return relative * step_scale(series, origins, horizon)
-
-    return ScaledTable.fit(scale, series, origins, horizon)
-
-
-def _inputs(series: Series, origins: Rows) -> Array:
-    """Return the input columns [N, F], with the hour of the week split into hour of day and day of week."""
-    hour = series.columns((HOUR,))[origins]
-    return np.hstack([series.columns((*INPUTS, "close_location"))[origins], hour % 24, hour // 24])
+from tasks.judging.scores import Array, Rows, ScaledTable, import_extra
 
 
 @dataclass(frozen=True)
@@ -124,15 +84,11 @@ def garch_parameters(series: Series, origins: Rows) -> Garch:
     return Garch(omega / 1e4, alpha, gamma, beta)
 
 
-_OPTIONS = preset("default", "robust-har")
-HOUR = _OPTIONS.calendar
-INPUTS = _OPTIONS.features
-
-
 def robust_har(series: Series, origins: Rows, horizon: int) -> RangeModel:
     """Fit a series on its training origins.
 
     Raises:
         ModelError: there is no training origin.
     """
-    return fit_ranges([(series, origins)], INPUTS, HOUR, horizon, _OPTIONS.input_clip)
+    options = preset("default", "robust-har")
+    return fit_ranges([(series, origins)], options.features, options.calendar, horizon, options.input_clip)

@@ -30,7 +30,7 @@ LOSSES = ("crps", "mae", "tail")
 class MemberScore:
     """Metrics of a model on a series, and the data for pooling: losses per origin and means per step.
 
-    `losses`: name -> [N], and `reference_NAME` -> [N]. `steps`: name -> [H], `pit` [20], `reliability` [19].
+    `losses`: name -> [N], and `reference_NAME` -> [N]. `steps`: name -> [H], `reliability` [19].
     `times`: int64 [N], open time (µs UTC) of the last candle known at each origin; `step_us`: of a candle.
     """
 
@@ -153,7 +153,6 @@ def _steps(
         "counted": counted,
         "rmse": scores.rmse(quantiles[..., MEDIAN], truth),
         "reference_rmse": scores.rmse(np.zeros_like(truth), truth),
-        "pit": scores.pit_histogram(quantiles, truth),
         "reliability": scores.reliability(quantiles, truth),
     }
 

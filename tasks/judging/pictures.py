@@ -32,9 +32,9 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 566, 30, 268
 """Edges of the axes in the picture."""
 
 
-def forecast_png(path: Path, series: Series, prediction: Prediction, index: int = -1) -> None:
-    """Write the fan chart of an origin (by default the newest): candles, bands of 50, 80 and 90 %, median, closes."""
-    origin, quantiles = int(prediction.origins[index]), prediction.quantiles[index]
+def forecast_png(path: Path, series: Series, prediction: Prediction) -> None:
+    """Write the fan chart of the newest origin: candles, bands of 50, 80 and 90 %, median, closes."""
+    origin, quantiles = int(prediction.origins[-1]), prediction.quantiles[-1]
     prices = series.prices[max(0, origin - CANDLES_SHOWN + 1) : origin + 1 + len(quantiles)]
     x = np.arange(len(prices)) - (min(CANDLES_SHOWN, origin + 1) - 1)
     steps = np.arange(len(quantiles) + 1)
@@ -75,7 +75,7 @@ def loss_png(path: Path, history: Sequence[dict[str, Any]]) -> None:
         if len(history) == 1 and np.isfinite(values[0]):  # closed form: a single epoch, which gives no line
             ((left, top),) = chart.points(epochs, values)
             chart.draw.ellipse((left - 6, top - 6, left + 6, top + 6), fill=colour)
-    chart.legend({"training": BLUE, "validation": ORANGE}, left=_RIGHT - 80)
+    chart.legend({"training": BLUE, "validation": ORANGE})
     chart.write(path)
 
 
@@ -114,8 +114,9 @@ class _Chart:
             if np.isfinite([*start, *end]).all():
                 self.draw.line([start, end], colour, round(width * _SCALE))
 
-    def legend(self, colours: dict[str, tuple[int, int, int]], left: int = _LEFT + 10) -> None:
-        """Name the colours of lines, at the top."""
+    def legend(self, colours: dict[str, tuple[int, int, int]]) -> None:
+        """Name the colours of lines, at the top left."""
+        left = _LEFT + 10
         for row, (name, colour) in enumerate(colours.items()):
             top = (_TOP + 8 + 13 * row) * _SCALE
             self.draw.line([(left * _SCALE, top), ((left + 16) * _SCALE, top)], colour, 2 * _SCALE)

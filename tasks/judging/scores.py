@@ -71,12 +71,6 @@ def reliability(quantiles: Array, realised: Array) -> Array:
     return (realised[..., None] <= quantiles).mean(axis=(0, 1))
 
 
-def pit_histogram(quantiles: Array, realised: Array) -> Array:
-    """Return the share [Q + 1] of realised values between neighbouring quantiles; if calibrated, 0.05 each."""
-    place = (realised[..., None] > quantiles).sum(axis=-1)
-    return np.bincount(place.ravel(), minlength=LEVELS.size + 1) / place.size
-
-
 def rmse(median: Array, realised: Array) -> Array:
     """Return the root mean squared error [H] of the median, in log-return."""
     return np.sqrt(((realised - median) ** 2).mean(axis=0))

@@ -262,10 +262,10 @@ def test_rows_keep_the_forecast_contract_and_small_prices(loaded, tmp_path):
     assert pl.read_parquet(path).equals(frame)
 
 
-def test_the_report_names_verdicts_and_draws_four_figures_a_timeframe(result, tmp_path):
+def test_the_report_names_verdicts_and_draws_three_figures_a_timeframe(result, tmp_path):
     report.write_report(tmp_path / "r.html", "A <title>", result, notes=["A & B"])
     text = (tmp_path / "r.html").read_text()
-    assert text.count("<figcaption>") == 5  # the board and four of the timeframe
+    assert text.count("<figcaption>") == 4  # the board and three of the timeframe
     assert "A &lt;title&gt;" in text
     assert "A &amp; B" in text
     assert "har 1h is better than the random walk" in text

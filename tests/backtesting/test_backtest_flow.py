@@ -67,7 +67,7 @@ def test_everything_promised_is_written_and_a_series_without_folds_is_named(aske
     assert answer["exit"] == 3
     assert len(answer["folds_incomplete"]) == 2
     assert any(TINY.symbol in line and line.startswith("FAILED") for line in said)
-    for name in ("verdicts.txt", "report.html", "result.json"):
+    for name in ("report.html", "result.json"):
         assert (out / name).stat().st_size > 100
     board = pl.read_csv(out / "leaderboard.csv")
     assert set(board["architecture"]) == set(answer["pooled"])

@@ -9,7 +9,7 @@ from known_markets import A, B, H, bounds_of, busy_hours
 from cpbmodels.data.columns import feature_frame
 from schemas.errors import CpbError
 from tasks.judging import scores
-from tasks.judging.fitted import boosted, garch, garch_parameters, robust_har
+from tasks.judging.fitted import garch, garch_parameters, robust_har
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of
 
@@ -18,7 +18,6 @@ FITS = {
     "reference": scores.ewma_walk,
     "har": robust_har,
     "garch": garch,
-    "boosted": boosted,
 }
 
 
@@ -31,11 +30,7 @@ def spans(series):
     return series.origins("train", 1, H), series.origins("test", 1, H)
 
 
-SLOW = {"boosted"}
-NAMES = [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in FITS]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FITS)
 def test_a_baseline_gives_ascending_quantiles_from_the_past_alone(series, name):
     train, test = spans(series)
     fitted = FITS[name](series, train, H)
@@ -53,21 +48,9 @@ def test_a_baseline_gives_ascending_quantiles_from_the_past_alone(series, name):
 def test_knowing_the_hour_is_worth_what_it_is_worth(series):
     train, test = spans(series)
     truth = scores.realised(series, test, H)
-    fits = {n: f for n, f in FITS.items() if n not in SLOW}
-    loss = {n: crps(f(series, train, H).quantiles(series, test), truth).mean() for n, f in fits.items()}
+    loss = {n: crps(f(series, train, H).quantiles(series, test), truth).mean() for n, f in FITS.items()}
     assert loss["har"] < 0.97 * loss["reference"]
     assert loss["garch"] < loss["walk"] * 1.02
-
-
-@pytest.mark.slow
-def test_trees_find_the_hour_too(series):
-    train, test = spans(series)
-    truth = scores.realised(series, test, H)
-    loss = {
-        n: crps(FITS[n](series, train, H).quantiles(series, test), truth).mean()
-        for n in ("reference", "boosted")
-    }
-    assert loss["boosted"] < 0.97 * loss["reference"]
 
 
 def test_the_robust_har_serves_a_coin_it_never_saw(series):

@@ -46,7 +46,6 @@ def test_coverage_and_width_of_a_known_distribution():
         inside = stats.norm.interval(band / 100)
         np.testing.assert_allclose(scores.width(quantiles, band), inside[1] - inside[0], rtol=1e-9)
     np.testing.assert_allclose(scores.reliability(quantiles, truth), LEVELS, atol=0.01)
-    np.testing.assert_allclose(scores.pit_histogram(quantiles, truth), 0.05, atol=0.01)
 
 
 def test_errors_in_return_and_price_equal_scikit_learn(forecast):
