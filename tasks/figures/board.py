@@ -115,7 +115,7 @@ def coins_figure(rows: Sequence[Row]) -> Figure:
     better = sum(value < 1 for value in ratios)
     alt = f"CRPS ratio of {len(coins)} coins by {len(columns)} models; {better} of {len(ratios)} are below 1."
     return figure(
-        [trace], alt, height=_height(len(coins), 110),
+        [trace], alt, height=_height(len(coins)),
         xaxis={"side": "top", "type": "category", "showgrid": False},
         yaxis={"autorange": "reversed", "type": "category", "showgrid": False},
         margin={"l": 8, "r": 8, "t": 8, "b": 8},
@@ -215,7 +215,7 @@ def _error_bars(rows: list[Row], colour: str) -> dict[str, Any]:
 def _rows_layout(labels: Sequence[str]) -> dict[str, Any]:
     unique = list(dict.fromkeys(labels))
     return {
-        "height": _height(len(unique), 110),
+        "height": _height(len(unique)),
         "shapes": [level(1, "x") | {"line": {"color": "$soft", "width": 1.5, "dash": DASHES[1]}}],
         "xaxis": {"title": {"text": RATIO_TITLE}, "tickformat": ".3f", "tickangle": 0, "nticks": 6},
         "yaxis": {"type": "category", "categoryorder": "array", "categoryarray": unique[::-1], "showgrid": False,
@@ -223,8 +223,8 @@ def _rows_layout(labels: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _height(rows: int, around: int) -> int:
-    return around + ROW_HEIGHT * max(rows, 3)
+def _height(rows: int) -> int:
+    return 110 + ROW_HEIGHT * max(rows, 3)
 
 
 def losses_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
@@ -247,8 +247,7 @@ def losses_figure(histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
     alt = f"Losses of {len(shown)} models over {longest} epochs; {summary}."
     return figure(
         traces, alt, hovermode="x",
-        xaxis={"title": {"text": "epoch"}, "tickformat": "d", "rangemode": "nonnegative"}
-        | ({"dtick": 1} if longest < 12 else {}),
+        xaxis={"title": {"text": "epoch"}, "tickformat": "d", "rangemode": "nonnegative"},
         yaxis={"title": {"text": "loss"}, "tickformat": ".4~g"},
     )  # fmt: skip
 

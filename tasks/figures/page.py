@@ -136,12 +136,10 @@ def figure(traces: Sequence[dict[str, Any]], alt: str, **layout: Any) -> Figure:
     return {
         "data": list(traces),
         "layout": {
-            "autosize": True,
             "hovermode": "closest",
             "legend": LEGEND,
             "margin": {"l": 8, "r": 8, "t": 32, "b": 8},
             "meta": {"alt": alt},
-            "separators": ".,",
         }
         | layout,
     }

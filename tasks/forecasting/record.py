@@ -42,8 +42,6 @@ DAILY, SUMMARY = "daily.parquet", "summary.json"
 MAX_VERSIONS = 4
 """Versions of a series in the summary, newest first; nightly refreshes make 365 versions a year."""
 
-LOCK = ".lock"
-"""Lock of a series' folder in the ledger, for the sums beside the months."""
 """Recipes of a timeframe in the summary, those with the most recent forecasts."""
 
 
@@ -119,7 +117,7 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
     folder = series.folder(home, LEDGER.name)
     if not month_files(folder):
         return _no_sums()
-    with locked(folder / LOCK):  # guards the sums only; the month files may be written concurrently
+    with locked(folder / ".lock"):  # guards the sums only; the month files may be written concurrently
         stored, parts = read_sums(home, series), [_no_sums()]
         for file in month_files(folder):
             states = (

@@ -166,13 +166,9 @@ _METRICS = {
 }  # fmt: skip
 
 
-_TITLES = {"random-walk": "plain random walk"}
-"""Display names of models whose own name could be mistaken for the reference."""
-
-
 def title_of(name: str) -> str:
-    """Return a model's name as shown in reports and verdicts."""
-    return _TITLES.get(name, name)
+    """Return a model's name as shown in reports and verdicts: a baseline's could be mistaken for the reference."""
+    return "plain random walk" if name == "random-walk" else name
 
 
 def leaderboard_rows(pools: Sequence[PoolScore]) -> list[Row]:

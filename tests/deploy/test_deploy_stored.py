@@ -39,7 +39,3 @@ def test_a_damaged_file_is_named_and_stops_no_other(tmp_path):
     assert status.newest(tmp_path, problems) == [Newest("spot", "1h", at(2, 1), None)]
     (problem,) = problems
     assert str(bad) in problem
-
-
-def test_an_empty_home_is_no_fault(tmp_path):
-    assert status.newest(tmp_path / "none", []) == []

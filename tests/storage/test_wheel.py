@@ -1,8 +1,6 @@
 """The light library's wheel: everything in it, the same bytes each time, carried by an installed application."""
 
 import io
-import subprocess
-import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -54,12 +52,3 @@ def test_the_wheel_that_an_installed_cpb_carries_is_the_one_that_travels(tmp_pat
 def test_the_application_needs_the_library_of_this_source():
     needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     assert f"cpbmodels=={cpbmodels.__version__}" in needed
-
-
-def test_what_builds_the_application_needs_setuptools_alone():
-    code = (
-        "import sys; before = set(sys.modules); import tasks.storage.wheel; print(*set(sys.modules) - before)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert loaded - sys.stdlib_module_names == {"tasks", "schemas", "cpbmodels"}

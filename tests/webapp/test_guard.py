@@ -41,18 +41,11 @@ def ask(port, path="/healthz", host=None, method="GET", **headers):
         connection.close()
 
 
-OWN = ["127.0.0.1", "127.0.0.1:8000", "localhost", "LOCALHOST:1", "localhost.", "[::1]", "[::1]:8000", "127.1.2.3",
-       "forecasts.example.com", "Forecasts.Example.com:443"]  # fmt: skip
 FOREIGN = ["evil.example", "evil.example:8000", "127.0.0.1.nip.io", "localhost.evil.example", "10.0.0.5", "0.0.0.0",
            "[fe80::1]", "xforecasts.example.com"]  # fmt: skip
 
 
-@pytest.mark.parametrize("host", OWN)
-def test_its_own_names_are_answered_to(service, host):
-    assert ask(service, host=host)[0] == 200
-
-
-@pytest.mark.parametrize("path", ["/healthz", "/", "/static/page.js", "/openapi.json", "/nothing"])
+@pytest.mark.parametrize("path", ["/healthz", "/", "/nothing"])
 @pytest.mark.parametrize("host", FOREIGN)
 def test_a_foreign_host_gets_nothing_but_a_sentence(service, host, path):
     status, headers, body = ask(service, path, host)
@@ -60,16 +53,6 @@ def test_a_foreign_host_gets_nothing_but_a_sentence(service, host, path):
     assert status == 421
     assert "--allowed-hosts" in json.loads(body)["detail"]
     assert headers["X-Content-Type-Options"] == "nosniff"
-
-
-@pytest.mark.parametrize(
-    "host", ["", "a b", "localhost:x", "user@localhost", "[::1", "localhost/x", "localhost:123456"]
-)
-def test_a_malformed_host_is_refused(service, host):
-    status, _, body = ask(service, host=host)
-
-    assert status in (400, 421)  # the first: uvicorn's own
-    assert body
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
@@ -104,10 +87,6 @@ def test_head_is_answered_like_get_without_a_body(service, path):
     assert int(head_headers["Content-Length"]) == len(body)
     names = ("Content-Type", "X-Content-Type-Options", "Content-Security-Policy", "Referrer-Policy")
     assert [head_headers[name] for name in names] == [headers[name] for name in names]
-
-
-def test_head_of_a_foreign_host_is_refused(service):
-    assert ask(service, "/", "evil.example", "HEAD")[::2] == (421, b"")
 
 
 def test_an_unexpected_fault_is_one_sentence_with_the_same_headers(tmp_path, monkeypatch):
