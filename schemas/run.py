@@ -1,7 +1,7 @@
 """Options of training runs, backtests and the leaderboard, and the presets that they name.
 
 Each option is declared once, here or in `scope.py`: command line, flow parameters and Prefect's run form are derived
-from these classes (`flows/runner.py`) and report the same message for an invalid value.
+from these classes (`flows/cli/options.py`, `flows/runner.py`) and report the same message for an invalid value.
 
 A preset of one's own is a TOML file that changes a built-in preset (docs/tuning.md has the format).
 A `RunSpec` built with such a file holds the built-in preset with these options as overrides, so that they pass the same
@@ -163,7 +163,7 @@ class RunSpec(ScopeSpec):
     )
     dtype: Literal["float32", "float64"] = Field("float32", description="float32 or float64, of the weights")
     kernels: bool = Field(
-        True, description="use cpb's own GPU kernels if GPU and options allow it; off: torch's only"
+        True, description="use cpb's own GPU kernels if GPU and options allow it; false: only torch's"
     )
     seed: int = Field(1, ge=0, description="every member's own seed derives from it")
     seeds: int | None = Field(

@@ -181,7 +181,7 @@ def by_row(value: PerRow, like: Tensor) -> PerRow:
 
 
 def is_exactly(value: PerRow, constant: float) -> bool:
-    """Whether it is this constant in all rows. What is special in a step (`fleet_key`) is so in all rows or in none."""
+    """Whether it is this constant in all rows. What is special in a step (`options.fleet_key`) is so in all or none."""
     return not isinstance(value, Tensor) and value == constant
 
 

@@ -170,7 +170,6 @@ def _end_exhausted(error: Exception) -> None:
 
 def _end_usage(error: typer.TyperException) -> NoReturn:
     """Exit after an error of the command-line parser: an unknown option, a missing argument."""
-
     context = getattr(error, "ctx", None)
     text = error.format_message()
     if context is not None and text.startswith("Missing command"):  # a command group without a command
@@ -189,7 +188,6 @@ def _end_usage(error: typer.TyperException) -> NoReturn:
 
 def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
     """Print the error as a single sentence; with `--json` also as the JSON object that programs expect."""
-
     text = without_credentials(text)
     say(f"cpb: {text}")
     if "--json" in sys.argv:

@@ -172,8 +172,8 @@ def _next_steps() -> None:
     from tasks.tracking.store import tracking_uri
 
     say(f"\nMLflow store: {public_url(tracking_uri())}\nNext:")
-    say("  cpb ui                                       compare the runs in the MLflow UI")
-    say("  cpb serve                                    forecasts on a page")
+    say("  cpb ui                                        compare the runs in the MLflow UI")
+    say("  cpb serve                                     forecasts on a page")
     say("  cpb train-all --coins BTC,ETH --preset smoke  the same on real klines from Binance Vision")
 
 

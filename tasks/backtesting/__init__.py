@@ -1,6 +1,5 @@
 """Backtesting: evaluates a method over several test periods, and checks it for look-ahead.
 
-`backtest` runs from features to results. Its parts: `folds` (the series in each test period); `models` (baselines) and
-`fleets` (trained models) forecast; `judge` scores and compares models; `audit` and `lookahead` detect look-ahead;
-`output` writes the rows, tables and the report.
+`folds`: the series in each test period. `judge`: baselines, scores, comparisons. `audit`: detects look-ahead. `report`:
+the plan before the training, judging after it, rows, tables and the report.
 """

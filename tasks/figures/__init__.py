@@ -1,8 +1,7 @@
 """Figures: from frames, arrays and plain records to a plotly figure as a plain dict, ready for JSON.
 
-The web page, the backtest's report and the artifact of a flow run in MLflow use the same figures. `theme`: colours,
-light and dark. `forecast`: candles with a fan chart. `record`: scores over time, and decisions. `board`: ratios with
-intervals, by architecture, coin and pair. `calibration`: reliability, skill by step. `training`: losses.
-`judged`: report sections. `page`: an HTML page of figures in a single file. plotly itself is not imported: its browser
-bundle draws the dicts, and the tests check them against its schema.
+The web page and the backtest's report use the same figures. `forecast`: candles with a fan chart. `board`: ratios with
+intervals, pairs, losses. `judged`: report sections, reliability, skill by step, scores over time, decisions. `page`: a
+page in a single file, and the themes. plotly itself is not imported: its browser bundle draws the dicts, and the tests
+check them against its schema.
 """

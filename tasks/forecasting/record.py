@@ -42,8 +42,6 @@ DAILY, SUMMARY = "daily.parquet", "summary.json"
 MAX_VERSIONS = 4
 """Versions of a series in the summary, newest first; nightly refreshes make 365 versions a year."""
 
-"""Recipes of a timeframe in the summary, those with the most recent forecasts."""
-
 
 def score_due(home: Path, series: Sequence[SeriesId], now: datetime | None = None) -> Score:
     """Write the realised closes of the series' due forecasts, and update the live records of their markets.

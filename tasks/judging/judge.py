@@ -1,4 +1,4 @@
-"""Code of the resident processes (`tasks.running.resident`) that judge trained members; `judges.py` sends the orders.
+"""Code of the resident processes (`tasks.running.resident`) that judge trained members; `fleet.py` sends the orders.
 
 Judging writes a score file into each member's folder (losses per origin, for pooling), and into its `model` folder
 `metrics.json`, `reference.json`, `forecast.png` (a classifier has neither of the two) and `loss.png`.

@@ -81,7 +81,7 @@ def judge_member(
     Args:
         series: the forecast series; its training span gives the scale of the MASE.
         prediction: origins [N] and quantiles [N, H, 19], cumulative log-returns.
-        reference: quantiles [N, H, 19] of the reference at the same origins (`baselines.reference`).
+        reference: quantiles [N, H, 19] of the reference at the same origins (`scores.reference_quantiles`).
         architecture: name of the model in reports.
         seed: seed of the bootstrap.
 

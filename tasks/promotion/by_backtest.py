@@ -153,7 +153,7 @@ def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) ->
         series=tuple(sorted({f"{fold.id.name}:{fold.record.digest}" for fold in folds})), named_at=datetime.now(UTC),
     )  # fmt: skip
     with promotion_lock(home, market):
-        earlier = {fold.digest: fold for fold in submissions(home, market, timeframe)}
+        earlier = {submission.digest: submission for submission in submissions(home, market, timeframe)}
         if made.digest in earlier:
             return earlier[made.digest]
         number = 1 + max(

@@ -191,7 +191,7 @@ def gpu_held(gpus: tuple[str, ...]) -> Iterator[None]:
 
 @contextmanager
 def gpu_locked() -> Iterator[bool]:
-    """Lock this trainer's GPU during the block unless another training holds it; yields whether it is this one's."""
+    """Lock this trainer's GPU during the block; yields False if another training holds it, True on a CPU."""
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES")
     with ExitStack() as stack:
         yield not gpu or _locks(stack, gpu)  # without one: a trainer on a CPU
