@@ -57,8 +57,7 @@ def add_forecasts(
         timeframe: length of a candle, such as 1h; the model must have been trained on it.
         model: a model, or its folder (read once a process).
         steps: which of the candles ahead, from 1 to the model's horizon; None: all of them.
-        known_until: the end of what the model has seen, for a model that does not say so itself; of two times the
-            later counts.
+        known_until: the end of what the model has seen, if it does not say so itself; of two times the later counts.
 
     Returns:
         The table with new columns for every step h, rounded to 6 digits:
