@@ -51,8 +51,8 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
             )
             of = f" of {coins_label(scope.symbols)}" if scope.symbols else ""
             raise CpbError(
-                f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet; train first, "
-                "as in `cpb train-all`", code="no-champion",
+                f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet; name "
+                "another with --source or --market, or train first, as in `cpb train-all`", code="no-champion",
             )  # fmt: skip
         return _forecast(
             scope.narrowed(list(models)), spec.tail, models, served.failures, steps, say, outcome

@@ -101,8 +101,8 @@ def open_lock(path: Path) -> IO[bytes]:
             os.fchmod(handle, 0o644)  # regardless of the umask: other users lock it too
     except OSError as error:
         raise CpbError(
-            f"the lock file {path} cannot be opened ({error.strerror}); remove it if it is not cpb's, "
-            "or give yourself access to it", code="lock", field=str(path),
+            f"the lock file {path} cannot be opened ({error.strerror}); check that its folder can be written, "
+            "give yourself access to the file, or remove it if it is not cpb's", code="lock", field=str(path),
         ) from error  # fmt: skip
     if not stat.S_ISREG(status.st_mode):
         os.close(handle)
