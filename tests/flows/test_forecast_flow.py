@@ -47,7 +47,8 @@ def test_a_registry_without_any_champion_is_one_plain_sentence():
     with pytest.raises(CpbError) as caught:
         run_forecast(ForecastSpec(), Runner(), say=lambda text: None)
     assert str(caught.value) == (
-        "no forecast could be made: there is no champion in market spot yet; name another with --source or --market, or train first, as in `cpb train-all`"
+        "no forecast could be made: there is no champion in market spot yet; "
+        "name another with --source or --market, or train first, as in `cpb train-all`"
     )
 
 
