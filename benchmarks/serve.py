@@ -146,11 +146,12 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
 def everything(home: Path, series: list[SeriesId]) -> list[str]:
     """Return an address per route that `/openapi.json` names and series, the routes in turn."""
     routes = [path for path in create_app(home).openapi()["paths"] if "{run_id}" not in path]
-    names = ("board", "coins", "compare")
+    names = {True: ("record", "coverage", "decisions"), False: ("board", "coins")}  # of a series, of a board
     paths = []
     for i, coin in enumerate(series):
         for route in routes:
-            path = route.format(symbol=coin.symbol, timeframe=coin.timeframe, name=names[i % len(names)])
+            of = names["{symbol}" in route]
+            path = route.format(symbol=coin.symbol, timeframe=coin.timeframe, name=of[i % len(of)])
             limit = "limit=200" if path == "/api/runs" else "limit=500"
             paths.append(f"{path}?{limit}&models=har,gru")
     return paths

@@ -94,7 +94,7 @@ def test_both_files_are_named(stored, kind):
         "candles of two coins", "weights", "sums of scores",
         *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
             "candles of two months", "records of features", "jobs", "results", "scores of models", "references",
-            "pictures", "versions",
+            "pictures",
         )),
     ],
 )  # fmt: skip

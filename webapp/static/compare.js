@@ -45,8 +45,9 @@ export function sideBySide(asked, keep) {
 
   async function show() {
     const series = asked.coin && { ...where, symbol: asked.coin };
+    const pair = [asked.a, asked.b].map((name) => models.get(name)); // while the answer is on its way, others may be chosen
     const found = series && await maybe(ofSeries("models", series));
-    const [a, b] = [asked.a, asked.b].map((name) => found?.models.find((m) => m.architecture === models.get(name).architecture && presetOf(m) === models.get(name).preset));
+    const [a, b] = pair.map((model) => found?.models.find((m) => m.architecture === model?.architecture && presetOf(m) === model?.preset));
     links.replaceChildren(series ? downloads(ofSeries("models", series), "the models of this series") : "");
     runs.splice(0, 2, a?.run_id, b?.run_id);
     for (const one of losses) await one.load();
