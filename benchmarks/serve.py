@@ -151,7 +151,7 @@ def everything(home: Path, series: list[SeriesId]) -> list[str]:
     for i, coin in enumerate(series):
         for route in routes:
             of = names["{symbol}" in route]
-            path = route.format(symbol=coin.symbol, timeframe=coin.timeframe, name=of[i % len(of)])
+            path = route.format(symbol=coin.symbol, timeframe=coin.timeframe, chart=of[i % len(of)])
             limit = "limit=200" if path == "/api/runs" else "limit=500"
             paths.append(f"{path}?{limit}&models=har,gru")
     return paths

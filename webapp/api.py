@@ -214,13 +214,13 @@ def _add_figures(router: APIRouter, home: Path, Series: Any, MarketIn: Any) -> N
         drawn = figures.forecast(home, series, limit, until, issued_at, earlier)
         return themed_figure(drawn, theme, series.market)
 
-    @router.get("/api/figures/{name}/{symbol}/{timeframe}", responses=SERIES)
+    @router.get("/api/figures/{chart}/{symbol}/{timeframe}", responses=SERIES)
     def of_series(
-        name: Literal["record", "coverage", "decisions"], series: Series, theme: Theme = "light"
+        chart: Literal["record", "coverage", "decisions"], series: Series, theme: Theme = "light"
     ) -> answers.Figure:
         """Return the CRPS ratio of live forecasts (else of replays), the share of closes inside the bands, or the
         decisions on the champion, over time."""
-        return themed_figure(figures.over_time(home, series, name), theme, series.market)
+        return themed_figure(figures.over_time(home, series, chart), theme, series.market)
 
     @router.get("/api/figures/losses/{run_id}", responses=SERIES)
     def losses(
@@ -236,11 +236,11 @@ def _add_figures(router: APIRouter, home: Path, Series: Any, MarketIn: Any) -> N
         """Return two models side by side, on the coins that both were judged on over the same test span."""
         return themed_figure(figures.compare(home, market, timeframe, models), theme, market)
 
-    @router.get("/api/figures/{name}", responses=OPTIONS)
+    @router.get("/api/figures/{chart}", responses=OPTIONS)
     def of_board(
-        name: Literal["board", "coins"], market: MarketIn, timeframe: TimeframeOption = None,
+        chart: Literal["board", "coins"], market: MarketIn, timeframe: TimeframeOption = None,
         theme: Theme = "light",
     ) -> answers.Figure:  # fmt: skip
         """Return the leaderboard's architectures, or its coins."""
-        drawn = figures.board(market, timeframe) if name == "board" else figures.coins(market, timeframe)
+        drawn = figures.board(market, timeframe) if chart == "board" else figures.coins(market, timeframe)
         return themed_figure(drawn, theme, market)

@@ -261,9 +261,9 @@ def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
         "/healthz", "/api/symbols", "/api/forecast/{symbol}/{timeframe}", "/api/candles/{symbol}/{timeframe}",
         "/api/leaderboard", "/api/ledger/{symbol}/{timeframe}", "/api/overview", "/api/runs", "/api/changes",
         "/api/forecasts/{symbol}/{timeframe}", "/api/models/{symbol}/{timeframe}",
-        "/api/decisions/{symbol}/{timeframe}", "/api/figures/{name}", "/api/figures/compare",
+        "/api/decisions/{symbol}/{timeframe}", "/api/figures/{chart}", "/api/figures/compare",
         "/api/figures/losses/{run_id}",
-        "/api/figures/forecast/{symbol}/{timeframe}", "/api/figures/{name}/{symbol}/{timeframe}",
+        "/api/figures/forecast/{symbol}/{timeframe}", "/api/figures/{chart}/{symbol}/{timeframe}",
     }  # fmt: skip
     page = client.get("/")
     assert page.headers["content-security-policy"].startswith("default-src 'self'")
