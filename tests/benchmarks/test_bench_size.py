@@ -67,7 +67,3 @@ def test_the_product_within_its_limit_passes_in_silence(clone, capsys, monkeypat
     monkeypatch.setattr(size, "LIMIT", 14)
     with pytest.raises(SystemExit, match="has 15 lines of code, over its limit of 14 "):
         size.main(["--root", str(clone), "--check"])
-
-
-def test_this_clone_is_within_its_limit():
-    size.main(["--check"])

@@ -9,10 +9,11 @@ from datetime import datetime
 
 import polars as pl
 import pytest
+from folder_mirror import FolderMirror, rest_of
 from mlflow.tracking import MlflowClient
 
 from schemas.identity import INTERVAL_SECONDS
-from tasks.market.simulator import quarter_hours, to_checksum, to_csv, to_zip
+from tasks.market.simulator import quarter_hours, serve, to_checksum, to_csv, to_zip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -149,6 +150,14 @@ def test_forecasts_come_from_closed_candles_only(cpb, tmp_path):
     assert (again["new_rows"], again["scored"]) == (0, 0)
     steps = (rows["target_time"] - rows["issued_at"]).dt.total_seconds() // INTERVAL_SECONDS["1h"]
     assert steps.sort().to_list() == list(range(1, 11))
+
+    # `--tail`: the files end with March; April's first hours are those of REST, of which the last is still open.
+    with serve(FolderMirror(tmp_path / "mirror"), rest_of(hours_of("2025-04"))) as url:
+        tail = ("forecast", "--source", url, "--coins", "BTC", "--tail", "--as-of", "2025-04-01T05:30")
+        assert cpb.json(*tail)["new_rows"] == 10
+    newest = forecast_rows(tmp_path).filter(pl.col("issued_at") == pl.col("issued_at").max())
+    assert newest["issued_at"][0] == datetime.fromisoformat("2025-04-01T05:00:00+00:00")
+    assert newest.height == 10
 
 
 def test_a_hub_that_is_away_costs_nothing_but_the_commit(cpb, tmp_path):

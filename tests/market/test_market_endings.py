@@ -51,7 +51,7 @@ def readable_parts(home):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("_", range(20))
+@pytest.mark.parametrize("_", range(8))
 def test_sigkill_at_a_random_moment(root, tmp_path, _):
     home = tmp_path / "home"
     run = start(root, home)

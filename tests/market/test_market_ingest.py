@@ -1,12 +1,11 @@
 """Whole ingestions: planning, increments, time ranges, outages, one writer, honest ends."""
 
-import json
 import sqlite3
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pytest
-from folder_mirror import FolderMirror
+from folder_mirror import FolderMirror, rest_of
 from market_tools import FAST, build, csv_of, frame, key, lines, put, scope
 
 from schemas.errors import CpbError, MemberError
@@ -131,23 +130,6 @@ def test_any_market(tmp_path):
     assert read_klines(tmp_path / "home", key("ETHUSDT", "4h", "um")).height == 31 * 6
     with pytest.raises(MemberError, match="no candles"):
         read_klines(tmp_path / "home", key("ETHUSDT", "4h"))
-
-
-def rest_of(rows, **changes):
-    """A hook that answers REST questions from a frame."""
-
-    def hook(handler, path, query):
-        if path != "api/v3/klines":
-            return None
-        if "status" in changes:
-            return changes["status"], {}, b"{}"
-        times = pl.col("open_time").dt.epoch("ms")
-        part = rows.filter(times.is_between(int(query["startTime"]), int(query["endTime"])))
-        cells = [line.split(",") for line in simulator.to_csv(part, "1h").decode().splitlines()]
-        body = [[int(c[0]), *c[1:6], int(c[6]), c[7], int(c[8]), *c[9:]] for c in cells]
-        return 200, {}, json.dumps(body).encode()
-
-    return hook
 
 
 def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
