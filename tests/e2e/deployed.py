@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import fork_server
 import httpx
 import psutil
 from ports import free_port
@@ -95,10 +96,20 @@ class Deployed:
         often = {"PREFECT_WORKER_QUERY_SECONDS": "2"}
         self.env = kept | often | {"PREFECT_HOME": str(self.home), "PYTHONPATH": path}
 
+        self.programs = folder / "p"
+        self.programs.mkdir()
+        fork_server.write_clients(self.programs, self.programs / "s")
+        self._forking = fork_server.running(self.programs / "s", self.env, folder)
+        self._forking.__enter__()
+
     def cpb(self, *arguments, timeout=300, **env):
-        """Run `cpb ARGUMENTS`, for the small project in another folder than the project's."""
+        """Run `cpb ARGUMENTS`, for the small project in another folder than the project's.
+
+        By a fork server with this project's settings; where a call has settings of its own, as a Python of its own.
+        """
+        program = [sys.executable, "-m", "flows.cli"] if env else [self.programs / "cpb"]
         return subprocess.run(
-            [sys.executable, "-m", "flows.cli", *map(str, arguments)],
+            [*program, *map(str, arguments)],
             cwd=self.cwd, env=self.env | env, capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
 
@@ -191,7 +202,8 @@ class Deployed:
         running = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get("PREFECT_HOME") == str(self.home) and process.pid != os.getpid():
+                ours = process.environ().get("PREFECT_HOME") == str(self.home) and process.pid != os.getpid()
+                if ours and fork_server.__file__ not in process.cmdline():
                     running.append(process)
             except (psutil.AccessDenied, psutil.NoSuchProcess):
                 continue
@@ -202,6 +214,7 @@ class Deployed:
         left = self.processes()
         for process in left:
             process.kill()
+        self._forking.__exit__(None, None, None)
         return left
 
 
