@@ -140,8 +140,8 @@ UNIVERSAL_SUFFIX = "-universal"
 LOCAL, RAY = "local", "ray"
 """Engines: this machine, or a Ray cluster."""
 
-BASELINES = ("random-walk", "robust-har", "garch-t")
-"""Baselines that a backtest can compare the models with; the last needs the extra `judging`."""
+BASELINES = ("random-walk", "robust-har")
+"""Baselines that a backtest can compare the models with."""
 
 
 class RunSpec(ScopeSpec):

@@ -101,9 +101,8 @@ def train(
         str | None,
         typer.Option(
             "--resume",
-            metavar="latest|PATH",
-            help="latest (or models/checkpoint-latest.pt): from the same command's last checkpoint; PATH: from a "
-            "checkpoint or fleet's folder",
+            metavar="latest",
+            help="latest (or models/checkpoint-latest.pt): from the same command's last checkpoint",
         ),
     ] = None,
     json: Json = False,

@@ -18,24 +18,32 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from cpbmodels.arch.presets import preset
 from cpbmodels.data import HORIZON
-from cpbmodels.data.series import Prediction
+from cpbmodels.data.ranges import RangeModel, fit_ranges
+from cpbmodels.data.series import Prediction, Series
 from schemas.errors import MemberError, count
 from schemas.handover import Failure
 from schemas.identity import ModelId, SeriesId
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging import inference, scores
-from tasks.judging.fitted import garch, robust_har
 from tasks.judging.member import MemberScore, judge_member, training_returns
 from tasks.judging.pool import PoolScore, apply_holm, compare, judge_pools, title_of
-from tasks.judging.scores import MEDIAN, Array, Fit, import_extra, random_walk, realised, reference
+from tasks.judging.scores import MEDIAN, Array, Fit, Rows, random_walk, realised, reference
 from tasks.running.parallel import tell
 
-BASELINES: dict[str, Fit] = {
-    "random-walk": random_walk,
-    "robust-har": robust_har,
-    "garch-t": garch,
-}
+
+def robust_har(series: Series, origins: Rows, horizon: int) -> RangeModel:
+    """Fit the strongest baseline: the architecture of the same name, in float64, on a coin's training origins.
+
+    Raises:
+        ModelError: there is no training origin.
+    """
+    options = preset("default", "robust-har")
+    return fit_ranges([(series, origins)], options.features, options.calendar, horizon, options.input_clip)
+
+
+BASELINES: dict[str, Fit] = {"random-walk": random_walk, "robust-har": robust_har}
 """Baselines by the names in `schemas.run.BASELINES`."""
 
 
@@ -85,12 +93,6 @@ class Baseline:
 def baselines(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[Model]:
     """Return the requested baselines, except those also trained as an architecture of the same name."""
     return [Baseline(name, BASELINES[name]) for name in names if name not in architectures]
-
-
-def check_installed(names: tuple[str, ...]) -> None:
-    """Raise `CpbError` if a baseline needs a package that is not installed."""
-    if "garch-t" in names:
-        import_extra("arch")
 
 
 log = logging.getLogger("cpb")

@@ -10,8 +10,7 @@ the reference of each model, fitted once and stored as a record: for judging, fo
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 from cpbmodels.data.columns import LAMBDA
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
-from schemas.errors import CpbError, install_extra
 from schemas.identity import SeriesId
 from schemas.ledger import JudgedMetrics, Reference
 
@@ -192,22 +190,6 @@ def reference(series: Series, fit_origins: Rows, eval_origins: Rows, horizon: in
 def levels(moves: Array) -> Array:
     """Return the empirical quantiles [H, 19] of moves [N, H], at the 19 levels of a forecast."""
     return np.ascontiguousarray(np.quantile(moves, LEVELS, axis=0).T)
-
-
-def import_extra(package: str) -> Any:
-    """Import a package of the extra `judging`.
-
-    Raises:
-        CpbError: the package is not installed.
-    """
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise CpbError(
-            f"baselines: the package {package} is not installed; run {install_extra('judging')}",
-            code="extra-missing",
-            field="baselines",
-        ) from error
 
 
 def fit_reference(

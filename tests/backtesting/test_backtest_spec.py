@@ -10,7 +10,7 @@ from tasks.backtesting.report import check_backtest
 
 def test_baselines_are_the_known_ones_each_once():
     assert tuple(judge.BASELINES) == BASELINES
-    assert BacktestSpec(preset="smoke", baselines="garch-t, garch-t").baseline_names == ("garch-t",)
+    assert BacktestSpec(preset="smoke", baselines="robust-har, robust-har").baseline_names == ("robust-har",)
     assert BacktestSpec(preset="smoke", baselines="").baseline_names == ()
 
 

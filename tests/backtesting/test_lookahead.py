@@ -22,8 +22,8 @@ from tasks.backtesting.audit import (
     with_shuffled_candles,
     with_shuffled_features,
 )
+from tasks.backtesting.judge import robust_har
 from tasks.judging import scores
-from tasks.judging.fitted import robust_har
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of
 

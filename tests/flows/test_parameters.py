@@ -24,7 +24,7 @@ RUN = SCOPE | {
 }  # fmt: skip
 NO_BACKTEST = {"repo", "force", "prune", "wandb", "serving"}
 BACKTEST = {name: value for name, value in RUN.items() if name not in NO_BACKTEST} | {
-    "folds": 2, "baselines": "garch-t", "check_lookahead": True,
+    "folds": 2, "baselines": "random-walk", "check_lookahead": True,
     "out": "out",
 }  # fmt: skip
 CASES = [

@@ -7,9 +7,8 @@ import pytest
 from known_markets import A, B, H, bounds_of, busy_hours
 
 from cpbmodels.data.columns import feature_frame
-from schemas.errors import CpbError
+from tasks.backtesting.judge import robust_har
 from tasks.judging import scores
-from tasks.judging.fitted import garch, garch_parameters, robust_har
 from tasks.judging.scores import crps
 from tasks.signals.feature_files import series_of
 
@@ -17,7 +16,6 @@ FITS = {
     "walk": scores.random_walk,
     "reference": scores.ewma_walk,
     "har": robust_har,
-    "garch": garch,
 }
 
 
@@ -50,7 +48,6 @@ def test_knowing_the_hour_is_worth_what_it_is_worth(series):
     truth = scores.realised(series, test, H)
     loss = {n: crps(f(series, train, H).quantiles(series, test), truth).mean() for n, f in FITS.items()}
     assert loss["har"] < 0.97 * loss["reference"]
-    assert loss["garch"] < loss["walk"] * 1.02
 
 
 def test_the_robust_har_serves_a_coin_it_never_saw(series):
@@ -64,26 +61,6 @@ def test_the_robust_har_serves_a_coin_it_never_saw(series):
         robust_har(series, train[:0], H)
 
 
-@pytest.mark.parametrize("gamma", [None, 0.2])
-def test_garch_variance_is_filtered_as_arch_does(series, gamma):
-    from arch import arch_model
-
-    train, _ = spans(series)
-    fitted = garch_parameters(series, train)
-    if gamma is not None:  # a strong asymmetry, which this market does not have
-        fitted = replace(fitted, alpha=0.05, gamma=gamma, beta=0.8)
-    returns = series.columns(("r_close",))[:, 0][1:] * 100
-    model = arch_model(returns, mean="Zero", vol="GARCH", p=1, o=1, q=1, dist="t", rescale=False)
-    fixed = model.fix([fitted.omega * 1e4, fitted.alpha, fitted.gamma, fitted.beta, 6.0])
-    theirs = np.asarray(fixed.conditional_volatility)[1000:] / 100
-    ours = np.sqrt(fitted._next_variance(series))[1000 : len(returns)]
-    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
-    ahead = fixed.forecast(horizon=H).variance.to_numpy()[-1] / 1e4
-    np.testing.assert_allclose(
-        fitted.scale(series, np.array([len(returns)]), H)[0], np.sqrt(np.cumsum(ahead)), rtol=1e-6
-    )
-
-
 def test_the_baseline_is_the_architecture_of_the_same_name(series):
     import cpbmodels
 
@@ -93,9 +70,3 @@ def test_the_baseline_is_the_architecture_of_the_same_name(series):
     np.testing.assert_allclose(
         served.quantiles, robust_har(series, train, H).quantiles(series, test), rtol=1e-9
     )
-
-
-def test_a_package_that_is_not_installed_is_named_with_the_command_that_installs_it():
-    with pytest.raises(CpbError, match="no_such_package is not installed") as refused:
-        scores.import_extra("no_such_package")
-    assert (refused.value.code, refused.value.field) == ("extra-missing", "baselines")

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
-@pytest.mark.parametrize("extra", ["judging", "tune", "postgres", "ray", "wandb"])
+@pytest.mark.parametrize("extra", ["tune", "postgres", "ray", "wandb"])
 def test_an_extra_is_installed_for_the_running_interpreter_at_the_pinned_versions(extra):
     command = install_extra(extra)
     words = shlex.split(command.strip("`"))

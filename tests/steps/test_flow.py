@@ -12,7 +12,7 @@ from inbox import inbox
 from cpbmodels.fleet.fleet import Fleet
 from flows.runner import Runner
 from flows.train_all import run_train_all
-from flows.train_one import train_one
+from flows.train_one import LATEST, train_one
 from schemas.errors import CpbError
 from schemas.identity import SeriesId
 from schemas.run import RunSpec
@@ -23,7 +23,7 @@ from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store, search
 from tasks.training import trainer as worker
 from tasks.training.local import TrainerDied, TrainingTimeout
-from tasks.training.shard import LATEST, read_job, read_result
+from tasks.training.shard import read_job, read_result
 
 SPEC = RunSpec(
     coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
