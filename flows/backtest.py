@@ -20,7 +20,6 @@ from flows.runner import (
     flow_parameters,
     plain_failures,
     series_records,
-    show_on_page,
 )  # fmt: skip
 from flows.train_all import train_fleets
 from schemas.errors import CpbError
@@ -93,8 +92,4 @@ def _plan(
 def backtest(spec: BacktestSpec) -> State:
     """Run a backtest as a Prefect flow run; its parameters are the options of the command line."""
     result = run_backtest(spec, Runner(prefect=True))
-    pooled = result["pooled"].items()
-    rows = [{"timeframe": t, "architecture": a} | row for a, rows in pooled for t, row in rows.items()]
-    failures = [f"{f['symbol']} {f['timeframe']} in {f['step']}: {f['reason']}" for f in result["failures"]]
-    show_on_page("backtest", failures, rows)
     return Completed(name="Partial" if result["exit"] else "Completed", data=result)

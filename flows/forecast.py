@@ -16,7 +16,6 @@ from flows.runner import (
     failure_line,
     flow_parameters,
     plain_failures,
-    show_on_page,
 )
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Failure
@@ -128,6 +127,5 @@ def forecast_flow(spec: ForecastSpec) -> State:
             data={"exit": EXIT_COMPLETE},
         )
     result = run_forecast(spec, Runner(prefect=True))
-    show_on_page("forecast", result["failed"])
     counts = {name: value for name, value in result.items() if name not in ("rows", "models")}
     return Completed(name="Partial" if result["exit"] else "Completed", data=counts)

@@ -1,8 +1,8 @@
 """Calling flows and their steps: by Prefect's engine, or directly if no Prefect server is configured.
 
 Retries, concurrency and time limits belong to the step (`tasks.running.step`), so both modes behave alike. The direct
-mode needs no server, starts immediately, and leaves no open run when it is killed. Also what a run says: its summary,
-its lines, and its artifacts on Prefect's page.
+mode needs no server, starts immediately, and leaves no open run when it is killed. Also what a run says: its summary
+and its lines.
 """
 
 import inspect
@@ -17,7 +17,6 @@ from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
 
 import httpx
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext, TaskRunContext
@@ -320,22 +319,6 @@ def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
     # A flow that is called directly returns the data of its final state.
     result: Any = flow(**spec.model_dump())
     return dict(result)
-
-
-def show_on_page(
-    flow: str, failures: Sequence[str], rows: Sequence[dict[str, Any]] = (), warnings: Sequence[str] = ()
-) -> None:
-    """Create the artifacts FLOW-failures and, with rows, FLOW-leaderboard; an error is only logged."""
-    lines = [f"- {' '.join(without_credentials(text).split())}" for text in failures] or ["Nothing failed."]
-    lines += ["\nWarnings:\n", *(f"- {text}" for text in warnings)] if warnings else []
-    table = [{name: round(v, 4) if isinstance(v, float) else v for name, v in row.items()} for row in rows]
-    title = "Against the random walk, on the test span: ratios below 1 are better"
-    try:
-        create_markdown_artifact("\n".join(lines), f"{flow}-failures", "What failed in this run")
-        if table:
-            create_table_artifact(table, f"{flow}-leaderboard", title)
-    except Exception as error:  # noqa: BLE001 - the results are stored
-        log.warning("the results could not be put on Prefect's page: %s", error)
 
 
 def series_records(spec: ScopeSpec, steps: Runner, say: Say, summary: Summary) -> list[SeriesRecord]:

@@ -29,12 +29,10 @@ from flows.runner import (
     Say,
     Summary,
     decision_lines,
-    failure_line,
     fleet_warnings,
     flow_parameters,
     plain_failures,
     series_records,
-    show_on_page,
 )
 from schemas.errors import BusyError, CpbError, MemberError, count
 from schemas.handover import Failure, FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
@@ -50,7 +48,6 @@ from tasks.running.parallel import run_each
 from tasks.steps import Engine, Plan, forecast, opened_engine, plan, promote, publish, train
 from tasks.storage.files import public_url
 from tasks.storage.records import value_digest
-from tasks.tracking.boards import leaderboard
 from tasks.tracking.prune import prune
 from tasks.tracking.runs import OpenRun, finish, kill, log_metrics, start_parent
 from tasks.tracking.store import UNUSABLE, check_place, open_store, store_errors
@@ -154,8 +151,6 @@ def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
 def train_all(spec: RunSpec) -> State:
     """Train, judge, promote and package the whole universe; parameters are the command line's."""
     summary = run_train_all(spec, Runner(prefect=True))
-    failures = [failure_line(failure) for failure in summary.failures]
-    show_on_page("train-all", failures, leaderboard(summary.run_id), summary.warnings)
     name = "Partial" if summary.failures else "Completed"
     message = f"{count(summary.members, 'member')}, {len(summary.failures)} failed"
     return Completed(name=name, message=message, data=summary.as_json())

@@ -13,8 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from schemas.identity import ModelId, SeriesId
 
 Step = Literal[
-    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "watch",
-    "trial", "prune",
+    "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "watch", "prune",
 ]  # fmt: skip
 """The steps of the DAG in the order of the data flow, then the steps at the end of a nightly run."""
 

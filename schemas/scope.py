@@ -168,10 +168,6 @@ def check_url(source: str) -> None:
         )  # fmt: skip
 
 
-FIRST = datetime(2009, 1, 3, tzinfo=UTC)
-"""Day of Bitcoin's first block: no candle of a coin is older."""
-
-
 class ScopeSpec(Spec):
     """The options that all commands share: the market and the part of it to work on."""
 
@@ -274,9 +270,6 @@ class ScopeSpec(Spec):
         start, end = resolved.since, resolved.as_of
         if start and end and end - start < timedelta(days=1):
             raise UsageError(f"as_of {self.as_of} must lie at least a day after since {self.since}",
-                             code="range", field="as_of")  # fmt: skip
-        if end and end < FIRST:
-            raise UsageError(f"as_of {self.as_of} is before {FIRST:%Y-%m-%d}, when no coin existed: give a later time",
                              code="range", field="as_of")  # fmt: skip
         if self.tail and self.offline:
             raise UsageError("tail reads the newest candles from the REST API, and offline forbids it: leave one out",

@@ -186,7 +186,7 @@ def fleets(home: Path, market: str) -> Iterator[Check]:
         is_ours = job or result or (folder / LOG).exists()
         if not is_ours or of != market or is_training(folder):
             continue
-        command = _train_command(job) if job else _remove(folder / JOB)
+        command = _remove(folder / RESULT)  # the next training makes it anew
         yield _record(folder / JOB, ShardJob, folder.name, command)
         yield _record(folder / RESULT, ShardResult, folder.name, command)
         for member in result.members if result else ():
@@ -215,20 +215,6 @@ def _scores_fault(path: Path) -> str:
     # As text, since NaN is not equal to itself.
     is_same = json.dumps(read_json_or_none(path)) == json.dumps(scores)
     return "" if is_same else f"its scores are not those in {CONFIG}"
-
-
-def _train_command(job: ShardJob) -> str:
-    """Return a command that trains these models again, on the same candles.
-
-    Options of the first run, such as seeds and source, must be added by the user.
-    """
-    scope = options_of([member.model.series for member in job.members])
-    command = "backtest" if any(member.fold for member in job.members) else "train-all"
-    first = min(member.features.first_us for member in job.members)
-    end = max(member.features.last_us + member.model.series.seconds * 1_000_000 for member in job.members)
-    since, until = (to_datetime(us).strftime("%Y-%m-%dT%H:%M") for us in (first, end))
-    recipe = f"--architectures {job.architecture} --preset {job.preset}"
-    return f"cpb {command} {scope} {recipe} --since {since} --as-of {until}"
 
 
 def champion_files(home: Path, market: str) -> Iterator[Check]:

@@ -1,7 +1,6 @@
 """The commands and their errors. Only light modules are imported here; each command imports its own when it runs."""
 
 import atexit
-import errno
 import gc
 import os
 import re
@@ -55,20 +54,6 @@ _MORE_MEMORY = (
     "choose fewer coins or timeframes, lower batch_size, or add memory, then run the same command again"
 )
 
-_REMEDIES = {
-    errno.ENOSPC: "free space on that disk",
-    errno.ENOMEM: _MORE_MEMORY,
-    errno.EDQUOT: "free space within your quota",
-    errno.EACCES: "check who owns it and its permissions",
-    errno.EPERM: "check who owns it and its permissions",
-    errno.EROFS: "choose a writable folder, for example with CPB_HOME",
-}
-"""Remedies for errors of the operating system, by errno."""
-
-
-_MIN_ADDRESS_SPACE = 2_500_000_000
-"""Bytes: `cpb verify` succeeds with 2.56 GB (torch's CPU build); with 2.05 GB torch cannot be mapped."""
-
 _NO_MEMORY = re.compile(r"out of memory|(can't|cannot) allocate memory|unable to allocate", re.IGNORECASE)
 """Messages of libraries with their own out-of-memory errors: CUDA, torch on the host, numpy."""
 
@@ -80,26 +65,12 @@ def _print_version(wanted: bool) -> None:
 
 
 def _options(
-    version: Annotated[  # noqa: ARG001 - its callback reads it
+    version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit"),
     ] = False,
 ) -> None:
-    """Options of `cpb` itself; rejects too small an address space."""
-    _check_address_space()
-
-
-def _check_address_space() -> None:
-    """Fail early if polars and torch cannot be loaded, which would end the process by a signal instead of an error."""
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit != resource.RLIM_INFINITY and limit < _MIN_ADDRESS_SPACE:
-        raise CpbError(
-            f"the address space of this process is limited to {limit / 1e9:.1f} GB, and cpb's libraries need "
-            f"{_MIN_ADDRESS_SPACE / 1e9:.1f} GB to start; raise the limit, as with `ulimit -v unlimited`",
-            code="out-of-memory",
-        )
+    """Options of `cpb` itself."""
 
 
 def _app() -> typer.Typer:
@@ -144,8 +115,8 @@ def run() -> None:
         _end(str(error), error.exit_code, error.code, error.field)
     except OSError as error:  # a folder without write permission or a full disk, not a bug
         where = f"{error.filename}: " if error.filename else ""
-        remedy = _REMEDIES.get(error.errno or 0, "check that it exists, its owner and the free space there")
-        _end(f"{where}{error.strerror or error}; {remedy}", EXIT_FATAL, "system", str(error.filename or ""))
+        text = f"{where}{error.strerror or error}; check that it exists, its owner and the free space there"
+        _end(text, EXIT_FATAL, "system", str(error.filename or ""))
     except Exception as error:
         _end_exhausted(error)
         raise

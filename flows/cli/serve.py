@@ -155,7 +155,7 @@ def run(
 
 @app.command()
 def status(json: Json = False) -> None:
-    """Show the processes, each deployment's last run, and the age of the data; exit 1 if there is a problem.
+    """Show the processes, each deployment's last run, and problems, such as stale data; exit 1 if there is one.
 
     Example: cpb deploy status
     """
@@ -174,9 +174,6 @@ def status(json: Json = False) -> None:
             else "no run has ended yet"
         )
         say(f"{deployment.name:<22}  {last}; next {_time(deployment.next)}")
-    for data in result.data:
-        newest = f"newest candle {_time(data.candle)}, newest forecast {_time(data.forecast)}"
-        say(f"{data.market} {data.timeframe}: {newest}")
     say(f"disk: {result.free_bytes / 1e9:,.0f} GB free")
     for problem in result.problems:
         say(f"WRONG: {problem}")

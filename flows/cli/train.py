@@ -1,6 +1,5 @@
 """`cpb demo`, `train` and `train-all`; `backtest` and `tune`: methods over several periods, and their options."""
 
-from collections import Counter
 from typing import Annotated, Any
 
 import typer
@@ -15,10 +14,9 @@ from flows.console import (
     print_table,
     quiet_libraries,
     say,
-    show,
     shown_progress,
 )
-from schemas.errors import EXIT_COMPLETE, UsageError, count, p_value
+from schemas.errors import UsageError, p_value
 from schemas.run import (
     PRESET_ABOUT,
     PRESET_ARCHITECTURES,
@@ -72,7 +70,6 @@ def print_presets(wanted: bool) -> None:
 @cli_options(RunSpec)
 def train_all(
     spec: RunSpec,
-    plan: Annotated[bool, typer.Option("--plan", help="only show what would be trained, and why")] = False,
     presets: Annotated[  # noqa: ARG001 - its callback reads it
         bool,
         typer.Option("--presets", callback=print_presets, is_eager=True, help="list the presets and exit"),
@@ -83,9 +80,6 @@ def train_all(
 
     Example: cpb train-all --source sim --coins BTC,ETH --preset smoke
     """
-    if plan:
-        _show_plan(spec, json)
-        return
     result = _train_all(spec, "train-all")
     if json:
         emit(result)
@@ -126,28 +120,6 @@ def train(
         for line in result_lines(spec, result):
             say(line)
     raise typer.Exit(int(result["exit"]))
-
-
-def _show_plan(spec: RunSpec, json: bool) -> None:
-    """Print what a run would train now, using only the registry: nothing is downloaded, trained or written."""
-    quiet_libraries()
-    with shown_progress("train-all"):
-        from tasks.market.ingest import with_listed_pairs
-        from tasks.promotion.night import idle_architectures
-        from tasks.steps import idle_sentence
-
-        series = with_listed_pairs(spec, say).scope.series
-        idle = idle_architectures(spec, series)
-    lines: list[dict[str, Any]] = []
-    for timeframe, number in Counter(s.timeframe for s in series).items():
-        names = [name for name in spec.names if name not in idle.get(timeframe, ())]
-        lines.append({"timeframe": timeframe, "coins": number, "architectures": names})
-    if json:
-        emit({"trained": lines, "reason": idle_sentence(idle), "exit": EXIT_COMPLETE})
-        return
-    for line in lines:
-        show(f"{line['timeframe']}: {', '.join(line['architectures'])} on {count(line['coins'], 'coin')}")
-    show(idle_sentence(idle) or "nothing is left out: only --serving leaves anything out")
 
 
 def _train_all(spec: RunSpec, command: str, direct: bool = False) -> dict[str, Any]:

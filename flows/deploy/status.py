@@ -1,9 +1,9 @@
-"""`status`: running processes, the last run of each deployment, age of the data, free space, and problems."""
+"""`status`: running processes, the last run of each deployment, free space, and problems, such as stale data."""
 
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 
 from prefect.client.orchestration import SyncPrefectClient
@@ -11,7 +11,6 @@ from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
-from cpbmodels.data import INTERVAL_SECONDS
 from flows.deploy.services import PAGE, POOL, client_of, data_home, find, last_port, log_file
 from flows.runner import NOT_YET
 from schemas.errors import CpbError
@@ -19,16 +18,6 @@ from schemas.identity import stored_series
 from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale
 
 MIN_FREE_BYTES = 1_000_000_000
-
-
-@dataclass(frozen=True)
-class Newest:
-    """Newest data of all series of a market's timeframe. Both are ends of candles, UTC; None if there is no data."""
-
-    market: str
-    timeframe: str
-    candle: datetime | None
-    forecast: datetime | None
 
 
 @dataclass(frozen=True)
@@ -50,7 +39,6 @@ class Status:
     pids: dict[str, int]
     free_bytes: int
     deployments: list[Deployment] = field(default_factory=list)
-    data: list[Newest] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -64,7 +52,6 @@ def status() -> Status:
     place = next(folder for folder in (home, *home.parents) if folder.exists())
     free = shutil.disk_usage(place).free
     result = Status(last_port(), pids, free)
-    result.data = newest(home, result.problems)
     if result.port:
         for name in sorted({"server", "worker"} - pids.keys()):
             sentence = f"the {name} does not run; `cpb deploy up` starts it (log: {log_file(name)})"
@@ -109,31 +96,3 @@ def _deployments(client: SyncPrefectClient) -> Iterator[Deployment]:
                 (state.message if state else None) or "", state.timestamp if state else None,
                 due.expected_start_time if due else None,
             )  # fmt: skip
-
-
-def newest(home: Path, problems: list[str]) -> list[Newest]:
-    """Return the newest data of each market and timeframe; append a sentence per file that cannot be read."""
-    import polars as pl
-
-    times: dict[tuple[str, str], dict[str, datetime]] = {}
-    for tree, column in (("klines", "open_time"), ("provisional", "open_time"), ("forecasts", "issued_at")):
-        for series in stored_series(home, tree):
-            length = timedelta(
-                seconds=INTERVAL_SECONDS.get(series.timeframe, 0) if column == "open_time" else 0
-            )
-            group = times.setdefault((series.market, series.timeframe), {})
-            for file in sorted(series.folder(home, tree).glob("*.parquet"))[-1:]:
-                try:
-                    frame = pl.read_parquet(file, columns=[column], glob=False, hive_partitioning=False)
-                except (pl.exceptions.PolarsError, OSError) as error:
-                    problems.append(
-                        f"{file} cannot be read ({str(error).splitlines()[0][:100]}); run `cpb verify`"
-                    )
-                    continue
-                if isinstance(last := frame[column].max(), datetime):
-                    group[column] = max(last + length, group.get(column, last + length))
-    return [
-        Newest(*key, group.get("open_time"), group.get("issued_at"))
-        for key, group in sorted(times.items())
-        if group
-    ]

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import cpbmodels
 from cpbmodels.data.series import Prediction, Series
@@ -149,15 +148,6 @@ class TrainedFleet:
         }
         self._failures = {failure.model: failure for result in results for failure in result.failures}
         self._trained = [member for result in results for member in result.members]
-
-    @property
-    def loss_history(self) -> tuple[str, tuple[dict[str, Any], ...]] | None:
-        """The name and the loss per epoch of the first trained member; None if nothing was trained."""
-        if not self._trained:
-            return None
-        first = self._trained[0]
-        series = first.model.series
-        return f"{self.name} {series.label} {series.timeframe}", first.history
 
     def discard_unread(self) -> None:
         """Delete the forecasts of the validation spans, which are only used for judging in `train-all`.

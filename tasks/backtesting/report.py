@@ -31,7 +31,6 @@ from tasks.backtesting.judge import (
     baselines,
     judge_models,
 )
-from tasks.figures.board import losses_figure
 from tasks.figures.judged import INTRODUCTION, MAX_OPEN_ROWS, judged_sections, members_section
 from tasks.figures.page import Column, Section, Table, write_page
 from tasks.judging.pool import leaderboard_rows, member_rows, title_of
@@ -42,7 +41,6 @@ from tasks.training.plan import job_key
 def write_results(
     spec: BacktestSpec,
     results: Backtest,
-    fleets: Sequence[TrainedFleet],
     notes: Sequence[str],
     answer: dict[str, Any],
 ) -> None:
@@ -51,15 +49,13 @@ def write_results(
     Args:
         spec: the options.
         results: the results of judging.
-        fleets: trained fleets, for the plots of their losses.
         notes: sentences under the report's heading.
         answer: the object that `--json` prints.
     """
     if spec.out is None:
         return
     folder, title = Path(spec.out), f"cpb backtest: {', '.join(spec.names)}"
-    histories = [history for fleet in fleets if (history := fleet.loss_history)]
-    write_report(folder / "report.html", title, results, notes, histories)
+    write_report(folder / "report.html", title, results, notes)
     tables = {"leaderboard": leaderboard_rows(results.pools), "members": member_rows(results.members)}
     for name, rows in tables.items():
         write_bytes(folder / f"{name}.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv().encode())
@@ -123,15 +119,12 @@ _FOLD_COLUMNS = {
     "n": Column("Forecasts", "", ","),
 }  # fmt: skip
 
-Histories = Sequence[tuple[str, Sequence[dict[str, Any]]]]
-
 
 def write_report(
     path: Path,
     title: str,
     results: Backtest,
     notes: Sequence[str] = (),
-    histories: Histories = (),
 ) -> None:
     """Write the page atomically.
 
@@ -140,13 +133,11 @@ def write_report(
         title: heading.
         results: the results of judging.
         notes: sentences under the heading: options, look-ahead check, failures.
-        histories: names of trained models and their epochs.
     """
     sections = [
         Section("What this is", text=[INTRODUCTION, *notes]),
         *judged_sections(results.pools, results.members, [f"{pair.verdict}." for pair in results.pairs]),
         *_folds(results.folds),
-        *_trained(histories),
         members_section(results.members),
     ]
     write_page(path, title, sections)
@@ -174,11 +165,6 @@ def _folds(scores: Sequence[FoldScore]) -> list[Section]:
             "Every fold", text=[_FOLDS], table=Table(_FOLD_COLUMNS, rows), folded=len(rows) > MAX_OPEN_ROWS
         )
     ]
-
-
-def _trained(histories: Histories) -> list[Section]:
-    losses = [(f"Loss of {title_of(name)}", losses_figure({name: rows})) for name, rows in histories]
-    return [Section("Training", figures=losses)] if losses else []
 
 
 Say = Callable[[str], None]
@@ -284,7 +270,7 @@ def finish_backtest(
             "exit": EXIT_PARTIAL if failed else EXIT_COMPLETE,
         }
         notes = [*_notes(spec, judged), *([lookahead] if lookahead else [])]
-        write_results(spec, judged, fleets, notes, answer)
+        write_results(spec, judged, notes, answer)
         for fleet in fleets:
             fleet.discard_unread()
     _report(judged, len(failures), len(plan.incomplete), lookahead, say)

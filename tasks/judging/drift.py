@@ -151,11 +151,6 @@ class Capital:
         sure = np.maximum(self.crps[-1] - _CRPS_CLIP * open_stakes, 0)
         return {"bands": np.minimum(self.bands, self.excess), "crps": sure}
 
-    @property
-    def total(self) -> NDArray[np.float64]:
-        """The total evidence against the promise, over both claims."""
-        return np.sum(list(self.evidence.values()), axis=0)
-
     def _stake(self, capital: Array) -> Array:
         return _CRPS_STAKE / self.horizon * capital
 

@@ -1,13 +1,12 @@
 """Train, validation and test spans, shared by every series of a timeframe.
 
 Shared, because a universal model learns all coins together: with separate spans per coin, it could train on the test
-days of the market through another coin. Spans are separated by an embargo.
+days of the market through another coin. Spans are separated by an embargo, the longest rolling window (168) plus the
+horizon (10): no feature of a test row overlaps with a target of a training row.
 """
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-
-from pydantic import BaseModel, ConfigDict
 
 from cpbmodels.data import EMBARGO, FEATURE_WARMUP, HORIZON, INTERVAL_SECONDS
 from cpbmodels.data.series import Series
@@ -16,41 +15,26 @@ from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId
 from tasks.market.layout import to_datetime
 
-
-class SplitPolicy(BaseModel):
-    """The lengths of the spans: a share of the history, with a maximum number of candles.
-
-    2880 candles are 120 days at 1h and 30 days at 15m. One month is too short a test (May 2025 made 15m look worse than
-    the seven months before it), so a test shorter than `long_test` is extended to it if every series keeps `long_train`
-    of training candles and half of its validation and test spans. The embargo is the longest rolling window (168) plus
-    the horizon (10): no feature of a test row overlaps with a target of a training row.
-    """
-
-    model_config = ConfigDict(frozen=True)
-
-    test_share: float = 0.15
-    max_test: int = 2880
-    long_test: timedelta = timedelta(days=120)
-    long_train: timedelta = timedelta(days=180)
-    validation_share: float = 0.5
-    embargo: int = EMBARGO
-    min_rows: int = 48
+TEST_SHARE, MAX_TEST = 0.15, 2880
+"""Length of a test span: a share of the history, and at most so many candles (120 days at 1h, 30 days at 15m)."""
+LONG_TEST, LONG_TRAIN = timedelta(days=120), timedelta(days=180)
+"""One month is too short a test (May 2025 made 15m look worse than the seven months before it), so a shorter test is
+extended to `LONG_TEST` if every series keeps `LONG_TRAIN` to learn from and half of its validation and test spans."""
+VALIDATION_SHARE = 0.5
+"""Length of a validation span, as a share of the test span."""
+MIN_ROWS = 48
 
 
-def split_bounds(records: Sequence[SeriesRecord], policy: SplitPolicy | None = None) -> SplitBounds:
+def split_bounds(records: Sequence[SeriesRecord]) -> SplitBounds:
     """Return the spans of one timeframe's series, counted backwards from the newest candle of any of them.
 
     Raises:
         ValueError: no record, or records of different timeframes.
     """
-    return folds(records, 1, policy=policy)[0]
+    return folds(records, 1)[0]
 
 
-def folds(
-    records: Sequence[SeriesRecord],
-    count: int,
-    policy: SplitPolicy | None = None,
-) -> list[SplitBounds]:
+def folds(records: Sequence[SeriesRecord], count: int) -> list[SplitBounds]:
     """Return rolling-origin folds, oldest first; their test spans are adjacent and the last is the newest.
 
     Each trains from the first candle.
@@ -58,16 +42,15 @@ def folds(
     Raises:
         UsageError: the history is too short for `count` folds.
     """
-    policy = policy or SplitPolicy()
-    usual = _usual_test(max(r.rows for r in records), policy)
-    long = policy.long_test // _grid(records)[1]
+    usual = _usual_test(max(r.rows for r in records))
+    long = LONG_TEST // _grid(records)[1]
     if long > usual:
-        longer = _folds(records, count, policy, long)
-        if all(_is_long_enough(record, bounds, policy) for record in records for bounds in longer):
+        longer = _folds(records, count, long)
+        if all(_is_long_enough(record, bounds) for record in records for bounds in longer):
             return longer
-    shorter = _folds(records, count, policy, usual)
+    shorter = _folds(records, count, usual)
     first, step = shorter[0].train, _grid(records)[1]
-    if count > 1 and (first[1] - first[0]) // step < FEATURE_WARMUP + policy.min_rows:
+    if count > 1 and (first[1] - first[0]) // step < FEATURE_WARMUP + MIN_ROWS:
         raise UsageError(
             f"folds {count}: the {shorter[0].timeframe} history is too short; use fewer folds or an earlier since",
             code="history", field="folds",
@@ -75,35 +58,30 @@ def folds(
     return shorter
 
 
-def _usual_test(rows: int, policy: SplitPolicy) -> int:
+def _usual_test(rows: int) -> int:
     """Return the length of a test span in candles, for a history of `rows` candles."""
-    return max(1, min(int(rows * policy.test_share), policy.max_test))
+    return max(1, min(int(rows * TEST_SHARE), MAX_TEST))
 
 
-def _is_long_enough(record: SeriesRecord, bounds: SplitBounds, policy: SplitPolicy) -> bool:
+def _is_long_enough(record: SeriesRecord, bounds: SplitBounds) -> bool:
     """Whether a series keeps enough candles for a long test span, not counting holes."""
     step = timedelta(seconds=record.series.seconds)
-    return record.candles_in(bounds.train) * step >= policy.long_train and all(
+    return record.candles_in(bounds.train) * step >= LONG_TRAIN and all(
         2 * record.candles_in(span) * step >= span[1] - span[0] for span in (bounds.validation, bounds.test)
     )
 
 
-def _folds(
-    records: Sequence[SeriesRecord],
-    count: int,
-    policy: SplitPolicy,
-    test: int,
-) -> list[SplitBounds]:
+def _folds(records: Sequence[SeriesRecord], count: int, test: int) -> list[SplitBounds]:
     """Return the folds with a test span of `test` candles; the first fold may have no training candles."""
     timeframe, step, start, end = _grid(records)
-    validation = max(1, int(test * policy.validation_share))
+    validation = max(1, int(test * VALIDATION_SHARE))
     result = []
     for back in range(count - 1, -1, -1):
         stop = end - back * test * step
         test_from = stop - test * step
-        validation_to = test_from - policy.embargo * step
+        validation_to = test_from - EMBARGO * step
         validation_from = validation_to - validation * step
-        train_to = validation_from - policy.embargo * step
+        train_to = validation_from - EMBARGO * step
         result.append(
             SplitBounds(
                 timeframe=timeframe,
@@ -122,15 +100,14 @@ def check_enough(
     bounds: SplitBounds,
 ) -> None:
     """Raise `MemberError` unless each span (`rows`: span name -> candles) has enough candles."""
-    policy = SplitPolicy()
     step = timedelta(seconds=INTERVAL_SECONDS[bounds.timeframe])
     for split, (start, end) in bounds.items():
-        min_rows = policy.min_rows + (FEATURE_WARMUP if split == "train" else 0)
+        min_rows = MIN_ROWS + (FEATURE_WARMUP if split == "train" else 0)
         if rows[split] >= min_rows:
             continue
-        needed = (bounds.test[1] - bounds.train[1]) // step + FEATURE_WARMUP + policy.min_rows
+        needed = (bounds.test[1] - bounds.train[1]) // step + FEATURE_WARMUP + MIN_ROWS
         if total < needed:
-            needed = max(needed, _min_rows(policy))
+            needed = max(needed, _min_rows())
             raise MemberError(
                 f"{name}: only {total} rows; needs at least {needed} for train, validation and test"
             )
@@ -140,14 +117,14 @@ def check_enough(
         )
 
 
-def _min_rows(policy: SplitPolicy) -> int:
+def _min_rows() -> int:
     """Return the shortest history with long enough spans: they grow with it, so there is no closed form."""
     rows = FEATURE_WARMUP
     while True:
-        test = _usual_test(rows, policy)
-        validation = max(1, int(test * policy.validation_share))
-        train = rows - test - validation - 2 * policy.embargo
-        if train >= FEATURE_WARMUP + policy.min_rows and min(test, validation) >= policy.min_rows:
+        test = _usual_test(rows)
+        validation = max(1, int(test * VALIDATION_SHARE))
+        train = rows - test - validation - 2 * EMBARGO
+        if train >= FEATURE_WARMUP + MIN_ROWS and min(test, validation) >= MIN_ROWS:
             return rows
         rows += 1
 

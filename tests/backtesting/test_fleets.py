@@ -100,4 +100,3 @@ def test_the_trainers_failures_belong_to_their_own_series_and_fold(fleet, folds)
     failure = fleet.training_failure(folds.loaded[1])
     assert (failure.series, failure.reason) == (B, "diverged")
     assert fleet.identity(folds.loaded[0]).series == A
-    assert fleet.loss_history[0] == "har AUSDT 1h"

@@ -41,7 +41,7 @@ def is_gone(pid):
 
 def test_before_the_first_start_nothing_is_wrong(deployed):
     status = deployed.json("deploy", "status")
-    assert (status["up"], status["problems"], status["data"]) == (False, [], [])
+    assert (status["up"], status["problems"]) == (False, [])
     assert deployed.json("deploy", "down")["stopped"] == []
     deployed.json("deploy", "run", "quick/quick", code=1)
 

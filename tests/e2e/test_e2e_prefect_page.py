@@ -109,11 +109,6 @@ def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
         "FAILED sim NOPE",
     ):
         assert any(line.startswith(wanted) for line in lines), (wanted, lines)
-    board, failures = page.artifacts["train-all-leaderboard"], page.artifacts["train-all-failures"]
-    assert (board["type"], failures["type"]) == ("table", "markdown")
-    assert "robust-har" in board["data"]
-    assert "NOPECOINUSDT 1h in ingest" in failures["data"]
-    assert set(page.artifacts) == {"train-all-leaderboard", "train-all-failures"}
 
 
 def documented_automation():

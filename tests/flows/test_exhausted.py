@@ -1,6 +1,5 @@
 """Out of memory and out of disk: one sentence at the command line, whichever library noticed it."""
 
-import errno
 import json
 import os
 import re
@@ -46,13 +45,6 @@ def test_one_sentence_whoever_notices(monkeypatch, capsys, who):
     assert (exit_code, told["code"], told["exit"]) == (1, code, 1)
     assert len(err.splitlines()) == 1
     assert "Traceback" not in err
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.ENOMEM])
-def test_the_systems_own_errors(monkeypatch, capsys, number):
-    exit_code, told, err = run(monkeypatch, capsys, OSError(number, os.strerror(number), "mlruns"))
-    assert (exit_code, told["field"]) == (1, "mlruns")
-    assert err.endswith(flows.cli.app._REMEDIES[number])
 
 
 def test_any_other_fault_is_still_shown_as_such(monkeypatch, capsys):

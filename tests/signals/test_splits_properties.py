@@ -11,9 +11,8 @@ from cpbmodels import Series
 from schemas.errors import UsageError
 from schemas.handover import SeriesRecord
 from schemas.identity import INTERVAL_SECONDS, SeriesId
-from tasks.signals.splits import SplitPolicy, folds
+from tasks.signals.splits import EMBARGO, folds
 
-EMBARGO = SplitPolicy().embargo
 START = datetime(2019, 1, 1, tzinfo=UTC)
 lengths = st.lists(st.integers(300, 40_000), min_size=1, max_size=4)
 

@@ -111,4 +111,4 @@ def test_a_damaged_one_is_named_and_a_missing_one_is_none(tmp_path, caplog):
     assert find_record(path, ShardResult) is None
     path.write_text("{")
     assert find_record(path, ShardResult) is None
-    assert "r.json is damaged: it is not JSON" in caplog.text
+    assert "r.json is damaged: it is no ShardResult as cpb writes it" in caplog.text

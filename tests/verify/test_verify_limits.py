@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -55,15 +54,3 @@ def test_a_read_only_mount_is_checked_and_damaged_months_are_named(stored, read_
     assert code == 1
     assert reasons.keys() == {path.relative_to(stored).as_posix() for path in (candles, forecasts)}
     assert "line 1 of the chain records its first batch" in reasons[forecasts.relative_to(stored).as_posix()]
-
-
-def test_too_small_an_address_space_is_one_sentence():
-    def limit():
-        resource.setrlimit(resource.RLIMIT_AS, (1_000_000 * 1024,) * 2)
-
-    done = subprocess.run(
-        [*CPB, "verify"], cwd=ROOT, preexec_fn=limit, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert done.stderr.startswith("cpb: the address space of this process is limited to 1.0 GB")
-    assert done.stderr.count("\n") == 1
