@@ -1,7 +1,5 @@
 """The error of this library: a request that cannot be met, described in one sentence."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 from collections.abc import Iterable

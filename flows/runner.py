@@ -26,7 +26,7 @@ from prefect.states import Failed
 
 from flows.console import LINES, continue_without_reader, shown_progress
 from flows.ops.guard import password_file
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, log
 from schemas.handover import Decision, Failure, SeriesRecord, ShardResult
 from schemas.scope import ScopeSpec, Spec
 from tasks.running.parallel import run_each, tell, telling
@@ -41,7 +41,6 @@ S = TypeVar("S", bound=Spec)
 Scoped = TypeVar("Scoped", bound=ScopeSpec)
 Say = Callable[[str], None]
 
-log = logging.getLogger("cpb")
 
 ANSWER_WITHIN_S = 5.0
 

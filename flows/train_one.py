@@ -28,7 +28,7 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
         CpbError: the member failed.
     """
     if resume not in (None, *LATEST):
-        raise UsageError(f"resume {resume!r} is unknown: give latest", code="resume", field="resume")
+        raise UsageError(f"resume {resume!r} is unknown: give latest", code="resume")
     earlier: Earlier = "expect" if resume else "forget"
     training = run_training(spec, Runner(), say, earlier=earlier, name="train")
     for failure in (f for f in training.summary.failures if f.model):

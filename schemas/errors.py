@@ -1,5 +1,6 @@
 """Errors shown to users, and phrases of messages. An error is a sentence: what happened, where, what to do next."""
 
+import logging
 from functools import partial
 from importlib.metadata import requires
 
@@ -7,6 +8,10 @@ from cpbmodels.errors import pip_install
 
 EXIT_COMPLETE, EXIT_FATAL, EXIT_USAGE, EXIT_PARTIAL, EXIT_INTERRUPTED = 0, 1, 2, 3, 130
 """Exit codes of all commands; EXIT_PARTIAL: some series or models failed, the results of the others are kept."""
+
+
+log = logging.getLogger("cpb")
+"""Messages for people, on the terminal or in a flow run's log."""
 
 
 class CpbError(Exception):
@@ -28,10 +33,13 @@ class CpbError(Exception):
 
 
 class UsageError(CpbError):
-    """The command line or the configuration is invalid."""
+    """The command line or the configuration is invalid. The field is by default the code's name."""
 
     exit_code = EXIT_USAGE
     default_code = "usage"
+
+    def __init__(self, message: str, *, code: str = "", field: str | None = None) -> None:
+        super().__init__(message, code=code, field=code if field is None else field)
 
 
 class MemberError(CpbError):

@@ -78,7 +78,7 @@ def symbol_of(coin: str, quoted: bool = False) -> str:
     name = coin.strip().upper().replace("/", "")
     if not SYMBOL.fullmatch(name):
         raise UsageError(f"coins {coin!r} is not a symbol: use letters and digits, as in BTC or BTCUSDT",
-                         code="coins", field="coins")  # fmt: skip
+                         code="coins")  # fmt: skip
     if quoted or "_" in name or any(name.endswith(q) and name != q for q in _QUOTES):
         return name
     if any(name.endswith(q) and name[: -len(q)] in COINS for q in _COIN_QUOTES):
@@ -104,7 +104,7 @@ def check_known(symbols: Iterable[str] | None, stored: Collection[str], place: s
         raise UsageError(
             f"coins: {place} has nothing of {', '.join(unknown)}"
             f"{f', only of {held}' if held else ''}; check the name",
-            code="coins", field="coins",
+            code="coins",
         )  # fmt: skip
 
 
@@ -126,9 +126,7 @@ def parse_coins(text: str, quoted: bool = False) -> list[str]:
         return [symbol_of(c) for c in COINS]
     names = [part for part in text.split(",") if part.strip()]
     if not names:
-        raise UsageError(
-            f"coins {text!r} is empty: name coins as in BTC,ETH or use all", code="coins", field="coins"
-        )
+        raise UsageError(f"coins {text!r} is empty: name coins as in BTC,ETH or use all", code="coins")
     return list(dict.fromkeys(symbol_of(n, quoted) for n in names))
 
 
@@ -142,7 +140,7 @@ def parse_timeframes(text: str, months: bool = False) -> list[str]:
         raise UsageError(
             f"timeframes {text!r}: months differ in length, and models need candles of one length; "
             f"leave {MONTH} out (1w is the longest that can be used), only `cpb ingest` takes it",
-            code="timeframes", field="timeframes",
+            code="timeframes",
         )  # fmt: skip
     intervals = INTERVALS if months else [*INTERVAL_SECONDS]
     unknown = [n for n in names if n not in intervals]
@@ -150,7 +148,7 @@ def parse_timeframes(text: str, months: bool = False) -> list[str]:
         raise UsageError(
             f"timeframes {text!r}: unknown interval {', '.join(unknown) or '(empty)'}; "
             f"choose from {', '.join(intervals)}",
-            code="timeframes", field="timeframes",
+            code="timeframes",
         )  # fmt: skip
     return list(dict.fromkeys(names))
 
@@ -176,7 +174,7 @@ def check_symbol(text: str) -> str:
     """
     if not SYMBOL.fullmatch(text):
         raise UsageError(f"symbol {text!r} is not one of Binance's: use letters and digits, as in BTCUSDT",
-                         code="symbol", field="symbol")  # fmt: skip
+                         code="symbol")  # fmt: skip
     return text
 
 
@@ -184,7 +182,7 @@ def check_timeframe(text: str) -> str:
     """Return the text if it is an interval of Binance; raises `UsageError` otherwise."""
     if text not in INTERVALS:
         raise UsageError(f"timeframe {text!r} is unknown: choose from {', '.join(INTERVALS)}",
-                         code="timeframe", field="timeframe")  # fmt: skip
+                         code="timeframe")  # fmt: skip
     return text
 
 

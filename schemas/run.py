@@ -131,7 +131,7 @@ def read_preset(name: str) -> PresetFile:
 
 
 def _wrong(sentence: str) -> UsageError:
-    return UsageError(sentence, code="preset", field="preset")
+    return UsageError(sentence, code="preset")
 
 
 UNIVERSAL_SUFFIX = "-universal"
@@ -206,7 +206,7 @@ class RunSpec(ScopeSpec):
         if self.preset not in PRESET_ARCHITECTURES:
             raise UsageError(f"preset {self.preset!r} is unknown: choose from {', '.join(PRESET_ARCHITECTURES)}, "
                              "or give a file that ends in .toml",
-                             code="preset", field="preset")  # fmt: skip
+                             code="preset")  # fmt: skip
         import cpbmodels  # for its registry of architectures; takes a second if torch is not imported yet
 
         available = cpbmodels.architectures()
@@ -215,7 +215,7 @@ class RunSpec(ScopeSpec):
             raise UsageError(
                 f"architectures {self.architectures!r}: unknown {', '.join(unknown) or '(empty)'}; choose from "
                 f"{', '.join(available)} (add {UNIVERSAL_SUFFIX} for one model of all coins)",
-                code="architectures", field="architectures",
+                code="architectures",
             )  # fmt: skip
         ignored: list[list[str]] = []
         for name in self.names:
@@ -274,6 +274,7 @@ class TrainSpec(RunSpec):
                 "`cpb train` trains one model: name one coin, one timeframe and one architecture, or use "
                 "`cpb train-all`",
                 code="one-model",
+                field="",
             )
         return self
 
@@ -302,7 +303,7 @@ class BacktestSpec(RunSpec):
         if unknown := [name for name in _listed(text) if name not in BASELINES]:
             raise UsageError(
                 f"baselines {text!r}: unknown {', '.join(unknown)}; choose from {', '.join(BASELINES)}",
-                code="baselines", field="baselines",
+                code="baselines",
             )  # fmt: skip
         return text
 

@@ -164,7 +164,7 @@ def check_url(source: str) -> None:
         raise UsageError(
             "source: it is not the http or https URL of a mirror's folder, with a host and without query or fragment; "
             "correct it, give a folder or sim, or leave it out",
-            code="source", field="source",
+            code="source",
         )  # fmt: skip
 
 
@@ -201,19 +201,17 @@ class ScopeSpec(Spec):
         source, market = values.get("source"), values.get("market")
         implied = SIM if source == SIM else OWN if is_table(source) else None
         if market == SIM and source not in (None, SIM):
-            raise UsageError(
-                "market 'sim' has no other source than sim: leave source out", code="market", field="market"
-            )
+            raise UsageError("market 'sim' has no other source than sim: leave source out", code="market")
         if implied and market not in (None, "spot", implied):
             what = "simulated" if implied == SIM else "read from a table"
             raise UsageError(
                 f"market {market!r} cannot be {what}: leave market out with source {source}",
-                code="market", field="market",
+                code="market",
             )  # fmt: skip
         if OWN in (implied, market) and str(values.get("coins", "")).strip().lower() == EXCHANGE:
             raise UsageError(
                 f"coins {EXCHANGE} reads an exchange's listing, and your own table has none: use all",
-                code="coins", field="coins",
+                code="coins",
             )  # fmt: skip
         if implied == OWN:
             return values | {"market": OWN} | cls._of_tables(values)
@@ -232,7 +230,7 @@ class ScopeSpec(Spec):
             raise UsageError(
                 f"timeframes {timeframes!r}: {held.path} holds {', '.join(held.timeframes)} and no "
                 f"{', '.join(missing)}; name one of these",
-                code="timeframes", field="timeframes",
+                code="timeframes",
             )  # fmt: skip
         return {"coins": held.coins("all" if coins == CHAMPIONS else coins), "timeframes": timeframes}
 
@@ -260,7 +258,7 @@ class ScopeSpec(Spec):
         elif not os.path.isdir(self.source):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
             raise UsageError(
                 "source: it is neither a URL nor a folder or table of this machine; give one, or sim, or leave it out",
-                code="source", field="source",
+                code="source",
             )  # fmt: skip
         return self
 

@@ -127,7 +127,7 @@ class Tables:
             raise UsageError(
                 f"coins {text!r}: {self.path} holds {', '.join(self.symbols)} and no "
                 f"{', '.join(missing) or 'other'}; name one of these, or all",
-                code="coins", field="coins",
+                code="coins",
             )  # fmt: skip
         return ",".join(symbols)
 

@@ -78,13 +78,13 @@ class TuneSpec(RunSpec):
         if len(self.names) != 1 or is_universal(self.names[0]):
             raise UsageError(
                 f"architectures {','.join(self.names)}: name one architecture that learns a coin at a time, as in gru",
-                code="architectures", field="architectures",
+                code="architectures",
             )  # fmt: skip
         info = cpbmodels.architecture(self.names[0])
         if info.closed_form or info.classifier:
             what = "has a closed-form solution" if info.closed_form else "forecasts no price"
             raise UsageError(f"architectures: {info.name} {what}; choose another architecture",
-                             code="architectures", field="architectures")  # fmt: skip
+                             code="architectures")  # fmt: skip
         _ = self.budget_s
         self._check_space()
         return self
@@ -97,13 +97,13 @@ class TuneSpec(RunSpec):
             if name in CHANGES_LOSS:
                 raise UsageError(
                     f"search: trials that differ in {name} have losses that cannot be compared; fix it with --set",
-                    code="search", field="search",
+                    code="search",
                 )  # fmt: skip
             for value in values.values:
                 try:
                     options = cpbmodels.preset(self.preset, self.names[0], **self.overrides | {name: value})
                 except cpbmodels.ModelError as error:
-                    raise UsageError(str(error), code="search", field="search") from None
+                    raise UsageError(str(error), code="search") from None
             ignored = cpbmodels.without_effect(options, self.names[0], [name])
             if ignored:
                 raise UsageError(ignored[0], code="without-effect", field="search")
@@ -134,9 +134,7 @@ class TuneSpec(RunSpec):
             return None
         match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", self.budget.strip())
         if not match or float(match[1]) <= 0:
-            raise UsageError(
-                f"budget {self.budget!r} is not a time: write 90s, 10m or 2h", code="budget", field="budget"
-            )
+            raise UsageError(f"budget {self.budget!r} is not a time: write 90s, 10m or 2h", code="budget")
         return float(match[1]) * _UNITS[match[2] or "s"]
 
 
@@ -150,7 +148,7 @@ def parse_range(text: str) -> tuple[str, Range | Choice]:
     name = name.strip().replace("-", "_")
     wrong = UsageError(
         f"search {text!r} is neither NAME=LOW..HIGH[:log] nor NAME=A|B|C, as in lr=1e-4..1e-2:log",
-        code="search", field="search",
+        code="search",
     )  # fmt: skip
     if match := re.fullmatch(r"\s*([^.|]*(?:\.\d[^.|]*)?)\.\.([^|:]+?)(:log)?\s*", values):
         try:

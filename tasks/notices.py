@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from functools import partial
 from textwrap import shorten
 
-from schemas.errors import CpbError, UsageError
+from schemas.errors import CpbError, UsageError, log
 from schemas.handover import Decision, Failure, Record
 from schemas.ledger import Alarm
 from schemas.scope import home
@@ -37,7 +37,6 @@ _MAX_BYTES = 100_000
 _BETWEEN = re.compile(r"\s+|,+(?=[A-Za-z][A-Za-z0-9+.-]*://)")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://.+")
 
-log = logging.getLogger("cpb")
 
 Events = dict[str, str]
 """Key of an event, which stays the same while it lasts or repeats -> its sentence."""

@@ -6,7 +6,6 @@ forecast:  champions · ingest · forecast · score · watch
 A step is thin: the implementation is in the subpackages, which do not import an orchestrator.
 """
 
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -15,7 +14,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
-from schemas.errors import BusyError, CpbError, DamagedError, MemberError, install_extra
+from schemas.errors import BusyError, CpbError, DamagedError, MemberError, install_extra, log
 from schemas.handover import (
     Decision,
     Failure,
@@ -49,8 +48,6 @@ from tasks.training.local import LocalEngine, TrainerDied
 from tasks.training.plan import job_key, member_seed, plan_fleet, preset_label
 from tasks.training.progress import FleetProgress
 from tasks.training.ray import ADDRESS, RayEngine, connected
-
-log = logging.getLogger("cpb")
 
 FORECAST = ("champions", "ingest", "forecast", "score", "watch")
 

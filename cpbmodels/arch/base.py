@@ -1,7 +1,5 @@
 """What an architecture is: facts about it, the weights it needs, and a map from windows to the head's raw outputs."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -25,8 +25,6 @@ Python's cycle collector runs, and those of a CUDA graph for good. So autograd's
 detached, because x_t is the output of earlier nodes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 `classifier-gru`: a GRU over the window and one linear map to up, flat or down over the next candle.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

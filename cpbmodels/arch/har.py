@@ -9,8 +9,6 @@ line misses.
 `linear`: each input column has its own linear map from the window to the horizon; a last map mixes columns.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -8,8 +8,6 @@ A table [K, H, L] holds the quantiles of the standardised error per member and s
 ends (from the degrees of freedom, from validation residuals, or fitted) and stored with the model.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping

@@ -11,8 +11,6 @@ key; its shifts and factors are those of lowbias32 (C. Wellons, hash-prospector)
 way on every device. Uniformity and correlations are tested (tests/models/test_models_exactness.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

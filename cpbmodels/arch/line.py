@@ -22,8 +22,6 @@ together score .1 % better than `har` (docs/log.md). Mean quantiles ascend like 
 median candles is a valid candle whose close is the mean median.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

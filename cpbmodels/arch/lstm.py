@@ -1,7 +1,5 @@
 """`lstm`: LSTM encoder and decoder with multi-head attention; keys and values are projected once per window."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ Options that have no effect on an architecture, so that they can be reported ins
 `options`, because it asks the architectures, which read those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any

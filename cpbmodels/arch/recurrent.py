@@ -19,8 +19,6 @@ Which of them runs depends on device, width and architecture only, and the order
 either changes the last bits of trained models.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@
 torch, run those tests first (the import names what is gone), then change the version.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ position, and all steps are parallel in forecasting too. A distribution over the
 decoder that reads the true path in training learns the spread of one step only.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -6,8 +6,6 @@ MetaTrader and yfinance do. Pandas is converted column by column through numpy, 
 pyarrow, which the library does not; everything else comes in through the Arrow interface.
 """
 
-from __future__ import annotations
-
 import gzip
 import io
 import re

@@ -13,8 +13,6 @@ Here, with N origins and F columns, for each of the steps h = 1 .. H:
    table of quantiles per step, and the forecast is scale x table. `shape` can restrict the table to later origins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise

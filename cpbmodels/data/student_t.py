@@ -1,7 +1,5 @@
 """Quantiles of Student's t without SciPy: bracketed Newton on the incomplete beta function, float64 numpy."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from math import lgamma
 

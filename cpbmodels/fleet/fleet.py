@@ -5,8 +5,6 @@ members, at the back), so that the rows of a step are always a prefix and every 
 has its own gradient clip, step count and loss: nothing is shared, so a fleet of K equals K fleets of one.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -9,8 +9,6 @@ each number still at work 40 unequal histories made 40 graphs. So rows are count
 the last multiple that have no window left are masked: they take no step (`Fleet.step`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable
 from functools import cache

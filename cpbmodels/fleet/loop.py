@@ -9,8 +9,6 @@ A rate depends on the epoch and, while warming up, on the step of the first epoc
 or its neighbours have, so a member's rate is the same in any fleet.
 """
 
-from __future__ import annotations
-
 import hashlib
 import threading
 import time

@@ -77,7 +77,7 @@ def verify(
     if market not in (_ALL, *MARKETS):
         raise UsageError(
             f"market {market!r} is unknown: choose from {', '.join((_ALL, *MARKETS))}",
-            code="market", field="market",
+            code="market",
         )  # fmt: skip
     quiet_libraries()
     markets = MARKETS if market == _ALL else (market,)

@@ -5,7 +5,6 @@ warnings; a service's stderr is its log file.
 """
 
 import errno
-import logging
 import os
 import secrets
 import signal
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from flows.ops.guard import LISTENERS, UI, USER, Guard, Listener
-from schemas.errors import CpbError
+from schemas.errors import CpbError, log
 from tasks.storage.files import public_url
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from tasks.tracking.store import Store
 
-log = logging.getLogger("cpb")
 
 _GRACE_S = 10  # for requests in progress at the end
 _LOG = {

@@ -4,14 +4,13 @@ Its trained models are a fleet per architecture, whose members are series × fol
 trained by the same step as in `train-all` (slots, checkpoints, time limit, resume). Its forecasts are read member by
 member, so that only a single member's forecasts are in memory at a time."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import cpbmodels
 from cpbmodels.data.series import Prediction, Series
-from schemas.errors import CpbError, MemberError
+from schemas.errors import CpbError, MemberError, log
 from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord, ShardResult, SplitBounds
 from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec
@@ -20,8 +19,6 @@ from tasks.signals.feature_files import market_key, markets, read_features, with
 from tasks.signals.splits import folds as fold_bounds
 from tasks.training.plan import member_seed, plan_fleet, preset_label
 from tasks.training.shard import member_folder, shard_folder
-
-log = logging.getLogger("cpb")
 
 
 @dataclass(frozen=True)

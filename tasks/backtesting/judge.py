@@ -8,7 +8,6 @@ that the forecasts of at most one series are in memory.
 Each pair of models is compared on their common rows, for example to see whether a network beats the linear model.
 """
 
-import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -22,7 +21,7 @@ from cpbmodels.arch.presets import preset
 from cpbmodels.data import HORIZON
 from cpbmodels.data.ranges import RangeModel, fit_ranges
 from cpbmodels.data.series import Prediction, Series
-from schemas.errors import MemberError, count
+from schemas.errors import MemberError, count, log
 from schemas.handover import Failure
 from schemas.identity import ModelId, SeriesId
 from tasks.backtesting.folds import FoldSeries
@@ -94,8 +93,6 @@ def baselines(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[Mo
     """Return the requested baselines, except those also trained as an architecture of the same name."""
     return [Baseline(name, BASELINES[name]) for name in names if name not in architectures]
 
-
-log = logging.getLogger("cpb")
 
 TOO_SHORT = "too-short"
 """Failure code of a series whose fold has no window for the architecture: the fold is left out."""
@@ -252,7 +249,7 @@ def _judge_series(
         if record_fold:
             for forecast in judged:
                 record_fold(model.name, forecast.tested, forecast.forecasts)
-    except Exception as error:  # any error: the other series and models are still judged
+    except Exception as error:  # noqa: BLE001 - the other series and models are still judged
         result.failures.append(Failure.of(model.identity(folds[0]), "evaluate", error))
         log.debug("%s could not be judged", model.identity(folds[0]), exc_info=error)
         return

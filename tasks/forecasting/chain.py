@@ -11,7 +11,6 @@ at any point either both the rows and the line are stored, or neither, and the n
 """
 
 import hashlib
-import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,7 +21,7 @@ from typing import Literal
 
 import polars as pl
 
-from schemas.errors import CpbError, DamagedError, MemberError
+from schemas.errors import CpbError, DamagedError, MemberError, log
 from schemas.frames import KEY
 from schemas.identity import SeriesId, market_home
 from tasks.forecasting.lines import (
@@ -53,8 +52,6 @@ from tasks.forecasting.months import (
 from tasks.running.parallel import run_each, thread_pool
 from tasks.storage.files import DiskFull, is_disk_full, sync, write_bytes
 from tasks.storage.locks import locked
-
-log = logging.getLogger("cpb")
 
 Kind = Literal["forecasts", "scores"]
 """The content of a batch."""

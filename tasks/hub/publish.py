@@ -82,7 +82,7 @@ def publish(tree: Path, repo: str, attempts: int = 5, pause: float = 1.0) -> Pub
 def check_ready(repo: str) -> None:
     """Raise the errors of `publish` for an invalid name or a missing token, without any request."""
     if not _REPO.fullmatch(repo):
-        raise UsageError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models", code="repo", field="repo")
+        raise UsageError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models", code="repo")
     _api()
 
 

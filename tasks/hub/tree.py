@@ -5,14 +5,13 @@ that users can install the version with which the models were made, by a URL wit
 scores is that of `tasks.hub.record`.
 """
 
-import logging
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from schemas.errors import CpbError, DamagedError
+from schemas.errors import CpbError, DamagedError, log
 from schemas.handover import Failure
 from schemas.identity import SeriesId, is_series_name, tree_of
 from tasks.hub.card import model_card
@@ -42,8 +41,6 @@ SUMS = "SHA256SUMS"
 """File with the sha256 of every other file of the tree, in the format of `sha256sum`."""
 
 _SUM = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>.+)")
-
-log = logging.getLogger("cpb")
 
 
 def packaged_models(

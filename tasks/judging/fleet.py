@@ -3,7 +3,6 @@ jointly, and pooled per timeframe.
 """
 
 import itertools
-import logging
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from schemas.errors import CpbError, DamagedError
+from schemas.errors import CpbError, DamagedError, log
 from schemas.handover import Failure, FleetPlan, ShardJob, ShardResult, TrainedMember
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
@@ -20,8 +19,6 @@ from tasks.running.resident import Cores, Died, Pool, Resident
 from tasks.storage.model_folder import PICTURES, REFERENCE, read_reference, write_metrics
 from tasks.storage.records import code_digest, member_subject, read_sealed
 from tasks.training.shard import LOG, member_folder, shard_folder
-
-log = logging.getLogger("cpb")
 
 JUDGE = "tasks.judging.judge"
 """The module that the processes run."""

@@ -186,7 +186,7 @@ def with_listed_pairs(spec: S, say: Callable[[str], None]) -> S:
     if spec.offline:
         raise UsageError(
             f"offline: coins {EXCHANGE} reads the source's listing; name the coins, or leave offline out",
-            code="offline", field="offline",
+            code="offline",
         )  # fmt: skip
     with open_source(spec.scope) as source:
         try:

@@ -7,7 +7,6 @@ each file contains the digest of its candles.
 
 import hashlib
 import io
-import logging
 import os
 from collections.abc import Iterator
 from datetime import datetime
@@ -17,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.columns import level_leaps
-from schemas.errors import MemberError
+from schemas.errors import MemberError, log
 from schemas.frames import KLINES
 from schemas.identity import SeriesId
 from tasks.market.layout import Grid, grid_of, month_of, period_bounds, to_us
@@ -29,8 +28,6 @@ SUBJECT = "cpb.of"  # metadata key: tree, series and month, to detect exchanged 
 
 READ_ERRORS = (pl.exceptions.PolarsError, pl.exceptions.PanicException)
 """Errors of polars for a damaged file; damaged lengths make it panic."""
-
-log = logging.getLogger("cpb")
 
 
 def read_klines(

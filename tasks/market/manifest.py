@@ -10,7 +10,6 @@ deleted.
 
 import itertools
 import json
-import logging
 import os
 import re
 import sqlite3
@@ -20,13 +19,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import BusyError, CpbError
+from schemas.errors import BusyError, CpbError, log
 from schemas.identity import MARKETS, SPOT, SeriesId, series_folders
 from tasks.market.layout import period_bounds
 from tasks.storage.files import DRAFT, DiskFull, is_disk_full
 from tasks.storage.locks import acquire, open_lock
-
-log = logging.getLogger("cpb")
 
 MANIFEST = "manifest.db"
 VERSION = 2  # of the tables below: increase it with every change

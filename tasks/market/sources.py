@@ -102,7 +102,7 @@ def check_source(scope: Scope) -> None:
     if scope.market == OWN and not is_table(scope.source):
         raise UsageError(
             "market own is read from a table: give the table it came from, as in --source candles.csv",
-            code="source", field="source",
+            code="source",
         )  # fmt: skip
 
 

@@ -130,7 +130,7 @@ def open_contest(spec: BacktestSpec) -> Contest:
         raise UsageError(
             f"gate: the champions' recipe {incumbent} is not what its preset trains now; add its architecture with the "
             "champions' options, or train new champions first",
-            code="gate", field="gate",
+            code="gate",
         )  # fmt: skip
     return Contest(submitted, incumbent, CHAMPION, coins, beside)
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import io
-import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -18,7 +17,7 @@ import polars as pl
 from cpbmodels.data.columns import PRICES, feature_frame
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import Market
-from schemas.errors import DamagedError, MemberError
+from schemas.errors import DamagedError, MemberError, log
 from schemas.frames import check_features
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId, stored_series
@@ -27,8 +26,6 @@ from tasks.market.layout import grid_of, to_us
 from tasks.signals.splits import check_enough, check_windows
 from tasks.storage.files import write_bytes
 from tasks.storage.records import code_digest, file_digest, read_record, write_record
-
-log = logging.getLogger("cpb")
 
 NEWEST_ROWS = 4096
 """Rows that a forecast may read: five weeks of 15m candles (`cpbmodels.data.wide.LOOKBACK_DAYS`)."""

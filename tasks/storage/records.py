@@ -12,7 +12,6 @@ import ast
 import hashlib
 import io
 import json
-import logging
 import threading
 from collections.abc import Mapping
 from functools import cache
@@ -21,14 +20,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
-from schemas.errors import DamagedError
+from schemas.errors import DamagedError, log
 from schemas.handover import Record
 from tasks.storage.files import write_bytes, write_json
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports this module
     from numpy.typing import NDArray
 
-log = logging.getLogger("cpb")
 
 R = TypeVar("R", bound=Record)
 _SEAL_BYTES = 32

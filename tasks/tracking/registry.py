@@ -11,7 +11,6 @@ moves: so an alias at a version without such a decision was moved by a person in
 """
 
 import json
-import logging
 import shlex
 import shutil
 from collections.abc import Collection, Mapping
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
 ALIAS = "champion"
 PREVIOUS = "previous"
 """Alias of the previous champion."""
-log = logging.getLogger("cpb")
 _METRICS = "metrics"
 """Tag with a version's scores as JSON: separate tags would take 5 kB of the database per version."""
 COPIES = "champions"

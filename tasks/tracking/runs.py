@@ -8,7 +8,6 @@ host and boot is looked up; a process of an earlier boot is dead. Runs of other 
 their processes up.
 """
 
-import logging
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import CpbError, DamagedError
+from schemas.errors import CpbError, DamagedError, log
 from schemas.identity import SPOT, ModelId
 from schemas.tuning import TrialRecord
 from tasks.storage.files import local_path
@@ -57,8 +56,6 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, Run
 
 _BATCH_METRICS, _BATCH_PARAMS = 1000, 100  # MLflow's limits for one log_batch
-
-log = logging.getLogger("cpb")
 
 
 @dataclass(frozen=True)

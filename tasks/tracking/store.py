@@ -38,7 +38,6 @@ TAGS = {"mlflow.experimentKind": "custom_model_development", LAYOUT_TAG: LAYOUT}
 _PAGE = 1000
 _IDS = 200  # of runs in one filter
 T = TypeVar("T")
-log = logging.getLogger("cpb")
 
 
 def quiet() -> None:

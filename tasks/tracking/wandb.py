@@ -34,7 +34,6 @@ def check_installed() -> None:
         raise UsageError(
             f"wandb is not installed: run {install_extra('wandb')}, or leave --wandb out",
             code="wandb",
-            field="wandb",
         )
 
 

@@ -10,7 +10,6 @@ A GPU's slot is a file lock named by the device's UUID, which is the same for ev
 """
 
 import json
-import logging
 import os
 import re
 import shutil
@@ -24,7 +23,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import BusyError, CpbError, UsageError
+from schemas.errors import BusyError, CpbError, UsageError, log
 from schemas.errors import count as named
 from schemas.handover import ShardJob, ShardResult
 from schemas.run import RunSpec, base_of, is_universal
@@ -35,8 +34,6 @@ from tasks.storage.files import read_json_or_none
 from tasks.storage.locks import locked, machine_lock, pause
 from tasks.training.progress import FleetProgress
 from tasks.training.shard import LOG, PROGRESS, RESULT, prepare, read_result
-
-log = logging.getLogger("cpb")
 
 TRAINER = "tasks.training.trainer"
 """The module that trains."""
@@ -104,7 +101,7 @@ def check_device(device: str) -> None:
         why = f"only {named(count, 'NVIDIA GPU')} can be seen" if count else "no NVIDIA GPU is visible"
         why = _CPU_BUILD if count and torch_cuda() is None else why
         message = f"device {device!r}: {why} (see `cpb doctor`); choose cpu or auto"
-        raise UsageError(message, code="device", field="device")
+        raise UsageError(message, code="device")
 
 
 @cache

@@ -7,7 +7,6 @@ files are in MLflow's artifacts. A shard's folder is used by its own run, by the
 a kill), and by users who were given its model folder: so the last few shards of each kind are kept.
 """
 
-import logging
 import os
 import re
 import time
@@ -15,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from schemas.errors import BusyError, CpbError, DamagedError
+from schemas.errors import BusyError, CpbError, DamagedError, log
 from schemas.handover import ShardJob, ShardResult
 from schemas.identity import APART
 from tasks.storage.files import delete_files
@@ -38,8 +37,6 @@ _KEY = re.compile(r"[0-9a-f]{16}")
 _MEMBER_FILE = re.compile(
     rf"model/({'|'.join(map(re.escape, FILES))})|(validation|test|score-[0-9a-f]+)\.npz"
 )
-
-log = logging.getLogger("cpb")
 
 
 def shard_folder(root: Path, job: ShardJob) -> Path:

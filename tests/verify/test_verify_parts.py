@@ -96,7 +96,9 @@ def test_a_fleet_with_a_damaged_model_is_named_with_its_command(stored, damage, 
     damage(path)
     damage_found = only(verify_fleets(stored, MARKET))
     assert damage_found.path == path.relative_to(stored).as_posix()
-    subprocess.run(shlex.split(damage_found.command), check=True)  # after it the next training trains it again
+    subprocess.run(
+        shlex.split(damage_found.command), check=True
+    )  # after it the next training trains it again
     assert not list(verify_fleets(stored, MARKET))
     assert progress_so_far(fleet_of(stored)) == ""
 
