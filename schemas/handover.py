@@ -141,7 +141,7 @@ class ShardJob(Record):
 
     `architecture` may end in `-universal`: a single model learns all series of a timeframe (and fold).
     `seeds`: how many copies of each model are trained and then averaged. `code`: digest of the source code that
-    determines a trained model, including the package of an architecture that is not built in. `kernels`: whether
+    determines a trained model. `kernels`: whether
     `cpbmodels.kernels` may be used, whose results differ from torch's by rounding.
     """
 

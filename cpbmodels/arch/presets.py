@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cpbmodels.arch import architectures, find, usable
+from cpbmodels.arch import architectures, every, find
 from cpbmodels.arch.options import ALIASES, COMMON_PRESETS, PROFILES, SIZES, Preset, check, normalise_options
 from cpbmodels.errors import ModelError, unknown_choice
 
@@ -31,9 +31,9 @@ def preset(
     if profile is not None and profile not in PROFILES:
         raise ModelError(unknown_choice("profile", profile, PROFILES))
     if name not in presets:
-        if name not in (every := all_presets()):
-            raise ModelError(unknown_choice("preset", name, every))
-        owners = " or ".join(owner for owner, kind in usable().items() if name in kind.spec.presets)
+        if name not in (known := all_presets()):
+            raise ModelError(unknown_choice("preset", name, known))
+        owners = " or ".join(owner for owner, kind in every().items() if name in kind.spec.presets)
         raise ModelError(f"preset {name!r} belongs to {owners}: use preset 'default' with {architecture}.")
     values = {**spec.defaults, **presets[name], **PROFILES.get(profile or "", {}), **spec.fixed}
     options = check(replace(Preset(), **values | normalise_options(overrides)))
@@ -65,7 +65,7 @@ def check_together(architecture: str, options: Preset) -> None:
 
 def all_presets() -> Mapping[str, Mapping[str, Any]]:
     """Every preset by name: those for all architectures, then those that belong to some."""
-    kinds = usable().values()
+    kinds = every().values()
     return {
         **COMMON_PRESETS,
         **{name: values for kind in kinds for name, values in kind.spec.presets.items()},
@@ -89,7 +89,7 @@ def _head_conflict(architecture: str, options: Preset) -> str:
     head, owners = fixed or options.head, [architecture]
     required = HEADS[head].required_options
     if fixed is None:
-        owners = [name for name, kind in usable().items() if kind.spec.fixed.get("head") == head]
+        owners = [name for name, kind in every().items() if kind.spec.fixed.get("head") == head]
     elif options.head == fixed and all(getattr(options, name) == value for name, value in required.items()):
         return ""
     conditions = ", ".join(f"{name} {value}" for name, value in required.items())

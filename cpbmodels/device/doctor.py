@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from cpbmodels.arch import usable
+from cpbmodels.arch import every
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
 from cpbmodels.device.monitor import MB, driver_version, kernels, nvidia_smi, operators_on_cpu, usable_cores
 from cpbmodels.device.steps import fleet_step, seed_size
@@ -202,7 +202,7 @@ def _gpu(index: int) -> dict[str, Any]:
 def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
     """Time a step of each architecture; one that fails or leaves the device is a problem."""
     diagnosis.facts["steps"] = rows = {}
-    for name, architecture in usable().items():
+    for name, architecture in every().items():
         # Neither in closed form nor an average, whose members are timed by their own names.
         if architecture.spec.closed_form or seed_size(name).members:
             continue

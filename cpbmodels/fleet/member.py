@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from cpbmodels.arch import ENTRY_POINT_GROUP, architectures, find
+from cpbmodels.arch import architectures, find
 from cpbmodels.arch.line import AVERAGE
 from cpbmodels.arch.options import PER_MEMBER, Preset
 from cpbmodels.arch.presets import check_together
@@ -282,8 +282,8 @@ def _member(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) ->
     architecture, options = config["architecture"], options_of(config)
     if architecture not in architectures():
         raise ModelError(
-            f"{folder} is a model of the architecture {shown(architecture)}, which is not installed here: install the "
-            f"package that registers it under the entry-point group {ENTRY_POINT_GROUP}."
+            f"{folder} is a model of the architecture {shown(architecture)}, which this cpbmodels does not have: use "
+            "the version that trained it."
         )
     try:
         check_together(architecture, options)

@@ -134,7 +134,7 @@ def plan_job(spec: RunSpec, architecture: str, members: Sequence[JobMember]) -> 
         dtype=spec.dtype,
         kernels=spec.kernels,
         members=tuple(members),
-        code=training_code() + cpbmodels.architecture(base_of(architecture)).package,
+        code=training_code(),
     )
 
 

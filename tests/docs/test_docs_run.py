@@ -136,12 +136,7 @@ def run(block, names):
 
 
 def settings(block, data):
-    """A preset file is one that a run takes; entry points are those that the library reads."""
-    if "project" in data:
-        from cpbmodels.arch import ENTRY_POINT_GROUP
-
-        assert list(data["project"]["entry-points"]) == [ENTRY_POINT_GROUP]
-        return
+    """A preset file is one that a run takes."""
     from schemas.run import RunSpec
 
     name = block.text.partition("\n")[0].removeprefix("# ").split()[0]

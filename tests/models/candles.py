@@ -8,10 +8,10 @@ import polars as pl
 import torch
 
 from cpbmodels import Series
-from cpbmodels.arch import usable
+from cpbmodels.arch import every
 from cpbmodels.arch.har import HAR_COLUMNS
 
-LEARNT = [name for name, kind in usable().items() if not kind.spec.closed_form and name != "average"]
+LEARNT = [name for name, kind in every().items() if not kind.spec.closed_form and name != "average"]
 """Architectures that are trained by gradient steps; an average's members are among them."""
 
 ON_ROLLING_COLUMNS = ("har", "robust-har", "line", "walk", "average")

@@ -1,4 +1,4 @@
-"""Architectures are found by name: the built-in ones, and those of other packages through real entry points."""
+"""Architectures are found by name; a new one is a file and a line."""
 
 import json
 import os
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from cpbmodels import ModelError, architecture, architectures, load, preset
-from cpbmodels.arch import ENTRY_POINT_GROUP
 
 ROOT = Path(__file__).parents[2]
 BUILT_IN = [
@@ -27,17 +26,6 @@ BUILT_IN = [
     "classifier-gru",
 ]
 (TCN,) = re.findall(r'```python\n("""`tcn`.*?)```', (ROOT / "docs" / "extending.md").read_text(), re.DOTALL)
-
-
-def install(site: Path, package: str, points: dict[str, str], **modules: str) -> None:
-    """A distribution as pip leaves it: modules and a dist-info folder with its entry points."""
-    info = site / f"{package.replace('-', '_')}-1.2.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.2\n")
-    lines = [f"{name} = {target}" for name, target in points.items()]
-    (info / "entry_points.txt").write_text("\n".join([f"[{ENTRY_POINT_GROUP}]", *lines]) + "\n")
-    for name, source in modules.items():
-        (site / f"{name}.py").write_text(source)
 
 
 def python(code: str, *paths: Path) -> subprocess.CompletedProcess[str]:
@@ -67,7 +55,8 @@ def test_an_unknown_name_is_refused_with_the_choices():
 USE_TCN = """
 import json, sys
 from candles import walk
-import cpbmodels
+import cpbmodels, cpbmodels.arch
+cpbmodels.arch._BUILT_IN["tcn"] = "toy_tcn:Tcn"
 series = [walk(500, seed=seed) for seed in (1, 2)]
 fleet = cpbmodels.train_fleet(series, "tcn", "smoke", seeds=[1, 2], device="cpu", n_layers=3, epochs=1)
 loaded = cpbmodels.load(fleet[1].save(sys.argv[1] if len(sys.argv) > 1 else {folder!r}))
@@ -76,62 +65,25 @@ info = cpbmodels.architecture("tcn")
 options = cpbmodels.preset("default", "tcn")
 print(json.dumps({{
     "names": cpbmodels.architectures(),
-    "info": [info.closed_form, info.classifier, info.presets, info.default_preset, info.package],
+    "info": [info.closed_form, info.classifier, info.presets, info.default_preset],
     "layers": options.n_layers,
     "no_effect": len(cpbmodels.without_effect(options, "tcn", ["n_heads", "n_layers"])),
 }}))
 """
 
 
-def test_an_architecture_of_another_package_trains_saves_and_loads(tmp_path):
-    site, folder = tmp_path / "site", tmp_path / "model"
-    install(site, "toy-arch", {"tcn": "toy_tcn:Tcn"}, toy_tcn=TCN)
-    done = python(USE_TCN.format(folder=str(folder)), site)
+def test_the_documented_architecture_trains_saves_and_loads(tmp_path):
+    (tmp_path / "toy_tcn.py").write_text(TCN)
+    folder = tmp_path / "model"
+    done = python(USE_TCN.format(folder=str(folder)), tmp_path)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["names"] == [*BUILT_IN, "tcn"]
-    assert report["info"] == [False, False, [], "default", "toy-arch 1.2"]
+    assert report["info"] == [False, False, [], "default"]
     assert report["layers"] == 4
     assert report["no_effect"] == 1
-    with pytest.raises(ModelError, match=f"'tcn', which is not installed here.*{ENTRY_POINT_GROUP}"):
+    with pytest.raises(ModelError, match="'tcn', which this cpbmodels does not have"):
         load(folder)
-
-
-BROKEN = """
-import json
-import cpbmodels
-from cpbmodels.arch import usable
-errors = {}
-for name in [name for name in cpbmodels.architectures() if name not in usable()]:
-    try:
-        cpbmodels.preset("default", name)
-    except cpbmodels.ModelError as error:
-        errors[name] = str(error)
-assert len(cpbmodels.PRESETS) > 5
-assert cpbmodels.architecture("gru").package == ""
-print(json.dumps({"errors": errors, "usable": list(usable())}))
-"""
-
-
-def test_broken_packages_are_named_and_break_nothing_else(tmp_path):
-    install(tmp_path / "a", "missing-module", {"first": "no_such_module:Tcn"})
-    install(tmp_path / "b", "no-class", {"second": "toy_function:build"}, toy_function="def build(): ...")
-    install(tmp_path / "c", "bad-code", {"third": "toy_crash:Tcn"}, toy_crash="1 / 0")
-    install(tmp_path / "d", "same-name", {"gru": "toy_tcn:Tcn", "good": "toy_tcn:Tcn"}, toy_tcn=TCN)
-    done = python(BROKEN, *sorted(tmp_path.iterdir()))
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
-    assert report["usable"] == [*BUILT_IN, "good"]
-    says = {
-        "first": ("missing-module 1.2", "no_such_module"),
-        "second": ("no-class 1.2", "no attribute 'spec'"),
-        "third": ("bad-code 1.2", "ZeroDivisionError"),
-    }
-    assert report["errors"].keys() == says.keys()
-    for name, words in says.items():
-        assert all(word in report["errors"][name] for word in (name, "uninstall", *words)), report["errors"][
-            name
-        ]
 
 
 def test_presets_resolve_in_order():
