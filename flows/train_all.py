@@ -104,7 +104,7 @@ def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Sum
 def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome: Outcome) -> Summary:
     """Promote and publish the trained models, and forecast."""
     summary, scope = training.summary, spec.scope
-    decisions = steps.one(promote, spec, training.judged, training.stopped, summary.failures)
+    decisions = steps.one(promote, spec, training.judged, training.stopped)
     outcome.decisions = decisions
     for line in decision_lines(decisions):
         say(line)

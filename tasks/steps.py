@@ -211,13 +211,9 @@ def promote(
     spec: RunSpec,
     fleets: Sequence[FleetJudgement],
     stopped: Sequence[SeriesRecord] = (),
-    failures: Sequence[Failure] = (),
 ) -> tuple[Decision, ...]:
-    """Decide on every series that was judged or has stopped trading, move the aliases, and return the decisions.
-
-    `failures`: of the run so far; the decisions name the models that failed.
-    """
-    return decide_night(spec.scope.home, fleets, stopped, failures, spec.force or "")
+    """Decide on every series that was judged or has stopped trading, move the aliases, and return the decisions."""
+    return decide_night(spec.scope.home, fleets, stopped, spec.force or "")
 
 
 @step("publish")

@@ -9,9 +9,8 @@ Each pair of models is compared on their common rows, for example to see whether
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from itertools import combinations
 from typing import Any, Protocol
 
@@ -145,20 +144,6 @@ def _coins(members: list[MemberScore]) -> set[str]:
     return {member.symbol for member in members}
 
 
-@dataclass(frozen=True)
-class FoldScore:
-    """A model on one fold of a series: CRPS / reference's over `n` forecasts from `since` to `until` (UTC, origins)."""
-
-    architecture: str
-    timeframe: str
-    symbol: str
-    fold: int
-    since: datetime
-    until: datetime
-    ratio: float
-    n: int
-
-
 @dataclass
 class Backtest:
     """Results of a backtest. `incomplete`: a message for every fold that is missing from a model's judgement."""
@@ -166,7 +151,6 @@ class Backtest:
     members: list[MemberScore] = field(default_factory=list)
     pools: list[PoolScore] = field(default_factory=list)
     pairs: list[Pair] = field(default_factory=list)
-    folds: list[FoldScore] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     incomplete: list[str] = field(default_factory=list)
 
@@ -254,7 +238,6 @@ def _judge_series(
         log.debug("%s could not be judged", model.identity(folds[0]), exc_info=error)
         return
     result.members.append(score)
-    result.folds += _by_fold(score, judged)
     reasons = {fold: why.reason for fold, why in missing.items()}
     reasons |= {f.tested.fold: "no test origin" for f in forecasts if not len(f.forecasts.origins)}
     for fold, reason in sorted(reasons.items()):
@@ -282,30 +265,6 @@ def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> Memb
         [fold.mase() for fold in folds], weights=[len(fold.forecasts.origins) for fold in folds]
     )
     return replace(score, metrics=score.metrics | {"test_mase": float(mase)})
-
-
-def _by_fold(score: MemberScore, folds: Sequence[_FoldForecasts]) -> Iterator[FoldScore]:
-    """Yield the score of each fold, from the losses per origin of all folds."""
-    end = 0
-    for fold in folds:
-        start, end = end, end + len(fold.forecasts.origins)
-        loss, reference_loss = (score.losses[name][start:end].mean() for name in ("crps", "reference_crps"))
-        since, until = (
-            datetime.fromtimestamp((int(score.times[i]) + score.step_us) / 1e6, UTC) for i in (start, end - 1)
-        )
-        ratio = (
-            float(loss / reference_loss) if reference_loss > 0 else 1.0
-        )  # for a constant price both losses are 0
-        yield FoldScore(
-            score.architecture,
-            score.timeframe,
-            score.symbol,
-            fold.tested.fold,
-            since,
-            until,
-            ratio,
-            end - start,
-        )
 
 
 def as_json(result: Backtest) -> dict[str, Any]:

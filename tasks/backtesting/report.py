@@ -6,7 +6,6 @@ The report is an HTML page with verdicts, interactive figures and tables; it mak
 """
 
 import io
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -25,15 +24,14 @@ from tasks.backtesting.audit import audit
 from tasks.backtesting.folds import FoldSeries, TrainedFleet, load_folds, plan_bounds, plan_folds
 from tasks.backtesting.judge import (
     Backtest,
-    FoldScore,
     Model,
     as_json,
     baselines,
     judge_models,
 )
-from tasks.figures.judged import INTRODUCTION, MAX_OPEN_ROWS, judged_sections, members_section
-from tasks.figures.page import Column, Section, Table, write_page
-from tasks.judging.pool import leaderboard_rows, member_rows, title_of
+from tasks.figures.judged import INTRODUCTION, judged_sections, members_section
+from tasks.figures.page import Section, write_page
+from tasks.judging.pool import leaderboard_rows, member_rows
 from tasks.storage.files import check_writable, new_folder, public_url, write_bytes, write_json
 from tasks.training.plan import job_key
 
@@ -106,20 +104,6 @@ def write_rows(folder: Path, fold: FoldSeries, forecasts: Prediction, model: str
     return path
 
 
-_FOLDS = (
-    "Verdicts are of all folds together; a fold alone has too few independent forecasts. Look for a model whose ratio "
-    "depends on the period."
-)
-_FOLD_COLUMNS = {
-    "timeframe": Column("Candles"), "architecture": Column("Model"), "fold": Column("Fold", "the oldest is 1", "d"),
-    "since": Column("From", "first forecast (UTC)"), "until": Column("To", "last forecast (UTC)"),
-    "coins": Column("Coins", "", ","),
-    "crps_ratio": Column("CRPS ratio", "CRPS / reference's, mean over the coins; below 1 is better", ".4f"),
-    "best": Column("Best coin", "lowest ratio of a coin", ".4f"), "worst": Column("Worst coin", "highest", ".4f"),
-    "n": Column("Forecasts", "", ","),
-}  # fmt: skip
-
-
 def write_report(
     path: Path,
     title: str,
@@ -137,34 +121,9 @@ def write_report(
     sections = [
         Section("What this is", text=[INTRODUCTION, *notes]),
         *judged_sections(results.pools, results.members, [f"{pair.verdict}." for pair in results.pairs]),
-        *_folds(results.folds),
         members_section(results.members),
     ]
     write_page(path, title, sections)
-
-
-def _folds(scores: Sequence[FoldScore]) -> list[Section]:
-    """Return the table of each model on each fold, with equal weight per coin; nothing if there is a single fold."""
-    if len({score.fold for score in scores}) < 2:
-        return []
-    groups: dict[tuple[str, str, int], list[FoldScore]] = defaultdict(list)
-    for score in scores:
-        groups[score.timeframe, score.architecture, score.fold].append(score)
-    rows = [
-        {
-            "timeframe": timeframe, "architecture": title_of(name), "fold": fold, "coins": len(group),
-            "since": f"{min(score.since for score in group):%Y-%m-%d}",
-            "until": f"{max(score.until for score in group):%Y-%m-%d}",
-            "crps_ratio": float(np.mean([score.ratio for score in group])), "best": min(score.ratio for score in group),
-            "worst": max(score.ratio for score in group), "n": sum(score.n for score in group),
-        }
-        for (timeframe, name, fold), group in sorted(groups.items())
-    ]  # fmt: skip
-    return [
-        Section(
-            "Every fold", text=[_FOLDS], table=Table(_FOLD_COLUMNS, rows), folded=len(rows) > MAX_OPEN_ROWS
-        )
-    ]
 
 
 Say = Callable[[str], None]

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from schemas.errors import CpbError, DamagedError
-from schemas.handover import BacktestEvidence, Decision, Failure, FleetJudgement, SeriesRecord
+from schemas.handover import BacktestEvidence, Decision, FleetJudgement, SeriesRecord
 from schemas.identity import Recipe, SeriesId
 from schemas.run import RunSpec
 from tasks.judging import gate
@@ -26,7 +26,6 @@ from tasks.tracking.registry import (
     Champion,
     champions,
     keep_decision,
-    newest_decisions,
     versions_with_alias,
 )
 from tasks.tracking.store import Store, open_store
@@ -63,7 +62,6 @@ def decide_night(
     home: Path,
     fleets: Sequence[FleetJudgement],
     stopped: Sequence[SeriesRecord] = (),
-    failures: Sequence[Failure] = (),
     force: str = "",
 ) -> tuple[Decision, ...]:
     """Decide on every series that a run has trained, and move its aliases with the record of the decision.
@@ -72,7 +70,6 @@ def decide_night(
 
     Args:
         fleets, stopped: of one market.
-        failures: of the run so far; each decision names the models of its series that it could not consider.
         force: why a model of older candles may replace a champion, or "".
     """
     by_timeframe: dict[str, list[TrainedCandidate]] = defaultdict(list)
@@ -94,7 +91,7 @@ def decide_night(
                 champion.series: champion for champion in served if champion.series.timeframe == timeframe
             }
             switched = replaced_recipes(home, market, timeframe)
-            ruled = decide_timeframe(store, candidates, serving, switched, losses, failures)
+            ruled = decide_timeframe(store, candidates, serving, switched, losses)
             # Last: a run killed before this lets the remaining series follow when repeated.
             followed = {decision.series.symbol for decision in ruled if decision.backtest}
             for switch in switched.values():
@@ -112,7 +109,6 @@ def decide_timeframe(
     serving: Mapping[SeriesId, Champion],
     switched: Mapping[Recipe, Switch],
     losses: LossTable,
-    failures: Sequence[Failure],
 ) -> list[Decision]:
     """Rule on every series of a timeframe, move the aliases, and return the decisions.
 
@@ -129,13 +125,12 @@ def decide_timeframe(
     order = gate.rank(validation) if validation else {}
     incumbents = {s: states[s].incumbent if s in states else registered_model(c) for s, c in serving.items()}
     sound = [model.recipe for model in incumbents.values() if model and not model.damage]
-    decided_before = newest_decisions(store)
 
     to_compare: list[tuple[SeriesState, TrainedCandidate, GateModel]] = []
     for state in states.values():
         incumbent = state.incumbent
         if incumbent is None:
-            _first(state, order, sound, *_no_champion(decided_before.get(state.series)))
+            _first(state, order, sound, "first", "it has no champion")
         elif incumbent.damage:
             _replace_damaged(state, order, sound, incumbent, incumbent.damage)
         elif not _follow(state, incumbent, switched):
@@ -166,7 +161,7 @@ def decide_timeframe(
             state.taken = candidate
 
     for state in states.values():
-        _explain(state, order, failures)
+        _explain(state, order)
     return [_move(store, state) for state in states.values() if state.ruling]
 
 
@@ -184,16 +179,6 @@ def _states(
         else:
             states[series].candidates[candidate.model.recipe] = candidate
     return states
-
-
-def _no_champion(before: Decision | None) -> tuple[str, str]:
-    """Return the rule and the reason for a series without a champion; `before`: the newest decision on it."""
-    if before is None:
-        return "first", "it has no champion yet"
-    if before.outcome == "retired":
-        return "returned", "it is traded again"
-    # Whoever removes the alias alone leaves the version registered: the decision cannot tell the two apart.
-    return "missing", f"its champion, version {before.version_number}, was deleted or lost its alias"
 
 
 def _first(
@@ -263,8 +248,8 @@ def _no_candidate(state: SeriesState, incumbent: GateModel, order: Iterable[Reci
     return GateDecision("kept", "no-candidate", reason)
 
 
-def _explain(state: SeriesState, order: Mapping[Recipe, float], failures: Sequence[Failure]) -> None:
-    """Add to a ruling a recipe that validates better, and the models that were rejected or failed."""
+def _explain(state: SeriesState, order: Mapping[Recipe, float]) -> None:
+    """Add to a ruling a recipe that validates better, and the models that were rejected."""
     if state.ruling is None:
         return
     notes = [note.reason for note in state.notes if note.reason != state.ruling.reason]
@@ -277,9 +262,6 @@ def _explain(state: SeriesState, order: Mapping[Recipe, float], failures: Sequen
             notes.insert(
                 0, f"{best} validates better ({figures}): `cpb backtest --gate` or a person may let it serve"
             )
-    models = [f.model for f in failures if f.model and f.model.series == state.series]
-    if failed := sorted({f"{model.architecture}/{model.recipe}" for model in models}):
-        notes.append(f"not considered, as they failed in this run: {', '.join(failed)}")
     state.ruling = replace(state.ruling, reason="; ".join([state.ruling.reason, *notes]))
 
 

@@ -98,24 +98,6 @@ def test_members_are_judged_over_all_folds(result, loaded):
     assert (result.failures, result.incomplete) == ([], [])
 
 
-def test_each_fold_has_a_score_of_its_own_which_the_report_lists(result, loaded, tmp_path):
-    har = [score for score in result.folds if (score.architecture, score.symbol) == ("har", "AUSDT")]
-    member = next(m for m in result.members if (m.architecture, m.symbol) == ("har", "AUSDT"))
-    assert [score.fold for score in har] == [1, 2]
-    assert har[0].until < har[1].since
-    assert sum(score.n for score in har) == member.metrics["test_n"]
-    start = har[0].n
-    model, walk = (member.losses[name][start:] for name in ("crps", "reference_crps"))
-    assert har[1].ratio == pytest.approx(model.mean() / walk.mean())
-    assert {score.ratio for score in result.folds if score.architecture == "reference"} == {1.0}
-    report.write_report(tmp_path / "report.html", "T", result)
-    text = (tmp_path / "report.html").read_text()
-    table = text[text.index("<h2>Every fold</h2>") :]
-    mean = np.mean([score.ratio for score in result.folds if (score.architecture, score.fold) == ("har", 2)])
-    assert f"{mean:.4f}" in table
-    assert f"{har[1].since:%Y-%m-%d}" in table
-
-
 def test_the_reference_scores_one_and_the_hours_score_less(result):
     pools = {p.architecture: p for p in result.pools}
     assert pools["reference"].metrics["test_crps_ratio"] == pytest.approx(1)

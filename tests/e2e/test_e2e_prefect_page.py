@@ -35,14 +35,6 @@ class Page:
             only = FlowRunFilter.model_validate({"id": {"any_": [self.run.id]}})
             self.tasks = {t.name: t for t in self._ended_tasks(client, only, task_runs)}
             self.events = self._events(client)
-            self.artifacts = {
-                a["key"]: a
-                for a in client.request(
-                    "POST",
-                    "/artifacts/filter",
-                    json={"artifacts": {"flow_run_id": {"any_": [str(self.run.id)]}}},
-                ).json()
-            }
 
     def _ended_tasks(self, client, only, names):
         """Task runs reach the server as events, each a moment after it has ended."""
