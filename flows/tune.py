@@ -9,7 +9,7 @@ import cpbmodels
 from flows.runner import Runner, Say, Summary, series_records
 from flows.train_all import run_of
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
-from schemas.tuning import TuneSpec, space_as_json
+from schemas.tuning import Range, TuneSpec
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.market.ingest import with_listed_pairs
 from tasks.storage.files import write_json
@@ -52,9 +52,15 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
         write_record(folder / SEARCH, search)  # for the web page
         storage = spec.scope.root / "tuning" / "optuna.db"
         study = tuning.Study(storage, key, spec)
+        space = {
+            name: [values.low, values.high, "log" if values.log else "linear"]
+            if isinstance(values, Range)
+            else list(values.values)
+            for name, values in spec.space.items()
+        }
         run = start_parent(
             f"tune-{key}",
-            spec.model_dump(mode="json") | {"space": space_as_json(spec.space)},
+            spec.model_dump(mode="json") | {"space": space},
             {
                 KIND: STUDY,
                 "architecture": spec.names[0],

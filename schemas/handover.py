@@ -49,8 +49,8 @@ class Failure(Record):
 
     @property
     def subject(self) -> str:
-        """What failed, for messages: `har/BTCUSDT/1h`, `BTCUSDT 1h` or `all series`."""
-        return str(self.model or self.series or "all series")
+        """What failed, for messages: `har/BTCUSDT/1h`, `BTCUSDT 1h` or `the run`."""
+        return str(self.model or self.series or "the run")
 
     def as_json(self) -> dict[str, Any]:
         """Return a flat dict, as in the output of `--json`."""

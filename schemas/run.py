@@ -9,7 +9,6 @@ checks as options on the command line, and a flow run on another machine does no
 """
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -71,16 +70,12 @@ def is_file(preset: object) -> bool:
     return isinstance(preset, str) and preset.endswith(SUFFIX)
 
 
-def profile_sizes(profile: str, preset: str) -> Mapping[str, Any]:
-    """Return the options that a hardware profile changes in the `seed-…` presets; none for other presets."""
+def with_profile_sizes(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's options with what its profile changes in a `seed-…` preset; explicit overrides take precedence."""
     from cpbmodels.arch.options import PROFILE_SIZES
 
-    return PROFILE_SIZES.get(profile, {}) if preset.startswith(_SEED) else {}
-
-
-def with_profile_sizes(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's options with the sizes of its profile as overrides; explicit overrides take precedence."""
-    sizes = profile_sizes(str(values.get("profile")), str(values.get("preset")))
+    is_seed = str(values.get("preset")).startswith(_SEED)
+    sizes = PROFILE_SIZES.get(str(values.get("profile"))) if is_seed else None
     return values | {"overrides": {**sizes, **(values.get("overrides") or {})}} if sizes else values
 
 

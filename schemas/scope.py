@@ -129,8 +129,13 @@ class Scope(BaseModel):
         ]
 
     def selects(self, series: SeriesId) -> bool:
-        """Whether a series of the market is asked for; without symbols, as for `champions`, every coin is."""
-        return (not self.symbols or series.symbol in self.symbols) and series.timeframe in self.timeframes
+        """Whether a series of the market is asked for; without symbols, as for `champions`, every coin is.
+
+        `OWN` asks for a table's OWNUSDT too.
+        """
+        names = {series.symbol, series.symbol.removesuffix("USDT")}
+        is_named = not self.symbols or not names.isdisjoint(self.symbols)
+        return is_named and series.timeframe in self.timeframes
 
     def narrowed(self, series: Sequence[SeriesId]) -> "Scope":
         """Return the scope restricted to exactly these series of its market."""

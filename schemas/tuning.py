@@ -190,13 +190,3 @@ class TrialRecord:
     state: str
     metrics: Mapping[str, float | None]
     losses: Sequence[tuple[int, float]] = ()
-
-
-def space_as_json(space: Space) -> dict[str, Any]:
-    """Return the space as plain values, for digests and reports."""
-    return {
-        name: [values.low, values.high, "log" if values.log else "linear"]
-        if isinstance(values, Range)
-        else list(values.values)
-        for name, values in space.items()
-    }

@@ -19,13 +19,13 @@ import torch
 
 from cpbmodels.arch import every
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
-from cpbmodels.device.monitor import MB, driver_version, kernels, nvidia_smi, operators_on_cpu, usable_cores
+from cpbmodels.device.monitor import MB, driver_version, kernels, operators_on_cpu, usable_cores
 from cpbmodels.device.steps import fleet_step, seed_size
 from cpbmodels.fleet.graphs import EAGER_RUNS
 from cpbmodels.kernels.check import kernels_off
 from cpbmodels.kernels.support import described
 
-DEVICES, PCI_DEVICES = Path("/dev"), Path("/sys/bus/pci/devices")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
 NO_CUPTI = (
     "the profiler saw no GPU kernel, although every operator returned a GPU tensor: CUPTI is missing or not permitted "
@@ -45,16 +45,14 @@ class GpuEvidence:
 
 
 def gpu_evidence() -> GpuEvidence:
-    """Look for a GPU in the driver, on the PCI bus and through nvidia-smi."""
-    driver, signs = driver_version(), []
-    if driver and sorted(DEVICES.glob("nvidia[0-9]*")):
-        signs.append(f"driver {driver} is loaded")
+    """Look for a GPU in the driver and on the PCI bus."""
+    driver = driver_version()
+    signs = [f"driver {driver} is loaded"] if driver else []
     with contextlib.suppress(OSError):  # the bus shows display controllers even without a driver
         for device in sorted(PCI_DEVICES.iterdir()):
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
             if vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY_CLASS):
                 signs.append(f"PCI device {device.name}")
-    signs += [line.split(" (UUID")[0] for line in nvidia_smi("-L").splitlines() if line.startswith("GPU ")]
     return GpuEvidence(tuple(signs), driver)
 
 

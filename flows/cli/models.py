@@ -319,6 +319,7 @@ def publish(
             }
         )
     else:
-        written = f"written to {result.place}; `cpb publish{market_option(spec.market)} --repo USER/NAME` publishes it"
+        then = f"; `cpb publish{market_option(spec.market)} --repo USER/NAME` publishes it"
+        written = f"written to {result.place}{'' if result.failures else then}"
         say(f"published: {result.place}" if repo else written)
     raise typer.Exit(code)

@@ -127,21 +127,17 @@ def all_pairs(members: Sequence[MemberScore]) -> list[Pair]:
     groups: dict[str, dict[str, list[MemberScore]]] = defaultdict(lambda: defaultdict(list))
     for member in members:
         groups[member.timeframe][member.architecture].append(member)
-    return [pair for timeframe, models in groups.items() for pair in _of_timeframe(timeframe, models)]
-
-
-def _of_timeframe(timeframe: str, models: dict[str, list[MemberScore]]) -> list[Pair]:
-    names = [(a, b) for a, b in combinations(models, 2) if _coins(models[a]) & _coins(models[b])]
-    compared = [compare(models[a], models[b]) for a, b in names]
-    corrected = inference.holm([p for _, p, _ in compared])
-    return [
-        Pair(a, b, timeframe, ratio, p, n)
-        for (a, b), (ratio, _, n), p in zip(names, compared, corrected, strict=True)
-    ]
-
-
-def _coins(members: list[MemberScore]) -> set[str]:
-    return {member.symbol for member in members}
+    pairs: list[Pair] = []
+    for timeframe, models in groups.items():
+        coins = {name: {score.symbol for score in scores} for name, scores in models.items()}
+        names = [(a, b) for a, b in combinations(models, 2) if coins[a] & coins[b]]
+        compared = [compare(models[a], models[b]) for a, b in names]
+        corrected = inference.holm([p for _, p, _ in compared])
+        pairs += [
+            Pair(a, b, timeframe, ratio, p, n)
+            for (a, b), (ratio, _, n), p in zip(names, compared, corrected, strict=True)
+        ]
+    return pairs
 
 
 @dataclass

@@ -48,8 +48,14 @@ def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> Forecas
             except MemberError as error:  # a forecast without reference is better than none
                 failures.append(failure(champion.series, "forecast", error))
             rows = _forecast(champion, scope, reference, markets.get(market_key(champion.series)))
-            config = read_config(champion.folder)
-            _check_unlearnt(champion, config.learnt_until, rows["issued_at"][0])
+            learnt, issued_at = read_config(champion.folder).learnt_until, rows["issued_at"][0]
+            if learnt and issued_at <= learnt:
+                raise MemberError(
+                    f"{champion.series}: {champion.model_version} was trained or chosen on candles until "
+                    f"{learnt:%Y-%m-%d %H:%M}, so a forecast from {issued_at:%Y-%m-%d %H:%M} would not be out of "
+                    "sample; give a later --as-of, or none",
+                    code=LEARNT, field="as_of",
+                )  # fmt: skip
         except ANY_ERROR as error:
             failures.append(failure(champion.series, "forecast", error))
             return None
@@ -98,17 +104,6 @@ def _reads_market(champion: PackagedModel) -> bool:
         return NO_MARKET in read_config(champion.folder).features
     except CpbError:  # reported when it is loaded
         return False
-
-
-def _check_unlearnt(champion: PackagedModel, learnt_until: datetime | None, issued_at: datetime) -> None:
-    """Raise `MemberError` (code `LEARNT`) for an origin inside the candles that a model was trained or selected on."""
-    if learnt_until and issued_at <= learnt_until:
-        raise MemberError(
-            f"{champion.series}: {champion.model_version} was trained or chosen on candles until "
-            f"{learnt_until:%Y-%m-%d %H:%M}, so a forecast from {issued_at:%Y-%m-%d %H:%M} would not be out of "
-            "sample; give a later --as-of, or none",
-            code=LEARNT, field="as_of",
-        )  # fmt: skip
 
 
 def _forecast(

@@ -182,7 +182,11 @@ def write_summary(home: Path, market: str, now: datetime | None = None) -> Ledge
     before = read_summary(home, market)
     # a replay with an earlier as-of must not remove days scored since
     moment = max(now or datetime.now(UTC), before.made_at if before else datetime.min.replace(tzinfo=UTC))
-    sums = [_named_sums(home, s) for s in stored_series(home, LEDGER.name) if s.market == market]
+    sums = [
+        daily_sums(home, s).with_columns(symbol=pl.lit(s.symbol), timeframe=pl.lit(s.timeframe))
+        for s in stored_series(home, LEDGER.name)
+        if s.market == market
+    ]
     entries: list[LedgerEntry] = []
     for (timeframe,), rows in pl.concat(sums).group_by("timeframe", maintain_order=True) if sums else ():
         ended = pl.col("day").cast(pl.Datetime("us", "UTC")) + timedelta(days=1)
@@ -195,13 +199,6 @@ def write_summary(home: Path, market: str, now: datetime | None = None) -> Ledge
     summary = LedgerSummary(market=market, made_at=moment, entries=tuple(entries))
     write_record(tree_of(home, LEDGER.name, market) / SUMMARY, summary, of=market, compact=True)
     return summary
-
-
-def _named_sums(home: Path, series: SeriesId) -> pl.DataFrame:
-    return daily_sums(home, series).with_columns(
-        symbol=pl.lit(series.symbol),
-        timeframe=pl.lit(series.timeframe),
-    )
 
 
 def _groups(sums: pl.DataFrame) -> Iterator[tuple[dict[str, str], pl.DataFrame]]:

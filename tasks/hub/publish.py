@@ -120,8 +120,17 @@ def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
     api.create_repo(repo, exist_ok=True)  # passes where a token may only write to the existing repository
     repository = api.model_info(repo)
     parent, there = repository.sha, [file.rfilename for file in repository.siblings or ()]
-    record = (tree / CHAIN).read_bytes() if CHAIN in there and (tree / CHAIN).is_file() else None
-    if record is not None and not record.startswith(_content(api, repo, CHAIN, parent)):
+    with TemporaryDirectory() as folder:
+        is_other = (
+            CHAIN in there
+            and (tree / CHAIN).is_file()
+            and not (tree / CHAIN)
+            .read_bytes()
+            .startswith(
+                Path(api.hf_hub_download(repo, CHAIN, revision=parent, local_dir=folder)).read_bytes()
+            )
+        )
+    if is_other:
         raise CpbError(
             f"{repo} holds the record of another chain, so nothing was published; restore the chain that was "
             f"published, name another USER/NAME, or move the repository's {CHAIN} away",
@@ -134,11 +143,6 @@ def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
     ]
     done = api.create_commit(repo, additions, commit_message=_MESSAGE, parent_commit=parent)
     return Published(repo, done.oid, done.commit_url, sent=done.oid != parent)
-
-
-def _content(api: "HfApi", repo: str, name: str, commit: str | None) -> bytes:
-    with TemporaryDirectory() as folder:
-        return Path(api.hf_hub_download(repo, name, revision=commit, local_dir=folder)).read_bytes()
 
 
 def _status(error: Any) -> int | None:

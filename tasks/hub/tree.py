@@ -176,13 +176,8 @@ def build_tree(
         files = {
             p.relative_to(draft).as_posix(): file_digest(p) for p in sorted(draft.rglob("*")) if p.is_file()
         }
-        (draft / SUMS).write_bytes(sums_bytes(files))
+        (draft / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in files.items()), "utf-8")
     return folder
-
-
-def sums_bytes(files: Mapping[str, str]) -> bytes:
-    """Return the content of `SHA256SUMS` for digests by path."""
-    return "".join(f"{digest}  {name}\n" for name, digest in files.items()).encode()
 
 
 def read_sums(tree: Path) -> dict[str, str]:
@@ -190,7 +185,7 @@ def read_sums(tree: Path) -> dict[str, str]:
 
     Raises:
         FileNotFoundError: the list does not exist.
-        DamagedError: the list is not in the format of `sums_bytes`.
+        DamagedError: the list is not in the format of `sha256sum`.
     """
     lines = (tree / SUMS).read_text(errors="replace").splitlines()
     matches = [_SUM.fullmatch(line) for line in lines]

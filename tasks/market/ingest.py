@@ -154,11 +154,12 @@ def ingest(
         stack.callback(tell, "ingest", 1, 1, "files")
         check_home(scope.home)
         source = stack.enter_context(open_source(scope, limits))
-        if not plan:
+        reads_only = plan or scope.offline
+        if not reads_only:
             stack.enter_context(writer_lock(scope.root))
             mark_home(scope.home)
             sweep(scope.root)
-        manifest = stack.enter_context(open_manifest(scope.root, plan or scope.offline))
+        manifest = stack.enter_context(open_manifest(scope.root, reads_only))
         threads = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         probes = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))

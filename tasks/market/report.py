@@ -245,11 +245,9 @@ class SeriesReport:
     digest: str = ""
     zero_volume: int = 0
     off_grid: int = 0
-    off_grid_times: list[str] = field(default_factory=list)
     odd_close: list[str] = field(default_factory=list)
     leaps: list[str] = field(default_factory=list)  # of the price level
     provisional: int = 0
-    duplicates: int = 0
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -302,11 +300,9 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
             "missing": statuses.count("failed") + len(holdings.wanted) - len(records),
         },
         off_grid=len(times["off-grid"]),
-        off_grid_times=times["off-grid"],
         odd_close=times["odd close"],
         leaps=[f"× {factor:,.4g} at {_minute(text(at))}" for at, factor in holdings.leaps],
         provisional=provisional_rows(home, series, max(holdings.first, confirmed), last),
-        duplicates=sum(r.facts.get("duplicates", 0) for r in records),
         notes=[f"{series} {r.period}: {note}" for r in records for note in _file_notes(r)],
     )
     if runs:

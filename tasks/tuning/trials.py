@@ -86,14 +86,9 @@ def prepare(folds: Sequence[FoldSeries], options: cpbmodels.Preset) -> list[Scor
     ]
 
 
-def blocks_of(scored: Sequence[Scored]) -> int:
-    """Return the number of blocks of time that the folds span."""
-    return 1 + max(int(fold.blocks.max()) for fold in scored)
-
-
 def sums_by_block(scored: Sequence[Scored], losses: Sequence[Array]) -> Array:
     """Return the sums of the losses per block [blocks], every series and fold with the same weight."""
-    total = np.zeros(blocks_of(scored))
+    total = np.zeros(1 + max(int(fold.blocks.max()) for fold in scored))
     for fold, fold_losses in zip(scored, losses, strict=True):
         total += np.bincount(fold.blocks, fold_losses / len(fold_losses), minlength=len(total))
     return total / len(scored)
