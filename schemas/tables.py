@@ -176,12 +176,10 @@ def _tables_in(file: Path, asked: str) -> list[Table]:
     if rows.is_empty():
         raise _wrong(file, "holds no candle: there is nothing below its header")
     parts = rows.partition_by(columns, as_dict=True, maintain_order=True)
-    tables = [
+    return [
         _part(file, dict(zip(columns, key, strict=True)), (symbol, timeframe), part, notes)
         for key, part in parts.items()
     ]
-    _check_name(file, symbol, timeframe, tables)
-    return tables
 
 
 def _told_by_name(file: Path) -> tuple[str, str | None]:
@@ -196,20 +194,6 @@ def _told_by_name(file: Path) -> tuple[str, str | None]:
         symbol == symbol.upper() or coin in COINS or (SYMBOL.fullmatch(coin) and symbol_of(coin) == coin)
     )
     return symbol if is_symbol else "", timeframe
-
-
-def _check_name(file: Path, symbol: str, timeframe: str | None, tables: list[Table]) -> None:
-    """Reject a file whose only series contradicts its name; a lower-case name may be any word and is ignored."""
-    names: dict[str, tuple[set[str | None], str | None]] = {
-        "symbol": ({table.symbol for table in tables}, _clean(symbol) if symbol == symbol.upper() else ""),
-        "timeframe": ({table.timeframe for table in tables}, timeframe),
-    }
-    for what, (said, named) in names.items():
-        if named and len(said) == 1 and said != {named}:
-            raise _wrong(
-                file,
-                f"is {named} by its name and {said.pop()} by its column of the {what}: rename it, or correct that",
-            )
 
 
 def _part(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -140,46 +139,40 @@ MAX_FEATURES = 1024  # columns
 MAX_MEMBERS = 8  # of an average
 MAX_NAME = 200  # characters of a column's name
 
-COMMON_PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "default": {
-            # Few validations on purpose: with a validation every 20 steps, its noise chose the model.
-            "steps_per_epoch": 100,
-            "batch_size": 512,
-            "epochs": 12,
-            "patience": 4,
-            "max_validation_windows": 20_000,
-        },
-        "smoke": {
-            "hidden_dim": 16,
-            "n_layers": 1,
-            "n_heads": 2,
-            "ff_dim": 32,
-            "batch_size": 32,
-            "steps_per_epoch": 10,
-            "epochs": 3,
-            "patience": 3,
-            "lr": 3e-3,
-            "max_train_rows": 3000,
-            "max_validation_windows": 192,
-        },
-    }
-)
+COMMON_PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": {
+        # Few validations on purpose: with a validation every 20 steps, its noise chose the model.
+        "steps_per_epoch": 100,
+        "batch_size": 512,
+        "epochs": 12,
+        "patience": 4,
+        "max_validation_windows": 20_000,
+    },
+    "smoke": {
+        "hidden_dim": 16,
+        "n_layers": 1,
+        "n_heads": 2,
+        "ff_dim": 32,
+        "batch_size": 32,
+        "steps_per_epoch": 10,
+        "epochs": 3,
+        "patience": 3,
+        "lr": 3e-3,
+        "max_train_rows": 3000,
+        "max_validation_windows": 192,
+    },
+}
 """Presets for every architecture. Presets of single architectures are in `spec.presets`."""
 
-PROFILES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "cpu": {"fleet_size": 20, "cuda_graph": False},
-        "gpu-6gb": {"fleet_size": 20, "mixed_precision": "auto"},
-        "gpu-16gb": {"fleet_size": 40, "mixed_precision": "auto"},
-        "gpu-80gb": {"fleet_size": 160, "mixed_precision": "auto"},
-    }
-)
+PROFILES: Mapping[str, Mapping[str, Any]] = {
+    "cpu": {"fleet_size": 20, "cuda_graph": False},
+    "gpu-6gb": {"fleet_size": 20, "mixed_precision": "auto"},
+    "gpu-16gb": {"fleet_size": 40, "mixed_precision": "auto"},
+    "gpu-80gb": {"fleet_size": 160, "mixed_precision": "auto"},
+}
 """Hardware profiles: fleet size and precision for a device; they change how a model is trained, not the model."""
 
-PROFILE_SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {"gpu-6gb": {"batch_size": 16, "context": 20}}
-)
+PROFILE_SIZES: Mapping[str, Mapping[str, Any]] = {"gpu-6gb": {"batch_size": 16, "context": 20}}
 """What the original notes recommend for the seed models on such a device. They change the models, so they are
 never applied automatically: only naming the profile with a seed preset applies them, as overrides."""
 

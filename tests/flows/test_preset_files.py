@@ -91,7 +91,7 @@ def test_wrong_options_get_the_sentence_of_the_command_line(write_preset, option
 
 @pytest.mark.parametrize(
     "text",
-    ["base =", 'bas = "smoke"', 'base = "other"', "seeds = 0", "options = 3", "base = 7", "\xff\xfe"],
+    ["base =", 'bas = "smoke"', "seeds = 0", "options = 3", "base = 7", "\xff\xfe"],
 )
 def test_what_is_no_preset_names_the_file(write_preset, text):
     path = write_preset(text)

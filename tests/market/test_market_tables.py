@@ -218,8 +218,6 @@ LATE = hours().with_columns(pl.col("open_time") + pl.duration(minutes=5))
         ("candles.csv", hours(), ("candles.csv names no symbol", "SYMBOL-INTERVAL")),
         ("€-1h.csv", hours(), ("'€'", "letters and digits")),
         ("BTCUSDT.csv", hours().with_columns(timeframe=pl.lit("7m")), ("'7m'", "15m")),
-        ("BTC-1h.csv", hours().with_columns(pair=pl.lit("ETH")), ("BTC by its name", "ETH by its column")),
-        ("BTC-USDT-1h.csv", hours().with_columns(interval=pl.lit("4h")), ("1h by its name", "4h by its column")),
         ("candles.csv", spoiled(hours().with_columns(symbol=pl.lit("A")), 3, symbol=None), ("without a symbol",)),
     ],
 )  # fmt: skip
