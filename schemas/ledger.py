@@ -152,7 +152,7 @@ class Score(Record):
 class Alarm(Record):
     """Result of the drift watch for a champion.
 
-    `state`: `fine`; `watch` (some evidence, or late data); `drifted`. `evidence`: by claim, summed:
+    `state`: `fine`; `watch` (some evidence); `drifted`. `evidence`: by claim, summed:
     `bands` (misses at step 1) and `crps`; the champion has drifted once the sum reaches `threshold`, at time `since`.
     `forecasts`: how many forecasts were used.
     """

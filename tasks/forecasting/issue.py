@@ -79,18 +79,11 @@ def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> Forecas
 def store_batch(
     home: Path, kind: Kind, rows: Mapping[SeriesId, pl.DataFrame]
 ) -> tuple[dict[SeriesId, int], list[Failure]]:
-    """Append rows of any markets; return the number of new rows by stored series, and the failures."""
+    """Append rows of one market; return the number of new rows by stored series, and the failures."""
     step: Step = "forecast" if kind == "forecasts" else "score"
-    stored: dict[SeriesId, int] = {}
-    failures: list[Failure] = []
-    for market in dict.fromkeys(series.market for series in rows):
-        batch = {series: frame for series, frame in rows.items() if series.market == market}
-        for series, new in append(home, market, kind, batch).items():
-            if isinstance(new, CpbError):
-                failures.append(failure(series, step, new))
-            else:
-                stored[series] = new
-    return stored, failures
+    new = append(home, next(iter(rows)).market, kind, rows) if rows else {}
+    stored = {series: number for series, number in new.items() if isinstance(number, int)}
+    return stored, [failure(s, step, error) for s, error in new.items() if isinstance(error, CpbError)]
 
 
 def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:

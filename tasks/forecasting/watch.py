@@ -171,8 +171,6 @@ class Watch(Record):
 def check_drift(scope: Scope, champions: Sequence[PackagedModel]) -> Watching:
     """Process new scores since the last check and return an alarm per champion; a failure does not stop the others."""
     now = scope.as_of or datetime.now(UTC)
-    stale = find_stale(scope.home, [champion.series for champion in champions], scope.as_of)
-    late = {finding.series: str(finding) for finding in stale}
     stored = read_watch(scope.home, scope.market).series
     watched: list[SeriesWatch] = []
     failures: list[Failure] = []
@@ -182,7 +180,7 @@ def check_drift(scope: Scope, champions: Sequence[PackagedModel]) -> Watching:
             reference, recipe = reference_of(series, folder), str(recipe_of(read_config(folder)))
             watch = follow(stored.get(series.name), series, champion.model_version, recipe, reference)
             watch = update(watch, evidence_rows(scope.home, series, watch.taken_to, scope.as_of))
-            watched.append(judge(watch, now, late.get(series, "")))
+            watched.append(judge(watch, now))
         except ANY_ERROR as error:
             failures.append(failure(series, "watch", error))
     if watched:
@@ -245,29 +243,25 @@ def update(watch: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     )
 
 
-def judge(watch: SeriesWatch, now: datetime, late: str = "") -> SeriesWatch:
+def judge(watch: SeriesWatch, now: datetime) -> SeriesWatch:
     """Return the state with its verdict: `fine`, `watch` or `drifted`, and the reason in one sentence.
 
-    Only evidence from forecasts sets `drifted`, until the evidence falls below `RECOVERED`.
-
-    Args:
-        late: a sentence about data that is too old, else "".
+    A champion has drifted from `ALARM` on until the evidence falls below `RECOVERED`.
     """
     evidence = evidence_of(watch)
     total = sum(evidence.values())
     drifted = total >= ALARM or (watch.state == "drifted" and total >= RECOVERED)
-    reasons = [late] if late else []
+    reason = ""
     if drifted or total >= NOTICEABLE:
         claims = {"bands": "closes miss the bands more often", "crps": "the CRPS is larger"}
         wrong = " and ".join(text for claim, text in claims.items() if evidence[claim] > 1)
-        reasons.insert(
-            0,
+        reason = (
             f"{watch.model_version} does worse than its test span: {wrong or 'evidence has not fallen back yet'}; "
-            f"evidence {total:.1f}, an alarm from {ALARM:.0f}",
+            f"evidence {total:.1f}, an alarm from {ALARM:.0f}"
         )
-    state: State = "drifted" if drifted else "watch" if reasons else "fine"
+    state: State = "drifted" if drifted else "watch" if reason else "fine"
     since = (watch.since or now) if drifted else None
-    return watch.model_copy(update={"state": state, "reason": "; ".join(reasons), "since": since})
+    return watch.model_copy(update={"state": state, "reason": reason, "since": since})
 
 
 def _capital(watch: SeriesWatch) -> Capital:

@@ -167,12 +167,6 @@ def test_drifted_ends_only_when_the_evidence_has_gone(tmp_path):
         assert (watch.since is None) == (state != "drifted")
 
 
-def test_late_data_is_watched_but_is_no_drift(tmp_path):
-    late = looked(tmp_path, filled(tmp_path, 3) + 5 * DAY)
-    assert late.state == "watch"
-    assert "old" in late.reason
-
-
 def test_one_champions_fault_stops_no_other(tmp_path):
     now = filled(tmp_path, 3)
     filled(tmp_path, 3, series=BTC)
