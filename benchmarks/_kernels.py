@@ -28,10 +28,10 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cpbmodels.arch.layers import Layout
 from cpbmodels.arch.presets import preset
-from cpbmodels.arch.torch_private import TorchDispatchMode
 from cpbmodels.device import steps
 
 NO_LAUNCH = {

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType as DeviceType  # type: ignore[attr-defined]
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 # --- Derivatives for backward passes written by hand: one kernel each, those that autograd itself calls. -------------
 
@@ -80,7 +79,5 @@ def bf16_in_cpu_hardware() -> bool:
 
 
 # Imported above:
-# TorchDispatchMode (torch.utils._python_dispatch): sees every operator of a step, backward pass included. The public
-#   profiler names kernels, but not the device of an operator's result. Checked: torch 2.13.0.
 # DeviceType (torch.autograd): tells GPU kernels from CPU operators among profiler events; undocumented, although the
 #   events that carry it are public. Checked: torch 2.13.0.

@@ -19,7 +19,7 @@ import torch
 
 from cpbmodels.arch import every
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
-from cpbmodels.device.monitor import MB, driver_version, kernels, operators_on_cpu, usable_cores
+from cpbmodels.device.monitor import MB, driver_version, kernels, usable_cores
 from cpbmodels.device.steps import fleet_step, seed_size
 from cpbmodels.fleet.graphs import EAGER_RUNS
 from cpbmodels.kernels.check import kernels_off
@@ -198,22 +198,18 @@ def _gpu(index: int) -> dict[str, Any]:
 
 
 def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
-    """Time a step of each architecture; one that fails or leaves the device is a problem."""
+    """Time a step of each architecture; one that fails is a problem."""
     diagnosis.facts["steps"] = rows = {}
     for name, architecture in every().items():
         # Neither in closed form nor an average, whose members are timed by their own names.
         if architecture.spec.closed_form or seed_size(name).members:
             continue
         try:
-            rows[name] = row = time_one(name, device)
+            rows[name] = time_one(name, device)
         except Exception as error:  # noqa: BLE001 - a report on the other architectures is wanted all the more
             what = f"a training step of {name} failed on {device}: {_reason(error)}"
             remedy = "train with `--device cpu`, or install another torch build"
             diagnosis.problems.append(Problem(what, remedy))
-            continue
-        if row["on_cpu"]:
-            what = f"a training step of {name} left {device}: {', '.join(row['on_cpu'])}"
-            diagnosis.problems.append(Problem(what, "reinstall torch; a build with cuDNN never does this"))
     if device.type == "cuda" and rows and not any(row["longest_kernels"] for row in rows.values()):
         diagnosis.notes.append(NO_CUPTI)
 
@@ -221,9 +217,8 @@ def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
 def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
     """Time one step, on a CPU of one member, on a GPU of 40, or of 10 below 8 GB of free memory.
 
-    Returns members, batch, step_ms, windows_per_s, kernels ("on", or why they are off) and `on_cpu`: operators that
-    gave CPU tensors on a GPU; of a GPU also its peak memory in MB, the share of the step in which a kernel ran and the
-    longest kernels.
+    Returns members, batch, step_ms, windows_per_s and kernels ("on", or why they are off); of a GPU also its peak
+    memory in MB, the share of the step in which a kernel ran and the longest kernels.
     """
     options, gpu = seed_size(architecture), device.type == "cuda"
     members = 1 if not gpu else 40 if torch.cuda.mem_get_info(device)[0] > MIN_BYTES_OF_40 else 10
@@ -241,7 +236,6 @@ def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
         "step_ms": spent * 1e3,
         "windows_per_s": members * options.batch_size / spent,
         "kernels": described(reason),
-        "on_cpu": list(operators_on_cpu(step.eager)) if gpu else [],
         "gpu_mem_peak_mb": torch.cuda.max_memory_allocated(device) / MB if gpu else None,
         "gpu_busy": min(1.0, sum(seen.values()) / 1e6 / spent) if seen else None,
         "longest_kernels": list(seen)[:2],

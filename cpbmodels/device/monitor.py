@@ -18,16 +18,15 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from cpbmodels.arch.torch_private import DeviceType, TorchDispatchMode
+from cpbmodels.arch.torch_private import DeviceType
 from cpbmodels.errors import pip_install
 
 MB = 2**20  # as nvidia-smi counts
@@ -211,39 +210,6 @@ def resident_mb() -> dict[str, float]:
             if name in _RSS:
                 memory[_RSS[name]] = int(value.split()[0]) * 1024 / MB
     return memory
-
-
-class OpLog(TorchDispatchMode):
-    """Counts the operators, forward and backward, that give CPU tensors: `on_cpu`, by name.
-
-    Single numbers do not count as CPU tensors: a step counter or a learning rate belongs on the host.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.on_cpu: Counter[str] = Counter()
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """torch's hook: run the operator and look where its results lie."""
-        result = func(*args, **(kwargs or {}))
-        for item in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(item, torch.Tensor) and item.device.type == "cpu" and item.numel() > 1:
-                self.on_cpu[str(func)] += 1
-                break
-        return result
-
-
-def operators_on_cpu(step: Callable[[], object]) -> tuple[str, ...]:
-    """Run `step` once; the operators that gave CPU tensors."""
-    with OpLog() as log:
-        step()
-    return tuple(log.on_cpu)
 
 
 def kernels(step: Callable[[], object], device: torch.device) -> dict[str, float]:
