@@ -15,7 +15,7 @@ from tasks.market.ingest import with_listed_pairs
 from tasks.storage.files import write_json
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest, write_record
-from tasks.tracking.runs import finish, log_metrics, log_trials, start_parent
+from tasks.tracking.runs import finish, log_trials, start_parent
 from tasks.tracking.store import check_place, open_store
 from tasks.tracking.tags import AS_OF, KIND, NEWEST, STUDY
 from tasks.training.local import check_device, gpu_held, gpus_of
@@ -88,7 +88,6 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
             report = folder / "report.json"
             write_json(report, answer)
             open_store().client.log_artifact(run.run_id, str(report))
-            log_metrics(run.run_id, tuning.metrics(answer))
             finish(run.run_id)
     say(tuning.sentence(answer))
     return answer

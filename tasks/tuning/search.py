@@ -127,17 +127,6 @@ def best_of_null_trials(losses: Array, reference: Array, observed: float, seed: 
     }
 
 
-def metrics(answer: dict[str, Any]) -> dict[str, float]:
-    """Return the figures of a search that are logged in MLflow."""
-    luck = answer["luck"]
-    figures = {
-        "trials": answer["trials"], "pruned": answer["pruned"], "failed": answer["failed"],
-        "validation_crps_ratio": answer["winner"]["validation_crps_ratio"],
-        "luck_best_of_null": luck["best_of_null"], "luck_p": luck["p"],
-    }  # fmt: skip
-    return figures | {f"test_crps_ratio_{t}": pool["test_crps_ratio"] for t, pool in answer["test"].items()}
-
-
 def sentence(answer: dict[str, Any]) -> str:
     """Return a summary: the winner compared with luck, and its ratio on the test span."""
     luck, winner = answer["luck"], answer["winner"]
@@ -241,13 +230,11 @@ def conclude(
     best, trials = study.best(), study.finished()
     states = [state_of(trial) for trial in trials]
     if best is None or best.value is None:
-        why = (
-            f"none of {count(len(trials), 'trial')} was completed ({states.count('failed')} diverged, "
-            f"{states.count('pruned')} pruned): give it more budget, or a smaller lr"
+        raise CpbError(
+            f"none of {count(len(trials), 'trial')} was completed ({states.count('failed')} diverged): give it more "
+            "budget, fewer coins, or a smaller lr or batch_size",
+            code="no-trial",
         )
-        if not trials:
-            why = "no trial had a whole epoch within the budget: give it more, or fewer coins or a smaller batch_size"
-        raise CpbError(why, code="no-trial")
     made = [trial for trial, state in zip(trials, states, strict=True) if state != "failed"]
     losses = np.array([trial.user_attrs[BLOCKS] for trial in made])
     luck = best_of_null_trials(losses, np.array(study.stored.user_attrs["reference"]), best.value, spec.seed)
