@@ -65,7 +65,7 @@ def test_kind_version_and_subject_belong_to_the_digested_content(tmp_path, chang
     path = tmp_path / "r.json"
     write_record(path, RESULT, of="BTCUSDT-1h")
     path.write_text(json.dumps(json.loads(path.read_text()) | change, indent=2))
-    with pytest.raises(DamagedError, match="digest"):
+    with pytest.raises(DamagedError, match="as cpb writes it"):
         read_record(path, ShardResult, of=change.get("of", "BTCUSDT-1h"))
 
 
