@@ -14,7 +14,7 @@ PAGES = sorted(
         *(ROOT / "docs").rglob("*.md"),
     ]
 )
-EXECUTED = ("python", "toml", "json", "yaml")
+EXECUTED = ("python", "toml")
 """Kinds of block that a test executes."""
 SHELL = ("sh", "console")
 """Kinds whose commands a test reads: `console` is commands behind `$` with what they print."""

@@ -1,10 +1,9 @@
-"""Python, TOML, JSON and YAML of README and documents are executed, page by page, where a reader has trained models.
+"""Python and TOML of README and documents are executed, page by page, where a reader has trained models.
 
 Shell commands are checked by reading: `test_docs_written.py`.
 """
 
 import io
-import json
 import os
 import shutil
 import subprocess
@@ -17,7 +16,6 @@ from pathlib import Path
 import mlflow
 import polars as pl
 import pytest
-import yaml
 from fake_hub import TOKEN, fake_hub
 from snippets import EXECUTED, ROOT, blocks
 
@@ -126,11 +124,6 @@ def run(block, names):
     if block.kind == "python":
         with redirect_stdout(io.StringIO()):
             exec(compile(block.text, block.place, "exec"), names)
-    elif block.kind == "json":
-        json.loads(block.text)
-    elif block.kind == "yaml":
-        fenced = yaml.safe_load(block.text)
-        (ray_cluster if "cluster_name" in fenced else automation)(fenced)
     else:
         settings(block, tomllib.loads(block.text))
 
@@ -142,19 +135,3 @@ def settings(block, data):
     name = block.text.partition("\n")[0].removeprefix("# ").split()[0]
     Path(name).write_text(block.text)
     assert RunSpec(preset=name).overrides == data["options"]
-
-
-def ray_cluster(data):
-    """A cluster that Ray's own schema takes."""
-    schema = Path(pytest.importorskip("ray").__file__).parent / "autoscaler/ray-schema.json"
-    pytest.importorskip("jsonschema").validate(data, json.loads(schema.read_text()))
-    assert all("RAY_AUTH_MODE=token" in line for name in ("head", "worker") for line in
-               data[f"{name}_start_ray_commands"] if "ray start" in line)  # fmt: skip
-
-
-def automation(data):
-    """An automation that Prefect's own schema takes."""
-    from prefect.events.schemas.automations import AutomationCore
-
-    data["actions"][0]["block_document_id"] = "00000000-0000-0000-0000-000000000000"
-    assert AutomationCore.model_validate(data).actions

@@ -1,17 +1,12 @@
 """What Prefect's own page tells of a run: names of task runs, their states, log lines, leaderboard and failures."""
 
 import time
-from pathlib import Path
-from uuid import uuid4
 
 import pytest
-import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, LogFilter, TaskRunFilter
-from prefect.events.schemas.automations import AutomationCore
 from prefect.settings import get_current_settings
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
@@ -90,8 +85,7 @@ def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
     }  # fmt: skip
     page = Page("train-all", names)
     assert page.run.state.name == "Partial"
-    assert documented_automation().trigger.expect == {"prefect.flow-run.Partial"}
-    assert "prefect.flow-run.Partial" in page.events
+    assert "prefect.flow-run.Partial" in page.events  # on which an automation may hang
     assert set(page.tasks) >= names
     lines = page.log("ingested 1 series", "trained linear: 1 member", "1 champion, 10 forecast rows")
     for wanted in (
@@ -101,9 +95,3 @@ def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
         "FAILED sim NOPE",
     ):
         assert any(line.startswith(wanted) for line in lines), (wanted, lines)
-
-
-def documented_automation():
-    """The automation that docs/operations.md shows, as Prefect reads it."""
-    text = (ROOT / "docs/operations.md").read_text().partition("```yaml\n")[2].partition("```")[0]
-    return AutomationCore.model_validate(yaml.safe_load(text.replace("ID OF THE BLOCK", str(uuid4()))))

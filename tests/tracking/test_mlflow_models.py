@@ -12,8 +12,10 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
+from fastapi.testclient import TestClient
 from interface import tracking_server
 from known_markets import busy_hours
+from mlflow.pyfunc import scoring_server
 from mlflow.types.schema import AnyType, DataType
 from registering import register_champion
 from test_runs import fleet_of, log_member, member
@@ -127,6 +129,18 @@ def test_impossible_candles_are_one_sentence_of_mlflow(champion, candles, spoil,
     with pytest.raises(mlflow.MlflowException, match=words) as caught:
         mlflow.pyfunc.load_model(URI).predict(spoil(as_pandas(candles)))
     assert caught.value.error_code == "INVALID_PARAMETER_VALUE"
+
+
+def test_the_service_of_mlflow_models_serve_answers_with_the_forecast(champion, candles):
+    """In this process: `mlflow models serve` starts this application."""
+    service = TestClient(scoring_server.init(mlflow.pyfunc.load_model(URI)))
+    split = as_pandas(candles, TIMES["ISO texts with Z"]).to_dict("split", index=False)
+    answer = service.post("/invocations", json={"dataframe_split": split})
+    (*_, last) = answer.json()["predictions"]
+    assert (answer.status_code, last["step"]) == (200, 10)
+    assert last["q50"] == expected(champion.folder, candles)["q50"].iloc[-1]
+    refused = service.post("/invocations", json={"dataframe_split": split | {"data": split["data"][:20]}})
+    assert (refused.status_code, refused.json()["error_code"]) == (400, "INVALID_PARAMETER_VALUE")
 
 
 def test_mlflow_describes_it(champion):
