@@ -14,7 +14,7 @@ from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import MemberError, UsageError
 from schemas.identity import OWN, SIM, Market, SeriesId, symbol_of
 from tasks.figures.page import THEMES, themed
-from webapp import answers, figures, read, runs
+from webapp import answers, figures, kept, read, runs
 from webapp.figures import MAX_EARLIER, ThemeName
 
 OPTIONS: dict[int | str, dict[str, Any]] = {
@@ -44,7 +44,7 @@ TwoModels = Annotated[
     Query(
         description="two models: har,gru or har,gru/smoke",
         max_length=200,
-        json_schema_extra={"pattern": r"^[^,]*[^,\s][^,]*,[^,]*[^,\s][^,]*$"},
+        json_schema_extra={"pattern": r"^[^,]*[^, ][^,]*,[^,]*[^, ][^,]*$"},
     ),
 ]
 
@@ -104,7 +104,7 @@ def _label(market: Market) -> str:
 
 def routes(home: Path) -> APIRouter:
     """Return the routes over the store in `home`."""
-    router = APIRouter()
+    router = APIRouter(route_class=kept.keeping(home))
 
     def market_of(market: MarketOption = None) -> Market:
         return market or read.default_market(home)
@@ -125,6 +125,14 @@ def routes(home: Path) -> APIRouter:
     _add_lists(router, home, MarketIn)
     _add_series(router, home, Series)
     _add_figures(router, home, Series, MarketIn)
+    live = APIRouter()
+
+    @live.get("/api/changes")
+    def changes() -> answers.Changes:
+        """Return a token for each part of the stored data; cheap enough for a request every few seconds."""
+        return kept.changes(home)
+
+    router.include_router(live)
     return router
 
 
@@ -148,11 +156,6 @@ def _add_lists(router: APIRouter, home: Path, MarketIn: Any) -> None:
     def flow_runs(limit: Annotated[int, Query(ge=1, le=200)] = 20) -> answers.Runs:
         """Return the trainings in progress, and the newest runs of the flow, of all markets."""
         return runs.runs(home, limit)
-
-    @router.get("/api/changes")
-    def changes() -> answers.Changes:
-        """Return a token for each part of the stored data; cheap enough for a request every few seconds."""
-        return runs.changes(home)
 
     @router.get("/api/leaderboard", response_model=answers.Leaderboard, responses={**_CSV, **OPTIONS})
     def leaderboard(

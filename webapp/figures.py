@@ -17,7 +17,7 @@ from tasks.judging.fleet import stored_score
 from tasks.judging.inference import compared
 from tasks.judging.pool import compare as paired
 from webapp import runs
-from webapp.read import candle_rows, forecast_at, record
+from webapp.read import candle_rows, forecast_at, newest, record
 
 ThemeName = Literal["light", "dark"]
 
@@ -52,7 +52,7 @@ def forecast(
     Raises:
         MemberError: the series has no candles, or no forecast of that instant.
     """
-    shown = forecast_at(home, series, issued_at) if issued_at else months.latest(home, series)
+    shown = forecast_at(home, series, issued_at) if issued_at else newest(home, series)
     candles = candle_rows(home, series, limit, until)
     if issued_at and not until and len(candles) and issued_at < candles["open_time"][0]:
         after = shown["target_time"][-1] + limit // 4 * timedelta(seconds=series.seconds)
@@ -114,7 +114,7 @@ def compare(home: Path, market: Market, timeframe: str | None, models: str) -> d
     Raises:
         UsageError: `models` does not name two models.
     """
-    names = [name.strip() for name in models.split(",")]
+    names = [name.strip(" ") for name in models.split(",")]  # as the pattern that describes it
     if len(names) != 2 or not all(names):
         raise UsageError(
             f"models {models!r} must name two architectures, as in har,gru or har,gru/smoke",

@@ -30,7 +30,8 @@ from tasks.forecasting.score import newest_scored
 from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale, newest_month, with_source
 from tasks.market.klines import read_klines
 from webapp import answers
-from webapp.runs import briefly, champions_of, identity
+from webapp.kept import kept
+from webapp.runs import champions_of, identity
 
 SPARKLINE = 48
 """Closes in a row of the overview."""
@@ -53,7 +54,7 @@ def health(home: Path) -> answers.Health:
     )
 
 
-@briefly
+@kept
 def too_old(home: Path, series: tuple[SeriesId, ...]) -> dict[SeriesId, str]:
     """Return a message for each series whose newest candle or forecast is too old."""
     late = find_stale(home, series, grace=BETWEEN_RUNS)
@@ -65,13 +66,13 @@ def mend(home: Path, series: Sequence[SeriesId]) -> str:
 
     `cpb forecast` fetches candles too; `cpb ingest` is enough for series that are not forecast.
     """
-    command = "ingest" if months.latest(home, series[0]).is_empty() else "forecast"
+    command = "ingest" if newest(home, series[0]).is_empty() else "forecast"
     return f"refresh {'it' if len(series) == 1 else 'them'} with " + with_source(
         f"cpb {command} {options_of(series)}", series[0].market
     )
 
 
-@briefly
+@kept
 def all_series(home: Path) -> list[answers.SeriesInfo]:
     """Return every series with forecasts or candles: series with forecasts first, real markets before simulated."""
     infos = [
@@ -81,12 +82,13 @@ def all_series(home: Path) -> list[answers.SeriesInfo]:
             model_version=rows["model_version"][0] if len(rows) else None,
         )
         for series in _stored(home)
-        for rows in [months.latest(home, series)]
+        for rows in [newest(home, series)]
     ]
     order = {market: number for number, market in enumerate((SPOT, *sorted({*MARKETS} - {SPOT, SIM}), SIM))}
     return sorted(infos, key=lambda info: (info.issued_at is None, order[info.market]))
 
 
+@kept
 def _stored(home: Path) -> list[SeriesId]:
     """Return every series with forecasts or candles, in order of symbol and length; monthly candles are left out."""
     every = {*months.series_with_forecasts(home), *stored_series(home, "klines")}
@@ -98,10 +100,10 @@ def default_market(home: Path) -> Market:
 
     Simulated forecasts are never shown as real: if there are real candles, they must be requested by `market=sim`.
     """
-    stored = {s.market for tree in ("forecasts", "klines") for s in stored_series(home, tree)}
-    return min(stored, key=MARKETS.index, default="spot")
+    return min({series.market for series in _stored(home)}, key=MARKETS.index, default="spot")
 
 
+@kept
 def newest(home: Path, series: SeriesId) -> pl.DataFrame:
     """Return the rows of the newest forecast, or an empty frame."""
     return months.latest(home, series)
@@ -109,10 +111,10 @@ def newest(home: Path, series: SeriesId) -> pl.DataFrame:
 
 def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None) -> pl.DataFrame:
     """Return the rows of the forecast issued at an instant, default the newest; raises `MemberError` without one."""
-    rows = months.latest(home, series, issued_at)
+    rows = months.latest(home, series, issued_at) if issued_at else newest(home, series)
     if not rows.is_empty() and issued_at in (None, rows["issued_at"][0]):
         return rows
-    if issued_at is None or months.latest(home, series).is_empty():
+    if issued_at is None or newest(home, series).is_empty():
         raise _no_forecast(home, series)
     raise MemberError(
         f"no forecast of {series} was issued at {issued_at:%Y-%m-%dT%H:%M:%SZ}; "
@@ -125,15 +127,15 @@ def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) ->
     rows = forecast_at(home, series, issued_at)
     first = rows.row(0, named=True)
     head = {k: first[k] for k in ("symbol", "timeframe", "issued_at", "model_version", "last_close")}
-    return answers.Forecast(market=series.market, **head, steps=rows.drop(*head).to_dicts())
+    return answers.Forecast(market=series.market, **head, steps=rows.drop(*head).rows(named=True))
 
 
 def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> answers.Forecasts:
     """Return the issue times of the newest `limit` forecasts; raises `MemberError` if the series has no forecast."""
-    if months.latest(home, series).is_empty():
+    if newest(home, series).is_empty():
         raise _no_forecast(home, series)
     rows = months.issues(home, series, limit, until)
-    return answers.Forecasts(**identity(series), forecasts=rows.to_dicts())
+    return answers.Forecasts(**identity(series), forecasts=rows.rows(named=True))
 
 
 def candle_rows(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
@@ -155,13 +157,13 @@ def candles(home: Path, series: SeriesId, limit: int, until: datetime | None = N
     """Return candles; arguments and errors as in `candle_rows`."""
     if unknown := unknown_coin(home, series):
         raise unknown
-    rows = candle_rows(home, series, limit, until).to_dicts()
+    rows = candle_rows(home, series, limit, until).rows(named=True)
     return answers.Candles(**identity(series), candles=rows)
 
 
 def unknown_coin(home: Path, series: SeriesId) -> MemberError | None:
     """Return the error for a coin of which nothing is stored and which the default universe lacks; None if known."""
-    symbols = {stored.symbol for tree in ("klines", "forecasts") for stored in stored_series(home, tree)}
+    symbols = {stored.symbol for stored in _stored(home)}
     if series.symbol in symbols or series.symbol in map(symbol_of, COINS):
         return None
     there = f", only of {coins_label(sorted(symbols))}" if symbols else ""
@@ -174,7 +176,7 @@ def _no_forecast(home: Path, series: SeriesId) -> MemberError:
     return MemberError(f"no forecast of {series} is stored; make one with `{forecast_command(series)}`")
 
 
-@briefly
+@kept
 def record(home: Path, market: Market) -> LiveRecord | None:
     """Return a market's record as of the last scoring."""
     return read_summary(home, market)
@@ -203,7 +205,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> answers.Ledger:
         live=_hit_rates([entry for entry in of_series if entry.live]),
         recorded_at=of_market.made_at if of_market else None,
         record=entries,
-        rows=rows.to_dicts(),
+        rows=rows.rows(named=True),
     )
 
 
@@ -223,12 +225,12 @@ def _hit_rates(entries: list[answers.RecordEntry]) -> answers.LedgerSummary:
     )
 
 
-@briefly
+@kept
 def overview(home: Path, market: Market) -> answers.Overview:
     """Return a row for each series of a market that has candles or forecasts, those with a forecast first."""
     everything = _stored(home)
     of_market = [series for series in everything if series.market == market]
-    forecast_rows = {series: months.latest(home, series) for series in of_market}
+    forecast_rows = {series: newest(home, series) for series in of_market}
     ordered = sorted(of_market, key=lambda series: forecast_rows[series].is_empty())
     with_forecast = [series for series in ordered if not forecast_rows[series].is_empty()]
     served, unreadable = _served(market)

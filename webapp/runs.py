@@ -1,88 +1,30 @@
-"""What MLflow's store and the trainers' files say: boards, champions, decisions, runs; and what of all has changed.
-
-Results for which the MLflow store or many series are read are kept for `_TTL_S` seconds, or until `changes` sees that
-anything stored has changed.
-"""
+"""What MLflow's store and the trainers' files say: boards, champions, decisions, runs."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import polars as pl
-from cachetools import TTLCache, cached
-from cachetools.keys import hashkey
 
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Decision
-from schemas.identity import APART, MARKETS, SPOT, Market, SeriesId, market_home, tree_of
+from schemas.identity import APART, SPOT, Market, SeriesId, market_home
 from tasks.hub.card import verdict
 from tasks.storage.files import read_json_or_none
 from tasks.tracking import boards
 from tasks.tracking.registry import Champion, champions, decisions_on, newest_decisions
-from tasks.tracking.store import Store, open_store, sqlite_path, store_errors, tracking_uri
-from tasks.training.shard import JOB, PROGRESS, RESULT, is_training, read_job, shard_folders
+from tasks.tracking.store import Store, open_store, store_errors
+from tasks.training.shard import JOB, PROGRESS, read_job
 from tasks.tuning.at_work import SEARCH, searches_at_work
 from webapp import answers
+from webapp.kept import at_work, kept
 
-_TTL_S = 5
-_cache: TTLCache[Any, Any] = TTLCache(1000, _TTL_S)
-_cache_changed = threading.Condition()
-_last_changes: dict[Path, answers.Changes] = {}
 _reading_store = threading.RLock()
 
-F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-
-
-def briefly(function: F) -> F:
-    """Keep a function's results for `_TTL_S` seconds; one thread computes a result, the others wait for it."""
-    key = partial(hashkey, function.__qualname__)
-    return cast(F, cached(_cache, key=key, condition=_cache_changed)(function))
-
-
-def changes(home: Path) -> answers.Changes:
-    """Return a token for each part of the stored data, from the newest modification of its files and folders."""
-    trees = {name: _trees(home, name) for name in ("klines", "provisional", "forecasts", "ledger")}
-    database = sqlite_path(tracking_uri())
-    board = [database, database.with_name(f"{database.name}-wal")] if database else []
-    minute = "" if database else f"-{datetime.now(UTC):%H%M}"  # a server's changes are not seen
-    training = [path for folder in _at_work(home) for path in (folder, folder / PROGRESS)]
-    records = [
-        tree_of(home, "ledger", market) / name
-        for market in MARKETS
-        for name in ("summary.json", "watch.json")
-    ]
-    now = answers.Changes(
-        candles=_newest([*trees["klines"], *trees["provisional"]]),
-        forecasts=_newest(trees["forecasts"]),
-        ledger=_newest([*trees["ledger"], *records]),
-        board=_newest(board) + minute,
-        runs=_newest([*board, *training]) + minute,
-    )
-    with _cache_changed:
-        if _last_changes.get(home) != now:
-            _cache.clear()
-        _last_changes[home] = now
-    return now
-
-
-def _trees(home: Path, tree: str) -> list[Path]:
-    """Return the series' folders of a tree in all markets; they change whenever a file is replaced by renaming."""
-    return [
-        folder for market in MARKETS for folder in tree_of(home, tree, market).glob("interval=*/symbol=*")
-    ]
-
-
-def _newest(paths: Iterable[Path]) -> str:
-    times = []
-    for path in paths:
-        with suppress(FileNotFoundError):
-            times.append(path.stat().st_mtime_ns)
-    return f"{len(times)}-{max(times, default=0)}"
 
 
 @contextmanager
@@ -152,7 +94,7 @@ def identity(series: SeriesId) -> dict[str, Any]:
     return {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
 
 
-@briefly
+@kept
 def _members() -> pl.DataFrame:
     with _store() as store:
         return boards.read_members(store)
@@ -185,7 +127,7 @@ def loss_histories(run_id: str) -> dict[str, list[dict[str, float]]]:
         return boards.loss_histories(store, run_id)
 
 
-@briefly
+@kept
 def champions_of(market: Market) -> tuple[list[Champion], dict[SeriesId, Decision]]:
     """Return a market's champions, and the newest decision on every series; raises `CpbError` without a store."""
     with _store() as store:
@@ -214,21 +156,13 @@ def runs(home: Path, limit: int) -> answers.Runs:
     return answers.Runs(trainings=list(_trainings(home)), runs=flow_runs, note=note)
 
 
-def _at_work(home: Path) -> list[Path]:
-    """Return the folders of the shards and searches that processes of this machine are training."""
-    roots = [market_home(home, market) for market in (SPOT, *APART)]
-    shards = [folder for root in roots for folder in shard_folders(root) if not (folder / RESULT).exists()]
-    searches = [folder for root in roots for folder, _ in searches_at_work(root)]
-    return [*filter(is_training, shards), *searches]
-
-
 def _trainings(home: Path) -> Iterator[answers.Training]:
     searches = {
         folder: search
         for market in (SPOT, *APART)
         for folder, search in searches_at_work(market_home(home, market))
     }
-    for folder in _at_work(home):
+    for folder in at_work(home):
         if search := searches.get(folder):
             yield answers.Training(
                 market=search.market,

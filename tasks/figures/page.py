@@ -169,7 +169,7 @@ def number(value: Any) -> float | None:
 
 def prices(values: pl.Series) -> list[float | None]:
     """Return prices in full precision; None for non-finite values."""
-    return values.cast(pl.Float64).fill_nan(None).replace([math.inf, -math.inf], None).to_list()
+    return [value if value is not None and math.isfinite(value) else None for value in values.to_list()]
 
 
 def times(values: pl.Series) -> list[str]:

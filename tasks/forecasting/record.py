@@ -8,6 +8,7 @@ computed again for each month whose files have changed, so an hourly scoring rea
 
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,7 @@ def day_sums(scored: pl.DataFrame) -> pl.DataFrame:
     ).sort(KEY)
 
 
+@cache
 def _no_sums() -> pl.DataFrame:
     rows, scores = (pl.DataFrame(schema=tree.schema) for tree in (FORECASTS, LEDGER))
     return day_sums(scored_rows(rows, scores)).with_columns(source=pl.lit(""))

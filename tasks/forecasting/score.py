@@ -118,19 +118,23 @@ def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
 
     Months are read from the newest backwards, only as many as needed.
     """
-    newest = scored_rows(*(pl.DataFrame(schema=tree.schema) for tree in (FORECASTS, LEDGER)))
+    parts = [pl.DataFrame(schema=tree.schema) for tree in (FORECASTS, LEDGER)]
+    newest: pl.DataFrame | None = None
+    reach = pl.duration(seconds=series.seconds * pl.col("step"))
     for path in reversed(month_files(series.folder(home, LEDGER.name)) if limit else []):
         rows, scores = (read_month(home, series, tree, path.stem) for tree in (FORECASTS, LEDGER))
         if rows is None or scores is None:
             continue
-        newest = pl.concat([scored_rows(rows, scores), newest]).sort("target_time", "issued_at", "step")
-        newest = newest.tail(limit)
+        target = pl.col("issued_at") + reach
+        oldest = scores.select(target.top_k(limit).min() - reach.max()).item()
+        part = scored_rows(rows.filter(pl.col("issued_at") >= oldest), scores)
+        newest = part if newest is None else pl.concat([part, newest])
+        newest = newest.sort("target_time", "issued_at", "step").tail(limit)
         # Forecasts of earlier months target at most this month's first hours.
-        reach = pl.duration(seconds=series.seconds * pl.col("step").max())
-        first = rows.select(pl.col("issued_at").min() + reach).item()
+        first = rows.select(pl.col("issued_at").min() + reach.max()).item()
         if len(newest) == limit and newest["target_time"][0] > first:
             break
-    return newest
+    return scored_rows(*parts) if newest is None else newest
 
 
 _STEP_1 = tuple(f"{whose}covered_{band}" for whose in ("", "ref_") for band in BANDS)

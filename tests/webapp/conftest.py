@@ -5,12 +5,13 @@ from browsing import browsing
 from serving import client_of
 from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, fill, fill_record, track
 
-from webapp import runs
+from webapp import kept
 
 
 @pytest.fixture(autouse=True)
 def _nothing_kept():
-    runs._cache.clear()
+    kept._results.clear()
+    kept._seen.update(at=0.0, stored=None)
 
 
 @pytest.fixture(scope="session")
