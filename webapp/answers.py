@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, computed_field, create_model
+from pydantic import BaseModel, computed_field, create_model
 
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.handover import Decision
@@ -32,14 +32,14 @@ class OfSeries(OfMarket):
 
 
 class Health(BaseModel):
-    """State of the service: the number of series with a forecast, and stale data.
+    """State of the service: `series`, the number of series with a forecast, and stale data.
 
     `stale`: real candles or forecasts more than two intervals behind Binance's published data, a sentence each.
     `empty`: nothing is stored yet. Simulated series only count if there are no others.
     """
 
     status: Literal["ok", "stale", "empty"]
-    series: int = Field(description="series with a forecast")
+    series: int
     newest_forecast: datetime | None
     stale: list[str] = []
 
@@ -113,8 +113,8 @@ class Leaderboard(BaseModel):
     rows: list[dict[str, Any]]
     columns: dict[str, str]
     champions: list[ChampionInfo]
-    verdict: str | None
-    note: str | None
+    verdict: str | None = None
+    note: str | None = None
 
 
 class LedgerSummary(BaseModel):
@@ -190,38 +190,41 @@ class Ledger(OfSeries):
 
 
 class MarketInfo(OfMarket):
-    """A market with stored data."""
+    """A market with stored data: its series with candles or forecasts, and those of them with a forecast."""
 
-    series: int = Field(description="series with candles or forecasts")
-    forecasts: int = Field(description="series with a forecast")
+    series: int
+    forecasts: int
 
 
 class OverviewRow(OfSeries):
     """Overview of a series; unknown values are null.
 
+    `made_at`: when the newest forecast was stored; `live`: before its first candle closed, otherwise it is a replay.
     `range_80_low`, `range_80_high`: the central 80 % of the newest forecast's last step, for the close at `range_at`,
-    in percent of the forecast's `last_close`. `last_close` is the newest stored close, `change_1d` its change over a
-    day, in percent (null without a close of that time). `verdict` is the champion's on its test span; `selected_on`:
-    the rows of the span that its recipe was chosen on, which make it no result. `record_…`: scores of this series' live
+    in percent of the forecast's `last_close`. `last_close` is the newest stored close, at `closed_at`; `change_1d` its
+    change over a day, in percent (null without a close of that time). `champion`: registered model and version;
+    `verdict` and `crps_ratio` are the champion's on its test span; `selected_on`: the rows of the span that its recipe
+    was chosen on, which make it no result. `record_…`: scores of this series' live
     forecasts, or of its replays if there are no live forecasts (`record_live`). `watch`: the newest state of the drift
     watch. `stale`: a message if candles or forecast are too old. `sparkline`: the newest closes, at most 48.
+    `command`: makes a new forecast; `cpb train-all …` before the first.
     """
 
     issued_at: datetime | None = None
-    made_at: datetime | None = Field(None, description="when the newest forecast was stored")
-    live: bool | None = Field(None, description="stored before its first candle closed; otherwise a replay")
+    made_at: datetime | None = None
+    live: bool | None = None
     model_version: str | None = None
     last_close: float | None = None
-    closed_at: datetime | None = Field(None, description="close of the newest stored candle")
+    closed_at: datetime | None = None
     change_1d: float | None = None
     range_80_low: float | None = None
     range_80_high: float | None = None
     range_at: datetime | None = None
     architecture: str | None = None
-    champion: str | None = Field(None, description="registered model and version of the champion")
+    champion: str | None = None
     verdict: str | None = None
     selected_on: str | None = None
-    crps_ratio: float | None = Field(None, description="of the champion on its test span")
+    crps_ratio: float | None = None
     record_live: bool | None = None
     record_ratio: float | None = None
     record_low: float | None = None
@@ -231,10 +234,8 @@ class OverviewRow(OfSeries):
     watch: Literal["fine", "watch", "drifted"] | None = None
     watch_reason: str | None = None
     stale: str | None = None
-    sparkline: list[float] = Field(default_factory=list)
-    command: str = Field(
-        description="makes a new forecast: cpb forecast …, or cpb train-all … before the first"
-    )
+    sparkline: list[float] = []
+    command: str
 
 
 class Overview(OfMarket):

@@ -109,30 +109,23 @@ def routes(home: Path) -> APIRouter:
     def market_of(market: MarketOption = None) -> Market:
         return market or read.default_market(home)
 
-    MarketIn = Annotated[Market, Depends(market_of)]
-
-    def series_of(symbol: str, timeframe: str, market: MarketIn) -> SeriesId:
+    def series_of(symbol: str, timeframe: str, market: MarketOption = None) -> SeriesId:
         if timeframe not in INTERVAL_SECONDS:
             raise MemberError(
                 f"timeframe {timeframe!r} is unknown: choose from {', '.join(INTERVAL_SECONDS)}"
             )
         try:
-            return SeriesId(market, symbol_of(symbol, quoted=market == OWN), timeframe)
+            market = market_of(market)
+            series = SeriesId(market, symbol_of(symbol, quoted=market == OWN), timeframe)
         except UsageError as error:
             raise MemberError(str(error)) from error
+        read.check_coin(home, series)
+        return series
 
-    Series = Annotated[SeriesId, Depends(series_of)]
+    MarketIn, Series = Annotated[Market, Depends(market_of)], Annotated[SeriesId, Depends(series_of)]
     _add_lists(router, home, MarketIn)
     _add_series(router, home, Series)
     _add_figures(router, home, Series, MarketIn)
-    live = APIRouter()
-
-    @live.get("/api/changes")
-    def changes() -> answers.Changes:
-        """Return a token for each part of the stored data; cheap enough for a request every few seconds."""
-        return kept.changes(home)
-
-    router.include_router(live)
     return router
 
 
@@ -156,6 +149,11 @@ def _add_lists(router: APIRouter, home: Path, MarketIn: Any) -> None:
     def flow_runs(limit: Annotated[int, Query(ge=1, le=200)] = 20) -> answers.Runs:
         """Return the trainings in progress, and the newest runs of the flow, of all markets."""
         return runs.runs(home, limit)
+
+    @router.get("/api/changes")
+    def changes() -> answers.Changes:
+        """Return a token for each part of the stored data; cheap enough for a request every few seconds."""
+        return kept.changes(home)
 
     @router.get("/api/leaderboard", response_model=answers.Leaderboard, responses={**_CSV, **OPTIONS})
     def leaderboard(

@@ -1,5 +1,6 @@
 """The HTTP service: the API at `/api/…`, the page at `/`. Read-only; binds to loopback unless configured otherwise."""
 
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -64,6 +65,9 @@ def create_app(home: Path) -> FastAPI:
 async def _warmed(_app: FastAPI) -> AsyncIterator[None]:
     """Load MLflow during the first requests: it takes seconds, for which the first overview would have to wait."""
     Thread(target=runs.load, daemon=True, name="mlflow").start()
+    sys.setswitchinterval(
+        0.0005
+    )  # so long does the thread of all requests wait for one that computes an answer
     yield
 
 

@@ -92,10 +92,9 @@ def over_time(
 def board(market: Market, timeframe: str | None) -> dict[str, Any]:
     """Return the architectures of a market's leaderboard; none if the store cannot be read."""
     try:
-        rows = runs.board_rows(market, timeframe, None)
+        return board_figure(runs.board_rows(market, timeframe, None))
     except CpbError:
-        rows = []
-    return board_figure(rows)
+        return board_figure([])
 
 
 def coins(market: Market, timeframe: str | None) -> dict[str, Any]:
@@ -116,11 +115,7 @@ def compare(home: Path, market: Market, timeframe: str | None, models: str) -> d
     """
     names = [name.strip(" ") for name in models.split(",")]  # as the pattern that describes it
     if len(names) != 2 or not all(names):
-        raise UsageError(
-            f"models {models!r} must name two architectures, as in har,gru or har,gru/smoke",
-            code="models",
-            field="models",
-        )
+        raise UsageError(f"models {models!r} must name two architectures, as in har,gru or har,gru/smoke")
     rows = _of_one_timeframe(runs.coin_rows(market, timeframe))
     labels = model_names(rows)
     first, second = (

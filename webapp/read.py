@@ -22,7 +22,6 @@ from schemas.identity import (
     stored_series,
     symbol_of,
 )
-from schemas.ledger import LedgerSummary as LiveRecord
 from tasks.forecasting import months
 from tasks.forecasting.months import forecast_command, month_files
 from tasks.forecasting.record import champion_records, read_summary
@@ -35,6 +34,9 @@ from webapp.runs import champions_of, identity
 
 SPARKLINE = 48
 """Closes in a row of the overview."""
+
+newest, record = kept(months.latest), kept(read_summary)
+"""The newest forecast of a series; the record of a market as of the last scoring."""
 
 CANDLE = ("open", "high", "low", "close", "volume")
 
@@ -50,7 +52,7 @@ def health(home: Path) -> answers.Health:
         status="empty" if not every else "stale" if stale else "ok",
         series=len(with_forecast),
         newest_forecast=max((info.issued_at for info in with_forecast if info.issued_at), default=None),
-        stale=[stale[series] for series in served if series in stale],
+        stale=list(stale.values()),
     )
 
 
@@ -84,8 +86,7 @@ def all_series(home: Path) -> list[answers.SeriesInfo]:
         for series in _stored(home)
         for rows in [newest(home, series)]
     ]
-    order = {market: number for number, market in enumerate((SPOT, *sorted({*MARKETS} - {SPOT, SIM}), SIM))}
-    return sorted(infos, key=lambda info: (info.issued_at is None, order[info.market]))
+    return sorted(infos, key=lambda i: (i.issued_at is None, i.simulated, i.market != SPOT, i.market))
 
 
 @kept
@@ -103,19 +104,13 @@ def default_market(home: Path) -> Market:
     return min({series.market for series in _stored(home)}, key=MARKETS.index, default="spot")
 
 
-@kept
-def newest(home: Path, series: SeriesId) -> pl.DataFrame:
-    """Return the rows of the newest forecast, or an empty frame."""
-    return months.latest(home, series)
-
-
 def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None) -> pl.DataFrame:
     """Return the rows of the forecast issued at an instant, default the newest; raises `MemberError` without one."""
-    rows = months.latest(home, series, issued_at) if issued_at else newest(home, series)
+    rows = newest(home, series, issued_at)
     if not rows.is_empty() and issued_at in (None, rows["issued_at"][0]):
         return rows
     if issued_at is None or newest(home, series).is_empty():
-        raise _no_forecast(home, series)
+        raise _no_forecast(series)
     raise MemberError(
         f"no forecast of {series} was issued at {issued_at:%Y-%m-%dT%H:%M:%SZ}; "
         f"/api/forecasts/{series.symbol}/{series.timeframe} lists those that were"
@@ -125,15 +120,13 @@ def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None)
 def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) -> answers.Forecast:
     """Return a forecast; arguments and errors as in `forecast_at`."""
     rows = forecast_at(home, series, issued_at)
-    first = rows.row(0, named=True)
-    head = {k: first[k] for k in ("symbol", "timeframe", "issued_at", "model_version", "last_close")}
-    return answers.Forecast(market=series.market, **head, steps=rows.drop(*head).rows(named=True))
+    return answers.Forecast(market=series.market, **rows.row(0, named=True), steps=rows.rows(named=True))
 
 
 def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> answers.Forecasts:
     """Return the issue times of the newest `limit` forecasts; raises `MemberError` if the series has no forecast."""
     if newest(home, series).is_empty():
-        raise _no_forecast(home, series)
+        raise _no_forecast(series)
     rows = months.issues(home, series, limit, until)
     return answers.Forecasts(**identity(series), forecasts=rows.rows(named=True))
 
@@ -155,31 +148,21 @@ def candle_rows(home: Path, series: SeriesId, limit: int, until: datetime | None
 
 def candles(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> answers.Candles:
     """Return candles; arguments and errors as in `candle_rows`."""
-    if unknown := unknown_coin(home, series):
-        raise unknown
     rows = candle_rows(home, series, limit, until).rows(named=True)
     return answers.Candles(**identity(series), candles=rows)
 
 
-def unknown_coin(home: Path, series: SeriesId) -> MemberError | None:
-    """Return the error for a coin of which nothing is stored and which the default universe lacks; None if known."""
+def check_coin(home: Path, series: SeriesId) -> None:
+    """Raise `MemberError` for a coin of which nothing is stored and which the default universe lacks."""
     symbols = {stored.symbol for stored in _stored(home)}
     if series.symbol in symbols or series.symbol in map(symbol_of, COINS):
-        return None
+        return
     there = f", only of {coins_label(sorted(symbols))}" if symbols else ""
-    return MemberError(f"the coin {series.symbol} is unknown: nothing of it is stored{there}; check the name")
+    raise MemberError(f"the coin {series.symbol} is unknown: nothing of it is stored{there}; check the name")
 
 
-def _no_forecast(home: Path, series: SeriesId) -> MemberError:
-    if unknown := unknown_coin(home, series):
-        return unknown
+def _no_forecast(series: SeriesId) -> MemberError:
     return MemberError(f"no forecast of {series} is stored; make one with `{forecast_command(series)}`")
-
-
-@kept
-def record(home: Path, market: Market) -> LiveRecord | None:
-    """Return a market's record as of the last scoring."""
-    return read_summary(home, market)
 
 
 def scored(home: Path, series: SeriesId, limit: int) -> answers.Ledger:
@@ -189,7 +172,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> answers.Ledger:
         MemberError: the series has no forecast.
     """
     if not month_files(series.folder(home, "forecasts")):
-        raise _no_forecast(home, series)
+        raise _no_forecast(series)
     of_market = record(home, series.market)
     entries = [
         answers.RecordEntry(**entry.model_dump())
@@ -230,22 +213,23 @@ def overview(home: Path, market: Market) -> answers.Overview:
     """Return a row for each series of a market that has candles or forecasts, those with a forecast first."""
     everything = _stored(home)
     of_market = [series for series in everything if series.market == market]
-    forecast_rows = {series: newest(home, series) for series in of_market}
-    ordered = sorted(of_market, key=lambda series: forecast_rows[series].is_empty())
-    with_forecast = [series for series in ordered if not forecast_rows[series].is_empty()]
+    ordered = sorted(of_market, key=lambda series: newest(home, series).is_empty())
+    with_forecast = [series for series in ordered if len(newest(home, series))]
     served, unreadable = _served(market)
     records = champion_records(record(home, market))
-    watched = {alarm.series: alarm for alarm in alarms(home, market)}
+    watched = {
+        alarm.series: {"watch": alarm.state, "watch_reason": alarm.reason or None}
+        for alarm in alarms(home, market)
+    }
     stale = too_old(home, tuple(with_forecast or of_market))
     rows = [
         answers.OverviewRow(
             **identity(series),
-            **_forecast_fields(forecast_rows[series]),
+            **_forecast_fields(newest(home, series)),
             **_close_fields(home, series),
             **served.get(series, {}),
             **records.get(series, {}),
-            watch=watched[series].state if series in watched else None,
-            watch_reason=watched[series].reason or None if series in watched else None,
+            **watched.get(series, {}),
             stale=stale.get(series),
             command=f"cpb {'forecast' if series in with_forecast else 'train-all'} {series.options}",
         )
@@ -264,7 +248,7 @@ def overview(home: Path, market: Market) -> answers.Overview:
                 series=sum(series.market == name for series in everything),
                 forecasts=sum(series.market == name for series in issued),
             )
-            for name in sorted(MARKETS, key=lambda name: (name != first, MARKETS.index(name)))
+            for name in sorted(MARKETS, key=lambda name: name != first)
             if any(series.market == name for series in everything)
         ],
     )

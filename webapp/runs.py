@@ -1,9 +1,11 @@
 """What MLflow's store and the trainers' files say: boards, champions, decisions, runs."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,14 +13,14 @@ import polars as pl
 
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Decision
-from schemas.identity import APART, SPOT, Market, SeriesId, market_home
+from schemas.identity import Market, SeriesId
 from tasks.hub.card import verdict
 from tasks.storage.files import read_json_or_none
 from tasks.tracking import boards
 from tasks.tracking.registry import Champion, champions, decisions_on, newest_decisions
 from tasks.tracking.store import Store, open_store, store_errors
 from tasks.training.shard import JOB, PROGRESS, read_job
-from tasks.tuning.at_work import SEARCH, searches_at_work
+from tasks.tuning.at_work import SEARCH
 from webapp import answers
 from webapp.kept import at_work, kept
 
@@ -34,10 +36,13 @@ def _store() -> Iterator[Store]:
         yield open_store(create=False)
 
 
+@cache
 def load() -> None:
     """Load MLflow and open its store so that no request has to wait; errors are reported by the first request."""
     with suppress(CpbError), _store():
         pass
+    # What is loaded stays: a garbage collection of all of it would stop every request for a tenth of a second.
+    gc.freeze()
 
 
 def _or_note(read: Callable[[Store], list[T]], missing: str | None = None) -> tuple[list[T], str | None]:
@@ -56,23 +61,15 @@ def leaderboard(market: Market, timeframe: str | None = None, run: str | None = 
     Args:
         run: id of a flow's run, or the beginning of an id, to restrict the rows to that run.
     """
-    rows: list[dict[str, Any]] = []
-    serving: list[Champion] = []
-    decided: dict[SeriesId, Decision] = {}
-    note = None
+    board = answers.Leaderboard(market=market, rows=[], columns=boards.COLUMNS, champions=[])
     try:
         serving, decided = champions_of(market)
-        rows = board_rows(market, timeframe, run)
+        board.champions = [_champion(champion, decided.get(champion.series)) for champion in serving]
+        board.verdict = verdict(serving) if serving else None
+        board.rows = board_rows(market, timeframe, run)
     except CpbError as error:
-        note = str(error)
-    return answers.Leaderboard(
-        market=market,
-        rows=rows,
-        columns=boards.COLUMNS,
-        champions=[_champion(champion, decided.get(champion.series)) for champion in serving],
-        verdict=verdict(serving) if serving else None,
-        note=note,
-    )
+        board.note = str(error)
+    return board
 
 
 def _champion(champion: Champion, decision: Decision | None) -> answers.ChampionInfo:
@@ -157,42 +154,22 @@ def runs(home: Path, limit: int) -> answers.Runs:
 
 
 def _trainings(home: Path) -> Iterator[answers.Training]:
-    searches = {
-        folder: search
-        for market in (SPOT, *APART)
-        for folder, search in searches_at_work(market_home(home, market))
-    }
-    for folder in at_work(home):
-        if search := searches.get(folder):
-            yield answers.Training(
-                market=search.market,
-                fleet=folder.name,
-                architecture=f"search of {search.architecture}",
-                preset=search.preset,
-                device=search.device,
-                # of the batch: its trials on every series and fold
-                members=(read_json_or_none(folder / PROGRESS) or {}).get("members", 0),
-                symbols=sorted(search.symbols),
-                timeframes=sorted(search.timeframes),
-                **_progress(folder, folder / SEARCH),
-            )
-            continue
-        try:
-            job = read_job(folder)
-        except (DamagedError, FileNotFoundError):  # reported by the flow that started it
-            continue
-        series = [member.model.series for member in job.members]
-        yield answers.Training(
-            market=series[0].market,
-            fleet=folder.name,
-            architecture=job.architecture,
-            preset=job.preset,
-            device=job.device,
-            members=len(series),
-            symbols=sorted({member.symbol for member in series}),
-            timeframes=sorted({member.timeframe for member in series}),
-            **_progress(folder, folder / JOB),
-        )
+    for folder, search in at_work(home).items():
+        if search:
+            # `members` of its progress: the batch's trials on every series and fold
+            fields = {"members": 0} | _progress(folder, folder / SEARCH) | search.model_dump()
+            fields["architecture"] = f"search of {search.architecture}"
+        else:
+            try:
+                job = read_job(folder)
+            except (DamagedError, FileNotFoundError):  # reported by the flow that started it
+                continue
+            series = [member.model.series for member in job.members]
+            fields = _progress(folder, folder / JOB) | dict(job)
+            fields |= {"members": len(series), "market": series[0].market}
+            fields["symbols"] = sorted({s.symbol for s in series})
+            fields["timeframes"] = sorted({s.timeframe for s in series})
+        yield answers.Training(fleet=folder.name, **fields)
 
 
 def _progress(folder: Path, began: Path) -> dict[str, Any]:
@@ -203,12 +180,5 @@ def _progress(folder: Path, began: Path) -> dict[str, Any]:
     since = {"since": datetime.fromtimestamp(started, UTC)}
     if progress is None or path.stat().st_mtime < started:
         return since  # the trainer has not begun; the file is from an earlier process
-    return since | {
-        "epoch": progress["epoch"],
-        "epochs": progress["epochs"],
-        "train_loss": progress["train_loss"],
-        "val_loss": progress["val_loss"],
-        "windows_per_s": progress.get("windows_per_s"),
-        "seconds_per_epoch": progress.get("seconds"),
-        "eta_seconds": progress["eta_s"],
-    }
+    progress |= {"seconds_per_epoch": progress.get("seconds"), "eta_seconds": progress.get("eta_s")}
+    return since | progress

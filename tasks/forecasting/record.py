@@ -32,7 +32,7 @@ from tasks.forecasting.months import (
     read_month,
     series_with_forecasts,
 )
-from tasks.forecasting.score import scored_rows, scores_due
+from tasks.forecasting.score import nothing_scored, scored_rows, scores_due
 from tasks.judging.inference import ratio_interval
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import locked
@@ -105,8 +105,7 @@ def day_sums(scored: pl.DataFrame) -> pl.DataFrame:
 
 @cache
 def _no_sums() -> pl.DataFrame:
-    rows, scores = (pl.DataFrame(schema=tree.schema) for tree in (FORECASTS, LEDGER))
-    return day_sums(scored_rows(rows, scores)).with_columns(source=pl.lit(""))
+    return day_sums(nothing_scored()).with_columns(source=pl.lit(""))
 
 
 def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:

@@ -8,6 +8,7 @@ Losses are those of the model and of the reference: CRPS, tails, coverage, in lo
 """
 
 from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,12 @@ def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
     )
 
 
+@cache
+def nothing_scored() -> pl.DataFrame:
+    """Return the columns of `scored_rows` without rows."""
+    return scored_rows(*(pl.DataFrame(schema=tree.schema) for tree in (FORECASTS, LEDGER)))
+
+
 def _losses(rows: pl.DataFrame, columns: tuple[str, ...]) -> dict[str, pl.Series]:
     """Return the columns of `scored_rows` for one forecaster; null if it has no quantiles."""
     prices, closes = rows.select(columns).to_numpy(), rows["realised_close"].to_numpy()
@@ -118,23 +125,19 @@ def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
 
     Months are read from the newest backwards, only as many as needed.
     """
-    parts = [pl.DataFrame(schema=tree.schema) for tree in (FORECASTS, LEDGER)]
-    newest: pl.DataFrame | None = None
-    reach = pl.duration(seconds=series.seconds * pl.col("step"))
+    newest = nothing_scored()
     for path in reversed(month_files(series.folder(home, LEDGER.name)) if limit else []):
         rows, scores = (read_month(home, series, tree, path.stem) for tree in (FORECASTS, LEDGER))
-        if rows is None or scores is None:
+        if rows is None or scores is None or rows.is_empty() or scores.is_empty():
             continue
-        target = pl.col("issued_at") + reach
-        oldest = scores.select(target.top_k(limit).min() - reach.max()).item()
-        part = scored_rows(rows.filter(pl.col("issued_at") >= oldest), scores)
-        newest = part if newest is None else pl.concat([part, newest])
-        newest = newest.sort("target_time", "issued_at", "step").tail(limit)
         # Forecasts of earlier months target at most this month's first hours.
-        first = rows.select(pl.col("issued_at").min() + reach.max()).item()
+        reach = timedelta(seconds=series.seconds) * int(rows["step"].to_numpy().max())
+        first, oldest = rows["issued_at"].sort()[0] + reach, scores["issued_at"].sort().tail(limit)[0] - reach
+        part = scored_rows(rows.filter(pl.col("issued_at") >= oldest), scores)
+        newest = pl.concat([part, newest]).sort("target_time", "issued_at", "step").tail(limit)
         if len(newest) == limit and newest["target_time"][0] > first:
             break
-    return scored_rows(*parts) if newest is None else newest
+    return newest
 
 
 _STEP_1 = tuple(f"{whose}covered_{band}" for whose in ("", "ref_") for band in BANDS)

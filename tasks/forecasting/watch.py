@@ -123,9 +123,9 @@ def _newest_close(home: Path, series: SeriesId, now: datetime) -> tuple[datetime
     since = month - timedelta(days=32)  # the newest month may have no candle closed by `now` yet
     try:
         confirmed, newest = (
-            read_klines(home, series, since=since, as_of=now, columns=["open_time"], confirmed=confirmed)[
-                "open_time"
-            ].max()
+            read_klines(home, series, since=since, as_of=now, columns=["open_time"], confirmed=confirmed)
+            .select(pl.col("open_time").max())
+            .item()
             for confirmed in (True, False)
         )
     except CpbError:  # unreadable candles: reported when read for a forecast, and by `cpb verify`

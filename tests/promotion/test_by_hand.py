@@ -187,13 +187,13 @@ def test_a_registered_version_without_an_alias_can_be_promoted(cpb):
 
 
 def test_page_and_card_say_why(cpb):
-    kept._results.clear()
+    kept._seen.update(stored=object())
     (btc, _) = runs.leaderboard("sim").champions
     assert (btc.preset, btc.decision.outcome, btc.selected_on) == ("smoke", "first", None)
     assert ", selected on this span |" not in model_card(champions(market="sim"), "alice/cpb-models", WHEEL)
     store = open_store()
     store.client.set_model_version_tag(BTC.registered, "1", "cpb.selected_on", "2024-12-20/2024-12-31")
-    kept._results.clear()
+    kept._seen.update(stored=object())
     assert runs.leaderboard("sim").champions[0].selected_on == "2024-12-20/2024-12-31"
     shown = {row.symbol: row.selected_on for row in read.overview(home(), "sim").rows}
     assert shown == {"BTCUSDT": "2024-12-20/2024-12-31", "ETHUSDT": None}

@@ -9,9 +9,8 @@ from webapp import kept
 
 
 @pytest.fixture(autouse=True)
-def _nothing_kept():
-    kept._results.clear()
-    kept._seen.update(at=0.0, stored=None)
+def _always_looking(monkeypatch):
+    monkeypatch.setattr(kept, "_LOOK_S", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -123,7 +123,7 @@ def test_what_is_missing_or_not_there_is_a_sentence(client):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("models", ["", "har", "har,gru,lstm", ","])
+@pytest.mark.parametrize("models", ["", "har", "har,gru,lstm", ",", "har, "])
 def test_two_models_must_be_named(client, models):
     answer = client.get("/api/figures/compare", params={"models": models})
     assert answer.status_code == 422

@@ -20,7 +20,7 @@ from tasks.tracking.runs import start_parent
 from tasks.tracking.store import open_store
 from tasks.tracking.tags import KIND, STUDY
 from tasks.training.shard import prepare
-from webapp.api import table
+from webapp.api import kept, table
 
 TABLES = ["/api/leaderboard", *(f"/api/{name}/BTC/1h" for name in ("forecast", "forecasts", "candles"))]
 
@@ -280,16 +280,17 @@ def test_changes_names_the_part_that_has_changed(tmp_path, monkeypatch):
     assert {name for name in first if first[name] != second[name]} == {"candles"}
 
 
-def test_new_candles_and_forecasts_are_answered_once_the_page_has_seen_the_change(tmp_path, monkeypatch):
+def test_answers_are_kept_until_a_look_at_the_stored_data_finds_a_change(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     fill(tmp_path / "data", BTC, rows=200)
     with client_of(tmp_path) as client:
-        client.get("/api/changes")
         old = client.get("/api/forecast/BTC/1h").json()
         assert client.get("/api/overview").json()["rows"][0]["issued_at"] == old["issued_at"]
         fill(tmp_path / "data", BTC, rows=300)
+        monkeypatch.setattr(kept, "_LOOK_S", 3600)
+        assert client.get("/api/forecast/BTC/1h").json() == old
+        monkeypatch.setattr(kept, "_LOOK_S", 0)
         new = client.get("/api/forecast/BTC/1h").json()
-        client.get("/api/changes")
         assert client.get("/api/overview").json()["rows"][0]["issued_at"] == new["issued_at"]
         last = client.get("/api/candles/BTC/1h?limit=1").json()["candles"][-1]
     assert new["issued_at"] == last["close_time"] > old["issued_at"]
