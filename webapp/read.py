@@ -180,7 +180,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> answers.Ledger:
         if entry.timeframe == series.timeframe and (entry.symbol == series.symbol or entry.kind == "pooled")
     ]
     of_series = [entry for entry in entries if entry.kind == "series"]
-    rows = newest_scored(home, series, limit).select(list(answers.LedgerRow.model_fields))
+    rows = newest_scored(home, series, limit)[list(answers.LedgerRow.model_fields)]
     return answers.Ledger(
         **identity(series),
         watch=next((alarm for alarm in alarms(home, series.market) if alarm.series == series), None),

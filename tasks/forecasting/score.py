@@ -106,7 +106,7 @@ def nothing_scored() -> pl.DataFrame:
 
 def _losses(rows: pl.DataFrame, columns: tuple[str, ...]) -> dict[str, pl.Series]:
     """Return the columns of `scored_rows` for one forecaster; null if it has no quantiles."""
-    prices, closes = rows.select(columns).to_numpy(), rows["realised_close"].to_numpy()
+    prices, closes = rows[list(columns)].to_numpy(), rows["realised_close"].to_numpy()
     last = rows["last_close"].to_numpy()
     loss = pinball(np.log(prices / last[:, None]), np.log(closes / last))
     losses = {"crps": 2 * loss.mean(axis=-1), "tail": loss[:, list(TAILS)].mean(axis=-1)}
@@ -114,7 +114,7 @@ def _losses(rows: pl.DataFrame, columns: tuple[str, ...]) -> dict[str, pl.Series
         f"covered_{band}": (closes >= prices[:, low]) & (closes <= prices[:, high])
         for band, (low, high) in BAND_LEVELS.items()
     }
-    unknown = rows[columns[0]].is_null().arg_true()
+    unknown = np.flatnonzero(np.isnan(prices[:, 0]))
     return {
         name: pl.Series(name, values).scatter(unknown, None) for name, values in (losses | inside).items()
     }
