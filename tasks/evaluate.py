@@ -18,6 +18,7 @@ from schemas.handover import (
 from schemas.identity import ModelId
 from schemas.run import RunSpec, base_of
 from tasks.judging.fleet import FleetScore, Judges, judge_fleet
+from tasks.judging.member import P_OF
 from tasks.judging.pool import PoolScore
 from tasks.running.step import step
 from tasks.storage.files import public_url
@@ -174,9 +175,11 @@ def _pooled(pools: list[PoolScore]) -> dict[str, float]:
     values = {}
     for pool in pools:
         m, t = pool.metrics, pool.timeframe
-        for end in ("", "_low", "_high"):
-            values[f"pooled_crps_ratio_{t}{end}"] = m[f"test_crps_ratio{end}"]
-        values[f"pooled_p_{t}"] = m["test_p"]
+        for name, p in P_OF.items():
+            if p in m:  # a model without a table of extremes states no chance of a touch
+                values[f"pooled_{p.removeprefix('test_')}_{t}"] = m[p]
+                for end in ("", "_low", "_high"):
+                    values[f"pooled_{name}_ratio_{t}{end}"] = m[f"test_{name}_ratio{end}"]
         values[f"crps_skill_percent_{t}"] = 100 * (1 - m["test_crps_ratio"])
         for name in ("mae_ratio", "directional_accuracy", "coverage_80", "coverage_90", "tail_pinball_ratio"):
             if f"test_{name}" in m:  # classifiers have no intervals and no tails

@@ -275,13 +275,14 @@ class Prediction:
     origins: int64 [N]. quantiles: float64 [N, H, 19], cumulative log-return of the close at 0.05 .. 0.95.
     candle: float64 [N, H, 4], log-ratios of the median open, high, low, close to the last close; always a valid
     candle; empty for a baseline. A classifier has empty quantiles and candle (H = 0) and probabilities [N, 3]: up,
-    flat, down.
+    flat, down. touch: float64 [2, H, 99], the model's table of extremes (`cpbmodels.data.touch`), if it has one.
     """
 
     origins: np.ndarray
     quantiles: np.ndarray
     candle: np.ndarray = field(default_factory=lambda: np.empty((0, 0, 4)))
     probabilities: np.ndarray | None = None
+    touch: np.ndarray | None = None
 
 
 def _instant(microseconds: int) -> datetime:

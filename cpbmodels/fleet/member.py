@@ -20,6 +20,7 @@ from cpbmodels.arch.presets import check_together
 from cpbmodels.data import FEATURE_WARMUP
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.data.touch import KEY, LEVELS
 from cpbmodels.errors import ModelError, shown
 from cpbmodels.fleet.bank import ALL_SYMBOLS
 from cpbmodels.fleet.config import (
@@ -66,6 +67,8 @@ class Member:
         0), `windows_per_s`, `train_seconds`, `device`, `compute_dtype` (of the products), `kernels` (`on`, or `off`
         with the reason), `device_warning` ("" or a sentence) and the figures of `Monitor.summary`.
     parts: of an average, the models whose quantiles it averages; its own rows and tables are empty then.
+    touch: float32 [2, H, 99], how far prices went, in widths of its forecasts (`cpbmodels.data.touch`); None of a
+        classifier, and of a part of an average.
     """
 
     config: dict[str, Any]
@@ -76,6 +79,7 @@ class Member:
     history: list[dict[str, Any]] = field(default_factory=list)
     report: dict[str, Any] = field(default_factory=dict)
     parts: tuple[Member, ...] = field(default=(), kw_only=True)
+    touch: Tensor | None = field(default=None, kw_only=True)
 
     @property
     def context(self) -> int:
@@ -135,15 +139,23 @@ class Member:
             )
         return forecast
 
-    def predict(self, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
+    def predict(
+        self,
+        series: Series,
+        since: datetime | str | None = None,
+        *,
+        touch: Sequence[float] = (),
+        stop: Sequence[float] = (),
+    ) -> pl.DataFrame:
         """The forecasts from every origin, as rows of `Forecast.to_frame`; for backtests.
 
         Args:
             since: the first origin's time (UTC close of the last candle used), as an aware datetime or a text;
                 None: from the first candle with a whole context on. `known_until` is a good choice.
+            touch, stop: as in `Forecast.to_frame`.
         """
         check_series(self, series)
-        return predict_rows(self, series, since)
+        return predict_rows(self, series, since, touch, stop)
 
     @property
     def known_until(self) -> datetime | None:
@@ -181,15 +193,18 @@ class Member:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights and scalings by their names in `model.safetensors`."""
+        touch = {} if self.touch is None else {KEY: self.touch}
         if self.parts:
-            return {
+            return touch | {
                 f"{place}.{name}": tensor
                 for place, part in enumerate(self.parts)
                 for name, tensor in part.tensors().items()
             }
         views = self.net().layout.views(self.rows)
         named = {f"weights.{name}": view.contiguous() for name, view in views.items()}
-        return named | {"input.mean": self.mean, "input.inverse": self.inverse, "head.table": self.table}
+        return (
+            named | touch | {"input.mean": self.mean, "input.inverse": self.inverse, "head.table": self.table}
+        )
 
 
 def check_series(member: Member, series: Series) -> None:
@@ -264,7 +279,13 @@ def load(folder: str | Path) -> Member:
         ) from None
     except SafetensorError as error:
         raise damaged(folder, str(error)) from None
-    configs, parts = part_configs(config), []
+    configs, parts, touch = part_configs(config), [], tensors.pop(KEY, None)
+    if touch is not None and not (
+        touch.dtype == torch.float32
+        and touch.shape == (2, options.horizon, len(LEVELS))
+        and bool(torch.isfinite(touch).all())
+    ):
+        raise _differ(folder, KEY)
     for place, part in enumerate(configs):
         prefix = f"{place}." if len(configs) > 1 else ""
         names = [name for name in tensors if name.startswith(prefix)]
@@ -272,9 +293,9 @@ def load(folder: str | Path) -> Member:
     if tensors:
         raise _differ(folder, min(tensors))
     if len(parts) == 1:
-        return parts[0]
+        return replace(parts[0], touch=touch)
     history, report = config.pop("history", []), config.pop("report", {})
-    return replace(average(parts, options), config=config, history=history, report=report)
+    return replace(average(parts, options), config=config, history=history, report=report, touch=touch)
 
 
 def _member(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) -> Member:
@@ -367,7 +388,7 @@ def ensemble(members: list[Member]) -> Member:
         copies = [list(same) for same in zip(*(member.parts for member in members), strict=True)]
         solved = [find(same[0].config["architecture"]).spec.closed_form for same in copies]
         parts = [same[0] if alone else ensemble(same) for same, alone in zip(copies, solved, strict=True)]
-        return average(parts, members[0].options)
+        return replace(average(parts, members[0].options), touch=_mean_touch(members))
     # `accumulate` may have grown for want of memory between one member and the next; it changes no result.
     first, ignored = members[0], {"seed", "seeds", "accumulate"}
     for other in members[1:]:
@@ -388,4 +409,11 @@ def ensemble(members: list[Member]) -> Member:
             "accumulate": max(member.report.get("accumulate", 1) for member in members),
             "diverged": any(member.report.get("diverged", False) for member in members),
         },
+        touch=_mean_touch(members),
     )
+
+
+def _mean_touch(members: Sequence[Member]) -> Tensor | None:
+    """The mean of the members' tables: their forecasts are about as wide as the mean forecast is."""
+    tables = [member.touch for member in members if member.touch is not None]
+    return torch.stack(tables).mean(0) if len(tables) == len(members) else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ from torch import Tensor
 from cpbmodels.arch.heads import Classes
 from cpbmodels.arch.options import differing
 from cpbmodels.data.paths import Paths, coin_factors, draw_closes
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.series import Prediction, Series, forecast_rows, to_pandas
 from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.data.touch import Touch
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, Scaling
@@ -67,6 +68,7 @@ class Forecast:
 
     `close[q]`: [H] for q = 0.05 .. 0.95. `candle`: float64 [H, 4], the median open, high, low, close.
     `probabilities`: [3] up, flat, down for a classifier, else None. `issued_row` is the last candle used, in `series`.
+    `touch_table`: as `Prediction.touch`.
     """
 
     series: Series
@@ -75,30 +77,55 @@ class Forecast:
     last_close: float
     issued_row: int
     probabilities: np.ndarray | None = None
+    touch_table: np.ndarray | None = None
 
     @property
     def issued_at(self) -> datetime:
         """Close of the last candle used, UTC; ModelError if the series has no times."""
         return self.series.end_of(self.issued_row)
 
-    def to_frame(self) -> pl.DataFrame:
-        """Rows `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, a row for each step, in prices.
+    def touch(self, price: float | Sequence[float] | np.ndarray) -> np.ndarray:
+        """The chance that the high (of a price above the last close) or the low (below) has reached it by each step.
+
+        float64 [H] of one price, [K, H] of K prices; 1 at the last close.
 
         Raises:
-            ModelError: the series has no times, or the model is a classifier, which forecasts no price.
+            ModelError: a price is not a number above 0; the model has no table of extremes, or is a classifier.
         """
-        from cpbmodels.data.series import forecast_rows
+        return self._touch.chance(price)
 
+    def stop(self, probability: float, side: str) -> np.ndarray:
+        """The price, float64 [H], that is touched within each step with this chance; side: "up" or "down".
+
+        Raises:
+            ModelError: the probability is not between 0 and 1, the side is neither; or as in `touch`.
+        """
+        return self._touch.stop(probability, side)
+
+    @property
+    def _touch(self) -> Touch:
         check_forecasts_prices(self.probabilities)
-        return forecast_rows(
+        return Touch(self.touch_table, self.close.array, self.last_close)
+
+    def to_frame(self, touch: Sequence[float] = (), stop: Sequence[float] = ()) -> pl.DataFrame:
+        """Rows `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, a row for each step, in prices.
+
+        Args:
+            touch: prices; of each a column such as `touch_98000`, its chances (`Forecast.touch`).
+            stop: chances; of each the columns `stop_up_0.05` and `stop_down_0.05`, prices (`Forecast.stop`).
+
+        Raises:
+            ModelError: the series has no times, the model is a classifier, which forecasts no price; or as in `touch`.
+        """
+        check_forecasts_prices(self.probabilities)
+        rows = forecast_rows(
             [self.issued_at], self.series.step_seconds, self.close.array[None], self.candle[None]
         )
+        return rows.with_columns(**self._touch.columns(touch, stop)) if touch or stop else rows
 
-    def to_pandas(self) -> pd.DataFrame:
+    def to_pandas(self, touch: Sequence[float] = (), stop: Sequence[float] = ()) -> pd.DataFrame:
         """The rows of `to_frame` for pandas, without pyarrow (which polars' own `to_pandas` needs)."""
-        from cpbmodels.data.series import to_pandas
-
-        return to_pandas(self.to_frame())
+        return to_pandas(self.to_frame(touch, stop))
 
     def paths(self, n: int = 1000, seed: int = 0) -> Paths:
         """n joint paths of the close over the horizon; `Paths.close` is [1, n, H]. See `cpbmodels.paths`."""
@@ -169,7 +196,7 @@ def _checked(forecast: Prediction, member: Member, series: Series) -> Prediction
                 f"before its origin lack columns, or {member!r} is damaged: take origins of Series.usable, or train "
                 "the model again."
             )
-    return forecast
+    return forecast if member.touch is None else replace(forecast, touch=member.touch.double().numpy())
 
 
 def _mean(forecasts: Sequence[Prediction]) -> Prediction:
@@ -292,7 +319,8 @@ def forecast_all(members: Sequence[Member], series: Sequence[Series]) -> list[Fo
         last = float(candles.prices[row, 3])
         chances = prediction.probabilities[0] if prediction.probabilities is not None else None
         close = QuantilePaths(last * np.exp(prediction.quantiles[0]))
-        forecasts.append(Forecast(candles, close, last * np.exp(prediction.candle[0]), last, row, chances))
+        candle = last * np.exp(prediction.candle[0])
+        forecasts.append(Forecast(candles, close, candle, last, row, chances, prediction.touch))
     return forecasts
 
 
@@ -318,14 +346,18 @@ def paths(forecasts: Sequence[Forecast], n: int = 1000, seed: int = 0) -> Paths:
     return Paths(tuple(f.series.symbol for f in forecasts), close)
 
 
-def predict_rows(member: Member, series: Series, since: datetime | str | None = None) -> pl.DataFrame:
+def predict_rows(
+    member: Member,
+    series: Series,
+    since: datetime | str | None = None,
+    touch: Sequence[float] = (),
+    stop: Sequence[float] = (),
+) -> pl.DataFrame:
     """The forecasts of every origin from `since` on (UTC close of the last candle used) as rows, in prices.
 
     Raises:
         ModelError: see `Forecast.to_frame`; also when `since` is not an aware time.
     """
-    from cpbmodels.data.series import forecast_rows
-
     origins = np.flatnonzero(series.usable(member.context)).astype(np.int64)
     if since is not None:
         first = microseconds(since) - series.step_seconds * 1_000_000
@@ -333,11 +365,14 @@ def predict_rows(member: Member, series: Series, since: datetime | str | None = 
         origins = origins[series.times[origins] >= first]  # type: ignore[index]
     forecasts = predict([member], [series], [origins])[0]
     check_forecasts_prices(forecasts.probabilities)
-    last = series.prices[origins, 3][:, None, None]
+    last = series.prices[origins, 3]
     issued = [series.end_of(int(row)) for row in origins]
-    return forecast_rows(
-        issued, series.step_seconds, last * np.exp(forecasts.quantiles), last * np.exp(forecasts.candle)
-    )
+    close, candle = (last[:, None, None] * np.exp(moves) for moves in (forecasts.quantiles, forecasts.candle))
+    rows = forecast_rows(issued, series.step_seconds, close, candle)
+    if not (touch or stop):
+        return rows
+    columns = Touch(forecasts.touch, close, last).columns(touch, stop)
+    return rows.with_columns(**{name: values.ravel() for name, values in columns.items()})
 
 
 def check_forecasts_prices(probabilities: np.ndarray | None) -> None:

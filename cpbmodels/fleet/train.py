@@ -15,7 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,8 @@ from cpbmodels.arch.base import MemberData
 from cpbmodels.arch.line import AVERAGE
 from cpbmodels.arch.options import PER_MEMBER, Preset, fleet_key, overrides_by_member
 from cpbmodels.arch.presets import preset as resolve
-from cpbmodels.data.series import Series
+from cpbmodels.data import touch
+from cpbmodels.data.series import Prediction, Series
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import (
@@ -43,6 +43,7 @@ from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.loop import FleetJob, Loop, Stopped
 from cpbmodels.fleet.member import Member, average
 from cpbmodels.fleet.net import DTYPES, compute_dtype, pick_device, windows_in_flight
+from cpbmodels.fleet.predict import predict_each
 from cpbmodels.fleet.results import Checkpoints, OnEpoch, OnStep, export, report_epoch, report_step
 
 log = logging.getLogger(__name__)
@@ -87,26 +88,52 @@ def train_fleet(
         raise ModelError(
             f"dtype {dtype!r} is unknown: choose float32 or float64 (mixed_precision adds bf16)."
         )
-    members = plan_members(series, seeds, scope)
-    presets: dict[str, Preset] = {}  # equal overrides are resolved once
-    options = []
-    for values in overrides_by_member(overrides, len(members)):
-        if repr(values) not in presets:
-            presets[repr(values)] = resolve(preset, architecture, profile, **values)
-        options.append(presets[repr(values)])
-    if architecture == AVERAGE:
-        common = {name: value for name, value in overrides.items() if name != "members"}
-        train = partial(
-            train_fleet, series, preset=preset, seeds=seeds, device=device, dtype=dtype, scope=scope, resume=resume,
-            on_epoch=on_epoch, on_step=on_step, profile=profile, kernels=kernels, **common,
+    plans = plan_members(series, seeds, scope)
+
+    def train(architecture: str, values_of_all: dict[str, Any], folder: Path | None) -> list[Member]:
+        presets: dict[str, Preset] = {}  # equal overrides are resolved once
+        options = []
+        for values in overrides_by_member(values_of_all, len(plans)):
+            if repr(values) not in presets:
+                presets[repr(values)] = resolve(preset, architecture, profile, **values)
+            options.append(presets[repr(values)])
+        if architecture == AVERAGE:
+            common = {name: value for name, value in values_of_all.items() if name != "members"}
+            return _train_average(lambda name, folder: train(name, common, folder), options, folder)
+        jobs = _fleet_jobs(
+            plans, options, series=series, architecture=architecture, device=place, dtype=DTYPES[dtype],
+            checkpoint=folder, resume=resume, kernels=kernels, on_epoch=on_epoch, on_step=on_step,
+            of_members=len(plans), lock=threading.Lock(), stop=threading.Event(),
         )  # fmt: skip
-        return _train_average(train, options, folder)
-    jobs = _fleet_jobs(
-        members, options, series=series, architecture=architecture, device=place, dtype=DTYPES[dtype],
-        checkpoint=folder, resume=resume, kernels=kernels, on_epoch=on_epoch, on_step=on_step,
-        of_members=len(members), lock=threading.Lock(), stop=threading.Event(),
-    )  # fmt: skip
-    return _train_jobs(jobs)
+        return _train_jobs(jobs)
+
+    members = train(architecture, overrides, folder)
+    return [
+        _with_touch(member, [series[index] for index in plan.series], device)
+        for member, plan in zip(members, plans, strict=True)
+    ]
+
+
+MAX_TOUCH_ORIGINS = 4_000
+"""Windows that are forecast for a model's table of extremes; ten times as many gave the same scores."""
+
+
+def _with_touch(member: Member, learned: Sequence[Series], device: str) -> Member:
+    """The member with the table of extremes over training and validation windows of the series that it learned.
+
+    Forecasts of the windows that its weights have learned are about as wide as others: tables of the validation span
+    alone, 60 days of one kind of market, scored .002 worse and stated up to two points too little.
+    """
+    reached = []
+    for series in learned:
+        spans = [series.origins(split, member.context, member.horizon) for split in ("train", "validation")]
+        origins = evenly_spread(np.concatenate(spans), max(MAX_TOUCH_ORIGINS // len(learned), 1))
+        (forecast,) = predict_each([member], [series], [origins], device)
+        if isinstance(forecast, Prediction) and forecast.quantiles.size:
+            reached.append(touch.ratios(series, forecast))
+    if not reached:  # a classifier, or a training that diverged
+        return member
+    return replace(member, touch=torch.as_tensor(touch.fit(np.concatenate(reached, 1)), dtype=torch.float32))
 
 
 def _fleet_jobs(members: Sequence[MemberPlan], options: Sequence[Preset], **common: Any) -> list[FleetJob]:
@@ -152,12 +179,12 @@ def why_not(series: Series, architecture: str = "har", preset: str = "default", 
 
 
 def _train_average(
-    train: Callable[..., list[Member]], options: Sequence[Preset], checkpoint: Path | None
+    train: Callable[[str, Path | None], list[Member]], options: Sequence[Preset], checkpoint: Path | None
 ) -> list[Member]:
     """Train every member of an average for all models of the call, one architecture behind the other.
 
     Args:
-        train: `train_fleet` with all arguments that are the same for every member.
+        train: trains all models of a member's architecture, with its folder for checkpoints.
         options: the resolved preset of each model; all of them have the same members.
     """
     names = options[0].members
@@ -168,7 +195,7 @@ def _train_average(
     trained = []
     for place, name in enumerate(names):
         folder = None if checkpoint is None else checkpoint / f"{place}-{name}"
-        trained.append(train(architecture=name, checkpoint=folder))
+        trained.append(train(name, folder))
     return [average(parts, preset) for parts, preset in zip(zip(*trained, strict=True), options, strict=True)]
 
 

@@ -11,6 +11,7 @@ Each pair of models is compared on their common rows, for example to see whether
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any, Protocol
 
@@ -27,7 +28,8 @@ from tasks.backtesting.folds import FoldSeries
 from tasks.judging import inference, scores
 from tasks.judging.member import MemberScore, judge_member, training_returns
 from tasks.judging.pool import PoolScore, apply_holm, compare, judge_pools, title_of
-from tasks.judging.scores import MEDIAN, Array, Fit, Rows, random_walk, realised, reference
+from tasks.judging.scores import MEDIAN, Fit, Rows, ScaledTable, ewma_walk, random_walk, realised
+from tasks.judging.touch import STATED, deciles, touch_scores
 from tasks.running.parallel import tell
 
 
@@ -158,11 +160,11 @@ class _FoldForecasts:
     tested: FoldSeries
     forecasts: Prediction
 
-    def reference(self) -> Array:
-        """Return the reference's quantiles, fitted on the fold's training span."""
+    @cached_property
+    def walk(self) -> ScaledTable:
+        """The reference, fitted on the fold's training span."""
         horizon = self.forecasts.quantiles.shape[1]
-        train_origins = self.tested.series.origins("train", 1, horizon)
-        return reference(self.tested.series, train_origins, self.forecasts.origins, horizon)
+        return ewma_walk(self.tested.series, self.tested.series.origins("train", 1, horizon), horizon)
 
     def mase(self) -> float:
         """Return the median's MASE, scaled by the fold's training span."""
@@ -254,8 +256,12 @@ def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> Memb
         np.concatenate([fold.forecasts.origins for fold in folds]),
         np.concatenate([fold.forecasts.quantiles for fold in folds]),
     )
-    reference_quantiles = np.concatenate([fold.reference() for fold in folds])
-    score = judge_member(folds[0].tested.series, joined, reference_quantiles, architecture=name)
+    reference_quantiles = np.concatenate(
+        [fold.walk.quantiles(fold.tested.series, fold.forecasts.origins) for fold in folds]
+    )
+    of_folds = [touch_scores(fold.tested.series, fold.forecasts, fold.walk) for fold in folds]
+    touch = {name: np.concatenate([scores[name] for scores in of_folds]) for name in of_folds[0]}
+    score = judge_member(folds[0].tested.series, joined, reference_quantiles, architecture=name, touch=touch)
     # Each fold's errors are scaled by its own training span, on which its reference is fitted too.
     mase = np.average(
         [fold.mase() for fold in folds], weights=[len(fold.forecasts.origins) for fold in folds]
@@ -270,6 +276,7 @@ def as_json(result: Backtest) -> dict[str, Any]:
         pooled[pool.architecture][pool.timeframe] = _short(pool.metrics) | {
             "coins": len(pool.symbols),
             "coins_below_one": pool.metrics["coins_below_one"],
+            "touch_deciles": deciles(pool.steps[STATED]).tolist() if STATED in pool.steps else None,
             "verdict": pool.verdict,
         }
     members = {
@@ -287,6 +294,9 @@ def _short(metrics: Mapping[str, float]) -> dict[str, object]:
     )  # fmt: skip
     short: dict[str, object] = {name: metrics[f"test_{name}"] for name in names}
     short["interval"] = [metrics["test_crps_ratio_low"], metrics["test_crps_ratio_high"]]
+    if "test_touch_p" in metrics:
+        short |= {name: metrics[f"test_{name}"] for name in ("touch_brier", "touch_brier_ratio", "touch_p")}
+        short["touch_interval"] = [metrics[f"test_touch_brier_ratio_{end}"] for end in ("low", "high")]
     if "test_p_holm" in metrics:
         short["p_holm"] = metrics["test_p_holm"]
     return short | {"n": int(metrics["test_n"])}

@@ -30,28 +30,29 @@ from tasks.figures.page import (
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import PoolScore, leaderboard_rows, member_rows, title_of
 from tasks.judging.scores import LEVELS, Array
+from tasks.judging.touch import STATED, deciles
 
 _NOTHING = "No model has been judged yet."
 
 
-def reliability_figure(curves: Mapping[str, Array]) -> Figure:
-    """Return observed share minus stated level, a line per model; a calibrated model is at 0.
+def reliability_figure(curves: Mapping[str, tuple[Array, Array]], what: str) -> Figure:
+    """Return observed share minus stated share, a line per model; a calibrated model is at 0.
 
     Args:
-        curves: name -> observed shares [19] at the levels of a forecast (`scores.reliability`).
+        curves: name -> stated and observed shares [K].
+        what: the forecast events, for the description.
     """
     if not curves:
         return nothing(_NOTHING)
-    hover = "%{fullData.name}: %{y:+.1%} at the %{x:.0%} quantile<extra></extra>"
-    stated = numbers(LEVELS)
+    hover = "%{fullData.name}: %{y:+.1%} at %{x:.0%}<extra></extra>"
     traces = [
-        line(i, name, stated, numbers(observed - LEVELS), hovertemplate=hover)
-        for i, (name, observed) in enumerate(curves.items())
+        line(i, name, numbers(stated), numbers(observed - stated), hovertemplate=hover)
+        for i, (name, (stated, observed)) in enumerate(curves.items())
     ]
-    off = ", ".join(f"{name} {np.abs(observed - LEVELS).max():.1%}" for name, observed in curves.items())
+    off = ", ".join(f"{name} {np.abs(real - stated).max():.1%}" for name, (stated, real) in curves.items())
     return figure(
-        traces, f"Largest distance of the observed share of closes from the stated level: {off}.", shapes=[level(0)],
-        xaxis={"title": {"text": "stated level"}, "tickformat": ".0%"},
+        traces, f"Largest distance of the observed from the stated share of {what}: {off}.", shapes=[level(0)],
+        xaxis={"title": {"text": "stated share"}, "tickformat": ".0%"},
         yaxis={"title": {"text": "observed − stated"}, "tickformat": "+.1%"},
     )  # fmt: skip
 
@@ -104,6 +105,7 @@ COLUMNS = {
     "coverage_80": Column("In 80 % band", "share within the 80 % band", ".1%"),
     "coverage_90": Column("In 90 % band", "share within the 90 % band", ".1%"),
     "tail_ratio": Column("Tail ratio", "pinball of the 5 % and 95 % quantiles / reference's", ".4f"),
+    "touch_ratio": Column("Touch ratio", "Brier score of the chance that a price is touched / reference's", ".4f"),
     "n": Column("Forecasts", "forecasts judged", ","),
     "verdict": Column("Verdict", "against the random walk with EWMA volatility; p is corrected over the coins"),
 }  # fmt: skip
@@ -145,12 +147,15 @@ def pool_verdict(pool: PoolScore) -> str:
 
 
 def _figures(pools: list[PoolScore], members: list[MemberScore]) -> list[tuple[str, Figure]]:
-    steps, curves = (
-        {title_of(p.architecture): p.steps[name] for p in pools} for name in ("crps_ratio", "reliability")
-    )
+    steps = {title_of(p.architecture): p.steps["crps_ratio"] for p in pools}
+    curves = {title_of(p.architecture): (LEVELS, p.steps["reliability"]) for p in pools}
+    touched = {
+        title_of(p.architecture): tuple(deciles(p.steps[STATED]).T) for p in pools if STATED in p.steps
+    }
     return [
         ("Skill by step: below 1 is better than the reference", steps_figure(steps)),
-        ("Reliability: on 0, bands cover what they state", reliability_figure(curves)),
+        ("Reliability: on 0, bands cover what they state", reliability_figure(curves, "closes")),
+        ("Reliability of touch chances, in deciles", reliability_figure(touched, "touched prices")),
         ("CRPS ratio by coin and model", coins_figure(_coin_rows(pools, members))),
     ]
 

@@ -20,7 +20,16 @@ from schemas.ledger import BANDS, JudgedMetrics, Reference
 from tasks.judging.fleet import score_file
 from tasks.judging.member import judge_classes, judge_member, stored_forecasts
 from tasks.judging.pictures import forecast_png, loss_png
-from tasks.judging.scores import coverage, fit_reference, pinball, realised, reference_quantiles
+from tasks.judging.scores import (
+    ScaledTable,
+    coverage,
+    fit_reference,
+    pinball,
+    realised,
+    reference_quantiles,
+    step_scale,
+)
+from tasks.judging.touch import touch_scores
 from tasks.running.resident import Orders
 from tasks.signals.feature_files import load_series, market_key, markets, read_features
 from tasks.storage.model_folder import write_reference
@@ -55,8 +64,12 @@ def _judge(shard: Path, job: ShardJob, spec: JobMember, trained: TrainedMember) 
     test = _forecasts(folder, job, spec.model.series, series, "test")
     if test.quantiles.size:
         fitted = fit_reference(series, spec.model.series, test.quantiles.shape[1])
-        other = reference_quantiles(fitted, series, test.origins)
-        score = judge_member(series, test, other, architecture=job.architecture, seed=spec.model.seed)
+        walk = ScaledTable(step_scale, np.asarray(fitted.table))
+        other = walk.quantiles(series, test.origins)
+        score = judge_member(
+            series, test, other, architecture=job.architecture, seed=spec.model.seed,
+            touch=touch_scores(series, test, walk),
+        )  # fmt: skip
         validation = _forecasts(folder, job, spec.model.series, series, "validation")
         skill = {"validation_crps_ratio": _crps_ratio(series, validation, fitted)}
         score = replace(score, metrics=score.metrics | skill)
@@ -93,6 +106,7 @@ def _forecasts(folder: Path, job: ShardJob, name: SeriesId, series: Series, spli
         "quantiles": prediction.quantiles,
         "candle": prediction.candle,
         "probabilities": prediction.probabilities,
+        "touch": prediction.touch,
     }
     # Rounded like the trainer's stored forecasts, so that judging again gives the same score to the last bit.
     rounded = {k: v.astype(np.float32).astype(np.float64) for k, v in arrays.items() if v is not None}

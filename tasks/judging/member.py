@@ -7,6 +7,7 @@ time: the reference forecasts the class frequencies of the training span."""
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,16 @@ from cpbmodels.data.series import Prediction, Series
 from schemas.errors import DamagedError, MemberError
 from tasks.judging import inference, scores
 from tasks.judging.scores import BANDS, MEDIAN, TAILS, Array, Rows, classification, realised
+from tasks.judging.touch import BRIER, STATED
 from tasks.storage.records import read_npz, write_npz
 
 log = logging.getLogger("cpb")
 
 LOSSES = ("crps", "mae", "tail")
 """Losses stored per origin (mean over steps), of the model and of the reference; tail: 5 % and 95 % pinball."""
+
+P_OF = {"crps": "test_p", BRIER: "test_touch_p"}
+"""The losses with an interval and a test, and the name of its p."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,13 @@ class MemberScore:
 
 
 def judge_member(
-    series: Series, prediction: Prediction, reference: Array, *, architecture: str, seed: int = 0
+    series: Series,
+    prediction: Prediction,
+    reference: Array,
+    *,
+    architecture: str,
+    seed: int = 0,
+    touch: Mapping[str, Array] | None = None,
 ) -> MemberScore:
     """Score a member's forecasts against the reference's on the same origins.
 
@@ -84,6 +95,7 @@ def judge_member(
         reference: quantiles [N, H, 19] of the reference at the same origins (`scores.reference_quantiles`).
         architecture: name of the model in reports.
         seed: seed of the bootstrap.
+        touch: `tasks.judging.touch.touch_scores` of the same forecasts.
 
     Raises:
         MemberError: no origins (code `no-origin`), or forecasts that are not finite (code `non-finite`).
@@ -97,12 +109,22 @@ def judge_member(
     steps = _steps(quantiles, truth, model_losses, reference_losses)
     losses = {k: v.mean(axis=1) for k, v in model_losses.items()}
     losses |= {f"reference_{k}": v.mean(axis=1) for k, v in reference_losses.items()}
+    for name, values in (touch or {}).items():
+        steps[name] = values.mean(axis=0)
+        if name != STATED:
+            losses[name] = values.mean(axis=1)
     score = MemberScore(
         symbol=series.symbol, timeframe=series.timeframe, architecture=architecture,
         metrics=_metrics(series, quantiles, truth, losses, steps) | _in_price(series, origins, quantiles, truth),
         times=times_of(series, origins), losses=losses, steps=steps, step_us=step_us(series),
     )  # fmt: skip
     score.metrics.update(certainty(score, seed))
+    if BRIER in losses:
+        ratio = {
+            "test_touch_brier": float(losses[BRIER].mean()),
+            "test_touch_brier_ratio": _ratio(losses, BRIER),
+        }
+        score.metrics.update(ratio | certainty(score, seed, BRIER))
     return score
 
 
@@ -193,14 +215,14 @@ def _ratio(losses: dict[str, Array], name: str, at: int | slice = slice(None)) -
     )  # a constant price is forecast without loss
 
 
-def certainty(score: MemberScore, seed: int) -> dict[str, float]:
-    """Return `test_crps_ratio_low`, `_high` (block bootstrap) and `test_p` (Diebold-Mariano) from losses per origin."""
+def certainty(score: MemberScore, seed: int, name: str = "crps") -> dict[str, float]:
+    """Return `test_NAME_ratio_low`, `_high` (block bootstrap) and p (Diebold-Mariano) of a loss per origin."""
     length = inference.block_length(score.horizon, len(score.times))
     ids = inference.block_ids(score.times, length * score.step_us)
-    model_losses, reference_losses = score.losses["crps"], score.losses["reference_crps"]
+    model_losses, reference_losses = score.losses[name], score.losses[f"reference_{name}"]
     low, high = inference.bootstrap_interval([ids], [model_losses], [reference_losses], seed)
     _, p = inference.diebold_mariano(model_losses - reference_losses, lags=length)
-    return {"test_crps_ratio_low": low, "test_crps_ratio_high": high, "test_p": p}
+    return {f"test_{name}_ratio_low": low, f"test_{name}_ratio_high": high, P_OF[name]: p}
 
 
 def training_returns(series: Series) -> Array:

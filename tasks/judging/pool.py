@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tasks.judging import inference
-from tasks.judging.member import LOSSES, MemberScore
+from tasks.judging.member import LOSSES, P_OF, MemberScore
 from tasks.judging.scores import Array
 
 
@@ -54,7 +54,8 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
     metrics["test_n"] = float(sum(m.metrics["test_n"] for m in members))
     metrics["coins_below_one"] = float(np.mean([m.metrics["test_crps_ratio"] < 1 for m in members]))
     if len(members) > 1:
-        metrics |= _certainty(members, seed)
+        for name in (name for name in P_OF if f"test_{name}_ratio" in names):
+            metrics |= _certainty(members, seed, name)
     steps = {k: np.mean([m.steps[k] for m in members], axis=0) for k in members[0].steps}
     for name in (n for n in LOSSES if n in members[0].steps):  # ratios per step, equal weight per coin
         ratios = [m.steps[name] / np.maximum(m.steps[f"reference_{name}"], 1e-300) for m in members]
@@ -129,16 +130,16 @@ def common_losses(
     )
 
 
-def _certainty(members: Sequence[MemberScore], seed: int) -> dict[str, float]:
+def _certainty(members: Sequence[MemberScore], seed: int, name: str) -> dict[str, float]:
     times = [m.times for m in members]
     start, step = min(t.min() for t in times), members[0].step_us
     longest = max(map(len, times))
     length = inference.block_length(members[0].horizon, longest)
     ids = [inference.block_ids(t, length * step, int(start)) for t in times]
-    losses, reference_losses = ([m.losses[name] for m in members] for name in ("crps", "reference_crps"))
+    losses, reference_losses = ([m.losses[name] for m in members] for name in (name, f"reference_{name}"))
     low, high = inference.bootstrap_interval(ids, losses, reference_losses, seed)
     _, p = inference.diebold_mariano(_mean_difference(times, losses, reference_losses), lags=length)
-    return {"test_crps_ratio_low": low, "test_crps_ratio_high": high, "test_p": p}
+    return {f"test_{name}_ratio_low": low, f"test_{name}_ratio_high": high, P_OF[name]: p}
 
 
 def _mean_difference(
@@ -163,6 +164,7 @@ _METRICS = {
     "coins_below_one": "coins_below_one", "mae_ratio": "test_mae_ratio",
     "direction_1": "test_directional_accuracy_step_1", "direction": "test_directional_accuracy",
     "coverage_80": "test_coverage_80", "coverage_90": "test_coverage_90", "tail_ratio": "test_tail_pinball_ratio",
+    "touch_ratio": "test_touch_brier_ratio",
 }  # fmt: skip
 
 

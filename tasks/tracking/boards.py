@@ -64,6 +64,9 @@ COLUMNS = {
     "verdict": "better, no different or worse than the random walk with EWMA volatility",
     "better_share": "share of coins with a ratio below 1",
     "mae_ratio": "absolute error of the median / random walk's",
+    "touch_brier_ratio": "Brier score of the chance that a price is touched / random walk's; below 1 is better",
+    "touch_brier_ratio_low": "lower end of its 95 % interval",
+    "touch_brier_ratio_high": "upper end of its 95 % interval",
     "directional_accuracy": "share of correct directions; 0.5 is chance",
     "coverage_80": "share of closes inside the 80 % interval",
     "coverage_90": "share of closes inside the 90 % interval",
@@ -79,7 +82,7 @@ COLUMNS = {
 """The columns of a row and their meaning."""
 
 _RATIO = "test_crps_ratio"
-_TEST = ("crps_ratio", "mae_ratio", "directional_accuracy", "coverage_80", "coverage_90")
+_TEST = ("crps_ratio", "touch_brier_ratio", "mae_ratio", "directional_accuracy", "coverage_80", "coverage_90")
 _MEANS = {name: f"test_{name}" for name in _TEST} | {n: n for n in ("windows_per_s", "train_seconds")}
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
 _POOLED = {
@@ -87,6 +90,8 @@ _POOLED = {
     "crps_ratio_low": "pooled_crps_ratio_{}_low",
     "crps_ratio_high": "pooled_crps_ratio_{}_high",
     "p_value": "pooled_p_{}",
+    "touch_brier_ratio_low": "pooled_touch_brier_ratio_{}_low",
+    "touch_brier_ratio_high": "pooled_touch_brier_ratio_{}_high",
 }
 """Metrics of a fleet's run over all its coins, by timeframe."""
 _RUN = ("market", "timeframe", "architecture", "preset", "as_of", "started_at", "flow_run", "run_id")

@@ -1,0 +1,129 @@
+"""The chance that a price is touched: that the high (or the low) of a coming candle reaches it.
+
+A model's table is the empirical distribution of extreme / width at each step h. The extreme is the running maximum of
+the highs over steps 1 .. h (up), or of the falls to the lows (down), as a log-return from the last close; the width is
+q90 - q10 of the model's own forecast of the close at step h. Extremes depend on the width alone, so that one table
+serves all coins of a model.
+
+Arrays: `table` float64 [2, H, 99], up and down, the quantiles of extreme / width at 1 .. 99 %; `width` float64
+[..., H], in log-return. Between the quantiles the logarithm of the chance is linear in the distance. Beyond the last it
+falls as a power of the distance does that passes through the 90 and the 99 % quantile, down to 1e-8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cpbmodels.data.series import Prediction, Series
+from cpbmodels.errors import ModelError
+
+LEVELS = np.arange(1, 100) / 100
+SIDES = ("up", "down")
+KEY = "touch.table"
+"""Name of the table among the tensors of a model's folder (float32)."""
+TINY = 1e-12
+"""Least width, in log-return: that of a price which never moves."""
+
+_TAIL = np.arange(1, 7)
+_LOG_CHANCES = np.log(np.concatenate([[1.0], 1 - LEVELS, 0.01 * 0.1**_TAIL]))
+
+
+def extremes(series: Series, origins: np.ndarray, horizon: int) -> np.ndarray:
+    """Running extremes [2, N, H] after each origin: log(highest high / last close), log(last close / lowest low)."""
+    rows = origins[:, None] + np.arange(1, horizon + 1)
+    moves = np.log(series.prices[rows, 1:3] / series.prices[origins, 3][:, None, None])
+    return np.maximum.accumulate(np.stack([moves[..., 0], -moves[..., 1]]), axis=-1)
+
+
+def width(quantiles: np.ndarray) -> np.ndarray:
+    """Return q90 - q10 [..., H] of quantiles [..., H, 19] of the log-return."""
+    return np.maximum(quantiles[..., 17] - quantiles[..., 1], TINY)
+
+
+def ratios(series: Series, prediction: Prediction) -> np.ndarray:
+    """Extremes over widths [2, N, H] of forecasts whose candles are known."""
+    reached = extremes(series, prediction.origins, prediction.quantiles.shape[1])
+    return reached / width(prediction.quantiles)
+
+
+def fit(ratios: np.ndarray) -> np.ndarray:
+    """The table of extremes over widths [2, N, H], N > 0."""
+    return np.moveaxis(np.quantile(np.maximum(ratios, 0), LEVELS, axis=1), 0, -1)
+
+
+def chance(table: np.ndarray, width: np.ndarray, move: np.ndarray) -> np.ndarray:
+    """The chance [..., H] that a price has been touched by each step; `move` [...]: log(price / last close)."""
+    distance = np.abs(move)[..., None] / width
+    chances = np.ones_like(distance)
+    for side, quantiles in zip((move > 0, move < 0), table, strict=True):
+        chances[side] = survival(quantiles, distance[side])
+    return np.maximum.accumulate(chances, axis=-1)  # what was reached before is reached
+
+
+def survival(quantiles: np.ndarray, distance: np.ndarray) -> np.ndarray:
+    """The share [N, H] of extremes beyond distances in widths, each step's by its row of `quantiles` [H, 99]."""
+    by_step = zip(distance.T, quantiles, strict=True)
+    return np.exp([np.interp(far, _distances(row), _LOG_CHANCES) for far, row in by_step]).T
+
+
+def stop(table: np.ndarray, width: np.ndarray, probability: float, side: str) -> np.ndarray:
+    """The move [..., H], log(price / last close), that is touched within each step with this chance."""
+    rows = table[SIDES.index(side)]
+    at = [np.interp(-np.log(probability), -_LOG_CHANCES, _distances(row)) for row in rows]
+    moves = np.maximum.accumulate(np.array(at) * width, axis=-1)
+    return moves if side == "up" else -moves
+
+
+def _distances(quantiles: np.ndarray) -> np.ndarray:
+    """The distances, in widths, of which `_LOG_CHANCES` are the chances."""
+    growth = max(quantiles[98] / max(quantiles[89], TINY), 1)
+    return np.concatenate([[0.0], quantiles, quantiles[98] * growth**_TAIL])
+
+
+class Touch:
+    """Chances and stops of forecasts [...], in prices.
+
+    Args:
+        table: float64 [2, H, 99] of the model, or None.
+        close: the close's quantiles [..., H, 19] in prices.
+        last_close: [...].
+
+    Raises:
+        ModelError: the model has no table.
+    """
+
+    def __init__(self, table: np.ndarray | None, close: np.ndarray, last_close: np.ndarray | float) -> None:
+        if table is None:
+            raise ModelError(
+                "The model has no table of extremes, from which the chance of a touch is read: train it again."
+            )
+        self.table, self.last_close = table, np.asarray(last_close, dtype=np.float64)
+        self.width = width(np.log(close))
+
+    def chance(self, price: float | Sequence[float] | np.ndarray) -> np.ndarray:
+        """The chance [..., H] that a price is touched by each step; ModelError if it is not a number above 0."""
+        prices = np.asarray(price, dtype=np.float64)
+        if not (np.isfinite(prices) & (prices > 0)).all():
+            raise ModelError(f"The price {price} cannot be touched: give a number above 0.")
+        return chance(self.table, self.width, np.log(prices / self.last_close))
+
+    def stop(self, probability: float, side: str) -> np.ndarray:
+        """The price [..., H] that is touched within each step with this chance; side: up or down.
+
+        Raises:
+            ModelError: the probability is not between 0 and 1, or the side is neither up nor down.
+        """
+        if side not in SIDES or not 0 < probability < 1:
+            raise ModelError(
+                f"There is no stop on the side {side!r} with the chance {probability!r}: give up or down, and a "
+                "chance between 0 and 1."
+            )
+        moves = stop(self.table, self.width, probability, side)
+        return self.last_close[..., None] * np.exp(moves)
+
+    def columns(self, touch: Sequence[float], stop: Sequence[float]) -> dict[str, np.ndarray]:
+        """The columns [..., H] `touch_98000` of prices and `stop_up_0.05`, `stop_down_0.05` of chances."""
+        chances = {f"touch_{price:.12g}": self.chance(price) for price in touch}
+        return chances | {f"stop_{side}_{p:g}": self.stop(p, side) for p in stop for side in SIDES}

@@ -1,0 +1,68 @@
+"""Scores of the chance that a price is touched (`cpbmodels.data.touch`), against the random walk's.
+
+The levels are prices that, by the walk, are touched within each step with a chance of 50, 25, 10 and 5 %, up and down:
+the walk with EWMA volatility, and a table of its own from the training span. The Brier score is (chance - outcome)^2
+(Brier, "Verification of forecasts expressed in terms of probability", Monthly Weather Review 78, 1950).
+"""
+
+import numpy as np
+
+from cpbmodels.data import touch
+from cpbmodels.data.series import Prediction, Series
+from tasks.judging.scores import Array, ScaledTable
+
+CHANCES = (0.5, 0.25, 0.1, 0.05)
+BRIER, STATED = "touch_brier", "touch_stated"
+
+MAX_WALK_ORIGINS = 4_000
+"""Training windows of the walk's table, evenly spread, as many as of a model's."""
+
+
+def touch_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> dict[str, Array]:
+    """Return Brier scores and stated chances of forecasts; nothing of a model without a table of extremes.
+
+    Each step's chance is read from its own row of the table. What a forecast states is the largest of the steps up to
+    it, which is at most .001 more.
+
+    Args:
+        walk: the reference, fitted on the training origins.
+
+    Returns:
+        `touch_brier`, `reference_touch_brier`: [N, H], means over levels and sides. `touch_stated`: [1, 100, 3], for
+        stated chances from 0, 1, … 99 %: how many there were, their sum, and how many prices were touched.
+    """
+    if prediction.touch is None:
+        return {}
+    horizon = prediction.quantiles.shape[1]
+    learned = series.origins("train", 1, horizon)
+    learned = learned[:: len(learned) // MAX_WALK_ORIGINS + 1]
+    table = touch.fit(touch.ratios(series, Prediction(learned, walk.quantiles(series, learned))))
+    width, walk_width = map(touch.width, (prediction.quantiles, walk.quantiles(series, prediction.origins)))
+    reached = touch.extremes(series, prediction.origins, horizon)
+    scores = {name: np.zeros(width.shape) for name in (BRIER, f"reference_{BRIER}")}
+    stated = np.zeros((100, 3))
+    for side, name in enumerate(touch.SIDES):
+        for chance in CHANCES:
+            level = np.abs(touch.stop(table, walk_width, chance, name))
+            touched = reached[side] >= level
+            model_chance = touch.survival(prediction.touch[side], level / width)
+            scores[BRIER] += (model_chance - touched) ** 2 / (2 * len(CHANCES))
+            scores[f"reference_{BRIER}"] += (chance - touched) ** 2 / (2 * len(CHANCES))
+            place = np.minimum(model_chance * 100, 99).astype(np.int64).ravel()
+            sums = [
+                np.bincount(place, weights, 100) for weights in (None, model_chance.ravel(), touched.ravel())
+            ]
+            stated += np.stack(sums, axis=1)
+    return {**scores, STATED: stated[None]}
+
+
+def deciles(stated: Array) -> Array:
+    """Return [10, 2]: mean stated chance and share touched in ten groups of about as many forecasts.
+
+    Args:
+        stated: [100, 3], as in `touch_scores`.
+    """
+    counts = stated[:, 0]
+    group = (10 * (np.cumsum(counts) - counts / 2) / counts.sum()).astype(np.int64)
+    sums = [np.bincount(group, column, 10) for column in stated.T]
+    return np.stack(sums[1:], axis=1) / np.maximum(sums[0], 1)[:, None]
