@@ -20,7 +20,7 @@ from cpbmodels.data import FEATURE_WARMUP, INTERVAL_SECONDS
 from cpbmodels.data.columns import PRICES, is_candle
 from cpbmodels.data.paths import SCORES
 from cpbmodels.data.series import QUANTILE_COLUMNS, Series
-from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.data.touch import SIDES, Touch
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.member import Member, load, other_symbol
 from cpbmodels.fleet.predict import check_forecasts_prices, microseconds, predict
@@ -46,6 +46,7 @@ def add_forecasts(
     model: Member | str | Path,
     *,
     steps: Iterable[int] | None = None,
+    stops: Iterable[float] = (),
     known_until: datetime | str | None = None,
 ) -> pd.DataFrame:
     """Return the candles with the forecast made at each candle's close, for all rows in one call.
@@ -57,19 +58,22 @@ def add_forecasts(
         timeframe: length of a candle, such as 1h; the model must have been trained on it.
         model: a model, or its folder (read once a process).
         steps: which of the candles ahead, from 1 to the model's horizon; None: all of them.
+        stops: chances, such as 0.05.
         known_until: the end of what the model has seen, if it does not say so itself; of two times the later counts.
 
     Returns:
         The table with new columns for every step h, rounded to 6 digits:
         `cpb_sigma_h`, the forecast standard deviation of the log-return over the next h candles: half the distance
         between its 15.87 % and 84.13 % quantiles, which for a normal distribution is the same (fatter tails add to it);
-        `cpb_q05_h`, `cpb_q10_h` … `cpb_q95_h`, quantiles of the close h candles ahead, in prices.
+        `cpb_q05_h`, `cpb_q10_h` … `cpb_q95_h`, quantiles of the close h candles ahead, in prices;
+        `cpb_stop_up_0.05_h`, `cpb_stop_down_0.05_h`, the prices that a high or a low reaches within h candles with this
+        chance.
         NaN without a forecast: before the model's `known_until`, in the first 168 candles (rolling windows) and
         as many after a hole or an impossible candle, and in a last candle that has not closed.
 
     Raises:
         ModelError: the model does not state where its training data ends, forecasts no price or belongs to another
-            timeframe; a step or a column is invalid.
+            timeframe, or has no table for `stops`; a step, a chance or a column is invalid.
     """
     import pandas as pd
 
@@ -83,8 +87,10 @@ def add_forecasts(
         log.warning("%s: %s", pair, why)
     first = _first_time(member, known_until, pair)
     wanted = _steps(steps, member.horizon)
-    names = [f"cpb_{name}_{step}" for step in wanted for name in ("sigma", *QUANTILE_COLUMNS)]
-    values = np.full((len(dataframe), len(wanted), 1 + len(QUANTILES)), np.nan)
+    chances = list(stops)
+    kinds = ["sigma", *QUANTILE_COLUMNS, *(f"stop_{side}_{p:g}" for p in chances for side in SIDES)]
+    names = [f"cpb_{name}_{step}" for step in wanted for name in kinds]
+    values = np.full((len(dataframe), len(wanted), len(kinds)), np.nan)
     rows = _possible_rows(dataframe, pair)
     if len(rows) >= member.context:
         read = ["date", *PRICES, "volume"]  # where they have these names, no other column
@@ -96,9 +102,13 @@ def add_forecasts(
         if len(origins):
             prediction = predict([member], [series], [origins])[0]
             check_forecasts_prices(prediction.probabilities)
-            returns = prediction.quantiles[:, [step - 1 for step in wanted]]
-            prices = series.prices[origins, 3][:, None, None] * np.exp(returns)
-            values[rows[origins]] = np.concatenate([forecast_sigma(returns)[..., None], prices], axis=-1)
+            last = series.prices[origins, 3]
+            close = last[:, None, None] * np.exp(prediction.quantiles)
+            touched = Touch(prediction.touch, close, last).columns((), chances) if chances else {}
+            prices = np.concatenate([close, *(price[..., None] for price in touched.values())], axis=-1)
+            sigma = forecast_sigma(prediction.quantiles)[..., None]
+            chosen = [step - 1 for step in wanted]
+            values[rows[origins]] = np.concatenate([sigma, prices], axis=-1)[:, chosen]
     if np.isnan(values).all():
         log.warning(
             "%s %s: no forecast in these %d candles: they end before %s, the end of the model's training data, or "
@@ -123,6 +133,8 @@ class RiskFromForecast:
     `BTCUSDT/1h`, the layout of `cpb publish`."""
     cpb_horizon: int = 10
     """Candles ahead for which risk is measured and the stop is set."""
+    cpb_stop_chance: float = 0.05
+    """The chance that the stop is hit within these candles."""
     cpb_target_risk: float = 0.005
     """Share of the wallet that a move of one `cpb_sigma` over the horizon gains or loses; two of three are smaller."""
 
@@ -138,7 +150,9 @@ class RiskFromForecast:
         folder = Path(self.config["user_data_dir"]) / self.cpb_models
         if not (folder / "config.json").is_file():
             folder = folder / pair.partition(":")[0].replace("/", "") / self.timeframe
-        return add_forecasts(dataframe, pair, self.timeframe, folder, steps=[self.cpb_horizon])
+        return add_forecasts(
+            dataframe, pair, self.timeframe, folder, steps=[self.cpb_horizon], stops=[self.cpb_stop_chance]
+        )
 
     def custom_stake_amount(
         self,
@@ -175,14 +189,15 @@ class RiskFromForecast:
         after_fill: bool,
         **kwargs: Any,
     ) -> float | None:
-        """The 5 % quantile of the close `cpb_horizon` candles ahead (for a short the 95 % quantile), for freqtrade.
+        """The price that is touched within `cpb_horizon` candles with the chance `cpb_stop_chance`, for freqtrade.
 
         Each new candle brings a new stop, and freqtrade moves a stop in the trade's favour only; without a forecast the
         stop stays.
         """
         from freqtrade.strategy import stoploss_from_absolute
 
-        rate = self._forecast(pair, current_time, "q95" if trade.is_short else "q05")
+        side = "up" if trade.is_short else "down"
+        rate = self._forecast(pair, current_time, f"stop_{side}_{self.cpb_stop_chance:g}")
         if rate is None:
             return None
         relative: float = stoploss_from_absolute(

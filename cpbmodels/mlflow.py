@@ -36,7 +36,8 @@ class CandleModel:
             frame: `open_time open high low close` and, if known, `volume`, oldest first, times as in
                 `Series.from_frame`; those without a zone are UTC.
             params: `since`: the first origin (UTC close of the last candle used) as ISO text, a backtest's start;
-                `partial`: "drop" leaves out a last candle that has not closed yet, by default it is refused.
+                `partial`: "drop" leaves out a last candle that has not closed yet, by default it is refused;
+                `touch`: prices, `stop`: chances, separated by commas, for the columns of `Forecast.to_frame`.
 
         Returns:
             `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, times aware (UTC), the rest prices.
@@ -59,8 +60,16 @@ class CandleModel:
             columns = feature_frame(candles.frame, candles.timeframe)
             series = Series.from_columns(columns, config.get("symbol") or "", candles.timeframe)
             since = options.get("since")
-            rows = self.member.predict(series, since) if since else self.member.forecast(series).to_frame()
-        except ModelError as error:
+            more = {
+                name: [float(text) for text in options[name].split(",")]
+                for name in ("touch", "stop")
+                if options.get(name)
+            }
+            if since:
+                rows = self.member.predict(series, since, **more)
+            else:
+                rows = self.member.forecast(series).to_frame(**more)
+        except (ModelError, ValueError) as error:  # float's message names the text
             raise MlflowException.invalid_parameter_value(str(error)) from error
         return to_pandas(rows)
 
@@ -87,7 +96,12 @@ def signature() -> ModelSignature:
     return ModelSignature(
         inputs=Schema(candles),
         outputs=Schema(rows),
-        params=ParamSchema([ParamSpec("since", "string", None), ParamSpec("partial", "string", "refuse")]),
+        params=ParamSchema(
+            [
+                ParamSpec("partial", "string", "refuse"),
+                *(ParamSpec(name, "string", None) for name in ("since", "touch", "stop")),
+            ]
+        ),
     )
 
 

@@ -23,6 +23,7 @@ from schemas.identity import SeriesId, check_known, coins_label
 from schemas.scope import CHAMPIONS, ForecastSpec, Scope, home
 from tasks.forecasting.months import latest, series_with_forecasts
 from tasks.forecasting.record import champion_records, read_summary
+from tasks.forecasting.touch import newest_touch, touched
 from tasks.forecasting.watch import find_stale
 from tasks.hub.tree import serving
 from tasks.notices import Outcome, tell_outcome
@@ -35,7 +36,8 @@ _NONE = "train first, as in `cpb train-all`"
 def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
     """Return the newest forecast rows of each series (also those stored before), and counts of new and scored rows.
 
-    `models`: each series' champion verdict and record. Exit 3 if a series could not be refreshed, forecast or scored.
+    `models`: each series' champion verdict and record. `touch`: the chances that the prices asked for are reached.
+    Exit 3 if a series could not be refreshed, forecast or scored.
 
     Raises:
         CpbError: no forecast could be made.
@@ -53,9 +55,13 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
                 f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet; name "
                 "another with --source or --market, or train first, as in `cpb train-all`", code="no-champion",
             )  # fmt: skip
-        return _forecast(
+        result = _forecast(
             scope.narrowed(list(models)), spec.tail, models, served.failures, steps, say, outcome
         )
+        if spec.prices:
+            (series,) = models
+            result["touch"] = list(touched(*newest_touch(scope.home, series, scope.as_of), spec.prices))
+        return result
 
 
 def _forecast(

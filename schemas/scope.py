@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
@@ -93,6 +94,22 @@ def parse_instant(text: str, option: str) -> datetime:
             return instant
     raise UsageError(f"{option} {text!r} is not a date: use 2024-01, 2024-01-31 or 2024-01-31T12:30 (UTC)",
                      code="date", field=option)  # fmt: skip
+
+
+def parse_prices(text: str) -> list[float]:
+    """Return the prices in a text such as `98000,105000`.
+
+    Raises:
+        UsageError: one is not a number above 0.
+    """
+    try:
+        prices = [float(part) for part in text.split(",")]
+    except ValueError:
+        prices = [0.0]
+    if not all(0 < price < inf for price in prices):
+        raise UsageError(f"touch {text!r} holds what is no price: give numbers above 0, as in 98000,105000",
+                         code="touch", field="touch")  # fmt: skip
+    return prices
 
 
 class Scope(BaseModel):
@@ -323,6 +340,22 @@ class ForecastSpec(ScopeSpec):
     timeframes: str = Field(
         CHAMPIONS, description="Binance intervals, as in 15m,1h, or champions (each with a champion)"
     )
+    touch: str | None = Field(
+        None,
+        description="prices, as in 98000,105000: the chance that each is reached; of one coin and timeframe",
+    )
+
+    @model_validator(mode="after")
+    def _touch_is_of_one_series(self) -> Self:
+        if self.prices and (len(self.scope.symbols), len(self.intervals)) != (1, 1):
+            raise UsageError("touch needs one coin and one timeframe, as in `cpb forecast BTC 1h --touch 98000`",
+                             code="touch", field="touch")  # fmt: skip
+        return self
+
+    @property
+    def prices(self) -> list[float]:
+        """The prices of `touch`."""
+        return parse_prices(self.touch) if self.touch else []
 
     @property
     def every_champion(self) -> bool:

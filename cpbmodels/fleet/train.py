@@ -109,7 +109,7 @@ def train_fleet(
 
     members = train(architecture, overrides, folder)
     return [
-        _with_touch(member, [series[index] for index in plan.series], device)
+        with_touch(member, [series[index] for index in plan.series], device)
         for member, plan in zip(members, plans, strict=True)
     ]
 
@@ -118,7 +118,7 @@ MAX_TOUCH_ORIGINS = 4_000
 """Windows that are forecast for a model's table of extremes; ten times as many gave the same scores."""
 
 
-def _with_touch(member: Member, learned: Sequence[Series], device: str) -> Member:
+def with_touch(member: Member, learned: Sequence[Series], device: str) -> Member:
     """The member with the table of extremes over training and validation windows of the series that it learned.
 
     Forecasts of the windows that its weights have learned are about as wide as others: tables of the validation span

@@ -19,7 +19,7 @@ def forecast(spec: ForecastSpec, json: Json = False) -> None:
 
     Of a single series every step and quantile is shown.
 
-    Example: cpb forecast BTC 1h --source sim
+    Example: cpb forecast BTC 1h --source sim --touch 98000,105000
     """
     quiet_libraries()
     with shown_progress("forecast"):
@@ -47,6 +47,19 @@ def _print(spec: ForecastSpec, result: dict[str, Any]) -> None:
     else:
         lines = [line for series, rows in forecasts.items() for line in _bands(texts[series], rows)]
         print_table("The close is within each band with this probability", _BANDS, lines[:-1])
+    if "touch" in result:
+        _print_touch(result["touch"])
+
+
+def _print_touch(touch: Sequence[dict[str, Any]]) -> None:
+    """Print a column for each price, with the chance that a high (up) or a low (down) has reached it by each close."""
+    chances: dict[datetime, dict[str, str]] = {}
+    for entry in touch:
+        line = chances.setdefault(entry["by"], {"by": _time(entry["by"])})
+        line[f"{entry['side']} to {price(entry['price'])}"] = f"{entry['probability']:.1%}"
+    lines = list(chances.values())
+    columns = [Column(name, name, ">", stays=True) for name in lines[0] if name != "by"]
+    print_table("The price is reached with this probability", (Column("by (UTC)", "by"), *columns), lines)
 
 
 _AFTER = (1, 5, 10)
@@ -101,7 +114,9 @@ def _bands(about: Sequence[str], rows: Sequence[dict[str, Any]]) -> Iterator[dic
 
 def _shown(row: dict[str, Any]) -> dict[str, str]:
     """Return a row's prices, and the close of the forecast candle, with its year unless it is the current one."""
-    time: datetime = row["target_time"]
-    close = f"{time:%m-%d %H:%M}" if time.year == datetime.now(UTC).year else f"{time:%Y-%m-%d %H:%M}"
     quantiles = {f"q{level:02}": price(row[f"q{level:02}"]) for level in _LEVELS}
-    return {"step": str(row["step"]), "close": close, **quantiles}
+    return {"step": str(row["step"]), "close": _time(row["target_time"]), **quantiles}
+
+
+def _time(time: datetime) -> str:
+    return f"{time:%m-%d %H:%M}" if time.year == datetime.now(UTC).year else f"{time:%Y-%m-%d %H:%M}"

@@ -17,11 +17,12 @@ import polars as pl
 import torch
 
 import cpbmodels
-from cpbmodels.data import HORIZON
+from cpbmodels.data import HORIZON, touch
 from cpbmodels.data.columns import RETURNS, candle_columns, feature_frame
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
+from cpbmodels.fleet.train import with_touch
 from schemas.errors import count
 from schemas.handover import Failure, SplitBounds
 from schemas.identity import SeriesId
@@ -100,7 +101,7 @@ def chain(series: SeriesId, bounds: SplitBounds, readings: Mapping[str, Reading]
 
 
 def forecasts(forecast: Callable[[Series, Rows], Array]) -> Reading:
-    """Return the reading of quantiles [N, H, 19] from every usable row of the test span; NaN at other rows."""
+    """Return the reading of values [N, H, …] from every usable row of the test span; NaN at other rows."""
 
     def read(series: Series) -> Array:
         rows = np.flatnonzero(series.usable(30))
@@ -125,6 +126,19 @@ def baseline(fit: Fit) -> Reading:
 def model(member: cpbmodels.Member) -> Reading:
     """Return the forecasts of a trained model."""
     return forecasts(lambda series, rows: cpbmodels.predict([member], [series], [rows])[0].quantiles)
+
+
+def stops(member: cpbmodels.Member) -> Reading:
+    """Return the moves touched with a chance of 5 %, by a table of extremes that is fitted on the series read."""
+
+    def moves(series: Series, rows: Rows) -> Array:
+        fitted = with_touch(member, [series], "cpu")
+        (forecast,) = cpbmodels.predict([fitted], [series], [rows])
+        assert forecast.touch is not None
+        width = touch.width(forecast.quantiles)
+        return np.stack([touch.stop(forecast.touch, width, 0.05, side) for side in touch.SIDES], axis=-1)
+
+    return forecasts(moves)
 
 
 def training_inputs(member: cpbmodels.Member) -> Reading:
@@ -281,7 +295,9 @@ def _check_models(spec: BacktestSpec, fold: FoldSeries, result: Audit, klines: p
     first = first_cut(fold.series)
     leaks = check_lookahead(chain(fold.id, fold.bounds, exact), klines, first, 4)
     if not leaks:  # models read the same columns: a leak in them would be reported twice
-        models = chain(fold.id, fold.bounds, {f"model {name}": model(m) for name, m in trained.items()})
+        readings = {f"model {name}": model(member) for name, member in trained.items()}
+        readings |= {f"stops of {name}": stops(member) for name, member in trained.items()}
+        models = chain(fold.id, fold.bounds, readings)
         leaks = check_lookahead(models, klines, first, 4, FORECAST_TOLERANCE)
     _add_leaks(result, fold, leaks)
     result.trials += [_trial(spec, name, fold, member) for name, member in trained.items()]

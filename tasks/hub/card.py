@@ -47,10 +47,11 @@ repository is run.
 
 CRPS as a ratio to that of a random walk with EWMA volatility, at every origin of the test span, which no model has
 seen: below 1 is better. In brackets the 95 % interval. *selected on this span*: the architecture was chosen by rows of
-its test span, so it does not count as a result; later rows do. Times are UTC.
+its test span, so it does not count as a result; later rows do. *touch*: the same ratio of the Brier score of the chance
+that a price is reached within the forecast's candles (`forecast.touch(price)`). Times are UTC.
 
-| coin | candles | architecture | CRPS ratio | finding | tested on | trained on |
-|---|---|---|---|---|---|---|
+| coin | candles | architecture | CRPS ratio | finding | touch | tested on | trained on |
+|---|---|---|---|---|---|---|---|
 {rows}
 
 Architecture, features, data digest and all metrics are in each folder's `config.json`.
@@ -87,7 +88,7 @@ symbol, timeframe = "{symbol}", "{timeframe}"  # or another row of the table
 candles = pl.read_csv("candles.csv", try_parse_dates=True)
 series = Series.from_frame(candles, symbol, timeframe, partial="drop")  # without the candle that is still open
 forecast = from_hub("{repo}", symbol, timeframe, market="own").forecast(series)
-print(forecast.to_frame())"""
+print(forecast.to_frame(stop=[0.05]))  # also the prices that are touched with a chance of 5 %"""
 
 _SNIPPET = """import json
 from urllib.request import urlopen
@@ -101,7 +102,7 @@ columns = ["open_time", "open", "high", "low", "close", "volume"]
 candles = pl.DataFrame([row[:6] for row in json.load(urlopen(url))], schema=columns, orient="row")
 series = Series.from_frame(candles, symbol, timeframe, partial="drop")  # without the candle that is still open
 forecast = from_hub("{repo}", symbol, timeframe, market="{market}").forecast(series)
-print(forecast.to_frame())"""
+print(forecast.to_frame(stop=[0.05]))  # also the prices that are touched with a chance of 5 %"""
 
 _MARKETS = {
     SIM: ("a **simulated market** (a demonstration, of no use on a real one)", "simulated klines"),
@@ -163,15 +164,19 @@ def verdict(champions: Sequence[Champion]) -> str:
 
 
 def _row(champion: Champion) -> list[str]:
-    config, ratio = read_config(champion.folder), "–"
-    ends = [champion.metrics.get(f"test_crps_ratio{end}", math.nan) for end in ("", "_low", "_high")]
-    if math.isfinite(ends[0]):
-        interval = " [{:.4f}, {:.4f}]".format(*ends[1:]) if math.isfinite(ends[1]) else ""
-        ratio = f"{ends[0]:.4f}{interval}"
+    config = read_config(champion.folder)
     finding = (champion.verdict or "–").split(" (")[0].replace("|", "/")
     spans = (config.bounds.get("test", ()), config.training_span)
     return [
-        champion.series.label, champion.series.timeframe, champion.architecture or "–", ratio,
-        finding + (", selected on this span" if champion.selected_on else ""),
+        champion.series.label, champion.series.timeframe, champion.architecture or "–",
+        _ratio(champion, "crps"), finding + (", selected on this span" if champion.selected_on else ""),
+        _ratio(champion, "touch_brier"),
         *(" to ".join(end[:16].replace("T", " ") for end in span) or "–" for span in spans),
     ]  # fmt: skip
+
+
+def _ratio(champion: Champion, loss: str) -> str:
+    ends = [champion.metrics.get(f"test_{loss}_ratio{end}", math.nan) for end in ("", "_low", "_high")]
+    if not math.isfinite(ends[0]):
+        return "–"
+    return f"{ends[0]:.4f}" + (" [{:.4f}, {:.4f}]".format(*ends[1:]) if math.isfinite(ends[1]) else "")

@@ -13,11 +13,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
+from safetensors import SafetensorError
+from safetensors.numpy import load
 
 from cpbmodels.arch.options import Preset
+from cpbmodels.data.touch import KEY
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.config import JUDGED, PARTS, parse, sealed
+from cpbmodels.fleet.config import JUDGED, PARTS, WEIGHTS_DIGEST, parse, sealed
 from schemas.errors import DamagedError
 from schemas.identity import Recipe, SeriesId
 from schemas.ledger import Reference
@@ -102,6 +107,22 @@ def read_config(folder: Path) -> ModelConfig:
         DamagedError: it is missing or invalid.
     """
     return ModelConfig.model_validate(_config_values(folder))
+
+
+def read_touch(folder: Path) -> NDArray[np.float64] | None:
+    """Return a model's table of extremes [2, H, 99] (`cpbmodels.data.touch`), without torch; None if it has none.
+
+    Raises:
+        DamagedError: the weights are missing, or differ from the config.
+    """
+    try:
+        weights = (folder / WEIGHTS).read_bytes()
+        if hashlib.sha256(weights).hexdigest() != _config_values(folder).get(WEIGHTS_DIGEST):
+            raise _damaged(folder, f"the sha256 of {WEIGHTS} differs from {CONFIG}")
+        table = load(weights).get(KEY)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(folder, f"{WEIGHTS} cannot be read ({error})") from error
+    return None if table is None else table.astype(np.float64)
 
 
 def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> None:
