@@ -50,7 +50,7 @@ def ratios(series: Series, prediction: Prediction) -> np.ndarray:
 
 def fit(ratios: np.ndarray) -> np.ndarray:
     """The table of extremes over widths [2, N, H], N > 0."""
-    return np.moveaxis(np.quantile(np.maximum(ratios, 0), LEVELS, axis=1), 0, -1)
+    return np.ascontiguousarray(np.moveaxis(np.quantile(np.maximum(ratios, 0), LEVELS, axis=1), 0, -1))
 
 
 def chance(table: np.ndarray, width: np.ndarray, move: np.ndarray) -> np.ndarray:

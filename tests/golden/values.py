@@ -70,20 +70,20 @@ def fleet_items(folders):
         about = json.loads(config.read_text())
         scope = "" if about["scope"] == "per-series" else f"-{about['scope']}"
         name = f"{about['architecture']}{scope}/{about['symbol']}-{about['timeframe']}"
-        items[f"weights/{name}"] = item(load_file(config.with_name("model.safetensors")))
+        weights = load_file(config.with_name("model.safetensors"))
         (scores,) = config.parents[1].glob("score-*.npz")
         with np.load(scores) as kept:
             arrays = {key: kept[key] for key in kept.files if kept[key].dtype.kind in "fi"}
-        for part in ("losses", "steps"):
-            of_part = {key: array for key, array in arrays.items() if key.startswith(f"{part}.")}
-            if of_part:
-                items[f"{part}/{name}"] = item(
-                    of_part | ({"times": arrays["times"]} if part == "losses" else {})
-                )
         metrics = json.loads(config.with_name("metrics.json").read_text())
-        items[f"metrics/{name}"] = item(
-            {k: np.float64(v) for k, v in metrics.items() if isinstance(v, float)}
-        )
+        metrics = {k: np.float64(v) for k, v in metrics.items() if isinstance(v, float)}
+        parts = {"weights": weights, "metrics": metrics}
+        for part in ("losses", "steps"):
+            parts[part] = {key: array for key, array in arrays.items() if key.startswith(f"{part}.")}
+        # What is of the chance of a touch is an item of its own.
+        parts["touch"] = {key: of.pop(key) for of in parts.values() for key in [*of] if "touch" in key}
+        if parts["losses"]:
+            parts["losses"]["times"] = arrays["times"]
+        items |= {f"{part}/{name}": item(of) for part, of in parts.items() if of}
     return items
 
 

@@ -1,0 +1,200 @@
+"""The chance that a price is touched: the table of extremes, its chances and stops, and where models carry it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from candles import series_for, table, walk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlflow.exceptions import MlflowException
+from safetensors.numpy import load_file, save_file
+
+from cpbmodels import ModelError, Series, ensemble, load, predict, train_fleet
+from cpbmodels.data import touch
+from cpbmodels.data.series import Prediction
+from cpbmodels.mlflow import CandleModel
+
+SERIES = Series.from_frame(table(1500), "BTCUSDT", test=0.3)
+
+
+@pytest.fixture(scope="module")
+def member():
+    return train_fleet([SERIES], "robust-har", "smoke", seeds=[1], device="cpu")[0]
+
+
+@pytest.fixture(scope="module")
+def forecast(member):
+    return member.forecast(SERIES)
+
+
+def test_extremes_are_the_highest_high_and_the_lowest_low_so_far():
+    up, down = touch.extremes(SERIES, np.array([400]), 3)[:, 0]
+    last, candles = SERIES.prices[400, 3], SERIES.prices[401:404]
+    np.testing.assert_allclose(up, np.log(np.maximum.accumulate(candles[:, 1]) / last))
+    np.testing.assert_allclose(down, np.log(last / np.minimum.accumulate(candles[:, 2])))
+
+
+def test_the_table_is_the_quantiles_of_extremes_over_widths():
+    origins = SERIES.origins("train", 30, 10)
+    quantiles = np.tile(np.linspace(-0.09, 0.09, 19), (len(origins), 10, 1))
+    fitted = touch.fit(touch.ratios(SERIES, Prediction(origins, quantiles)))
+    reached = touch.extremes(SERIES, origins, 10) / 0.16
+    np.testing.assert_allclose(fitted[1, 6, 49], np.median(reached[1, :, 6]))
+    np.testing.assert_allclose(fitted[0, 9, 98], np.quantile(reached[0, :, 9], 0.99))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(1e-9, 1e3), min_size=2, max_size=8), st.sampled_from((1, -1)), st.integers(0, 99))
+def test_a_chance_falls_with_the_distance_and_grows_with_the_step(distances, sign, seed):
+    draw = np.random.default_rng(seed)
+    fitted = touch.fit(draw.standard_t(3, (2, 200, 5)) * np.arange(1, 6))
+    width = draw.uniform(0.001, 2, 5)
+    chances = touch.chance(fitted, width, sign * np.sort(distances))
+    assert ((chances > 0) & (chances <= 1)).all()
+    assert (np.diff(chances, axis=0) <= 0).all()
+    assert (np.diff(chances, axis=1) >= 0).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.floats(1e-7, 0.999), st.sampled_from(touch.SIDES))
+def test_a_stop_is_touched_with_its_chance(probability, side):
+    fitted = touch.fit(np.random.default_rng(1).standard_t(3, (2, 500, 6)) ** 2)
+    width = np.sqrt(np.arange(1.0, 7)) / 50
+    moves = touch.stop(fitted, width, probability, side)
+    assert (np.sign(moves) == (1 if side == "up" else -1)).all()
+    stated = [touch.chance(fitted, width, move)[step] for step, move in enumerate(moves)]
+    np.testing.assert_allclose(stated, probability, rtol=1e-9)
+
+
+def test_chances_are_what_happens_on_new_candles():
+    """A market that stays as it is: of prices stated to be touched with some chance, that share is touched."""
+    coins = [Series.from_frame(table(8000, seed), f"C{seed}", test=0.5) for seed in range(3)]
+    (model,) = train_fleet(coins, "robust-har", "smoke", seeds=[1], device="cpu", scope="universal")
+    for chance in (0.5, 0.2, 0.05):
+        for number, side in enumerate(touch.SIDES):
+            hits = []
+            for series in coins:
+                forecast = predict([model], [series], [series.origins("test", 1, 10)])[0]
+                width = touch.width(forecast.quantiles)
+                reached = touch.extremes(series, forecast.origins, 10)[number]
+                hits.append(reached >= np.abs(touch.stop(forecast.touch, width, chance, side)))
+            assert np.concatenate(hits).mean() == pytest.approx(chance, abs=0.02)
+
+
+def test_the_last_close_is_touched_and_prices_far_away_hardly(forecast):
+    np.testing.assert_array_equal(forecast.touch(forecast.last_close), 1)
+    near, far = forecast.touch([forecast.last_close * 1.01, forecast.last_close * 100])
+    assert near.shape == (10,)
+    assert ((near > far) & (far < 1e-3) & (far > 0)).all()
+
+
+def test_a_stop_in_prices_is_touched_with_its_chance(forecast):
+    for side, beyond in (("up", 1), ("down", -1)):
+        prices = forecast.stop(0.05, side)
+        assert (np.sign(prices - forecast.last_close) == beyond).all()
+        np.testing.assert_allclose(np.diag(forecast.touch(prices)), 0.05, rtol=1e-9)
+
+
+@pytest.mark.parametrize("price", [0, -5, float("nan"), float("inf"), [100, 0]])
+def test_an_impossible_price_is_refused(forecast, price):
+    with pytest.raises(ModelError, match="give a number above 0"):
+        forecast.touch(price)
+
+
+@pytest.mark.parametrize("wrong", [(0, "up"), (1, "down"), (0.1, "left"), (float("nan"), "up")])
+def test_an_impossible_stop_is_refused(forecast, wrong):
+    with pytest.raises(ModelError, match="give up or down, and a chance between 0 and 1"):
+        forecast.stop(*wrong)
+
+
+def test_rows_carry_chances_and_stops(member, forecast):
+    price = round(forecast.last_close * 1.02, 2)
+    rows = forecast.to_frame(touch=[price], stop=[0.05])
+    np.testing.assert_array_equal(rows[f"touch_{price:.12g}"], forecast.touch(price))
+    np.testing.assert_array_equal(rows["stop_down_0.05"], forecast.stop(0.05, "down"))
+    assert forecast.to_pandas(stop=[0.1]).columns[-2:].tolist() == ["stop_up_0.1", "stop_down_0.1"]
+    every = member.predict(SERIES, touch=[price], stop=[0.05])
+    assert every.columns == rows.columns
+    np.testing.assert_allclose(
+        every.tail(10).select(rows.columns[3:]), rows.select(rows.columns[3:]), rtol=1e-5
+    )
+
+
+def test_nothing_is_learnt_across_a_gap_or_from_the_test_span():
+    frame = table(1500)
+    changed = frame.with_columns(high=frame["high"].scatter(range(1100, 1500), frame["high"][1100:] * 50))
+    fitted = [
+        train_fleet([Series.from_frame(f, test=0.3)], "robust-har", "smoke", seeds=[1], device="cpu")[0]
+        for f in (frame, changed)
+    ]
+    torch.testing.assert_close(fitted[0].touch, fitted[1].touch, rtol=0, atol=0)
+
+    leap = SERIES.prices.copy()
+    leap[700:] *= 40  # as of a coin that was split
+    series = Series.from_ohlc(leap, times=SERIES.times)
+    origins = np.concatenate([series.origins(split, 1, 10) for split in ("train", "validation")])
+    assert touch.extremes(series, origins, 10).max() < 1
+
+
+def test_a_model_of_all_coins_has_one_table_of_all():
+    coins = [series_for("har", seed=seed, symbol=f"C{seed}") for seed in range(3)]
+    options = {"device": "cpu", "epochs": 1, "steps_per_epoch": 2}
+    (universal,) = train_fleet(coins, "har", "smoke", seeds=[1], scope="universal", **options)
+    origins = [np.concatenate([c.origins(split, 1, 10) for split in ("train", "validation")]) for c in coins]
+    forecasts = predict([universal] * 3, coins, origins)
+    ratios = [touch.ratios(coin, forecast) for coin, forecast in zip(coins, forecasts, strict=True)]
+    np.testing.assert_allclose(universal.touch, touch.fit(np.concatenate(ratios, 1)), rtol=1e-5)
+
+
+def test_an_average_carries_one_table_and_an_ensemble_the_mean(tmp_path):
+    coins = [Series.from_frame(table(1200, seed), f"C{seed}") for seed in range(2)]
+    options = {"device": "cpu", "epochs": 1, "steps_per_epoch": 2, "members": ("har", "robust-har")}
+    copies = train_fleet(coins[:1] * 2, "average", "smoke", seeds=[1, 2], **options)
+    both = ensemble(copies)
+    torch.testing.assert_close(both.touch, (copies[0].touch + copies[1].touch) / 2)
+    assert all(part.touch is None for part in both.parts)
+    torch.testing.assert_close(load(both.save(tmp_path)).touch, both.touch, rtol=0, atol=0)
+
+
+def test_a_folder_keeps_the_table_and_a_wrong_one_is_refused(member, tmp_path):
+    loaded = load(member.save(tmp_path / "kept"))
+    torch.testing.assert_close(loaded.touch, member.touch, rtol=0, atol=0)
+    assert member.touch.nbytes <= 20_000
+    without = load(replace(member, touch=None).save(tmp_path / "without"))
+    with pytest.raises(ModelError, match="no table of extremes"):
+        without.forecast(SERIES).touch(100)
+    for name, wrong in (
+        ("shape", member.touch[:, :4].contiguous()),
+        ("kind", member.touch.double()),
+        ("nan", member.touch / 0),
+    ):
+        with pytest.raises(ModelError, match=r"touch\.table' is not as config\.json describes"):
+            load(replace(member, touch=wrong).save(tmp_path / name))
+
+
+def test_a_flipped_bit_of_the_table_is_damage(member, tmp_path):
+    folder = member.save(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[touch.KEY].view(np.int32)[0, 3, 7] ^= 1
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match="damaged"):
+        load(folder)
+
+
+def test_a_classifier_has_no_chances():
+    classifier = train_fleet([walk()], "classifier-gru", "smoke", seeds=[1], device="cpu", epochs=1)[0]
+    assert classifier.touch is None
+    with pytest.raises(ModelError, match="forecasts up, flat or down"):
+        classifier.forecast(walk()).touch(100)
+
+
+def test_mlflow_takes_prices_and_chances_as_texts(member, forecast):
+    candles = table(1500).to_dict(as_series=False)
+    rows = CandleModel(member).predict(pd.DataFrame(candles), {"touch": "99.5,120", "stop": "0.05"})
+    np.testing.assert_allclose(rows["touch_99.5"], forecast.touch(99.5))
+    assert {"touch_120", "stop_up_0.05", "stop_down_0.05"} < {*rows.columns}
+    with pytest.raises(MlflowException, match="'x'"):
+        CandleModel(member).predict(pd.DataFrame(candles), {"touch": "x"})
