@@ -70,10 +70,14 @@ def survival(quantiles: np.ndarray, distance: np.ndarray) -> np.ndarray:
 
 def stop(table: np.ndarray, width: np.ndarray, probability: float, side: str) -> np.ndarray:
     """The move [..., H], log(price / last close), that is touched within each step with this chance."""
-    rows = table[SIDES.index(side)]
-    at = [np.interp(-np.log(probability), -_LOG_CHANCES, _distances(row)) for row in rows]
-    moves = np.maximum.accumulate(np.array(at) * width, axis=-1)
+    moves = np.maximum.accumulate(reach(table[SIDES.index(side)], probability) * width, axis=-1)
     return moves if side == "up" else -moves
+
+
+def reach(quantiles: np.ndarray, probability: float) -> np.ndarray:
+    """The distance [H] in widths that a share of extremes goes beyond: the inverse of `survival`."""
+    at = -np.log(probability)
+    return np.array([np.interp(at, -_LOG_CHANCES, _distances(row)) for row in quantiles])
 
 
 def _distances(quantiles: np.ndarray) -> np.ndarray:

@@ -109,7 +109,7 @@ def train_fleet(
 
     members = train(architecture, overrides, folder)
     return [
-        with_touch(member, [series[index] for index in plan.series], device)
+        with_touch(member, [series[index] for index in plan.series], str(place))
         for member, plan in zip(members, plans, strict=True)
     ]
 

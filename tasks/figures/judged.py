@@ -152,12 +152,15 @@ def _figures(pools: list[PoolScore], members: list[MemberScore]) -> list[tuple[s
     touched = {
         title_of(p.architecture): tuple(deciles(p.steps[STATED]).T) for p in pools if STATED in p.steps
     }
-    return [
+    figures = [
         ("Skill by step: below 1 is better than the reference", steps_figure(steps)),
         ("Reliability: on 0, bands cover what they state", reliability_figure(curves, "closes")),
-        ("Reliability of touch chances, in deciles", reliability_figure(touched, "touched prices")),
         ("CRPS ratio by coin and model", coins_figure(_coin_rows(pools, members))),
     ]
+    if touched:
+        drawn = reliability_figure(touched, "touched prices")
+        figures.insert(2, ("Reliability of the chance of a touch, in deciles", drawn))
+    return figures
 
 
 def _board_rows(pools: Sequence[PoolScore]) -> list[dict[str, Any]]:

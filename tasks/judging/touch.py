@@ -21,8 +21,8 @@ MAX_WALK_ORIGINS = 4_000
 def touch_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> dict[str, Array]:
     """Return Brier scores and stated chances of forecasts; nothing of a model without a table of extremes.
 
-    Each step's chance is read from its own row of the table. What a forecast states is the largest of the steps up to
-    it, which is at most .001 more.
+    Each step's chance is read from its own row of the table, of the walk as well. What a forecast states is the largest
+    chance of the steps up to it, seldom more, and then by less than .001 (on 20 coins).
 
     Args:
         walk: the reference, fitted on the training origins.
@@ -41,9 +41,9 @@ def touch_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> d
     reached = touch.extremes(series, prediction.origins, horizon)
     scores = {name: np.zeros(width.shape) for name in (BRIER, f"reference_{BRIER}")}
     stated = np.zeros((100, 3))
-    for side, name in enumerate(touch.SIDES):
+    for side in range(len(touch.SIDES)):
         for chance in CHANCES:
-            level = np.abs(touch.stop(table, walk_width, chance, name))
+            level = touch.reach(table[side], chance) * walk_width
             touched = reached[side] >= level
             model_chance = touch.survival(prediction.touch[side], level / width)
             scores[BRIER] += (model_chance - touched) ** 2 / (2 * len(CHANCES))
@@ -57,12 +57,12 @@ def touch_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> d
 
 
 def deciles(stated: Array) -> Array:
-    """Return [10, 2]: mean stated chance and share touched in ten groups of about as many forecasts.
+    """Return [10, 2]: mean stated chance and share touched in ten groups of about as many forecasts (or fewer groups).
 
     Args:
         stated: [100, 3], as in `touch_scores`.
     """
     counts = stated[:, 0]
     group = (10 * (np.cumsum(counts) - counts / 2) / counts.sum()).astype(np.int64)
-    sums = [np.bincount(group, column, 10) for column in stated.T]
-    return np.stack(sums[1:], axis=1) / np.maximum(sums[0], 1)[:, None]
+    sums = np.stack([np.bincount(group, column) for column in stated.T], axis=1)
+    return sums[sums[:, 0] > 0, 1:] / sums[sums[:, 0] > 0, :1]

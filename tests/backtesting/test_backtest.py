@@ -261,5 +261,5 @@ def test_every_column_of_the_tables_has_a_title(result):
 def test_the_table_is_ordered(result):
     board = pool.leaderboard_rows(result.pools)
     assert [r["architecture"] for r in board] == ["har", "reference"]
-    assert set(COLUMNS) - {"symbol", "verdict"} == set(board[0])
+    assert set(COLUMNS) - {"symbol", "verdict", "touch_ratio"} == set(board[0])
     assert len(pool.member_rows(result.members)) == 4

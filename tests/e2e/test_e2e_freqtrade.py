@@ -166,13 +166,13 @@ def test_a_backtest_trades_with_the_forecasts_stakes_and_stops_and_only_where_th
     stopped = 0
     for trade in trades.itertuples():
         folder = trader.user / "cpb" / trade.pair.replace("/", "") / "1h"
-        rows = add_forecasts(trader.candles[trade.pair], trade.pair, "1h", folder, steps=[10])
+        rows = add_forecasts(trader.candles[trade.pair], trade.pair, "1h", folder, steps=[10], stops=[0.05])
         rows = rows.set_index(rows["date"] + timedelta(hours=1))  # when a row is known
         profit = trades.loc[trades["close_date"] <= trade.open_date, "profit_abs"].sum()
         stake = 0.005 * (WALLET + profit) / rows["cpb_sigma_10"][trade.open_date]
         assert trade.stake_amount == pytest.approx(min(stake, WALLET), rel=2e-3)
         if trade.exit_reason in ("trailing_stop_loss", "stop_loss"):
-            stops = rows["cpb_q05_10"][trade.open_date : trade.close_date]
+            stops = rows["cpb_stop_down_0.05_10"][trade.open_date : trade.close_date]
             assert trade.stop_loss_abs == pytest.approx(stops.max(), rel=5e-5)  # rounded to a tick
             stopped += 1
     assert stopped > 5

@@ -16,6 +16,7 @@ from schemas.handover import Decision
 from schemas.identity import SeriesId
 from tasks.figures import board, forecast, judged
 from tasks.figures.page import THEMES, themed
+from tasks.judging.scores import LEVELS
 
 START = datetime(2025, 6, 1, tzinfo=UTC)
 
@@ -210,9 +211,9 @@ def test_text_that_reads_like_a_role_stays_as_it_is():
 
 def test_calibration_is_drawn_around_what_is_stated():
     observed = np.arange(1, 20) * 0.05 + 0.01
-    figure = check(judged.reliability_figure({"har": observed}))
+    figure = check(judged.reliability_figure({"har": (LEVELS, observed)}, "closes"))
     assert figure["data"][0]["y"] == pytest.approx([0.01] * 19)
     steps = check(judged.steps_figure({"har": np.array([0.9, math.inf, 0.99])}))
     assert (steps["data"][0]["x"], steps["data"][0]["y"]) == ([1, 2, 3], [0.9, None, 0.99])
-    for empty in (judged.reliability_figure, judged.steps_figure):
-        assert check(empty({}))["data"] == []
+    for empty in (judged.reliability_figure({}, "closes"), judged.steps_figure({})):
+        assert check(empty)["data"] == []

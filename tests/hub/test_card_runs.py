@@ -113,7 +113,7 @@ def test_the_code_of_the_card_forecasts_after_the_last_closed_candle(hub, binanc
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    assert "shape: (10, 25)" in ran.stdout
+    assert "shape: (10, 27)" in ran.stdout
     issued_at, medians = json.loads(ran.stdout.splitlines()[-1])
     assert issued_at == given[-1][-1][0] / 1000  # the last candle is still open
     expected = load(tmp_path / "a").forecast(closed_series(given[-1], "BTCUSDT", "1h"))

@@ -88,7 +88,7 @@ def test_the_card_of_own_candles_reads_a_table_and_names_no_exchange(tmp_path, m
 
     (code,) = re.findall(r"```python\n(.*?)\n```", card, re.DOTALL)
     asked = []
-    model = SimpleNamespace(forecast=lambda series: SimpleNamespace(to_frame=lambda: len(series)))
+    model = SimpleNamespace(forecast=lambda series: SimpleNamespace(to_frame=lambda stop: len(series)))
     monkeypatch.setattr(
         "cpbmodels.from_hub", lambda *series, **market: asked.append((series, market)) or model
     )

@@ -16,6 +16,7 @@ from cpbmodels.data.student_t import QUANTILES, t_quantiles
 from cpbmodels.freqtrade import RiskFromForecast, add_forecasts, forecast_sigma
 
 START = pd.Timestamp("2024-03-01", tz="UTC")
+STOPS = ["stop_up_0.05", "stop_down_0.05"]
 LEVELS = [f"q{round(100 * level):02d}" for level in QUANTILES]
 
 
@@ -172,7 +173,7 @@ def test_models_lie_by_symbol_and_timeframe_or_one_serves_all(quick, tmp_path):
     strategy.config = {"user_data_dir": tmp_path}
     quick.save(tmp_path / "cpb" / "BTCUSDT" / "1h")
     table = strategy.add_forecasts(candles(), {"pair": "BTC/USDT:USDT"})
-    assert list(new_columns(table).columns) == [f"cpb_{name}_10" for name in ("sigma", *LEVELS)]
+    assert list(new_columns(table).columns) == [f"cpb_{name}_10" for name in ("sigma", *LEVELS, *STOPS)]
     with pytest.raises(ModelError, match="ETHUSDT"):
         strategy.add_forecasts(candles(), {"pair": "ETH/USDT"})
     quick.save(tmp_path / "one")

@@ -149,7 +149,7 @@ def test_mlflow_describes_it(champion):
     types = {c.name: c.type for c in info.signature.inputs}
     assert types == {"open_time": AnyType(), **dict.fromkeys(CANDLES[1:], DataType.double)}
     assert info.signature.inputs.optional_input_names() == ["volume"]
-    assert [p.name for p in info.signature.params] == ["since", "partial"]
+    assert [p.name for p in info.signature.params] == ["partial", "since", "touch", "stop"]
     assert info.run_id == champion.run_id
     assert info.flavors["python_function"]["loader_module"] == "cpbmodels.mlflow"
     assert mlflow.pyfunc.get_model_dependencies(URI).endswith("requirements.txt")

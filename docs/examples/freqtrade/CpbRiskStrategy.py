@@ -21,6 +21,7 @@ class CpbRiskStrategy(RiskFromForecast, IStrategy):
     stoploss = -0.20  # the hard limit; the forecast's stop lies above it
 
     cpb_horizon = 10  # candles ahead for which risk is measured and the stop is set
+    cpb_stop_chance = 0.05  # the chance that a low touches the stop within these candles
     cpb_target_risk = 0.005  # share of the wallet that a move of one forecast sigma gains or loses
 
     def populate_indicators(self, dataframe: DataFrame, metadata: dict) -> DataFrame:
