@@ -62,7 +62,7 @@ BOARD = (
     Column("", "place", stays=True), Column("architecture", "architecture", stays=True), Column("preset", "preset"),
     Column("coins", "trained"), Column("CRPS ratio", "crps_ratio", ".4f", stays=True),
     Column("95 % interval", "interval", ">", stays=True), Column("verdict", "verdict", stays=True),
-    Column("coins < 1", "better_share", ".0%"), Column("MAE ratio", "mae_ratio", ".4f"),
+    Column("coins < 1", "better_share", ".0%"), Column("touch", "touch_brier_ratio", ".4f"), Column("MAE ratio", "mae_ratio", ".4f"),
     Column("direction", "directional_accuracy", ".3f"), Column("80 % band", "coverage_80", ".3f"),
     Column("windows/s", "windows_per_s", ",.0f"), Column("train s", "train_seconds", ".1f"),
     Column("RSS MB", "rss_peak_mb", ",.0f"),

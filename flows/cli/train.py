@@ -155,6 +155,7 @@ _COLUMNS = (
     Column("coins < 1", "coins_below_one", ".0%"), Column("MAE ratio", "mae_ratio", ".4f"),
     Column("direction", "directional_accuracy", ".3f"), Column("80 % band", "coverage_80", ".3f"),
     Column("90 % band", "coverage_90", ".3f"), Column("tails", "tail_pinball_ratio", ".4f"),
+    Column("touch", "touch_brier_ratio", ".4f"),
     Column("forecasts", "n", ","),
 )  # fmt: skip
 

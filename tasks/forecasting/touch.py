@@ -50,7 +50,12 @@ def touched(rows: pl.DataFrame, touch: Touch, prices: Sequence[float]) -> Iterat
     """
     for price, chances in zip(prices, touch.chance(prices), strict=True):
         for by, chance in zip(rows["target_time"], chances.tolist(), strict=True):
-            yield {"price": price, "side": SIDES[price < touch.last_close], "probability": chance, "by": by}
+            yield {
+                "price": price,
+                "side": SIDES[int(price < touch.last_close)],
+                "probability": chance,
+                "by": by,
+            }
 
 
 def stops(rows: pl.DataFrame, touch: Touch, chances: Sequence[float]) -> Iterator[dict[str, Any]]:

@@ -66,7 +66,8 @@ _CONTRACT = (
 )  # fmt: skip
 _READ = (
     "test_crps_ratio_low", "test_crps_ratio_high", "test_p", "test_p_holm", "test_n", "test_coverage_90",
-    "validation_crps_ratio",
+    "validation_crps_ratio", "test_touch_brier_ratio", "test_touch_brier_ratio_low", "test_touch_brier_ratio_high",
+    "test_touch_p",
 )  # fmt: skip
 """Metrics of members other than champions that leaderboard, the page's lists, model card and gate read."""
 LOGGED = frozenset((*_CONTRACT, *_READ, *(name.replace("crps", "rps") for name in (*_CONTRACT, *_READ))))
