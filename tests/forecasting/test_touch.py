@@ -1,0 +1,121 @@
+"""Chances of a touch from the newest stored forecast and the packaged model, and `cpb forecast --touch`."""
+
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from forecast_tools import BTC, START, append, flip, rows_at
+from test_forecast_command import Steps
+
+import cpbmodels
+from cpbmodels.data import touch
+from cpbmodels.data.series import Series
+from flows import cli
+from schemas.errors import MemberError
+from tasks.forecasting.touch import newest_touch, stops, touched
+
+LAST = 104_321.5
+
+
+@pytest.fixture(scope="module")
+def member():
+    closes = 100 * np.exp(np.cumsum(np.random.default_rng(3).normal(0, 0.01, 600)))
+    opened = np.concatenate([[100.0], closes[:-1]])
+    high, low = np.maximum(opened, closes) * 1.002, np.minimum(opened, closes) / 1.002
+    series = Series.from_ohlc(np.column_stack([opened, high, low, closes]), timeframe="1h")
+    return cpbmodels.train_fleet([series], "linear", "smoke", seeds=[1], device="cpu", epochs=1)[0]
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch, member):
+    """A home with one forecast, and the packaged model that made it."""
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    package(tmp_path, member)
+    append(tmp_path, BTC, rows_at(0, LAST, BTC))
+    return tmp_path
+
+
+def package(home, member, version=1):
+    about = {"model_version": f"{BTC.registered}/{version}", "market": "spot", "symbol": BTC.symbol}
+    return member.save(home / "hub" / BTC.label / BTC.timeframe, about)
+
+
+def test_chances_are_those_of_the_models_table_at_the_widths_of_the_stored_forecast(home, member):
+    rows, chances = newest_touch(home, BTC)
+    entries = list(touched(rows, chances, [98_000, 110_000.0]))
+    width = np.log(rows["q90"] / rows["q10"]).to_numpy()
+    wanted = touch.chance(member.touch.double().numpy(), width, np.log(98_000 / LAST))
+    assert [entry["probability"] for entry in entries[:10]] == pytest.approx(wanted.tolist())
+    assert [entry["side"] for entry in entries[::10]] == ["down", "up"]
+    assert [entry["by"] for entry in entries[:10]] == rows["target_time"].to_list()
+
+
+def test_stops_are_touched_by_the_last_step_with_their_chances(home):
+    rows, chances = newest_touch(home, BTC)
+    for stop in stops(rows, chances, [0.05, 0.25]):
+        assert chances.chance(stop["price"])[-1] == pytest.approx(stop["probability"])
+        assert (stop["price"] > LAST) == (stop["side"] == "up")
+        assert stop["by"] == rows["target_time"][-1]
+
+
+def test_a_forecast_of_another_version_than_the_packaged_has_no_chances(home, member):
+    package(home, member, version=2)
+    with pytest.raises(
+        MemberError, match=r"is of cpb-BTCUSDT-1h/1, and cpb-BTCUSDT-1h/2 serves now.*cpb forecast"
+    ):
+        newest_touch(home, BTC)
+
+
+def test_a_model_without_a_table_and_a_damaged_model_say_so(home, member):
+    folder = package(home, replace(member, touch=None))
+    with pytest.raises(MemberError, match="no table of extremes"):
+        newest_touch(home, BTC)
+    flip(folder / "model.safetensors")
+    with pytest.raises(MemberError, match="sha256"):
+        newest_touch(home, BTC)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(MemberError, match="cannot be read"):
+        newest_touch(home, BTC)
+
+
+def test_without_a_forecast_the_command_for_it_is_named(tmp_path):
+    with pytest.raises(MemberError, match="no forecast yet: make one with `cpb forecast"):
+        newest_touch(tmp_path, BTC)
+
+
+def command(monkeypatch, *words):
+    monkeypatch.setattr("flows.runner.Runner", Steps)
+    monkeypatch.setattr(sys, "argv", ["cpb", "forecast", *words, "--as-of", "2025-05-31T20:25"])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    return end.value.code
+
+
+def test_the_command_gives_a_column_for_each_price_and_json(home, monkeypatch, capsys):
+    assert command(monkeypatch, "BTC", "1h", "--touch", "98000,110000") == 0
+    shown = capsys.readouterr().out
+    assert "down to 98,000" in shown
+    assert "up to 110,000" in shown
+    assert command(monkeypatch, "BTC", "1h", "--touch", "98000", "--json") == 0
+    entries = json.loads(capsys.readouterr().out.splitlines()[-1])["touch"]
+    assert len(entries) == 10
+    assert entries[0].keys() == {"price", "side", "probability", "by"}
+    assert entries[0]["by"] > START.isoformat(sep=" ")
+    assert f"{entries[-1]['probability']:.1%}" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("BTC", "1h", "--touch", "98000,x"), "touch '98000,x' holds what is no price"),
+        (("BTC", "1h", "--touch", "-1"), "touch '-1' holds what is no price"),
+        (("BTC", "1h", "--touch", "inf"), "holds what is no price"),
+        (("BTC,ETH", "1h", "--touch", "98000"), "touch needs one coin and one timeframe"),
+        (("BTC", "--touch", "98000"), "touch needs one coin and one timeframe"),
+    ],
+)
+def test_impossible_prices_and_several_series_are_one_sentence(home, monkeypatch, capsys, words, sentence):
+    assert command(monkeypatch, *words) == 2
+    assert sentence in capsys.readouterr().err
