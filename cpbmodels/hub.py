@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cpbmodels.errors import DamagedModelError, ModelError, pip_install, unknown_choice
+from cpbmodels.errors import ModelError, pip_install, unknown_choice
 from cpbmodels.fleet.config import CONFIG, WEIGHTS
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ def from_hub(
 ) -> Member:
     """The published model of one series. Both its files are of the same commit; the weights' sha256 is checked.
 
-    Without a network it is read from huggingface_hub's cache, once it has been fetched. A damaged copy in the cache is
-    fetched again.
+    Without a network it is read from huggingface_hub's cache, once it has been fetched.
 
     Args:
         repo: `USER/NAME` on the Hub.
@@ -46,15 +45,7 @@ def from_hub(
     from cpbmodels.fleet.member import load
 
     model = f"{symbol if market == 'spot' else f'{market}-{symbol}'}/{timeframe}"
-    folder = fetch(repo, model, revision)
-    try:
-        return load(folder)
-    except DamagedModelError as damaged:
-        try:
-            whole = fetch(repo, model, commit_of(folder), again=True)
-        except ModelError as why:
-            raise ModelError(f"{damaged} It could not be fetched again: {why}") from None
-        return load(whole)
+    return load(fetch(repo, model, revision))
 
 
 def list_models(repo: str, revision: str | None = None) -> list[str]:
@@ -66,11 +57,8 @@ def list_models(repo: str, revision: str | None = None) -> list[str]:
     return sorted(f"{model[1]}/{model[2]}" for model in models if model)
 
 
-def fetch(repo: str, model: str, revision: str | None = None, again: bool = False) -> Path:
-    """The folder, in the cache, of one model such as `BTCUSDT/1h`; errors as in `from_hub`.
-
-    `again` fetches what the cache holds already.
-    """
+def fetch(repo: str, model: str, revision: str | None = None) -> Path:
+    """The folder, in the cache, of one model such as `BTCUSDT/1h`; errors as in `from_hub`."""
     client = _client()
     if not all(_PART.fullmatch(part) for part in model.split("/")):
         raise ModelError(f"{model!r} names no model: give a symbol and a timeframe, as in BTCUSDT and 1h.")
@@ -80,7 +68,7 @@ def fetch(repo: str, model: str, revision: str | None = None, again: bool = Fals
     with _explained(repo, revision, model):
         for name in (CONFIG, WEIGHTS):
             path = client.hf_hub_download(
-                repo, f"{model}/{name}", revision=place, endpoint=_endpoint(), force_download=again
+                repo, f"{model}/{name}", revision=place, endpoint=_endpoint()
             )
             place = commit_of(Path(path).parent)  # should someone publish meanwhile, both are of one commit
     return Path(path).parent
@@ -120,9 +108,7 @@ def _explained(repo: str, revision: str | None, model: str = "") -> Iterator[Non
             f"The Hub at {hub} cannot be reached or refuses {repo} {model} ({type(error).__name__}, status {status}): "
             "check the network, HF_ENDPOINT, HF_HUB_OFFLINE and HF_TOKEN."
         )
-        if isinstance(error, errors.HFValidationError):
-            why = f"repo {repo!r} is not USER/NAME, as in alice/cpb-models."
-        elif isinstance(error, errors.RevisionNotFoundError):
+        if isinstance(error, errors.RevisionNotFoundError):
             why = f"{repo} has no revision {revision!r}: give a branch, a tag or a whole commit hash."
         elif isinstance(error, errors.RepositoryNotFoundError):
             why = f"There is no {repo} on {hub} that this machine may read: check the name, or set HF_TOKEN."
