@@ -25,10 +25,9 @@ _GREY = (110, 110, 110)
 CANDLES_SHOWN = 48
 """Candles before the forecast in a fan chart."""
 
-_SCALE = 2
-"""Everything is drawn twice as large and halved at the end, for smooth edges."""
-_WIDTH, _HEIGHT = 576, 306
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 566, 30, 268
+_WIDTH, _HEIGHT = 1152, 612
+"""Everything is drawn twice as large as it is shown, and halved at the end, for smooth edges."""
+_LEFT, _RIGHT, _TOP, _BOTTOM = 140, 1132, 60, 536
 """Edges of the axes in the picture."""
 
 
@@ -55,9 +54,9 @@ def forecast_png(path: Path, series: Series, prediction: Prediction) -> None:
             *(GREEN if close >= opened else RED),
             115 if place > 0 else 255,
         )  # faint after the last known candle
-        chart.line([place, place], [low, high], colour, 0.8)
-        chart.line([place, place], [opened, close], colour, 4)
-    chart.line(steps, fan[:, MEDIAN], BLUE, 1.5)
+        chart.line([place, place], [low, high], colour, 2)
+        chart.line([place, place], [opened, close], colour, 8)
+    chart.line(steps, fan[:, MEDIAN], BLUE, 3)
     for left, top in chart.points(x, prices[:, 3]):
         chart.draw.ellipse((left - 2, top - 2, left + 2, top + 2), fill=ORANGE)
     chart.legend({"median; bands 50, 80, 90 %": BLUE, "close": ORANGE})
@@ -71,7 +70,7 @@ def loss_png(path: Path, history: Sequence[dict[str, Any]]) -> None:
     epochs = np.arange(1, len(history) + 1)
     chart = _Chart("Loss per epoch", "epoch", "loss", epochs, losses)
     for values, colour in zip(losses, keys.values(), strict=True):
-        chart.line(epochs, values, colour, 1.5)
+        chart.line(epochs, values, colour, 3)
         if len(history) == 1 and np.isfinite(values[0]):  # closed form: a single epoch, which gives no line
             ((left, top),) = chart.points(epochs, values)
             chart.draw.ellipse((left - 6, top - 6, left + 6, top + 6), fill=colour)
@@ -83,53 +82,51 @@ class _Chart:
     """A picture with a title and axes over the finite values of `x` and `y`; without values the axes have no ticks."""
 
     def __init__(self, title: str, x_label: str, y_label: str, x: ArrayLike, y: ArrayLike) -> None:
-        self._picture = Image.new("RGB", (_WIDTH * _SCALE, _HEIGHT * _SCALE), "white")
+        self._picture = Image.new("RGB", (_WIDTH, _HEIGHT), "white")
         self.draw = ImageDraw.Draw(self._picture, "RGBA")
         self._x, self._y = _range(x), _range(y)
-        middle, bottom = (_LEFT + _RIGHT) * _SCALE / 2, _BOTTOM * _SCALE
-        self.text((middle, 14 * _SCALE), title, "mm", size=12)
-        self.text((middle, (_HEIGHT - 12) * _SCALE), x_label, "mm")
-        self.text((8 * _SCALE, 14 * _SCALE), y_label, "lm")
-        self.draw.line(
-            [(_LEFT * _SCALE, _TOP * _SCALE), (_LEFT * _SCALE, bottom), (_RIGHT * _SCALE, bottom)], _GREY, 2
-        )
+        middle = (_LEFT + _RIGHT) / 2
+        self.text((middle, 28), title, "mm", size=24)
+        self.text((middle, _HEIGHT - 24), x_label, "mm")
+        self.text((16, 28), y_label, "lm")
+        self.draw.line([(_LEFT, _TOP), (_LEFT, _BOTTOM), (_RIGHT, _BOTTOM)], _GREY, 2)
         for tick in _ticks(x, self._x, digits=0):
             ((left, _),) = self.points([tick], [self._y[0]])
-            self.draw.line([(left, bottom), (left, bottom + 6)], _GREY, 2)
-            self.text((left, bottom + 10), f"{tick:.6g}", "mt", size=9)
+            self.draw.line([(left, _BOTTOM), (left, _BOTTOM + 6)], _GREY, 2)
+            self.text((left, _BOTTOM + 10), f"{tick:.6g}", "mt", size=18)
         for tick in _ticks(y, self._y):
             ((_, top),) = self.points([self._x[0]], [tick])
-            self.draw.line([(_LEFT * _SCALE - 6, top), (_LEFT * _SCALE, top)], _GREY, 2)
-            self.text((_LEFT * _SCALE - 10, top), f"{tick:.5g}", "rm", size=9)
+            self.draw.line([(_LEFT - 6, top), (_LEFT, top)], _GREY, 2)
+            self.text((_LEFT - 10, top), f"{tick:.5g}", "rm", size=18)
 
     def points(self, x: ArrayLike, y: ArrayLike) -> list[tuple[float, float]]:
         """Return the places of values in the picture."""
         left = _LEFT + (np.asarray(x) - self._x[0]) / (self._x[1] - self._x[0]) * (_RIGHT - _LEFT)
         top = _BOTTOM - (np.asarray(y) - self._y[0]) / (self._y[1] - self._y[0]) * (_BOTTOM - _TOP)
-        return list(zip((left * _SCALE).tolist(), (top * _SCALE).tolist(), strict=True))
+        return list(zip(left.tolist(), top.tolist(), strict=True))
 
-    def line(self, x: ArrayLike, y: ArrayLike, colour: tuple[int, ...], width: float) -> None:
+    def line(self, x: ArrayLike, y: ArrayLike, colour: tuple[int, ...], width: int) -> None:
         """Draw a line through the finite values; a missing value breaks it."""
         for start, end in pairwise(self.points(x, y)):
             if np.isfinite([*start, *end]).all():
-                self.draw.line([start, end], colour, round(width * _SCALE))
+                self.draw.line([start, end], colour, width)
 
     def legend(self, colours: dict[str, tuple[int, int, int]]) -> None:
         """Name the colours of lines, at the top left."""
-        left = _LEFT + 10
+        left = _LEFT + 20
         for row, (name, colour) in enumerate(colours.items()):
-            top = (_TOP + 8 + 13 * row) * _SCALE
-            self.draw.line([(left * _SCALE, top), ((left + 16) * _SCALE, top)], colour, 2 * _SCALE)
-            self.text(((left + 22) * _SCALE, top), name, "lm", size=9)
+            top = _TOP + 16 + 26 * row
+            self.draw.line([(left, top), (left + 32, top)], colour, 4)
+            self.text((left + 44, top), name, "lm", size=18)
 
-    def text(self, place: tuple[float, float], words: str, anchor: str, size: int = 10) -> None:
+    def text(self, place: tuple[float, float], words: str, anchor: str, size: int = 20) -> None:
         """Write at a place of the picture; `anchor` as in Pillow."""
-        self.draw.text(place, words, "black", _font(size * _SCALE), anchor)
+        self.draw.text(place, words, "black", _font(size), anchor)
 
     def write(self, path: Path) -> None:
         """Write the picture as PNG."""
         buffer = io.BytesIO()
-        self._picture.reduce(_SCALE).save(buffer, "png", compress_level=1)
+        self._picture.reduce(2).save(buffer, "png", compress_level=1)
         write_sealed(path, buffer.getbuffer())
 
 
