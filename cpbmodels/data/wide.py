@@ -84,7 +84,9 @@ class Market:
             for n in {*MARKET_RANGES, *BITCOIN_RANGES}
         }
         mean = {n: _mean(values) for n, values in ranges.items()}
-        bitcoin = [row for row, (series, _) in enumerate(timed) if _is_bitcoin(series.symbol)]
+        bitcoin = [
+            row for row, (series, _) in enumerate(timed) if series.symbol.rpartition("-")[2].startswith("BTC")
+        ]
         bitcoin_ranges = {n: ranges[n][bitcoin[0]] if bitcoin else mean[n] for n in BITCOIN_RANGES}
         columns = [
             *(_mean(returns[n]) for n in MARKET_RETURNS),
@@ -215,8 +217,3 @@ def _mean(values: np.ndarray) -> np.ndarray:
     held = np.isfinite(values).sum(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(held >= MIN_COINS, np.nansum(values, axis=0) / held, np.nan)
-
-
-def _is_bitcoin(symbol: str) -> bool:
-    """Whether a series is BTC's: `BTCUSDT`, `um-BTCUSDT`, `BTC/USDT`."""
-    return symbol.rpartition("-")[2].startswith("BTC")

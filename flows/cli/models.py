@@ -13,7 +13,6 @@ from schemas.scope import ScopeSpec
 from tasks.storage.files import checked_home, stored_home
 
 if TYPE_CHECKING:
-    from schemas.handover import Decision
     from schemas.ledger import Alarm
     from tasks.promotion.moves import Served
 
@@ -253,14 +252,12 @@ def _explained(served: "Served", alarm: "Alarm | None") -> list[str]:
     elif alarm:
         lines.append("  no live forecast has been scored yet")
     decisions = [d for d in (served.became, served.newest) if d]
-    lines += [f"  {decision}" for decision in dict.fromkeys(map(_decision_line, decisions))]
+    lines += dict.fromkeys(
+        f"  {d.decided_at:%Y-%m-%d %H:%M} {d.outcome} ({d.rule}): {d.reason}" for d in decisions
+    )
     if not decisions:
         lines.append("  no decision is recorded: it was made champion in MLflow")
     return lines
-
-
-def _decision_line(decision: "Decision") -> str:
-    return f"{decision.decided_at:%Y-%m-%d %H:%M} {decision.outcome} ({decision.rule}): {decision.reason}"
 
 
 def _live(alarm: "Alarm | None") -> str:

@@ -176,7 +176,12 @@ class LossTable:
             try:
                 model = cpbmodels.load(registered.folder)
                 if NO_MARKET in model.config["features"]:
-                    series = replace(series, market=self._market(features.series, records))
+                    shared = market_key(features.series)
+                    if shared not in self._markets:
+                        self._markets |= markets(
+                            {coin: self._read(record) for coin, record in records.items()}
+                        )
+                    series = replace(series, market=self._markets[shared])
                 series.columns(tuple(model.config["features"]))
             except cpbmodels.ModelError as error:
                 self._losses[self._key(registered)] = DamagedError(str(error), field=str(registered.folder))
@@ -191,12 +196,6 @@ class LossTable:
                 self._losses[key] = DamagedError(str(forecast))
             else:
                 self._losses[key] = _losses(series, forecast)
-
-    def _market(self, series: SeriesId, records: Mapping[SeriesId, SeriesRecord]) -> Market:
-        key = market_key(series)
-        if key not in self._markets:
-            self._markets |= markets({coin: self._read(record) for coin, record in records.items()})
-        return self._markets[key]
 
     def losses_of(self, model: GateModel | TrainedCandidate) -> Losses | DamagedError:
         """Return a model's losses; call `predict` first for a registered model."""

@@ -43,7 +43,10 @@ def run_each(calls: Sequence[Callable[[], T]], workers: int) -> list[T | Excepti
     with thread_pool(min(workers, len(calls)), "call") as pool:
         try:
             futures.extend(pool.submit(copy_context().run, _stoppable, call, stop) for call in calls)
-            _wait_for(futures, stop)
+            pending = set(futures)
+            while pending and not stop.is_set():
+                _, pending = wait(pending, timeout=_SLICE_S)
+                check_interrupted()
         except BaseException:
             _stop_all(pool, futures, stop)
             raise
@@ -75,16 +78,12 @@ def thread_pool(workers: int, name: str, *, grace_s: float = 0.0) -> Iterator[Th
         if isinstance(error, Exception):
             pool.shutdown(cancel_futures=True)
         else:
-            _shut_down_within(pool, grace_s)
+            pool.shutdown(wait=False, cancel_futures=True)
+            closing = threading.Thread(target=pool.shutdown, daemon=True)
+            closing.start()
+            closing.join(grace_s)
         raise
     pool.shutdown(cancel_futures=True)
-
-
-def _shut_down_within(pool: ThreadPoolExecutor, seconds: float) -> None:
-    pool.shutdown(wait=False, cancel_futures=True)
-    closing = threading.Thread(target=pool.shutdown, daemon=True)
-    closing.start()
-    closing.join(seconds)
 
 
 def _stoppable(call: Callable[[], T], stop: threading.Event) -> T:
@@ -97,14 +96,6 @@ def _stoppable(call: Callable[[], T], stop: threading.Event) -> T:
         except BaseException:  # before this thread takes the next call
             stop.set()
             raise
-
-
-def _wait_for(futures: Sequence[Future[T]], stop: threading.Event) -> None:
-    """Wait until all calls have ended, or any call was interrupted."""
-    pending = set(futures)
-    while pending and not stop.is_set():
-        _, pending = wait(pending, timeout=_SLICE_S)
-        check_interrupted()
 
 
 def _stop_all(pool: ThreadPoolExecutor, futures: Sequence[Future[T]], stop: threading.Event) -> None:
