@@ -174,28 +174,14 @@ def promote(
     spec: ScopeSpec,
     coin: Annotated[str, typer.Argument(metavar="COIN", help="BTCUSDT, or BTC")],
     timeframe: Annotated[str, typer.Argument(metavar="TIMEFRAME", help="a Binance interval, as in 1h")],
-    version: Annotated[
-        str | None, typer.Option(metavar="N", help="a registered version, or previous")
-    ] = None,
-    force: Annotated[
-        str | None, typer.Option(metavar="REASON", help="the reason, stored with the decision")
-    ] = None,
+    version: Annotated[str, typer.Option(metavar="N", help="a registered version, or previous")],
+    force: Annotated[str, typer.Option(metavar="REASON", help="the reason, stored with the decision")],
     json: Json = False,
 ) -> None:
     """Make a registered version the champion by hand, regardless of its figures; the reason is kept.
 
     Example: cpb promote BTC 1h --version previous --force "version 7 learnt from a broken feed"
     """
-    if version is None:
-        raise UsageError(
-            "promote needs --version: a number (`cpb champions` shows the current version), or previous",
-            code="no-version", field="version",
-        )  # fmt: skip
-    if force is None:
-        raise UsageError(
-            'promoting by hand needs a reason: add --force REASON, as in --force "the feed was wrong in May"',
-            code="reason", field="force",
-        )  # fmt: skip
     chosen = ScopeSpec(coins=coin, timeframes=timeframe, market=spec.market).scope.series
     if len(chosen) != 1:
         raise UsageError(
@@ -208,12 +194,7 @@ def promote(
     if json:
         emit({"decision": decision.model_dump(mode="json"), "exit": EXIT_COMPLETE})
     else:
-        say(
-            f"{decision.series}: version {decision.version_number} {_MOVED[decision.moved]}: {decision.reason}"
-        )
-
-
-_MOVED = {True: "is the champion now", False: "stays the champion"}
+        say(f"{decision.series}: version {decision.version_number} is the champion now: {decision.reason}")
 
 
 _FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
