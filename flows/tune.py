@@ -14,14 +14,12 @@ from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.market.ingest import with_listed_pairs
 from tasks.storage.files import write_json
 from tasks.storage.locks import locked
-from tasks.storage.records import value_digest, write_record
+from tasks.storage.records import value_digest
 from tasks.tracking.runs import finish, log_trials, start_parent
 from tasks.tracking.store import check_place, open_store
 from tasks.tracking.tags import AS_OF, KIND, NEWEST, STUDY
 from tasks.training.local import check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code
-from tasks.training.shard import PROGRESS
-from tasks.tuning.at_work import LOCK, SEARCH, Search
 
 
 def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
@@ -39,17 +37,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
     key = _key(spec, inner + newest)
     folder = spec.scope.root / "tuning" / key
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / LOCK):
-        (folder / PROGRESS).unlink(missing_ok=True)  # of an earlier call
-        search = Search(
-            market=spec.scope.market,
-            architecture=spec.names[0],
-            preset=spec.preset,
-            device=spec.device,
-            symbols=tuple(dict.fromkeys(fold.id.symbol for fold in inner + newest)),
-            timeframes=tuple(dict.fromkeys(fold.id.timeframe for fold in inner + newest)),
-        )
-        write_record(folder / SEARCH, search)  # for the web page
+    with locked(folder / "lock"):
         storage = spec.scope.root / "tuning" / "optuna.db"
         study = tuning.Study(storage, key, spec)
         space = {
@@ -75,7 +63,7 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
             profile = None if spec.profile == "auto" else spec.profile
             how = {"device": spec.device, "dtype": spec.dtype, "profile": profile}
             with gpu_held(gpus_of(spec.device)):
-                tuning.run_trials(spec, study, inner, how, folder, log, say)
+                tuning.run_trials(spec, study, inner, how, log, say)
                 answer: dict[str, Any] = tuning.conclude(spec, study, newest, how, say)
             answer |= {
                 "study": key,

@@ -289,7 +289,7 @@ class Decisions(OfSeries):
 
 
 class Training(OfMarket):
-    """A fleet, or a batch of a search's trials, that is being trained now.
+    """A fleet that is being trained now.
 
     Unknown values are null, such as losses before the end of the first epoch.
 

@@ -23,7 +23,6 @@ from pydantic_core import to_json
 from schemas.identity import APART, MARKETS, SPOT, market_home, tree_of
 from tasks.tracking.store import sqlite_path, tracking_uri
 from tasks.training.shard import RESULT, is_training, shard_folders
-from tasks.tuning.at_work import Search, searches_at_work
 from webapp import answers
 
 _LOOK_S, _KEEP_S = 5, 60
@@ -108,9 +107,8 @@ def _token(paths: Iterable[Path]) -> str:
     return f"{len(times)}-{sum(times)}"
 
 
-def at_work(home: Path) -> dict[Path, Search | None]:
-    """Return the folders of the shards and searches that processes of this machine are training; a search's record."""
+def at_work(home: Path) -> list[Path]:
+    """Return the folders of the shards that processes of this machine are training."""
     roots = [market_home(home, market) for market in (SPOT, *APART)]
     shards = [folder for root in roots for folder in shard_folders(root) if not (folder / RESULT).exists()]
-    searches = (search for root in roots for search in searches_at_work(root))
-    return {**dict.fromkeys(filter(is_training, shards)), **dict(searches)}
+    return [*filter(is_training, shards)]

@@ -20,7 +20,6 @@ from tasks.tracking import boards
 from tasks.tracking.registry import Champion, champions, decisions_on, newest_decisions
 from tasks.tracking.store import Store, open_store, store_errors
 from tasks.training.shard import JOB, PROGRESS, read_job
-from tasks.tuning.at_work import SEARCH
 from webapp import answers
 from webapp.kept import at_work, kept
 
@@ -154,29 +153,24 @@ def runs(home: Path, limit: int) -> answers.Runs:
 
 
 def _trainings(home: Path) -> Iterator[answers.Training]:
-    for folder, search in at_work(home).items():
-        if search:
-            # `members` of its progress: the batch's trials on every series and fold
-            fields = {"members": 0} | _progress(folder, folder / SEARCH) | search.model_dump()
-            fields["architecture"] = f"search of {search.architecture}"
-        else:
-            try:
-                job = read_job(folder)
-            except (DamagedError, FileNotFoundError):  # reported by the flow that started it
-                continue
-            series = [member.model.series for member in job.members]
-            fields = _progress(folder, folder / JOB) | dict(job)
-            fields |= {"members": len(series), "market": series[0].market}
-            fields["symbols"] = sorted({s.symbol for s in series})
-            fields["timeframes"] = sorted({s.timeframe for s in series})
+    for folder in at_work(home):
+        try:
+            job = read_job(folder)
+        except (DamagedError, FileNotFoundError):  # reported by the flow that started it
+            continue
+        series = [member.model.series for member in job.members]
+        fields = _progress(folder) | dict(job)
+        fields |= {"members": len(series), "market": series[0].market}
+        fields["symbols"] = sorted({s.symbol for s in series})
+        fields["timeframes"] = sorted({s.timeframe for s in series})
         yield answers.Training(fleet=folder.name, **fields)
 
 
-def _progress(folder: Path, began: Path) -> dict[str, Any]:
-    """Return the progress of a training since its current start, when the file `began` was written."""
+def _progress(folder: Path) -> dict[str, Any]:
+    """Return the progress of a training since its current start, when its job was written."""
     path = folder / PROGRESS
     progress: dict[str, Any] | None = read_json_or_none(path)
-    started = began.stat().st_mtime
+    started = (folder / JOB).stat().st_mtime
     since = {"since": datetime.fromtimestamp(started, UTC)}
     if progress is None or path.stat().st_mtime < started:
         return since  # the trainer has not begun; the file is from an earlier process

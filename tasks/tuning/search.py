@@ -30,7 +30,6 @@ from tasks.judging.scores import reference
 from tasks.running.parallel import tell
 from tasks.storage.files import write_bytes
 from tasks.training.plan import member_seed
-from tasks.training.progress import ProgressFile
 from tasks.tuning.study import BLOCKS, Study, state_of
 from tasks.tuning.trials import prepare, sums_by_block, train_batch
 
@@ -149,7 +148,6 @@ def run_trials(
     study: Study,
     folds: Sequence[FoldSeries],
     how: dict[str, Any],
-    folder: Path,
     log: Callable[[Sequence[TrialRecord]], None],
     say: Say,
 ) -> None:
@@ -158,7 +156,6 @@ def run_trials(
     Args:
         folds: the series on which trials are compared.
         how: device, dtype and profile of every training.
-        folder: of the search; the page reads a batch's progress there.
         log: called with the trials of each batch, once they are stored.
     """
     deadline = None if spec.budget_s is None else time.monotonic() + spec.budget_s
@@ -180,7 +177,6 @@ def run_trials(
             seed=spec.seed,
             prune=partial(study.should_prune, trials),
             deadline=deadline,
-            progress=ProgressFile(folder, name),  # a new file: the previous batch had a different pace
             **how,
         )
         finished = [result for result in results if result is not None]

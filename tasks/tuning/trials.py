@@ -20,7 +20,6 @@ from tasks.judging.member import step_us, times_of
 from tasks.judging.scores import crps, realised, reference
 from tasks.running.parallel import tell
 from tasks.training.plan import member_seed
-from tasks.training.progress import ProgressFile
 
 _TRAINING = "train trials"
 
@@ -104,7 +103,6 @@ def train_batch(
     seed: int,
     prune: Prune,
     deadline: float | None,
-    progress: ProgressFile,
     **how: Any,
 ) -> list[TrialResult | None]:
     """Train all trials on all folds together and score them; None for a trial without a complete epoch at the deadline.
@@ -114,14 +112,13 @@ def train_batch(
     Args:
         trials: the options of each trial, with the same names in all trials.
         prune: called after epochs 1, 2, 4, 8 … once all members of a trial have reported.
-        progress: progress file of this batch, read by the page.
         deadline: in `time.monotonic`'s clock: members still training then stop immediately, keeping their best epoch.
     """
     width = len(scored)
     series = [fold.fold.series for _ in trials for fold in scored]
     seeds = [member_seed(seed, architecture, fold.fold.id, fold.fold.fold) for fold in scored] * len(trials)
     vectors = {name: [trial[name] for trial in trials for _ in scored] for name in trials[0]}
-    watch = _Watch(len(trials), width, prune, deadline, progress)
+    watch = _Watch(len(trials), width, prune, deadline)
     members = cpbmodels.train_fleet(
         series,
         architecture,
@@ -160,10 +157,8 @@ def train_batch(
 class _Watch:
     """Watches a batch epoch by epoch: prunes trials whose members have all reached a comparison epoch."""
 
-    def __init__(
-        self, trials: int, width: int, prune: Prune, deadline: float | None, progress: ProgressFile
-    ) -> None:
-        self.progress, self.width, self.prune, self.deadline = progress, width, prune, deadline
+    def __init__(self, trials: int, width: int, prune: Prune, deadline: float | None) -> None:
+        self.width, self.prune, self.deadline = width, prune, deadline
         self.epochs = np.zeros((trials, width), np.int64)
         self.done = np.zeros((trials, width), bool)
         self.best = np.full((trials, width), np.inf)
@@ -173,8 +168,7 @@ class _Watch:
 
     def on_step(self, record: cpbmodels.StepRecord) -> bool:
         """Report the batch's progress; return whether the time is up."""
-        self.progress.on_step(record)
-        done = min(self.progress.share, 0.999) * record.epochs
+        done = record.epoch - 1 + 0.999 * record.step / record.steps
         facts = [f"{len(self.pruned)} pruned", f"on {record.device}"]
         left = self.deadline - time.monotonic() if self.deadline is not None else float("inf")
         if self.deadline is not None:
@@ -184,7 +178,6 @@ class _Watch:
 
     def __call__(self, record: cpbmodels.EpochRecord) -> list[int]:
         """Return the members to stop: those of pruned trials, or all once the time is up."""
-        self.progress.on_epoch(record)
         if self.deadline is not None and time.monotonic() >= self.deadline:
             return [member["index"] for member in record.members]
         touched = set()
