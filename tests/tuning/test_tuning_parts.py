@@ -171,6 +171,6 @@ def test_without_optuna_the_sentence_says_what_to_install(monkeypatch):
     assert f"run `{pip_install('optuna<6,>=4')}`" in str(error.value)
 
 
-def test_at_the_deadline_all_members_stop(file):
-    watch = _Watch(1, 2, lambda *_: False, time.monotonic() - 1, file)
+def test_at_the_deadline_all_members_stop():
+    watch = _Watch(1, 2, lambda *_: False, time.monotonic() - 1)
     assert watch(record(1, (0, 1.0, ""), (1, 1.0, ""))) == [0, 1]
