@@ -180,18 +180,18 @@ def read_part(home: Path, series: SeriesId, month: str) -> pl.DataFrame:
     return _read_parts(series, [path] if path.is_file() else [])
 
 
-def write_part(home: Path, series: SeriesId, month: str, rows: pl.DataFrame, origin: dict[str, str]) -> Part:
-    """Write a month's candles and return its manifest entry; `origin` is added to the file's metadata."""
+def write_part(home: Path, series: SeriesId, month: str, rows: pl.DataFrame) -> Part:
+    """Write a month's candles and return its manifest entry."""
     digest = digest_of(rows)
-    size = write_parquet(part_path(home, series, month), rows, origin, digest)
+    size = write_parquet(part_path(home, series, month), rows, digest)
     runs, edges = find_runs(rows, grid_of(series.timeframe))
     return Part(month, rows.height, size, digest, runs, _zeros(rows), edges)
 
 
-def write_parquet(path: Path, rows: pl.DataFrame, metadata: dict[str, str], digest: str = "") -> int:
+def write_parquet(path: Path, rows: pl.DataFrame, digest: str = "") -> int:
     """Write a parquet file atomically; return its size in bytes."""
     buffer = io.BytesIO()  # polars does not always report a full disk
-    metadata = metadata | {DIGEST: digest or digest_of(rows), SUBJECT: _subject(path)}
+    metadata = {DIGEST: digest or digest_of(rows), SUBJECT: _subject(path)}
     rows.write_parquet(buffer, compression="zstd", compression_level=3, metadata=metadata)
     write_bytes(path, buffer.getbuffer())
     return buffer.tell()

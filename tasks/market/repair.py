@@ -15,7 +15,7 @@ import polars as pl
 from schemas.identity import MONTH, SeriesId
 from tasks.market.client import HttpSource, NotFound, Rejected, SourceFault
 from tasks.market.klines import write_parquet
-from tasks.market.layout import DAY, SourceFile, day_of, grid_of, opening_days, period_bounds, text
+from tasks.market.layout import DAY, SourceFile, grid_of, opening_days, period_bounds, text
 from tasks.market.parser import check, read, to_microseconds, validate_klines
 from tasks.market.report import FAILED, Hole, OutageCalendar, find_holes
 from tasks.market.sources import Fetched
@@ -170,7 +170,7 @@ def refresh_tail(run: "Run") -> None:
         rows = _clean(run, series, fetched).filter(pl.col("open_time").to_physical() >= last)
         path = series.folder(run.home, "provisional") / "tail.parquet"
         if rows.height:
-            write_parquet(path, rows, {"cpb.provisional": f"REST, up to {day_of(run.end)}"})
+            write_parquet(path, rows)
         else:
             path.unlink(missing_ok=True)
     if run.rest_off:

@@ -145,8 +145,7 @@ class Writing:
         # a month that was forgotten as damaged is not read
         old = read_part(self.home, self.series, month) if month in self.stored_months else fresh.clear()
         rows = merge(old, fresh, spans)
-        origin = " ".join(f"{item.file.key.rsplit('/', 1)[-1]}={item.sha256}" for item in files)
-        return write_part(self.home, self.series, month, rows, {"cpb.files": origin}) if rows.height else None
+        return write_part(self.home, self.series, month, rows) if rows.height else None
 
     def finish(self) -> list[SourceFile]:
         """Wait for the months, then record the whole batch; return its faulty files.
@@ -187,12 +186,7 @@ class Writing:
             for path in self._quarantined(file):
                 path.unlink(missing_ok=True)
         rows = int((self.checked.rows["file"] == index).sum())
-        facts = {
-            "notes": item.notes,
-            "unverified": not item.verified,
-            "duplicates": self.checked.duplicates.get(index),
-        }
-        facts = {name: value for name, value in facts.items() if value}
+        facts = {"notes": item.notes, "unverified": not item.verified}
         return FileRecord(file.period, file.key, file.version, item.sha256, rows, self.status, "", facts)
 
     def _quarantined(self, file: SourceFile) -> tuple[Path, Path]:
