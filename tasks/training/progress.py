@@ -1,10 +1,10 @@
 """Progress of a training: `progress.json`, written by its trainer, and the reports made from it.
 
 Fields: architecture; stage (`training`, then `forecasting` of the spans to be judged, with `forecasts` of `to_forecast`
-members done); since, the start of this training (ISO, UTC); device in words; data, the candles on it; members; share of
-all members' epochs that is done, and eta_s, the estimated seconds left (null: unknown); epoch of epochs and batch of
-batches, of the rows trained last; train_loss and val_loss, means over the members of the last complete epoch; and the
-fields of `cpbmodels.EpochRecord` (lr, windows_per_s, seconds, memory, and its members as `last`).
+members done); device in words; data, the candles on it; members; share of all members' epochs that is done, and eta_s,
+the estimated seconds left (null: unknown); epoch of epochs, of the rows trained last; train_loss and val_loss, means
+over the members of the last complete epoch; and other fields of `cpbmodels.EpochRecord` (lr, windows_per_s, seconds,
+memory).
 
 Also the cost of every epoch, stored beside the checkpoints (`epochs.jsonl`), so that a resumed training keeps all of
 them.
@@ -16,7 +16,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -84,9 +83,8 @@ class ProgressFile:
         self._done: dict[int, float] = {}  # by member, the share of its epochs
         self._began = (0.0, time.monotonic())  # the share and time from which the time left is estimated
         self._state: dict[str, Any] = {
-            "architecture": architecture, "stage": "training", "since": datetime.now(UTC).isoformat(),
-            "device": None, "data": None, "members": 0, "share": 0.0, "eta_s": None,
-            "epoch": 0, "epochs": 0, "batch": 0, "batches": 0, "train_loss": None, "val_loss": None,
+            "architecture": architecture, "stage": "training", "device": None, "data": None, "members": 0,
+            "share": 0.0, "eta_s": None, "epoch": 0, "epochs": 0, "train_loss": None, "val_loss": None,
         }  # fmt: skip
 
     def on_step(self, record: "cpbmodels.StepRecord") -> None:
@@ -107,9 +105,7 @@ class ProgressFile:
         self._state["members"] = record.of_members
         done = (record.epoch - 1 + record.step / record.steps) / record.epochs
         self._count(dict.fromkeys(record.members, done))
-        self._state |= {
-            "epoch": record.epoch - 1, "epochs": record.epochs, "batch": record.step, "batches": record.steps,
-        }  # fmt: skip
+        self._state |= {"epoch": record.epoch - 1, "epochs": record.epochs}
         self._write(now=first)
 
     def on_epoch(self, record: "cpbmodels.EpochRecord") -> None:
@@ -117,9 +113,8 @@ class ProgressFile:
         done = record.epoch / record.epochs
         self._count({m["index"]: 1.0 if m["stopped"] else done for m in record.members})
         values = plain(asdict(record))
-        values["last"] = values.pop("members")
-        losses = {"train_loss": None, "val_loss": None} | _losses(record)
-        self._state |= values | losses | {"batch": self._state["batches"]}
+        del values["members"]
+        self._state |= values | {"train_loss": None, "val_loss": None} | _losses(record)
         self._write(now=all(member["stopped"] for member in record.members))
 
     def forecasting(self, done: int, total: int) -> None:
