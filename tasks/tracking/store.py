@@ -256,6 +256,7 @@ def _check_layout(uri: str, experiment: "Experiment") -> None:
 def _experiment(client: "MlflowClient", uri: str) -> "Experiment":
     """Return the experiment, created if missing; a server chooses the place of the artifacts itself."""
     from mlflow.entities import LifecycleStage
+    from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
@@ -263,10 +264,12 @@ def _experiment(client: "MlflowClient", uri: str) -> "Experiment":
         if not is_server(uri):
             _artifacts(uri).mkdir(parents=True, exist_ok=True)
             location = _artifacts(uri).as_uri()
-        with exclusive(uri):  # another process may have been first
-            experiment = client.get_experiment_by_name(EXPERIMENT) or client.get_experiment(
-                client.create_experiment(EXPERIMENT, location, TAGS)
-            )
+        try:
+            client.create_experiment(EXPERIMENT, location, TAGS)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise  # otherwise another process, perhaps of another machine, was first
+        experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment.lifecycle_stage == LifecycleStage.DELETED:
         client.restore_experiment(experiment.experiment_id)
     return experiment

@@ -75,8 +75,8 @@ if __name__ == "__main__":
 class Deployed:
     """The code of the deployment in a folder of its own, with its own Prefect home, port and store."""
 
-    def __init__(self, folder, whole=False):
-        """`whole`: the deployments of the project itself instead of the small ones above."""
+    def __init__(self, folder, whole=False, **env):
+        """`whole`: the deployments of the project itself instead of the small ones above; `env`: more settings."""
         self.folder, self.port = folder, free_port()
         self.home = folder / "prefect home"  # a space: paths are quoted everywhere
         self.state = folder / ".cpb"
@@ -94,7 +94,7 @@ class Deployed:
         }
         path = os.pathsep.join([str(folder), kept.get("PYTHONPATH", "")])  # before any other checkout
         often = {"PREFECT_WORKER_QUERY_SECONDS": "2"}
-        self.env = kept | often | {"PREFECT_HOME": str(self.home), "PYTHONPATH": path}
+        self.env = kept | often | {"PREFECT_HOME": str(self.home), "PYTHONPATH": path} | env
 
         self.programs = folder / "p"
         self.programs.mkdir()

@@ -76,8 +76,8 @@ def world(tmp_path_factory, forking):
         def database(name, driver=""):
             return f"postgresql{driver}://cpb:hunter2@127.0.0.1:{port}/{name}"
 
-        deployed = Deployed(tmp_path_factory.mktemp("prefect"))
-        deployed.env |= {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database("prefect", "+asyncpg")}  # fmt: skip
+        on_postgres = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database("prefect", "+asyncpg")}
+        deployed = Deployed(tmp_path_factory.mktemp("prefect"), **on_postgres)
         try:
             deployed.up()
             with documented_server(place / "head", database("mlflow")) as (_, url, password, _):

@@ -7,6 +7,7 @@ from importlib import import_module
 import pytest
 
 from flows import cli
+from flows.runner import Summary
 from schemas.handover import Publication
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import ForecastSpec
@@ -109,54 +110,34 @@ def test_a_board_that_cannot_be_is_one_sentence(cpb, words, code, field):
     assert (exit_code, told["code"], told["field"]) == (2, code, field)
 
 
+@pytest.mark.parametrize("server", [False, True])
 @pytest.mark.parametrize(
-    ("words", "spec"),
+    ("words", "module", "spec"),
     [
-        (["demo"], RunSpec(coins="BTC,ETH", preset="smoke", source="sim")),
-        (["train-all", "--preset", "smoke", "--set", "dtype=float64", "--set", "epochs=5"],
+        (["demo"], "train_all", RunSpec(coins="BTC,ETH", preset="smoke", source="sim")),
+        (["train-all", "--preset", "smoke", "--set", "dtype=float64", "--set", "epochs=5"], "train_all",
          RunSpec(preset="smoke", dtype="float64", overrides={"epochs": 5})),
+        (["backtest", "--folds", "2"], "backtest", BacktestSpec(folds=2)),
     ],
 )  # fmt: skip
-def test_without_a_server_train_all_runs_directly_and_demo_always_does(cpb, monkeypatch, words, spec):
-    from flows.runner import Summary
-
+def test_a_command_runs_directly_or_on_the_server_in_use_and_demo_always_directly(
+    cpb, monkeypatch, words, module, spec, server
+):
     seen = []
 
-    def run_train_all(spec, steps, say):
-        seen.append(spec)
-        return Summary(run_id="r1")
-
-    monkeypatch.setattr("flows.runner.server_in_use", lambda: words == ["demo"])  # which never asks
-    monkeypatch.setattr("flows.train_all.run_train_all", run_train_all)
-    code, told = cpb(*words)
-    assert (code, told["run_id"], seen) == (0, "r1", [spec])
-
-
-def test_backtest_runs_directly_or_on_the_server_in_use(cpb, monkeypatch):
-    seen = []
-
-    def run_backtest(spec, steps, say):
+    def directly(spec, steps, say):
         seen.append(("directly", spec))
-        return {"exit": 0}
+        return Summary(run_id="r1") if module == "train_all" else {"run_id": "r1", "exit": 0}
 
     def in_prefect(_flow, spec):
         seen.append(("on the server", spec))
-        return {"exit": 3}
+        return {"run_id": "r2", "exit": 3}
 
-    monkeypatch.setattr("flows.backtest.run_backtest", run_backtest)
+    monkeypatch.setattr(f"flows.{module}.run_{module}", directly)
     monkeypatch.setattr("flows.runner.in_prefect", in_prefect)
-    monkeypatch.setattr("flows.runner.server_in_use", lambda: bool(seen))
-    assert [cpb("backtest", "--folds", "2")[0] for _ in range(2)] == [0, 3]
-    spec = BacktestSpec(folds=2)
-    assert seen == [("directly", spec), ("on the server", spec)]
-
-
-def test_with_a_server_train_all_is_a_flow_run_of_the_same_spec(cpb, monkeypatch):
-    monkeypatch.setattr("flows.runner.server_in_use", lambda: True)
-    seen = []
-    monkeypatch.setattr(
-        "flows.runner.in_prefect", lambda _flow, spec: seen.append(spec) or {"run_id": "r2", "exit": 3}
-    )
-    code, told = cpb("train-all", "--preset", "smoke", "--set", "train_timeout_s=60")
-    assert (code, told["run_id"]) == (3, "r2")
-    assert seen == [RunSpec(preset="smoke", train_timeout_s=60)]
+    monkeypatch.setattr("flows.runner.server_in_use", lambda: server)
+    code, told = cpb(*words)
+    if server and words != ["demo"]:
+        assert (code, told["run_id"], seen) == (3, "r2", [("on the server", spec)])
+    else:
+        assert (code, told["run_id"], seen) == (0, "r1", [("directly", spec)])

@@ -30,22 +30,11 @@ def end_of(monkeypatch, capsys, *words):
     [
         ("BTC 1h --arch gru --set n_heads=4", "overrides", "n_heads has no effect on gru"),
         ("BTC 1h --arch gru --set n_layers=1 --set dropout=0.5", "overrides", "dropout has no effect on gru"),
-        ("BTC 1h --arch gru --max-epochs 0", "overrides", "epochs must be a whole number from 1 to 100,000"),
-        ("BTC 1h --arch gru --set learning_rate=NaN", "overrides", "lr must be a number from 1e-08 to 1"),
-        (
-            "BTC 1h --arch lstn",
-            "architectures",
-            "architectures 'lstn': unknown lstn; choose from transformer",
-        ),
-        ("BTC 1h --arch gru --preset seed-lstm", "preset", "preset 'seed-lstm' belongs to lstm"),
-        ("BTC 7h", "timeframes", "timeframes '7h': unknown interval 7h"),
-        ("BTC-x 1h", "coins", "coins 'BTC-x' is not a symbol"),
         (
             "BTC 1h --resume newest",
             "resume",
             "resume 'newest' is unknown: give latest",
         ),
-        ("BTC 1h --arch gru --max-epochs 3 --set epochs=4", "overrides", "overrides: epochs is given twice"),
         ("BTC,ETH 1h", "", "`cpb train` trains one model"),
     ],
 )

@@ -124,9 +124,10 @@ def real(tmp_path_factory, forking):
     return runs
 
 
-@pytest.mark.parametrize(
-    "name", ["demo", "mirror", pytest.param("real", marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
-)
+SLOW = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.mark.parametrize("name", ["demo", *(pytest.param(name, marks=SLOW) for name in ("mirror", "real"))])
 def test_every_bit_is_as_it_was(name, request):
     items, path = request.getfixturevalue(name).items, HERE / f"{name}.json"
     if request.config.getoption("--golden-write", default=False):

@@ -1,4 +1,4 @@
-"""Every kernel at the seed presets' sizes, compiled for three chips: spills, shared memory, and number of variants."""
+"""Every kernel at the seed presets' sizes, compiled for two chips: spills, shared memory, and number of variants."""
 
 import re
 
@@ -42,7 +42,7 @@ def _launches(architecture, chip, monkeypatch):
 
 
 @pytest.mark.parametrize("architecture", SEED)
-@pytest.mark.parametrize("chip", [80, 86, 90])
+@pytest.mark.parametrize("chip", [86, 90])  # 80 has 86's launches, and more memory
 def test_kernels_fit_on_the_chip_and_have_few_variants(architecture, chip, monkeypatch):
     launches = _launches(architecture, chip, monkeypatch)
     assert len(launches) <= MAX_VARIANTS[architecture]

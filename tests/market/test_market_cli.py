@@ -102,20 +102,6 @@ def test_a_source_without_a_listing_is_one_sentence(tmp_path):
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        (["--timeframes", "7m"], 2),
-        (["--since", "0999-01"], 2),
-        (["--source", "/no/such/folder"], 2),
-        (["--source", "http://127.0.0.1:9", "--coins", "BTC"], 1),
-    ],
-)
-def test_what_cannot_be_is_one_sentence(call, options, code):
-    status, out, err = call(*options)
-    assert (status, out, err.count("\n")) == (code, "", 1)
-
-
 def test_a_table_has_no_listing():
     with pytest.raises(UsageError) as error:
         ScopeSpec(coins="exchange", market="own", source="candles.csv")

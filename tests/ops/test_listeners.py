@@ -125,7 +125,10 @@ DATA = {  # what a stranger would read or write
     "ui": [
         "/", "/graphql", "/get-artifact?path=x&run_uuid=x", "/api/2.0/mlflow/experiments/search",
         "/ajax-api/2.0/mlflow/experiments/search", "/api/2.0/mlflow-artifacts/artifacts", "/signup", "/version",
-        "/metrics", "/openapi.json", "/docs", "/v1/traces", "/health", "/static-files/index.html",
+        "/metrics", "/openapi.json", "/docs", "/v1/traces", "/health", "/health/", "/static-files/index.html",
+        "/ajax-api/2.0/mlflow/get-artifact?run_uuid=x&path=key", "//health/../version",
+        "/ajax-api/2.0/mlflow/upload-artifact?run_uuid=x&path=new", "/api/2.0/mlflow-artifacts/artifacts?path=..",
+        "/model-versions/get-artifact?name=x&version=1&path=key", "/static-files/../../../../../../etc/passwd",
     ],
     "prefect": ["/api/flows/filter", "/api/version", "/api/admin/settings", "/api/deployments/filter"],
 }  # fmt: skip
@@ -152,8 +155,9 @@ def test_foreign_pages_and_strangers_get_nothing_and_sigterm_leaves_nothing(list
                     assert not [name for name in sent if name.lower().startswith("access-control")]
         for path in DATA[listener.name]:
             for method in ("GET", "POST", "PUT", "DELETE"):
-                status, sent, body = ask(port, path, method, Authorization="Basic Y3BiOmd1ZXNz")
-                assert status in (401, 405), (path, method, body)
+                for guess in ({}, {"Authorization": "Basic Y3BiOmd1ZXNz"}, {"X-Forwarded-For": "127.0.0.1"}):
+                    status, sent, body = ask(port, path, method, **guess)
+                    assert status in (401, 405), (path, method, body)
         assert headers["X-Content-Type-Options"] == "nosniff"
         assert headers["Referrer-Policy"] == "no-referrer"
         assert headers["X-Frame-Options"] in ("DENY", "SAMEORIGIN")

@@ -9,7 +9,7 @@ import pytest
 from test_features import klines
 
 from cpbmodels.data.columns import PRICES
-from schemas.errors import DamagedError, MemberError
+from schemas.errors import MemberError
 from schemas.identity import SeriesId
 from tasks.signals import feature_files
 from tasks.signals.splits import split_bounds
@@ -138,21 +138,6 @@ def test_the_rows_that_are_said_to_be_needed_are_enough(tmp_path, market):
     market["BTCUSDT"] = whole.head(needed)
     record = feature_files.write_features(tmp_path, BTC)
     assert len(feature_files.load_series(tmp_path, record, split_bounds([record]))) == needed
-
-
-def test_one_flipped_bit_in_a_feature_file_is_found_and_mended(tmp_path, market, caplog):
-    record = feature_files.write_features(tmp_path, BTC)
-    path = tmp_path / record.path
-    whole = path.read_bytes()
-    damaged = bytearray(whole)
-    damaged[len(whole) // 2] ^= 1
-    path.write_bytes(damaged)
-    with pytest.raises(DamagedError) as refused:
-        feature_files.load_series(tmp_path, record, split_bounds([record]))
-    assert refused.value.field == record.path
-    assert feature_files.write_features(tmp_path, BTC) == record
-    assert path.read_bytes() == whole
-    assert not list(path.parent.glob("*.damaged-*"))  # derived: nothing is worth keeping
 
 
 def test_a_column_without_a_single_value_is_refused(tmp_path, market):
