@@ -265,11 +265,11 @@ def _experiment(client: "MlflowClient", uri: str) -> "Experiment":
             _artifacts(uri).mkdir(parents=True, exist_ok=True)
             location = _artifacts(uri).as_uri()
         try:
-            client.create_experiment(EXPERIMENT, location, TAGS)
+            return client.get_experiment(client.create_experiment(EXPERIMENT, location, TAGS))
         except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            experiment = client.get_experiment_by_name(EXPERIMENT)
+            if error.error_code != "RESOURCE_ALREADY_EXISTS" or not experiment:
                 raise  # otherwise another process, perhaps of another machine, was first
-        experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment.lifecycle_stage == LifecycleStage.DELETED:
         client.restore_experiment(experiment.experiment_id)
     return experiment
