@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import BaseModel, computed_field, create_model
+from typing_extensions import TypedDict
 
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.handover import Decision
@@ -69,6 +70,30 @@ class Forecast(OfSeries):
     model_version: str
     last_close: float
     steps: list[Step]
+
+
+class Reached(TypedDict):
+    """The chance that the high (`side` up) or the low (down) of a candle reaches a price until a time."""
+
+    price: float
+    side: Literal["up", "down"]
+    probability: float
+    by: datetime
+
+
+class Touch(OfSeries):
+    """The chances of the newest forecast that prices are reached.
+
+    `touch`: of each price that was asked for, by each step. `stops`: the prices that are reached by the last step with
+    a chance of 25, 10 and 5 %. `note`: why there are none.
+    """
+
+    issued_at: datetime
+    model_version: str
+    last_close: float
+    touch: list[Reached] = []
+    stops: list[Reached] = []
+    note: str | None = None
 
 
 class Candle(BaseModel):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import polars as pl
 from fastapi import APIRouter, Depends, Query, Response
 from fastapi import Path as InPath
-from pydantic import AfterValidator, BaseModel, BeforeValidator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import MemberError, UsageError
@@ -71,6 +71,12 @@ _YEARS: dict[str, Any] = {"pattern": r"^(19[7-9]|2[01]\d|22[0-5])\d-"}
 Until = Annotated[
     Instant | None,
     Query(description="newest close or issue; UTC where no zone is given", json_schema_extra=_YEARS),
+]
+Prices = Annotated[
+    tuple[Annotated[float, Field(ge=1e-12, le=1e12)], ...],
+    Field(max_length=1000),
+    BeforeValidator(lambda given: [price for text in given for price in str(text).split(",")]),
+    Query(description="as in 98000,105000; at most 1,000"),
 ]
 IssuedAt = Annotated[
     Instant | None,
@@ -187,6 +193,11 @@ def _add_series(router: APIRouter, home: Path, Series: Any) -> None:
         """Return the newest forecast, or the forecast of a given issue time."""
         answer = read.forecast(home, series, issued_at)
         return answer if form == "json" else _series_table(series, "forecast", answer.steps)
+
+    @router.get("/api/touch/{symbol}/{timeframe}", responses=SERIES)
+    def touch(series: Series, price: Prices = ()) -> answers.Touch:
+        """Return the chances that prices are reached, by each step of the newest forecast."""
+        return read.touch(home, series, price)
 
     @router.get("/api/forecasts/{symbol}/{timeframe}", response_model=answers.Forecasts, responses=responses)
     def forecasts(series: Series, until: Until = None, limit: Limit = 200, form: Form = "json") -> Any:

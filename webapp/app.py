@@ -84,7 +84,7 @@ def _add_problems(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def impossible(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
-        name, given = first["loc"][-1], str(first.get("input"))[:100]
+        name, given = first["loc"][1], str(first.get("input"))[:100]
         reason = first["msg"][0].lower() + first["msg"][1:]
         if first["type"] == "missing":
             return JSONResponse({"detail": f"{name} is missing; /docs says what it is"}, status_code=422)

@@ -26,6 +26,7 @@ from tasks.forecasting import months
 from tasks.forecasting.months import forecast_command, month_files
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.score import newest_scored
+from tasks.forecasting.touch import newest_touch, stops, touched
 from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale, newest_month, with_source
 from tasks.market.klines import read_klines
 from webapp import answers
@@ -35,7 +36,10 @@ from webapp.runs import champions_of, identity
 SPARKLINE = 48
 """Closes in a row of the overview."""
 
-newest, record = kept(months.latest), kept(read_summary)
+STOPS = (0.25, 0.1, 0.05)
+"""Chances of which the prices are marked in the chart."""
+
+newest, record, chances_of = kept(months.latest), kept(read_summary), kept(newest_touch)
 """The newest forecast of a series; the record of a market as of the last scoring."""
 
 CANDLE = ("open", "high", "low", "close", "volume")
@@ -121,6 +125,17 @@ def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) ->
     """Return a forecast; arguments and errors as in `forecast_at`."""
     rows = forecast_at(home, series, issued_at)
     return answers.Forecast(market=series.market, **rows.row(0, named=True), steps=rows.rows(named=True))
+
+
+def touch(home: Path, series: SeriesId, prices: Sequence[float]) -> answers.Touch:
+    """Return the chances that prices are reached; raises `MemberError` if the series has no forecast."""
+    fields: dict[str, Any] = {"market": series.market, **forecast_at(home, series).row(0, named=True)}
+    try:
+        rows, chances = chances_of(home, series)
+        fields |= {"touch": list(touched(rows, chances, prices)), "stops": list(stops(rows, chances, STOPS))}
+    except MemberError as error:
+        fields["note"] = str(error)
+    return answers.Touch(**fields)
 
 
 def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> answers.Forecasts:

@@ -48,14 +48,11 @@ def touched(rows: pl.DataFrame, touch: Touch, prices: Sequence[float]) -> Iterat
     Raises:
         ModelError: a price is not a number above 0.
     """
-    for price, chances in zip(prices, touch.chance(prices), strict=True):
-        for by, chance in zip(rows["target_time"], chances.tolist(), strict=True):
-            yield {
-                "price": price,
-                "side": SIDES[int(price < touch.last_close)],
-                "probability": chance,
-                "by": by,
-            }
+    times = rows["target_time"].to_list()
+    for price, chances in zip(prices, touch.chance(prices).tolist(), strict=True):
+        side = SIDES[int(price < touch.last_close)]
+        for by, chance in zip(times, chances, strict=True):
+            yield {"price": price, "side": side, "probability": chance, "by": by}
 
 
 def stops(rows: pl.DataFrame, touch: Touch, chances: Sequence[float]) -> Iterator[dict[str, Any]]:

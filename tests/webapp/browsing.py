@@ -1,5 +1,6 @@
 """A real browser on served homes: one of each for a module's tests, and every fault of a page is a failure."""
 
+import time
 from contextlib import ExitStack, contextmanager
 
 from browser import launch
@@ -9,6 +10,14 @@ from webapp.app import create_app
 
 WAIT_S = 60
 """Longest wait for what a page is to show; only failures take it."""
+
+
+def until(page, condition):
+    """Wait until an expression holds; the page's policy forbids `eval`, which `wait_for_function` needs."""
+    deadline = time.monotonic() + WAIT_S
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(50)
 
 
 class Pages:

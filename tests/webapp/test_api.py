@@ -260,7 +260,7 @@ def test_the_description_is_complete_and_the_page_loads_nothing_foreign(client):
     assert set(paths) == {
         "/healthz", "/api/symbols", "/api/forecast/{symbol}/{timeframe}", "/api/candles/{symbol}/{timeframe}",
         "/api/leaderboard", "/api/ledger/{symbol}/{timeframe}", "/api/overview", "/api/runs", "/api/changes",
-        "/api/forecasts/{symbol}/{timeframe}", "/api/models/{symbol}/{timeframe}",
+        "/api/forecasts/{symbol}/{timeframe}", "/api/touch/{symbol}/{timeframe}", "/api/models/{symbol}/{timeframe}",
         "/api/decisions/{symbol}/{timeframe}", "/api/figures/{chart}", "/api/figures/compare",
         "/api/figures/losses/{run_id}",
         "/api/figures/forecast/{symbol}/{timeframe}", "/api/figures/{chart}/{symbol}/{timeframe}",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from browser import needs_browser
-from browsing import WAIT_S
+from browsing import WAIT_S, until
 from webapp_store import BTC, forecast_at, small_home, write_candles
 
 from tasks.forecasting.chain import append
@@ -22,14 +22,6 @@ def expect(locator):
 
     of_playwright.set_options(timeout=1000 * WAIT_S)
     return of_playwright(locator)
-
-
-def until(page, condition):
-    """Wait until an expression holds; the page's policy forbids `eval`, which `wait_for_function` needs."""
-    deadline = time.monotonic() + WAIT_S
-    while not page.evaluate(condition):
-        assert time.monotonic() < deadline, condition
-        page.wait_for_timeout(50)
 
 
 def come_back(page):

@@ -3,13 +3,15 @@
 import { h } from "/static/dom.js";
 import { change, number, priceFormat, time } from "/static/format.js";
 
-export function crosshair(host, readout) {
+// `chances` tells how likely the price under the crosshair is reached.
+export function crosshair(host, readout, chances) {
   const vertical = h("div", { class: "cross vertical", hidden: true });
   const horizontal = h("div", { class: "cross horizontal", hidden: true });
   const priceTag = h("span", { class: "cross tag", hidden: true });
   const timeTag = h("span", { class: "cross tag", hidden: true });
+  const chanceTag = h("span", { class: "cross chance", hidden: true });
   const parts = [vertical, horizontal, priceTag, timeTag];
-  let slots = [], at = -1, format = String, forecast = null;
+  let slots = [], at = -1, level = null, format = String, forecast = null;
 
   // One slot per time that has a candle, a step of the forecast, or both.
   function set(figure, { steps, last_close: last }) {
@@ -25,19 +27,22 @@ export function crosshair(host, readout) {
     slots = [...known.values()].sort((a, b) => a.at - b.at);
     forecast = last;
     format = priceFormat(last ?? candles?.close.at(-1) ?? 1);
-    if (!parts[0].isConnected) host.append(...parts);
+    if (!parts[0].isConnected) host.append(...parts, chanceTag);
     hide();
     tell(slots.at(-1));
   }
 
   function hide() {
-    for (const part of parts) part.hidden = true;
+    for (const part of [...parts, chanceTag]) part.hidden = true;
+    chances.forget();
   }
 
   function place(x, price, slot) {
     const { xaxis, yaxis, yaxis2 } = host._fullLayout;
     const [left, width, top] = [xaxis._offset, xaxis._length, yaxis._offset];
     const bottom = yaxis2 ? yaxis2._offset + yaxis2._length : top + yaxis._length;
+    level = price;
+    chanceTag.hidden = true;
     for (const part of parts) part.hidden = false;
     Object.assign(vertical.style, { left: `${x}px`, top: `${top}px`, height: `${bottom - top}px` });
     timeTag.textContent = time(slot.at);
@@ -48,6 +53,12 @@ export function crosshair(host, readout) {
     Object.assign(horizontal.style, { left: `${left}px`, top: `${y}px`, width: `${width}px` });
     priceTag.textContent = format(price);
     Object.assign(priceTag.style, { left: `${left + width}px`, top: `${y - 10}px` });
+    chances.ask(price, slot.at, (text) => {
+      chanceTag.textContent = text;
+      chanceTag.hidden = !inside;
+      Object.assign(chanceTag.style, { left: `${left + 4}px`, top: `${y - 22 < top ? y + 2 : y - 22}px` });
+      readout.append(h("span", { class: "quiet" }, `. ${format(price)} is ${text}`));
+    });
   }
 
   function nearest(when) {
@@ -76,9 +87,20 @@ export function crosshair(host, readout) {
     const [from, to] = host._fullLayout.xaxis.range.map((text) => host._fullLayout.xaxis.d2c(text));
     if (at < 0 || slots[at].at < from || slots[at].at > to) at = nearest(to);
     else at = Math.max(0, Math.min(slots.length - 1, at + by));
+    show(slots[at].candle?.close ?? slots[at].step.q50);
+  }
+
+  // The price at the crosshair, up or down.
+  function lift(by) {
+    if (at < 0) { step(0); return; }
+    const [low, high] = host._fullLayout.yaxis.range;
+    show(Math.max(low, Math.min(high, level + by * (high - low) / 40)));
+  }
+
+  function show(price) {
     const { xaxis } = host._fullLayout;
     readout.setAttribute("aria-live", "polite");
-    place(xaxis._offset + xaxis.c2p(slots[at].at), slots[at].candle?.close ?? slots[at].step.q50, slots[at]);
+    place(xaxis._offset + xaxis.c2p(slots[at].at), price, slots[at]);
     tell(slots[at]);
   }
 
@@ -96,5 +118,5 @@ export function crosshair(host, readout) {
   host.addEventListener("pointermove", move);
   host.addEventListener("pointerdown", move);
   host.addEventListener("pointerleave", hide);
-  return { set, hide, step };
+  return { set, hide, step, lift };
 }

@@ -21,7 +21,7 @@ const VIEWS = [
   ["Overview", { "/": "search for a coin" }],
   ["A series", { "[": "the forecast before", "]": "the forecast after", n: "the newest forecast" }],
   ["The chart, when it has the focus", {
-    "← →": "pan", "+ −": "zoom", "Home End": "the oldest loaded, the newest candle", ", .": "crosshair to the candle before, after", 0: "reset the view" }],
+    "← →": "pan", "+ −": "zoom", "Home End": "the oldest loaded, the newest candle", ", .": "crosshair to the candle before, after", "↑ ↓": "crosshair to a higher, a lower price", 0: "reset the view" }],
 ];
 
 function isOn() {

@@ -5,13 +5,15 @@ import { crosshair } from "/static/crosshair.js";
 import { h } from "/static/dom.js";
 import { seconds } from "/static/format.js";
 import { draw, theme } from "/static/plot.js";
+import { touchChances } from "/static/touch.js";
 
 const FIRST = 500, MORE = 1000, MOST = 5000; // candles; the service gives 5,000 at most
 const NEAR = 0.15; // of the shown width from the oldest loaded candle: more are asked for
 
 export function priceChart(series, readout) {
   const host = h("div", { id: "chart", class: "plot price", role: "application", tabindex: "0", "aria-describedby": "chart-keys" });
-  const cross = crosshair(host, readout);
+  const chances = touchChances(series);
+  const cross = crosshair(host, readout, chances);
   const state = { limit: FIRST, forecast: { steps: [], last_close: null }, issuedAt: null, until: null, range: null, x: [], asking: false, bound: false };
   const candle = 1000 * seconds(series.timeframe);
 
@@ -28,9 +30,11 @@ export function priceChart(series, readout) {
     layout.xaxis.showspikes = false;
     const range = state.range || state.first;
     layout.xaxis.range = range.map(iso);
-    fit(figure.data, layout, range);
+    state.plain = { shapes: layout.shapes, annotations: layout.annotations };
+    fit([...figure.data, chances.trace()], layout, range);
+    Object.assign(layout, chances.marks(state.plain, range, layout.yaxis.range, host.clientWidth - 80, host.clientHeight * 0.7)); // the axes take the rest
     await draw(host, figure, { scrollZoom: true, doubleClick: false });
-    host.setAttribute("aria-label", `${layout.meta?.alt || "Chart."} Use the arrow keys to pan.`);
+    host.setAttribute("aria-label", `${layout.meta?.alt || "Chart."} ${chances.told()} Use the arrow keys to pan.`);
     if (!state.bound) bind();
     cross.set(figure, state.forecast);
   }
@@ -55,7 +59,10 @@ export function priceChart(series, readout) {
   async function moved(range) {
     state.range = range;
     const update = {};
-    fit(host.data, update, range, (axis, value) => { update[`${axis}.range`] = value; });
+    fit([...host.data, chances.trace()], update, range, (axis, value) => { update[`${axis}.range`] = value; });
+    const { xaxis, yaxis } = host._fullLayout;
+    Object.assign(update, chances.marks(state.plain, range, update["yaxis.range"] || yaxis.range, xaxis._length, yaxis._length));
+    cross.hide();
     await window.Plotly.relayout(host, update);
     const width = range[1] - range[0];
     const wantsOlder = state.x.length >= state.limit && state.limit < MOST && range[0] < state.x[0] + NEAR * width;
@@ -86,6 +93,7 @@ export function priceChart(series, readout) {
   const KEYS = {
     ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": () => zoom(0.7), "=": () => zoom(0.7), "-": () => zoom(1 / 0.7),
     Home: oldest, End: home, 0: home, ",": () => cross.step(-1), ".": () => cross.step(1),
+    ArrowUp: () => cross.lift(1), ArrowDown: () => cross.lift(-1),
   };
   host.addEventListener("keydown", (event) => {
     const action = KEYS[event.key];
@@ -105,12 +113,14 @@ export function priceChart(series, readout) {
       state.until = iso(issued + (forecast.steps.length + 60) * candle);
       if (width) state.range = [issued - 0.65 * width, issued + 0.35 * width];
     }
+    await chances.load(forecast, isNewest);
     await load();
   }
 
   // The same view of what is newer; a view that was not moved follows the newest candle.
   async function renew(forecast) {
     state.forecast = forecast;
+    await chances.load(forecast, true);
     await load();
   }
 
