@@ -9,7 +9,9 @@ from known_markets import A, H, bounds_of, busy_hours
 
 import cpbmodels
 from cpbmodels.data.columns import feature_frame
+from cpbmodels.fleet.train import with_touch
 from tasks.backtesting.audit import (
+    FORECAST_TOLERANCE,
     LEAK,
     baseline,
     chain,
@@ -17,6 +19,7 @@ from tasks.backtesting.audit import (
     first_cut,
     model,
     stale_columns,
+    stops,
     training_inputs,
     trial_finding,
     with_shuffled_candles,
@@ -118,6 +121,23 @@ def test_training_and_forecasts_of_models_are_causal_and_what_is_not_is_named(kl
 
     inputs = chain(A, bounds, {"causal": training_inputs(member), "leaky": everything})
     assert list(check_lookahead(inputs, klines, ROWS - 900, cuts=2)) == ["leaky"]
+
+
+def test_a_table_of_extremes_is_causal_and_one_that_knows_the_test_span_is_named(klines, monkeypatch):
+    bounds = bounds_of(ROWS)
+    series = series_of(feature_frame(klines, "1h"), A, bounds)
+    (member,) = cpbmodels.train_fleet(
+        [series], "robust-har", "smoke", seeds=[1], device="cpu", dtype="float64"
+    )
+    readings = chain(A, bounds, {"stops": stops(member)})
+    assert check_lookahead(readings, klines, first_cut(series), 2, FORECAST_TOLERANCE) == {}
+
+    def knowing(member, learned, device):
+        spans = [replace(s, spans={"train": (0, 0), "validation": s.spans["test"]}) for s in learned]
+        return with_touch(member, spans, device)
+
+    monkeypatch.setattr("tasks.backtesting.audit.with_touch", knowing)
+    assert check_lookahead(readings, klines, first_cut(series), 2, FORECAST_TOLERANCE).keys() == {"stops"}
 
 
 def test_candles_in_another_order_teach_a_model_of_returns_nothing():
