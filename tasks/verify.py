@@ -106,7 +106,7 @@ def damage_at(home: Path, path: Path, read: Callable[[], object], command: str) 
 
 
 def candles(home: Path, market: str) -> Iterator[Check]:
-    """Yield the manifest of a market, its months, and its provisional candles.
+    """Yield the manifest of a market, its months, and its off-grid and provisional candles.
 
     Raises:
         BusyError: another process is writing in the market's home.
@@ -129,6 +129,8 @@ def candles(home: Path, market: str) -> Iterator[Check]:
                 for month in sorted({*parts, *(file.stem for file in klines.part_paths(home, series))}):
                     file = klines.part_path(home, series, month)
                     yield file, partial(klines.damage_of, file, parts.get(month)), _fetch(series, month)
+                for file in series.folder(home, "offgrid").glob("????-??.parquet"):
+                    yield file, partial(klines.damage_of, file), _fetch(series, file.stem)
                 if (tail := series.folder(home, "provisional") / "tail.parquet").exists():
                     yield tail, partial(klines.damage_of, tail), f"{klines.ingest_command(series)} --tail"
 

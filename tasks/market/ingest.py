@@ -21,7 +21,7 @@ from schemas.identity import EXCHANGE, SeriesId, check_known, coins_label, is_co
 from schemas.scope import Scope, ScopeSpec
 from tasks.market import repair
 from tasks.market.client import CONNECTIONS, Limits, SourceFault, Unreachable
-from tasks.market.klines import part_path
+from tasks.market.klines import damage_of, part_path
 from tasks.market.layout import (
     DAY,
     SourceFile,
@@ -290,6 +290,10 @@ def _plans(run: Run) -> Iterator[Plan]:
                 code="unreachable", field="source",
             )  # fmt: skip
         if run.checks_stored:  # damaged months of the time range are to be fetched
+            for path in series.folder(run.home, "offgrid").glob("????-??.parquet"):
+                if damage_of(path):
+                    path.unlink()
+                    run.manifest.forget(series, path.stem, "its off-grid candles were damaged")
             run.notes += forget_damaged(run.home, run.manifest, series, set(months(run.start, run.end)))
         records, parts = run.manifest.files(series), run.manifest.parts(series)
         plan.fetch = [

@@ -1,8 +1,8 @@
 """The parquet files: `klines/interval=15m/symbol=BTCUSDT/2024-01.parquet`, a file per month.
 
 A month is the unit of source, storage and quarantine. Files are created by rename, so readers never see a partial file;
-unconfirmed candles from REST (`provisional/`) are in a tree of their own. The metadata of each file contains the digest
-of its candles.
+off-grid candles (`offgrid/`) and unconfirmed candles from REST (`provisional/`) are in separate trees. The metadata of
+each file contains the digest of its candles.
 """
 
 import hashlib

@@ -273,10 +273,8 @@ def _flat(record: FileRecord | Part | Anomaly) -> tuple[Any, ...]:
     return tuple(json.dumps(v) if isinstance(v, list | dict) else v for v in asdict(record).values())
 
 
-CANDLES = {
-    "klines": re.compile(r"[0-9]{4}-[0-9]{2}\.parquet"),
-    "provisional": re.compile(r"tail\.parquet"),
-}
+_MONTH_FILE = re.compile(r"[0-9]{4}-[0-9]{2}\.parquet")
+CANDLES = {"klines": _MONTH_FILE, "offgrid": _MONTH_FILE, "provisional": re.compile(r"tail\.parquet")}
 """Trees of series folders with candles, and the names of cpb's files in them."""
 
 QUARANTINE = "quarantine"

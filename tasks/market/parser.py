@@ -155,7 +155,7 @@ def _read(files: list[Fetched], indices: Sequence[int]) -> pl.DataFrame:
 
 @dataclass
 class Checked:
-    """Candles fit for the store, candles off the grid, which are left out, and the anomalies found.
+    """Candles fit for the store, candles stored separately, and the anomalies found.
 
     `rows` has the columns of KLINES plus `close_time` and `file`; open_time is int64, sorted, unique, on the grid.
     """

@@ -21,6 +21,7 @@ from tasks.market.klines import (
     part_path,
     read_part,
     split_months,
+    write_parquet,
     write_part,
 )
 from tasks.market.layout import SourceFile, grid_of, text
@@ -156,6 +157,8 @@ class Writing:
         parts = [written for future in self.parts if (written := future.result())]
         if parts:
             sync(self.series.folder(self.home, "klines"))
+        for month, part in split_months(with_stored_columns(self.checked.off_grid)):
+            write_parquet(self.series.folder(self.home, "offgrid") / f"{month}.parquet", part, {})
         faulty = [item for item in self.batch if item.fault]
         self.notes += [f"{item.file}: {item.fault}" for item in faulty]
         records = [self._faulty_record(item) for item in faulty]

@@ -76,13 +76,14 @@ def test_a_test_networks_file_is_refused_by_its_header(tmp_path):
     assert report.exit == 3
 
 
-def test_off_grid_candles_are_counted_and_left_out(tmp_path):
+def test_off_grid_candles_are_kept_apart(tmp_path):
     file = source_file(SeriesId("spot", "BTCUSDT", "1h"), "2018-02")
     put(tmp_path / "mirror", file, defect("offgrid"))
     home = tmp_path / "home"
     report = ingest(scope(home, tmp_path / "mirror", coins="BTC", as_of="2018-03-01"))
     assert report.series[0].off_grid == 43
     assert read_klines(home, key("BTCUSDT", "1h")).height == 597
+    assert list(home.glob("offgrid/interval=1h/symbol=BTCUSDT/2018-02.parquet"))
 
 
 def test_genuine_zips_carry_their_own_checksum():

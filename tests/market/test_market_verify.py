@@ -6,12 +6,13 @@ import shutil
 import subprocess
 
 import pytest
-from market_tools import build, key, scope
+from market_tools import build, key, put, scope
 from verifying import verify_market as verify
 
 from schemas.errors import MemberError
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
+from tasks.market.layout import source_file
 from tasks.steps import features
 from tasks.verify import verify_all
 
@@ -182,3 +183,15 @@ def test_a_damaged_month_that_a_step_met_is_fetched_by_the_next_ingest(home, tmp
         read_klines(home, BTC)
     assert ingest(scope(home, tmp_path / "mirror")).exit == 0
     assert read_klines(home, BTC).equals(before)
+
+
+def test_an_off_grid_month_is_made_again(tmp_path):
+    put(tmp_path / "mirror", source_file(BTC, "2018-02"))
+    ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC", as_of="2018-03-01"))
+    extra = tmp_path / "home/offgrid/interval=1h/symbol=BTCUSDT/2018-02.parquet"
+    extra.parent.mkdir(parents=True)
+    extra.write_bytes(b"half")
+    (damage,) = verify(tmp_path / "home")
+    assert damage.path.startswith("offgrid/")
+    ingest(scope(tmp_path / "home", tmp_path / "mirror", "BTC", as_of="2018-03-01"))
+    assert not list(verify(tmp_path / "home"))
