@@ -24,7 +24,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from benchmarks._mirror import serve
 from benchmarks._paired import main
 from schemas.identity import COINS, symbol_of
 from tasks.market import simulator
@@ -67,13 +66,13 @@ class Files:
 
     root: Path
 
-    def keys(self, prefix: str) -> list[tuple[str, str, int]]:  # noqa: D102 - as `_mirror.serve` asks
+    def keys(self, prefix: str) -> list[tuple[str, str, int]]:  # noqa: D102 - of `simulator.SimulatedMirror`
         return [
             (str(path.relative_to(self.root)), f"{path.stat().st_size:032x}", path.stat().st_size)
             for path in sorted((self.root / prefix).glob("*"))
         ]
 
-    def read(self, key: str) -> bytes | None:  # noqa: D102 - as `_mirror.serve` asks
+    def read(self, key: str) -> bytes | None:  # noqa: D102 - of `simulator.SimulatedMirror`
         path = self.root / key
         return path.read_bytes() if path.is_file() else None
 
@@ -85,7 +84,7 @@ def _serve(root: Path, latency: float, port: Connection) -> None:
         time.sleep(latency if hasattr(handler, "met") else 3 * latency)
         handler.met = True
 
-    with serve(Files(root), delay) as url:
+    with simulator.serve(Files(root), delay) as url:
         port.send(url)
         port.poll(None)  # until the benchmark ends
 

@@ -1,4 +1,4 @@
-"""A folder of published files as a mirror that `benchmarks._mirror.serve` can serve, and REST beside it."""
+"""A folder of published files as a mirror that `tasks.market.simulator.serve` can serve, and REST beside it."""
 
 import hashlib
 import json
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import polars as pl
 
-from tasks.market.simulator import SimulatedSource, to_csv
+from tasks.market.simulator import to_csv
 
 
 class FolderMirror:
@@ -25,18 +25,6 @@ class FolderMirror:
         """Return a file's bytes."""
         path = self.root / key
         return path.read_bytes() if path.is_file() and ".." not in key else None
-
-
-class SimulatedMirror(SimulatedSource):
-    """The simulator's files."""
-
-    def keys(self, prefix: str) -> list[tuple[str, str, int]]:
-        """Return the files of a series' folder."""
-        return [(file.key, file.etag, file.size) for file in self.files(prefix)]
-
-    def read(self, key: str) -> bytes | None:
-        """Return a file's bytes; there is no REST."""
-        return self.get(key) if key.startswith("data/") else None
 
 
 def _md5(path: Path) -> str:

@@ -94,9 +94,9 @@ def _note_use(run: "Run", series: SeriesId, used: list[str], what: str) -> None:
         run.notes.append(f"{series} {month}: used {count} {what}")
 
 
-PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines"}
+PATHS = {"spot": "api/v3/klines", "um": "fapi/v1/klines", "cm": "dapi/v1/klines", "sim": "api/v3/klines"}
 # candles per page; a day of minutes fits one page of futures
-_PAGE = {"spot": 1000, "um": 1500, "cm": 1500}
+_PAGE = {"spot": 1000, "um": 1500, "cm": 1500, "sim": 1000}
 _MAX_TAIL_DAYS = 40  # of provisional candles; older gaps are filled by files
 
 

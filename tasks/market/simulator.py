@@ -1,7 +1,7 @@
-"""The built-in market simulator: a source with Binance Vision's layout, filled with synthetic candles.
+"""The built-in market simulator: Binance Vision's layout over loopback HTTP, filled with synthetic candles.
 
 `--source sim` needs no network and no data. The default is eight months up to 2025-06-01; `--since` and `--as-of` move
-the ends. A file is generated when it is requested.
+the ends. A file is generated when it is requested. Tests and benchmarks serve other files, and faults, the same way.
 
 A month of a symbol depends only on its name and date, so any range can be generated separately and a longer range
 contains the shorter. Volatility clusters (GARCH around a slow daily component), follows the hour of the week, and has
@@ -11,9 +11,16 @@ Student-t shocks; a market factor correlates the coins; there is no drift to dis
 import hashlib
 import io
 import math
+import threading
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 import numpy as np
 import polars as pl
@@ -30,9 +37,11 @@ from tasks.market.layout import (
     days,
     grid_of,
     listed_file,
+    listing_prefix,
     month_of,
     months,
     period_bounds,
+    source_file,
     to_us,
 )
 
@@ -170,44 +179,49 @@ SYMBOLS = (*(symbol_of(coin) for coin in COINS), "BTCUPUSDT", "BTCDOWNUSDT", "US
 
 _INTERVALS = (*(name for name, seconds in INTERVAL_SECONDS.items() if STEP <= seconds * US <= DAY), MONTH)
 
+SERIES = [SeriesId("sim", symbol, interval) for symbol in sorted(SYMBOLS) for interval in sorted(_INTERVALS)]
+"""Every series of the simulator, in the order of a listing."""
+
 UNTIL = datetime(2025, 6, 1, tzinfo=UTC)
 """End of the simulated market unless a run requests another time."""
 
 MONTHS = 8
 
 
-class SimulatedSource:
+class SimulatedMirror:
     """Files that are generated when read.
 
     Complete months before `until` are published as monthly files, complete days of its last month as daily files.
     Symbols are those of `SYMBOLS`; intervals are from 15 minutes to a day, and months.
     """
 
-    name = "the market simulator"
-
     def __init__(self, until: datetime | None = None, since: datetime | None = None) -> None:
         self.end = period_bounds(day_of(to_us(until or UNTIL)))[0]
         self.start = to_us(since) if since else period_bounds(months(0, self.end)[-MONTHS])[0]
-        self.requests, self.notes = 0, list[str]()
 
-    def files(self, prefix: str) -> list[Remote]:
-        """Return the files of a series' folder."""
-        self.requests += 1
-        kind, _, symbol, interval = prefix.split("/")[2:6]
-        if symbol not in SYMBOLS or interval not in _INTERVALS:
+    def keys(self, prefix: str) -> list[tuple[str, str, int]]:
+        """Return key, ETag and size (-1: not listed) of every file whose key begins with a prefix."""
+        return [
+            (key, f"sim1-{key.rsplit('/', 1)[-1]}", -1)
+            for kind in ("daily", "monthly")
+            for series in SERIES
+            if (folder := listing_prefix(series, kind)).startswith(prefix) or prefix.startswith(folder)
+            for key in self._keys(series, kind)
+            if key.startswith(prefix)
+        ]
+
+    def _keys(self, series: SeriesId, kind: str) -> list[str]:
+        if (kind, series.timeframe) == ("daily", MONTH):
             return []
         month = period_bounds(month_of(self.end))[0]
         periods = months(self.start, month) if kind == "monthly" else days(max(month, self.start), self.end)
-        names = (f"{symbol}-{interval}-{period}.zip" for period in periods)
-        return [Remote(prefix + name, f"sim1-{name}") for name in names]
+        keys = [source_file(series, period).key for period in periods]
+        return [name for key in keys for name in (key, f"{key}.CHECKSUM")]
 
-    def folders(self, _prefix: str) -> list[str]:
-        """Return all symbols, which have folders."""
-        return [*SYMBOLS]
-
-    def get(self, key: str, max_bytes: int = 0) -> bytes:
-        """Return a zip or its CHECKSUM."""
-        self.requests += 1
+    def read(self, key: str) -> bytes | None:
+        """Return a zip or its CHECKSUM, None if there is no such file."""
+        if key not in (listed for listed, *_ in self.keys(key)):
+            return None
         zipped = key.removesuffix(".CHECKSUM")
         payload = _zip(zipped)
         return payload if zipped == key else to_checksum(zipped.rsplit("/", 1)[-1], payload)
@@ -221,6 +235,9 @@ def _zip(key: str) -> bytes:
     start, end = file.bounds
     frame = candles(symbol, grid_of(interval).end(start) - start, start, end)
     return to_zip(file.member, to_csv(frame, interval), level=1)
+
+
+PAGE = 1000  # keys on one page of S3's listing
 
 
 def to_csv(frame: pl.DataFrame, interval: str, decimals: int | None = 8) -> bytes:
@@ -254,3 +271,83 @@ def to_zip(name: str, csv: bytes, level: int = 6) -> bytes:
 def to_checksum(name: str, payload: bytes) -> bytes:
     """Return the contents of a CHECKSUM file."""
     return f"{hashlib.sha256(payload).hexdigest()}  {name}".encode()
+
+
+def listing_page(entries: list[tuple[str, str, int]], query: dict[str, str]) -> bytes:
+    """Return a page of S3's listing of `entries` under the query's `prefix` and after its `marker`."""
+    prefix, marker, delimiter = query["prefix"], query.get("marker", ""), query.get("delimiter", "")
+    contents, folders = [], []
+    for key, etag, size in entries:
+        rest = key.removeprefix(prefix)
+        if delimiter and delimiter in rest:
+            folders.append(prefix + rest.split(delimiter)[0] + delimiter)
+        else:
+            shown = f"<Size>{size}</Size>" if size >= 0 else ""
+            contents.append((key, f"<Key>{escape(key)}</Key><ETag>&quot;{etag}&quot;</ETag>{shown}"))
+    after = [item for item in contents if item[0] > marker]
+    page, more = after[:PAGE], len(after) > PAGE
+    body = "".join(f"<Contents>{text}</Contents>" for _, text in page)
+    body += "".join(
+        f"<CommonPrefixes><Prefix>{escape(f)}</Prefix></CommonPrefixes>"
+        for f in dict.fromkeys(folders)
+        if f > marker
+    )
+    return (
+        '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+        f"<Prefix>{escape(prefix)}</Prefix><IsTruncated>{str(more).lower()}</IsTruncated>"
+        + (f"<NextMarker>{escape(page[-1][0])}</NextMarker>" if more else "")
+        + f"{body}</ListBucketResult>"
+    ).encode()
+
+
+Hook = Callable[[BaseHTTPRequestHandler, str, dict[str, str]], Any]
+"""May respond to a request for a key with a query: status, headers and body, or True if it wrote to the socket.
+
+None passes the request to the mirror.
+"""
+
+
+@contextmanager
+def serve(mirror: Any, hook: Hook | None = None, lists: bool = True) -> Iterator[str]:
+    """Serve a mirror (`keys` and `read` as of `SimulatedMirror`) on a free loopback port and yield its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = 1 << 16  # headers and body in one packet
+
+        def do_GET(self) -> None:
+            parts = urlsplit(self.path)
+            key = unquote(parts.path).lstrip("/")
+            query = {k: v[-1] for k, v in parse_qs(parts.query).items()}
+            answer = hook(self, key, query) if hook else None
+            if answer is True:
+                return
+            if not answer and not key and "prefix" in query and lists:
+                answer = 200, {}, listing_page(mirror.keys(query["prefix"]), query)
+            elif not answer:
+                content = mirror.read(key) if key else None
+                answer = (404, {}, b"<Error/>") if content is None else (200, {}, content)
+            status, headers, body = answer
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(body))} | headers).items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Log nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -12,7 +12,7 @@ import xml.etree.ElementTree as ET
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from schemas.errors import UsageError
 from schemas.identity import MARKET_FOLDERS, MONTH, OWN, SIM, SYMBOL, SeriesId
 from schemas.scope import Scope
 from schemas.tables import is_table
+from tasks.market import simulator
 from tasks.market.client import (
     BINANCE,
     BINANCE_BUCKET,
@@ -44,7 +45,6 @@ from tasks.market.layout import (
     period_bounds,
     source_file,
 )
-from tasks.market.simulator import SimulatedSource
 from tasks.market.tables import TableSource
 
 
@@ -94,7 +94,7 @@ class FolderSource:
         return [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
 
 
-Source = HttpSource | FolderSource | TableSource | SimulatedSource
+Source = HttpSource | FolderSource | TableSource
 
 
 def check_source(scope: Scope) -> None:
@@ -113,20 +113,28 @@ def open_source(scope: Scope, limits: Limits | None = None) -> Iterator[Source]:
     Offline, opens the store itself, from which nothing is fetched.
     """
     check_source(scope)
-    source = scope.source or ""
+    source, limits = scope.source or "", limits or Limits()
     if scope.offline:
         yield FolderSource(scope.root)
-    elif scope.market == OWN:
+        return
+    if scope.market == OWN:
         yield TableSource(Path(source), ",".join(scope.symbols) or "all")
-    elif scope.market == SIM:
-        yield SimulatedSource(scope.as_of, scope.since)
-    elif source and "://" not in source:
+        return
+    if source and scope.market != SIM and "://" not in source:
         yield FolderSource(Path(source))
-    else:
-        hosts = (source, "", "") if source else (BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market])
-        name = "" if source else "Binance Vision"
-        with closing(HttpSource(*hosts, limits=limits or Limits(), name=name)) as opened:
-            yield opened
+        return
+    with ExitStack() as stack:
+        if scope.market == SIM:
+            market = simulator.SimulatedMirror(scope.as_of, scope.since)
+            url = stack.enter_context(simulator.serve(market))
+            opened = HttpSource(url, limits=limits, name="the market simulator")
+        elif source:
+            opened = HttpSource(source, limits=limits)
+        else:
+            hosts = BINANCE, BINANCE_BUCKET, BINANCE_REST[scope.market]
+            opened = HttpSource(*hosts, limits=limits, name="Binance Vision")
+        stack.callback(opened.close)
+        yield opened
 
 
 _FIRST_MONTH = period_bounds("2017-08")[0]  # Binance's
@@ -153,9 +161,9 @@ class Catalogue:
             files = self.source.files(series) if kind == "monthly" else []
         else:
             remotes = (
-                self._listed(self.source, series, kind, start, end)
-                if isinstance(self.source, HttpSource)
-                else self.source.files(prefix)
+                self.source.files(prefix)
+                if isinstance(self.source, FolderSource)
+                else self._listed(self.source, series, kind, start, end)
             )
             files = [file for remote in remotes if (file := listed_file(series, remote))]
         by_period = {f.period: f for f in files if f.bounds[0] < end and f.bounds[1] > start}
@@ -172,11 +180,11 @@ class Catalogue:
         names: set[str] = set()
         for kind in ("monthly", "daily"):
             prefix = f"data/{MARKET_FOLDERS[market]}/{kind}/klines/"
-            if isinstance(self.source, HttpSource):
+            if isinstance(self.source, FolderSource):
+                names |= set(self.source.folders(prefix))
+            elif isinstance(self.source, HttpSource):
                 pages = _pages(self.source, {"prefix": prefix})
                 names |= {folder.removeprefix(prefix).strip("/") for page in pages for folder in page.folders}
-            elif not isinstance(self.source, TableSource):
-                names |= set(self.source.folders(prefix))
         return sorted(name for name in names if SYMBOL.fullmatch(name))
 
     def _listed(self, source: HttpSource, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
@@ -338,7 +346,7 @@ def _cap(file: SourceFile) -> int:
     return max(MAX_CSV, file.rows * _MAX_ROW)
 
 
-def _published_sha(source: HttpSource | FolderSource | SimulatedSource, file: SourceFile) -> str | None:
+def _published_sha(source: HttpSource | FolderSource, file: SourceFile) -> str | None:
     """Return the sha256 of the CHECKSUM file, None if none is published.
 
     Of several lines the line with the file's name is used; a lone hash is taken as the file's.

@@ -17,11 +17,10 @@ import mlflow
 import polars as pl
 import pytest
 from fake_hub import TOKEN, fake_hub
-from folder_mirror import SimulatedMirror
 from snippets import EXECUTED, ROOT, blocks
 
-from benchmarks._mirror import serve
 from schemas.identity import SeriesId
+from tasks.market import simulator
 from tasks.market.klines import read_klines
 
 BY_PAGE: dict[str, list] = {}
@@ -70,8 +69,8 @@ def place(tmp_path_factory):
     """A reader's folder with champions of BTC and ETH, published, and candles in files; and the Hub's variables."""
     folder = tmp_path_factory.mktemp("reader")
     until = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    market = SimulatedMirror(until, until - timedelta(days=150))
-    with serve(market) as url, fake_hub() as hub, pytest.MonkeyPatch.context() as patch:
+    market = simulator.SimulatedMirror(until, until - timedelta(days=150))
+    with simulator.serve(market) as url, fake_hub() as hub, pytest.MonkeyPatch.context() as patch:
         of_hub = {"HF_ENDPOINT": hub.url, "HF_TOKEN": TOKEN, "HF_HOME": str(folder / "hf")}
         kept = {
             name: value

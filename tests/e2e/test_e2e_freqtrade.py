@@ -18,11 +18,11 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from benchmarks._mirror import serve
 from cpbmodels import load
 from cpbmodels.freqtrade import add_forecasts
 from schemas.identity import SeriesId
 from tasks.market.klines import read_klines
+from tasks.market.simulator import serve
 
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("CPB_FREQTRADE_PYTHON") or ROOT / ".venv-freqtrade/bin/python")

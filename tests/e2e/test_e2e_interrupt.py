@@ -12,7 +12,7 @@ import pytest
 from folder_mirror import FolderMirror
 from terminal import Terminal
 
-from benchmarks._mirror import serve
+from tasks.market.simulator import serve
 from tasks.running.parallel import usable_cores
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -12,9 +12,8 @@ import pytest
 from folder_mirror import FolderMirror, rest_of
 from mlflow.tracking import MlflowClient
 
-from benchmarks._mirror import serve
 from schemas.identity import INTERVAL_SECONDS
-from tasks.market.simulator import quarter_hours, to_checksum, to_csv, to_zip
+from tasks.market.simulator import quarter_hours, serve, to_checksum, to_csv, to_zip
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

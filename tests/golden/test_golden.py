@@ -22,7 +22,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from values import board_items, decision_items, differences, fleet_items, forecast_items, machine
 
-from tasks.market.simulator import SimulatedSource
+from tasks.market.simulator import SimulatedMirror
 
 HERE = Path(__file__).parent
 MARKET = HERE.parents[1] / "../shared/market"
@@ -95,14 +95,13 @@ def demo(tmp_path_factory, forking):
 @pytest.fixture(scope="module")
 def mirror(tmp_path_factory, forking):
     runs = Runs(tmp_path_factory.mktemp("mirror"), forking)
-    source = SimulatedSource(datetime(2025, 6, 1, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC))
+    source = SimulatedMirror(datetime(2025, 6, 1, tzinfo=UTC), datetime(2025, 1, 1, tzinfo=UTC))
     for symbol in ("BTCUSDT", "ETHUSDT"):
         for interval in ("15m", "1h"):
-            for file in source.files(f"data/spot/monthly/klines/{symbol}/{interval}/"):
-                path = runs.folder / "files" / file.key
+            for key, _, _ in source.keys(f"data/spot/monthly/klines/{symbol}/{interval}/"):
+                path = runs.folder / "files" / key
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(source.get(file.key))
-                path.with_name(f"{path.name}.CHECKSUM").write_bytes(source.get(f"{file.key}.CHECKSUM"))
+                path.write_bytes(source.read(key))
     asked = ("train-all", "--source", "files", "--as-of", "2025-06-01")
     runs.add("smoke", *asked, *COINS, "--preset", "smoke")
     runs.add("default", *asked, *COINS, "--preset", "default", "--set", "epochs=3")

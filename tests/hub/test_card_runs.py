@@ -14,9 +14,9 @@ import pytest
 from folder_mirror import FolderMirror
 from hub_models import REPO, candles, publish_models, trained
 
-from benchmarks._mirror import serve
 from cpbmodels import Series, load
 from schemas.identity import INTERVAL_SECONDS
+from tasks.market import simulator
 from tasks.storage.wheel import light_wheel
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def binance(tmp_path):
         given.append(newest_candles(key, query))
         return 200, {}, json.dumps(given[-1]).encode()
 
-    with serve(FolderMirror(tmp_path), hook) as url:
+    with simulator.serve(FolderMirror(tmp_path), hook) as url:
         yield url, given
 
 

@@ -6,12 +6,12 @@ import pytest
 from folder_mirror import FolderMirror
 from market_tools import build, key, put
 
-from benchmarks._mirror import serve
 from flows import cli
 from schemas.errors import CpbError, UsageError
 from schemas.identity import is_coin_pair
 from schemas.run import RunSpec
 from schemas.scope import ScopeSpec
+from tasks.market import simulator
 from tasks.market.ingest import with_listed_pairs
 from tasks.market.layout import source_file
 
@@ -93,7 +93,7 @@ def test_a_specification_gets_its_pairs_once_and_keeps_what_else_was_asked(tmp_p
 
 def test_a_source_without_a_listing_is_one_sentence(tmp_path):
     with (
-        serve(FolderMirror(tmp_path), lists=False) as url,
+        simulator.serve(FolderMirror(tmp_path), lists=False) as url,
         pytest.raises(CpbError, match="name the coins") as error,
     ):
         with_listed_pairs(ScopeSpec(coins="exchange", source=url.replace("://", "://user:secret@")), print)

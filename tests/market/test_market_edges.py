@@ -7,9 +7,9 @@ import pytest
 from folder_mirror import FolderMirror
 from market_tools import FAST, build, csv_of, key, lines, put, scope
 
-from benchmarks._mirror import serve
 from schemas.errors import CpbError
 from schemas.frames import KLINES
+from tasks.market import simulator
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
@@ -19,7 +19,7 @@ MONTHS = ("2024-01", "2024-02", "2024-03")
 
 
 def run(tmp_path, lists=True, coins="BTC", **options):
-    with serve(FolderMirror(tmp_path / "mirror"), lists=lists) as url:
+    with simulator.serve(FolderMirror(tmp_path / "mirror"), lists=lists) as url:
         return ingest(scope(tmp_path / "home", url, coins, **options), limits=FAST)
 
 

@@ -22,7 +22,6 @@ from market_tools import (
     stored,
 )
 
-from benchmarks._mirror import serve
 from cpbmodels.data.columns import PRICES
 from tasks.market import simulator
 from tasks.market.ingest import ingest
@@ -37,7 +36,7 @@ NAME = "BTCUSDT-1h-2024-02.zip"
 def served(tmp_path, hook=None, **options):
     """Ingest tmp_path/mirror over loopback HTTP."""
     limits = IMPATIENT if "trickle" in getattr(hook, "fault", "") else FAST
-    with serve(FolderMirror(tmp_path / "mirror"), hook) as url:
+    with simulator.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
         return ingest(scope(tmp_path / "home", url, **options), limits=limits)
 
 

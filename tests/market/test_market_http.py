@@ -11,8 +11,8 @@ import pytest
 from folder_mirror import FolderMirror
 from market_tools import FAST, Flood, build, key, scope
 
-from benchmarks._mirror import serve
 from schemas.errors import CpbError
+from tasks.market import simulator
 from tasks.market.client import HttpSource, SourceFault, Unreachable
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file
@@ -70,7 +70,7 @@ def proxy(target):
 @pytest.fixture
 def market(tmp_path):
     build(tmp_path / "mirror", ["BTCUSDT"])
-    with serve(FolderMirror(tmp_path / "mirror")) as url:
+    with simulator.serve(FolderMirror(tmp_path / "mirror")) as url:
         yield url
 
 
@@ -123,7 +123,7 @@ def test_credentials_are_sent_and_never_shown_or_stored(tmp_path, caplog):
         return None if asked[-1] else (401, {}, b"who are you?")
 
     home = tmp_path / "home"
-    with serve(FolderMirror(tmp_path / "mirror"), hook) as url:
+    with simulator.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
         report = ingest(scope(home, with_credentials(url), "BTC"), limits=FAST)
         assert report.source == url
     assert report.series[0].rows == 62 * 24
@@ -145,14 +145,14 @@ def test_a_redirect_to_another_host_gets_neither_credentials_nor_a_request(tmp_p
     def thief(handler, name, query):
         seen.append(dict(handler.headers))
 
-    with serve(FolderMirror(tmp_path / "mirror"), thief) as other:
+    with simulator.serve(FolderMirror(tmp_path / "mirror"), thief) as other:
 
         def hook(handler, name, query):
             if name == FEBRUARY.key:
                 return 302, {"Location": f"{other}/{name}", "Set-Cookie": "id=1"}, b""
             return None
 
-        with serve(FolderMirror(tmp_path / "mirror"), hook) as url:
+        with simulator.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
             report = ingest(scope(tmp_path / "home", with_credentials(url), "BTC"), limits=FAST)
     assert seen == []
     assert any("redirected to" in note and "name it as the source" in note for note in report.notes)
@@ -171,7 +171,7 @@ def test_credentials_are_for_their_host(tmp_path, monkeypatch, kept_in):
         (tmp_path / ".netrc").write_text(f"machine 127.0.0.1 login me password {SECRET}\n")
         (tmp_path / ".netrc").chmod(0o600)
         monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
-    with serve(FolderMirror(tmp_path), hook) as url:
+    with simulator.serve(FolderMirror(tmp_path), hook) as url:
         base = with_credentials(url) if kept_in == "URL" else url
         source = HttpSource(base, rest=url.replace("127.0.0.1", "localhost"), limits=FAST)
         assert source.get("x") == b"[]"
@@ -182,7 +182,7 @@ def test_credentials_are_for_their_host(tmp_path, monkeypatch, kept_in):
 def test_the_body_of_a_redirect_is_not_read(tmp_path):
     flood = Flood("x", b"HTTP/1.1 302 Found\r\nLocation: /y\r\n\r\n")
     with (
-        serve(FolderMirror(tmp_path), flood) as url,
+        simulator.serve(FolderMirror(tmp_path), flood) as url,
         pytest.raises(SourceFault, match="redirected to /y"),
     ):
         HttpSource(url, limits=FAST).get("x")
@@ -190,7 +190,7 @@ def test_the_body_of_a_redirect_is_not_read(tmp_path):
 
 
 def test_a_server_that_asks_for_an_hour_is_given_up(tmp_path):
-    with serve(FolderMirror(tmp_path), lambda *_: (503, {"Retry-After": "3600"}, b"")) as url:
+    with simulator.serve(FolderMirror(tmp_path), lambda *_: (503, {"Retry-After": "3600"}, b"")) as url:
         source = HttpSource(url, limits=FAST)
         with pytest.raises(Unreachable, match="server asked to wait 3600 s"):
             source.get("x")

@@ -8,8 +8,8 @@ import pytest
 from folder_mirror import FolderMirror, rest_of
 from market_tools import FAST, build, csv_of, frame, key, lines, put, scope
 
-from benchmarks._mirror import serve
 from schemas.errors import CpbError, MemberError
+from tasks.market import simulator
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import source_file
@@ -135,7 +135,7 @@ def test_any_market(tmp_path):
 def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
     root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
     april = frame(source_file(key(), "2024-04"))
-    with serve(FolderMirror(root), rest_of(april)) as url:
+    with simulator.serve(FolderMirror(root), rest_of(april)) as url:
         report = ingest(scope(home, url, coins="BTC", as_of="2024-04-02T05:30"), tail=True, limits=FAST)
     assert report.series[0].provisional == 29
     assert report.series[0].last == "2024-03-31T23:00:00Z"
@@ -152,7 +152,7 @@ def test_the_tail_is_provisional_and_holds_no_unfinished_candle(tmp_path):
 def test_an_archive_that_lacks_candles_of_the_tail_decides_for_its_own_days(tmp_path):
     root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
     april = frame(source_file(key(), "2024-04"))
-    with serve(FolderMirror(root), rest_of(april)) as url:
+    with simulator.serve(FolderMirror(root), rest_of(april)) as url:
         ingest(scope(home, url, coins="BTC", as_of="2024-04-02T05:30"), tail=True, limits=FAST)
     day = source_file(key(), "2024-04-01")
     put(root, day, csv_of(day, frame(day).filter(~pl.col("open_time").dt.hour().is_in([10, 11]))))

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from market_tools import FAST, csv_of, key, put, scope, stored
 
-from benchmarks._mirror import serve
 from schemas.errors import UsageError
 from schemas.identity import INTERVAL_SECONDS, MONTH
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
+from tasks.market import simulator
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 from tasks.market.layout import grid_of, months, period_bounds, source_file, to_us, whole_candles
@@ -41,7 +41,7 @@ def market(tmp_path):
             asked[kind] += 1
             return hook(name, query) if hook else None
 
-        with serve(FolderMirror(tmp_path / "mirror"), count) as url:
+        with simulator.serve(FolderMirror(tmp_path / "mirror"), count) as url:
             made = scope(tmp_path / "home", url, "BTC", MONTH, as_of, **options)
             return ingest(made, limits=FAST, tail=tail), asked
 

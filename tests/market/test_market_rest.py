@@ -7,7 +7,7 @@ import pytest
 from folder_mirror import FolderMirror
 from market_tools import FAST, build, csv_of, key, lines, put, scope
 
-from benchmarks._mirror import serve
+from tasks.market import simulator
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file
 
@@ -34,7 +34,7 @@ def asked(tmp_path):
             count["rest" if name.startswith("api") else "zip" if name.endswith(".zip") else "other"] += 1
             return answer(query) if name.startswith("api") else None
 
-        with serve(FolderMirror(tmp_path / "mirror"), hook) as url:
+        with simulator.serve(FolderMirror(tmp_path / "mirror"), hook) as url:
             report = ingest(
                 scope(tmp_path / "home", url, "BTC", **options), limits=FAST, tail="as_of" in options
             )

@@ -13,10 +13,9 @@ import pytest
 from folder_mirror import FolderMirror
 from market_tools import FAST, Flood, build, key, put, scope
 
-from benchmarks import _mirror
-from benchmarks._mirror import listing_page, serve
 from schemas.errors import CpbError
 from schemas.scope import IngestSpec
+from tasks.market import simulator
 from tasks.market.client import HttpSource
 from tasks.market.ingest import ingest, with_listed_pairs
 from tasks.market.klines import read_klines
@@ -33,7 +32,7 @@ def market(tmp_path):
     root = build(tmp_path / "mirror", symbols=("BTCUSDT",))
 
     def served(hook=None, lists=True, **options):
-        with serve(FolderMirror(root), hook, lists) as url:
+        with simulator.serve(FolderMirror(root), hook, lists) as url:
             scoped = scope(tmp_path / "home", url, "BTC", since="2024-01", **options)
             return ingest(scoped, limits=FAST)
 
@@ -51,7 +50,7 @@ def listing(market, change):
         if name or "prefix" not in query:
             return None
         entries = market.folder.keys(query["prefix"])
-        page = listing_page(entries, query)
+        page = simulator.listing_page(entries, query)
         answer = change(page.decode(), query)
         return answer if isinstance(answer, tuple) else (200, {}, answer.encode())
 
@@ -81,12 +80,12 @@ def test_a_listing_is_read_whatever_its_dialect(market, shape):
 
 @pytest.mark.parametrize("broken", ["forbidden", "half", "the first page again"])
 def test_a_listing_that_breaks_off_is_named_and_stores_nothing(market, monkeypatch, broken):
-    monkeypatch.setattr(_mirror, "PAGE", 2)
+    monkeypatch.setattr(simulator, "PAGE", 2)
 
     def change(xml, query):
         if "2024-01.zip" not in query.get("marker", ""):
             return xml
-        again = listing_page(market.folder.keys(query["prefix"]), query | {"marker": ""}).decode()
+        again = simulator.listing_page(market.folder.keys(query["prefix"]), query | {"marker": ""}).decode()
         return {"forbidden": (403, {}, b"no"), "half": xml[: len(xml) // 2]}.get(broken, again)
 
     report = market.served(listing(market, change))
@@ -99,7 +98,7 @@ def test_names_are_probed_where_only_the_listings_host_is_blocked(market):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         blocked = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with serve(market.folder, lists=False) as url:
+    with simulator.serve(market.folder, lists=False) as url:
         catalogue = Catalogue(HttpSource(url, listing=blocked, limits=FAST))
         files = catalogue.files(key(), "monthly", *period_bounds("2024-02"))
     assert [file.period for file in files] == ["2024-02"]
@@ -138,7 +137,7 @@ def test_every_pair_is_listed_over_many_pages_without_a_marker(tmp_path, monkeyp
         xml = f"<ListBucketResult><IsTruncated>{more}</IsTruncated>{body}</ListBucketResult>"
         return 200, {}, xml.encode()
 
-    with serve(FolderMirror(tmp_path), hook) as url:
+    with simulator.serve(FolderMirror(tmp_path), hook) as url:
         assert listed(url) == sorted(pairs)
     assert listed(str(tmp_path)) == sorted(pairs)
 
@@ -149,7 +148,7 @@ def test_a_listing_cannot_name_a_folder_outside_the_store(tmp_path):
         return 200, {}, f"<ListBucketResult>{evil}</ListBucketResult>".encode()
 
     with (
-        serve(FolderMirror(tmp_path), hook) as url,
+        simulator.serve(FolderMirror(tmp_path), hook) as url,
         pytest.raises(CpbError, match="no pair of a coin"),
     ):
         listed(url)
