@@ -67,9 +67,7 @@ def fetch(repo: str, model: str, revision: str | None = None) -> Path:
     place = revision
     with _explained(repo, revision, model):
         for name in (CONFIG, WEIGHTS):
-            path = client.hf_hub_download(
-                repo, f"{model}/{name}", revision=place, endpoint=_endpoint()
-            )
+            path = client.hf_hub_download(repo, f"{model}/{name}", revision=place, endpoint=_endpoint())
             place = commit_of(Path(path).parent)  # should someone publish meanwhile, both are of one commit
     return Path(path).parent
 

@@ -67,11 +67,11 @@ from tasks.tracking.tags import (
 from tasks.tracking.wandb import check_installed, is_wanted, mirror
 from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
-from tasks.training.shard import ShardsInUse, is_training, progress_so_far, shard_folder
+from tasks.training.shard import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
 
-Earlier = Literal["use", "expect", "forget"]
+Earlier = Literal["use", "expect", "forget"] | Checkpoint
 """How to use earlier training of the same command: continue it (`use`), continue it and report if there is none
-(`expect`), or discard it (`forget`)."""
+(`expect`), discard it (`forget`), or discard it and start from a checkpoint at any path."""
 
 
 @dataclass
@@ -218,6 +218,8 @@ def _run(
             summary.add(judgement.failures, say)
         for sentence in summary.warnings:
             say(sentence)
+        if isinstance(earlier, Checkpoint) and not any(shard.members for shard in results[0]):
+            earlier.take_out_of(shard_folder(root, planned.fleets[0].shards[0]))
         summary.members = sum(len(fleet.judgements) for fleet in judged)
         if not summary.members:
             raise CpbError(
@@ -234,10 +236,12 @@ def _run(
 def _begun_before(root: Path, fleets: Sequence[FleetPlan], earlier: Earlier, say: Say) -> dict[str, str]:
     """Apply `earlier` to each shard's folder; return the progress from before, by the shard's key."""
     folders = {job_key(shard): shard_folder(root, shard) for fleet in fleets for shard in fleet.shards}
-    if earlier == "forget":
+    if earlier not in ("use", "expect"):
         for folder in folders.values():
             if not is_training(folder):  # another process is training it now: keep it
                 shutil.rmtree(folder, ignore_errors=True)
+    if isinstance(earlier, Checkpoint):
+        earlier.put_into(shard_folder(root, fleets[0].shards[0]))
     before = {key: progress_so_far(folder) for key, folder in folders.items()}
     if earlier == "expect" and not any(before.values()):
         say("nothing to resume: no such training on these candles has begun; starting from scratch")

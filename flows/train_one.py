@@ -1,35 +1,33 @@
 """`cpb train`: a single series and architecture, through the steps of the main job up to the scores."""
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 from flows.runner import Runner, Say
 from flows.train_all import Earlier, mirror_to_wandb, run_training
-from schemas.errors import CpbError, UsageError, count
+from schemas.errors import CpbError, count
 from schemas.handover import Judgement, ShardResult
 from schemas.identity import SIM
 from schemas.run import RunSpec
 from tasks.storage.files import public_url
 from tasks.tracking.runs import finish
 from tasks.tracking.tags import COMPLETE, PARTIAL
-
-LATEST = ("latest", "models/checkpoint-latest.pt")
-"""Values of `--resume`, which continues the same command's earlier training."""
+from tasks.training.shard import LATEST, Checkpoint
 
 
 def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
     """Train and judge the only member of the spec; return the object that `cpb train --json` prints.
 
     Args:
-        resume: one of `LATEST`; None: start anew.
+        resume: `latest`: continue the same command's earlier training; a path: start from this checkpoint, or from a
+            shard's newest checkpoint.
 
     Raises:
-        UsageError: `resume` has another value.
+        UsageError: the path holds no checkpoint.
         CpbError: the member failed.
     """
-    if resume not in (None, *LATEST):
-        raise UsageError(f"resume {resume!r} is unknown: give latest", code="resume")
-    earlier: Earlier = "expect" if resume else "forget"
+    earlier: Earlier = "expect" if resume in LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
     training = run_training(spec, Runner(), say, earlier=earlier, name="train")
     for failure in (f for f in training.summary.failures if f.model):
         raise CpbError(failure.reason, code=failure.code)

@@ -95,8 +95,9 @@ def train(
         str | None,
         typer.Option(
             "--resume",
-            metavar="latest",
-            help="latest (or models/checkpoint-latest.pt): from the same command's last checkpoint",
+            metavar="latest|PATH",
+            help="latest (or models/checkpoint-latest.pt): from the same command's last checkpoint; PATH: from a "
+            "checkpoint or fleet's folder",
         ),
     ] = None,
     json: Json = False,

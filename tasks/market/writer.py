@@ -158,7 +158,7 @@ class Writing:
         if parts:
             sync(self.series.folder(self.home, "klines"))
         for month, part in split_months(with_stored_columns(self.checked.off_grid)):
-            write_parquet(self.series.folder(self.home, "offgrid") / f"{month}.parquet", part, {})
+            write_parquet(self.series.folder(self.home, "offgrid") / f"{month}.parquet", part)
         faulty = [item for item in self.batch if item.fault]
         self.notes += [f"{item.file}: {item.fault}" for item in faulty]
         records = [self._faulty_record(item) for item in faulty]

@@ -2,6 +2,8 @@
 
 ROOT is `HOME`, or `HOME/sim`, `HOME/own` for markets other than Binance's (`Scope.root`).
 
+Also resuming from a given checkpoint: another machine's, a backup's, or an earlier epoch's.
+
 Also which shards stay on disk: otherwise about 10 MB per architecture and run would accumulate every night. Champions'
 files are in MLflow's artifacts. A shard's folder is used by its own run, by the same command repeated (as after
 a kill), and by users who were given its model folder: so the last few shards of each kind are kept.
@@ -11,13 +13,14 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from schemas.errors import BusyError, CpbError, DamagedError, log
+from schemas.errors import BusyError, CpbError, DamagedError, UsageError, log
 from schemas.handover import ShardJob, ShardResult
 from schemas.identity import APART
-from tasks.storage.files import delete_files
+from tasks.storage.files import delete_files, write_bytes
 from tasks.storage.locks import acquire, is_locked, locked, open_lock
 from tasks.storage.model_folder import FILES, trained_file_damage
 from tasks.storage.records import find_record, read_record, write_record
@@ -28,12 +31,15 @@ EPOCHS = "epochs.jsonl"
 """Of a shard in training: the cost of each epoch, a line per report (`progress.py`)."""
 CHECKPOINTS = "checkpoints"
 """Folder of a shard in training: a checkpoint per epoch, in a folder per fleet that trains separately."""
+LATEST = ("latest", "models/checkpoint-latest.pt")
+"""The value of `--resume` that continues from the same command's own checkpoints."""
 MAX_SHARDS_PER_KIND = 3
 """Shards kept per kind (architecture, preset and members): the most recently used."""
 MAX_UNUSED_DAYS = 90
 """Days without use after which all shards of a kind are removed: the kinds change with every newly listed coin."""
 
 _KEY = re.compile(r"[0-9a-f]{16}")
+_CHECKPOINT = re.compile(r"epoch-[0-9]{6}-[0-9a-f]{8}\.safetensors")
 _MEMBER_FILE = re.compile(
     rf"model/({'|'.join(map(re.escape, FILES))})|(validation|test|score-[0-9a-f]+)\.npz"
 )
@@ -115,6 +121,54 @@ def member_folder(folder: Path, name: str) -> Path:
     if not path.is_dir():
         raise DamagedError(f"{path} is gone; remove {folder} and run the same command again", field=str(path))
     return path
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The newest state of each part of a training, in memory: its folder may be the folder to train in again.
+
+    `files`: by name below a shard's `checkpoints`. The trainer checks whether they match the training: options, seeds
+    and windows must agree.
+    """
+
+    files: Mapping[str, bytes]
+
+    @classmethod
+    def at(cls, path: Path) -> "Checkpoint":
+        """Return the checkpoint in a file, or the newest checkpoint in or below a folder.
+
+        Raises:
+            UsageError: there is no checkpoint, or it cannot be read.
+        """
+        newest: dict[str, Path] = {}
+        for file in [path] if path.is_file() else sorted(path.rglob("epoch-*.safetensors")):
+            if _CHECKPOINT.fullmatch(file.name):
+                # A checkpoint copied elsewhere counts as the first part's.
+                part = file.parent.name if file.parent.name.startswith("fleet-") else "fleet-0000"
+                newest[part] = file
+        if not newest:
+            raise UsageError(
+                f"resume {str(path)!r} is not a checkpoint and holds none: give latest, a file "
+                "fleets/KEY/checkpoints/…/epoch-….safetensors, or its shard's folder",
+                code="resume",
+            )  # fmt: skip
+        try:
+            return cls({f"{part}/{file.name}": file.read_bytes() for part, file in newest.items()})
+        except OSError as error:
+            message = f"resume: {error.filename} cannot be read ({error.strerror}); choose another"
+            raise UsageError(message, code="resume") from error
+
+    def put_into(self, shard: Path) -> None:
+        """Write it to the folder of checkpoints of the shard in a folder."""
+        for name, content in self.files.items():
+            path = shard / CHECKPOINTS / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_bytes(path, content)
+
+    def take_out_of(self, shard: Path) -> None:
+        """Remove the files of `put_into` after a training failed to resume from them: no later run must use them."""
+        for name in self.files:
+            (shard / CHECKPOINTS / name).unlink(missing_ok=True)
 
 
 class ShardsInUse:

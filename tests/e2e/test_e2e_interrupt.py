@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 import sys
 import time
@@ -14,6 +15,7 @@ from terminal import Terminal
 
 from tasks.market.simulator import serve
 from tasks.running.parallel import usable_cores
+from tasks.training.shard import read_result
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -85,7 +87,7 @@ def test_ctrl_c_while_the_trainer_still_imports(cpb, tmp_path, terminal):
     assert not trainers_in(tmp_path)
 
 
-def test_resume_latest_ends_as_an_undisturbed_training(cpb, tmp_path, terminal):
+def test_resume_from_latest_or_a_path_ends_as_an_undisturbed_training(cpb, tmp_path, terminal):
     short = SHORT.split()
     undisturbed = cpb.json(*short)
     (fleets,) = tmp_path.glob("data/sim/fleets")
@@ -96,18 +98,26 @@ def test_resume_latest_ends_as_an_undisturbed_training(cpb, tmp_path, terminal):
     shown = terminal(*short)  # anew, since no --resume is given
     shown.read_until(checkpoints, 240)
     check_end(shown, shown.press_ctrl_c())
-    assert 0 < int(checkpoints()[-1].name.split("-")[1]) < 40
-    resumed = cpb("--json", *short, "--resume", "latest")
-    assert "from its last checkpoint on" in resumed.stderr
-    for name in (
-        "history",
-        "best_epoch",
-        "best_val_loss",
-        "test_crps_ratio",
-        "test_crps_ratio_low",
-        "epochs_run",
-    ):
-        assert json.loads(resumed.stdout.splitlines()[-1])[name] == undisturbed[name], name
+    epoch = int(checkpoints()[-1].name.split("-")[1])
+    assert 0 < epoch < 40
+    (fleet,) = {file.parents[2] for file in checkpoints()}
+    shutil.copytree(fleet, tmp_path / "copy")
+    latest = cpb(*short, "--resume", "latest", "--json")
+    assert "nothing to resume" not in latest.stderr
+    latest = json.loads(latest.stdout.splitlines()[-1])
+    shutil.rmtree(fleet)
+    resumed = cpb.json(*short, "--resume", tmp_path / "copy")
+    # The folder named by the path holds no costs of its epochs: those that were trained again are told apart by them.
+    first = read_result(fleet).epochs[0]["epoch"]
+    assert epoch < first <= 40
+    for name in ("history", "best_epoch", "best_val_loss", "test_crps_ratio", "epochs_run"):
+        assert resumed[name] == latest[name] == undisturbed[name], name
+
+    (file,) = (tmp_path / "copy").rglob(f"epoch-{epoch:06d}-*.safetensors")
+    other = cpb(*short, "--set", "lr=0.5", "--resume", file)
+    assert other.returncode == 1
+    assert "holds a checkpoint of a different training" in other.stderr
+    assert not checkpoints()
 
 
 def test_ctrl_c_ends_an_ingestion_whose_source_does_not_answer(cpb, tmp_path, terminal):

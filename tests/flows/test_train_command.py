@@ -33,7 +33,7 @@ def end_of(monkeypatch, capsys, *words):
         (
             "BTC 1h --resume newest",
             "resume",
-            "resume 'newest' is unknown: give latest",
+            "resume 'newest' is not a checkpoint and holds none: give latest",
         ),
         ("BTC,ETH 1h", "", "`cpb train` trains one model"),
     ],
@@ -154,3 +154,23 @@ def test_a_member_that_failed_is_the_error(trained, monkeypatch, capsys):
     trained.training.summary.failures = [Failure.of(MODEL, "train", CpbError("loss is NaN", code="diverged"))]
     code, told, _ = end_of(monkeypatch, capsys, "BTC", "1h", "--source", "sim")
     assert (code, told["error"], told["code"]) == (1, "loss is NaN", "diverged")
+
+
+def test_resume_from_a_path_takes_the_newest_checkpoint_of_each_part(trained, monkeypatch, capsys, tmp_path):
+    newest = ("fleet-0000/epoch-000002-00000000", "fleet-0002/epoch-000001-00000003")
+    for name in ("fleet-0000/epoch-000001-00000001", *newest):
+        path = tmp_path / "0123456789abcdef" / "checkpoints" / f"{name}.safetensors"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    end_of(
+        monkeypatch, capsys, "BTC", "1h", "--source", "sim", "--resume", str(tmp_path / "0123456789abcdef")
+    )
+    checkpoint = trained.asked["earlier"]
+    checkpoint.put_into(tmp_path / "new")
+    put = tmp_path / "new" / "checkpoints"
+    assert {str(file.relative_to(put)): file.read_text() for file in put.rglob("*.safetensors")} == {
+        f"{name}.safetensors": name
+        for name in ("fleet-0000/epoch-000002-00000000", "fleet-0002/epoch-000001-00000003")
+    }
+    checkpoint.take_out_of(tmp_path / "new")
+    assert not list(put.rglob("*.safetensors"))
