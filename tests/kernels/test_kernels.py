@@ -17,7 +17,12 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 INTERPRETED = sorted(path.name for path in HERE.glob("check_interpreted_*.py"))
 COMPILED = sorted(path.name for path in HERE.glob("check_compiled*.py"))
-LONG = {"check_interpreted_gradients.py", "check_interpreted_presets.py", *COMPILED}
+LONG = {
+    "check_interpreted_check.py",
+    "check_interpreted_gradients.py",
+    "check_interpreted_presets.py",
+    *COMPILED,
+}
 
 
 @pytest.mark.parametrize(
