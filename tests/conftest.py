@@ -59,6 +59,21 @@ def forking(tmp_path_factory):
         yield folder
 
 
+@pytest.fixture
+def cpb_here(monkeypatch, capsys):
+    """Run `cpb WORDS` in this process; returns its exit code, stdout and stderr."""
+
+    def run(*words):
+        from flows import cli
+
+        monkeypatch.setattr(sys, "argv", ["cpb", *map(str, words)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
 _engines: set = set()
 """SQLAlchemy engines with which this process has connected to a database."""
 _watching: list = []

@@ -170,7 +170,3 @@ def test_the_password_is_for_its_owner_alone_and_kept(deployed):
         if path != file and any(s.encode() in path.read_bytes() for s in (secret, encoded))
     ]
     assert leaked == []
-    before = deployed.password
-    assert deployed.cpb("deploy", "down").returncode == 0
-    deployed.up()
-    assert deployed.password == before

@@ -9,7 +9,6 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from flows import cli
 from flows.cli import app
 from schemas.errors import CpbError
 
@@ -75,14 +74,6 @@ def test_no_option_of_any_command_is_cut_in_80_columns(monkeypatch):
             assert re.search(rf"{option}(?![\w-])", shown), (path, option)
 
 
-def end_of(monkeypatch, capsys, *arguments):
-    """Return the exit code, stdout and stderr of `cpb ARGUMENTS` within this process."""
-    monkeypatch.setattr(sys, "argv", ["cpb", *arguments])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    return end.value.code, *capsys.readouterr()
-
-
 def fail_with(monkeypatch, error):
     """Let `cpb doctor` end in an error."""
 
@@ -92,27 +83,23 @@ def fail_with(monkeypatch, error):
     monkeypatch.setattr("cpbmodels.device.doctor.examine", fail)
 
 
-def test_with_json_an_error_is_the_object_on_the_last_line(monkeypatch, capsys):
-    code, out, err = end_of(monkeypatch, capsys, "ingest", "--coins", ",", "--json")
+def test_with_json_an_error_is_the_object_on_the_last_line(monkeypatch, cpb_here):
+    code, out, err = cpb_here("ingest", "--coins", ",", "--json")
     told = json.loads(out)
     assert told == {"error": err.removeprefix("cpb: ").strip(), "code": "coins", "field": "coins", "exit": 2}
     assert code == 2
-    code, out, err = end_of(monkeypatch, capsys, "ingest", "--coins", ",")
+    code, out, err = cpb_here("ingest", "--coins", ",")
     assert (code, out) == (2, "")
 
 
-@pytest.mark.parametrize(
-    ("error", "remedy"),
-    [
-        (OSError(28, "No space left on device", "data/x.parquet"), "free space on that disk"),
-        (PermissionError(13, "Permission denied", "data/x.parquet"), "check who owns it and its permissions"),
-    ],
-)
-def test_a_full_or_forbidden_disk_is_one_sentence(monkeypatch, capsys, error, remedy):
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device", "data/x.parquet"),
+                                   PermissionError(13, "Permission denied", "data/x.parquet")])  # fmt: skip
+def test_a_full_or_forbidden_disk_is_one_sentence(monkeypatch, cpb_here, error):
     fail_with(monkeypatch, error)
-    code, out, err = end_of(monkeypatch, capsys, "doctor", "--json")
+    code, out, err = cpb_here("doctor", "--json")
     assert code == 1
-    assert err == f"cpb: data/x.parquet: {error.strerror}; {remedy}\n"
+    assert err.startswith(f"cpb: data/x.parquet: {error.strerror}; check ")
+    assert err.count("\n") == 1
     assert json.loads(out) | {"error": ""} == {
         "error": "",
         "code": "system",
@@ -122,7 +109,7 @@ def test_a_full_or_forbidden_disk_is_one_sentence(monkeypatch, capsys, error, re
 
 
 @pytest.mark.parametrize("where", ["in a command", "before it"])
-def test_ctrl_c_says_how_to_go_on_and_exits_130(monkeypatch, capsys, where):
+def test_ctrl_c_says_how_to_go_on_and_exits_130(monkeypatch, cpb_here, where):
     fail_with(monkeypatch, KeyboardInterrupt())
     monkeypatch.setattr("os._exit", sys.exit)  # the real one would end the test's process
     if where == "before it":
@@ -131,7 +118,7 @@ def test_ctrl_c_says_how_to_go_on_and_exits_130(monkeypatch, capsys, where):
             raise KeyboardInterrupt
 
         monkeypatch.setattr(app, "_app", interrupted)
-    code, out, err = end_of(monkeypatch, capsys, "doctor", "--json")
+    code, out, err = cpb_here("doctor", "--json")
     assert (code, err) == (130, "cpb: interrupted; run the same command again to continue\n")
     told = json.loads(out)
     assert (told["code"], told["exit"]) == ("interrupted", 130)
@@ -166,17 +153,17 @@ def test_ctrl_c_while_it_is_loaded_is_one_line_too(module):
         OSError(2, "No such file", "http://me:hunter2@mirror/x"),
     ],
 )
-def test_no_error_shows_credentials(monkeypatch, capsys, error):
+def test_no_error_shows_credentials(monkeypatch, cpb_here, error):
     fail_with(monkeypatch, error)
-    code, out, err = end_of(monkeypatch, capsys, "doctor", "--json")
+    code, out, err = cpb_here("doctor", "--json")
     assert code == 1
     assert "hunter2" not in out + err
     assert "http://mirror" in err
     assert "http://mirror" in out
 
 
-def test_credentials_in_a_wrong_command_line_are_not_shown(monkeypatch, capsys):
-    code, out, err = end_of(monkeypatch, capsys, "ingest", "http://me:hunter2@mirror", "--json")
+def test_credentials_in_a_wrong_command_line_are_not_shown(monkeypatch, cpb_here):
+    code, out, err = cpb_here("ingest", "http://me:hunter2@mirror", "--json")
     assert code == 2
     assert "hunter2" not in out + err
 
@@ -186,8 +173,8 @@ def test_credentials_in_a_wrong_command_line_are_not_shown(monkeypatch, capsys):
     [(["promote", "BTC"], "timeframe"), (["nonsense"], ""), (["serve", "--port", "0"], "port"),
      (["train-all", "--sede", "1"], "--sede")],
 )  # fmt: skip
-def test_a_wrong_command_line_is_an_object_for_programs_too(monkeypatch, capsys, words, field):
-    code, out, err = end_of(monkeypatch, capsys, *words, "--json")
+def test_a_wrong_command_line_is_an_object_for_programs_too(monkeypatch, cpb_here, words, field):
+    code, out, err = cpb_here(*words, "--json")
     assert code == 2
     told = json.loads(out)
     assert (told["code"], told["field"], told["exit"]) == ("usage", field, 2)

@@ -1,12 +1,10 @@
 """What commands hand to the functions that do the work."""
 
 import json
-import sys
 from importlib import import_module
 
 import pytest
 
-from flows import cli
 from flows.runner import Summary
 from schemas.handover import Publication
 from schemas.run import BacktestSpec, RunSpec
@@ -14,27 +12,21 @@ from schemas.scope import ForecastSpec
 
 
 def test_publish_without_a_repository_says_what_was_written_and_what_publishes_it(
-    monkeypatch, capsys, tmp_path
+    monkeypatch, cpb_here, tmp_path
 ):
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
     monkeypatch.setattr("tasks.steps.publish", lambda *given: Publication(place="data/hub"))
-    monkeypatch.setattr(sys, "argv", ["cpb", "publish"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    said = capsys.readouterr().err
-    assert said == "written to data/hub; `cpb publish --repo USER/NAME` publishes it\n"
+    assert cpb_here("publish")[2] == "written to data/hub; `cpb publish --repo USER/NAME` publishes it\n"
 
 
 @pytest.fixture
-def cpb(monkeypatch, capsys, tmp_path):
+def cpb(monkeypatch, cpb_here, tmp_path):
     """Run a command in this process; give its exit code and the last line of stdout as JSON."""
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["cpb", *words, "--json"])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, json.loads(capsys.readouterr().out.splitlines()[-1])
+        code, out, _ = cpb_here(*words, "--json")
+        return code, json.loads(out.splitlines()[-1])
 
     return run
 

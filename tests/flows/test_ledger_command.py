@@ -3,6 +3,7 @@
 import json
 import re
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import numpy as np
 import pytest
@@ -17,19 +18,10 @@ FIRST = datetime(2025, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capfd):
-    """Return a function that runs `cpb ledger` and returns its exit code and what it printed."""
+def run(tmp_path, monkeypatch, cpb_here):
+    """Return a function that runs `cpb ledger` and returns its exit code, stdout and stderr."""
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
-
-    def go(*words):
-        from flows.cli import main
-
-        monkeypatch.setattr("sys.argv", ["cpb", "ledger", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        return ended.value.code, capfd.readouterr()
-
-    return go
+    return partial(cpb_here, "ledger")
 
 
 @pytest.fixture
@@ -42,46 +34,46 @@ def filled(tmp_path):
 
 
 def test_a_misspelt_coin_is_named_and_one_without_forecasts_is_none(run, filled):
-    code, told = run("--coins", "BTC,BTX")
+    code, out, err = run("--coins", "BTC,BTX")
     assert code == 2
-    assert "has nothing of BTXUSDT, only of BTCUSDT; check the name" in told.err
-    code, told = run("--coins", "BTX", "--json")
-    assert (code, json.loads(told.out)["code"]) == (2, "coins")
+    assert "has nothing of BTXUSDT, only of BTCUSDT; check the name" in err
+    code, out, err = run("--coins", "BTX", "--json")
+    assert (code, json.loads(out)["code"]) == (2, "coins")
     assert run("--coins", "ETH", "--json")[0] == 0
 
 
 def test_the_record_is_printed_as_a_table_and_as_json(run, filled):
-    code, told = run("--coins", "BTC", "--timeframes", "1h")
+    code, out, _ = run("--coins", "BTC", "--timeframes", "1h")
     assert code == 0
-    assert "Live forecasts" in told.out
-    assert "Replays" not in told.out
-    assert "BTCUSDT champions" in told.out
-    assert re.search(r"BTCUSDT champions +0\.\d{4} +\[0\.\d{4}, 0\.\d{4}\] +better +40 +160", told.out)
+    assert "Live forecasts" in out
+    assert "Replays" not in out
+    assert "BTCUSDT champions" in out
+    assert re.search(r"BTCUSDT champions +0\.\d{4} +\[0\.\d{4}, 0\.\d{4}\] +better +40 +160", out)
 
-    code, told = run("--json")
-    (pooled, series, version) = json.loads(told.out)["ledger"]
+    code, out, _ = run("--json")
+    (pooled, series, version) = json.loads(out)["ledger"]
     assert (code, pooled["kind"], series["symbol"]) == (0, "pooled", "BTCUSDT")
     assert version["model_version"] == "cpb-BTCUSDT-1h/1"
     assert series["crps_ratio_low"] < series["crps_ratio"] < series["crps_ratio_high"] < 1
 
 
 def test_an_empty_ledger_says_what_to_do(run):
-    code, told = run()
-    assert (code, told.out) == (0, "")
-    assert "cpb forecast" in told.err
-    assert json.loads(run("--json")[1].out) == {"ledger": [], "exit": 0}
+    code, out, err = run()
+    assert (code, out) == (0, "")
+    assert "cpb forecast" in err
+    assert json.loads(run("--json")[1]) == {"ledger": [], "exit": 0}
 
 
 def test_a_home_that_is_not_there_is_an_error(run, tmp_path, monkeypatch):
     monkeypatch.setenv("CPB_HOME", str(tmp_path / "typo"))
-    code, told = run("--json")
-    assert (code, json.loads(told.out)["code"]) == (1, "no-home")
-    assert str(tmp_path / "typo") in told.err
+    code, out, err = run("--json")
+    assert (code, json.loads(out)["code"]) == (1, "no-home")
+    assert str(tmp_path / "typo") in err
 
 
 def test_stored_forecasts_that_have_not_come_due_are_told_from_none(run, tmp_path):
-    assert f"no forecast is stored in {tmp_path}" in run()[1].err
+    assert f"no forecast is stored in {tmp_path}" in run()[2]
     close = write_walk(tmp_path, BTC, FIRST, 24)
     rows = made_forecasts(BTC, FIRST, close, np.array([12]), reference=2.0)
     append(tmp_path, "spot", "forecasts", {BTC: rows})
-    assert "no forecast has come due yet" in run()[1].err
+    assert "no forecast has come due yet" in run()[2]

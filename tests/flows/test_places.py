@@ -2,12 +2,10 @@
 
 import http.server
 import json
-import sys
 import threading
 
 import pytest
 
-from flows import cli
 from tasks.tracking.store import open_store
 
 TRAIN = ("train-all", "--coins", "BTC", "--timeframes", "1h", "--preset", "smoke")
@@ -33,7 +31,7 @@ def mirror():
 
 
 @pytest.fixture
-def end_of(tmp_path, monkeypatch, capsys):
+def end_of(tmp_path, monkeypatch, cpb_here):
     """Run a command in a folder of its own; returns what `--json` printed and the text of stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CPB_HOME", str(tmp_path / "home"))
@@ -46,12 +44,9 @@ def end_of(tmp_path, monkeypatch, capsys):
         monkeypatch.delenv(name, raising=False)
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["cpb", *words, "--json"])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out, err = capsys.readouterr()
+        code, out, err = cpb_here(*words, "--json")
         told = json.loads(out.splitlines()[-1])
-        assert told["exit"] == end.value.code
+        assert told["exit"] == code
         assert err == f"cpb: {told['error']}\n"
         return told
 

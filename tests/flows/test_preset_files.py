@@ -1,12 +1,10 @@
 """Presets of one's own: files with the same checks and the same sentences as options on the command line."""
 
 import json
-import sys
 
 import pytest
 
 import cpbmodels
-from flows import cli
 from schemas.errors import UsageError
 from schemas.run import PRESET_ARCHITECTURES, BacktestSpec, RunSpec, TrainSpec, with_preset_file
 
@@ -109,15 +107,13 @@ def test_train_takes_the_files_architecture(write_preset):
     assert (TrainSpec(**scope).names, TrainSpec(**scope).preset) == (("har",), "default")
 
 
-def test_presets_are_listed_with_what_is_wrong(write_preset, tmp_path, monkeypatch, capsys):
+def test_presets_are_listed_with_what_is_wrong(write_preset, tmp_path, cpb_here):
     folder = tmp_path / "home" / "presets"
     write_preset(good(), "good.toml", folder)
     write_preset("[options]\nlr = 7\n", "wrong.toml", folder)
-    monkeypatch.setattr(sys, "argv", ["cpb", "train-all", "--presets"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    shown = " ".join(capsys.readouterr().out.split())
-    assert end.value.code == 0
+    code, out, _ = cpb_here("train-all", "--presets")
+    shown = " ".join(out.split())
+    assert code == 0
     assert all(name in shown for name in (*PRESET_ARCHITECTURES, "gru, gru-universal", "lr must be"))
 
 

@@ -1,7 +1,6 @@
 """`cpb prune`, and the pruning at the end of a nightly run."""
 
 import json
-import sys
 
 import pytest
 
@@ -13,7 +12,7 @@ from schemas.run import RunSpec
 from tasks.tracking.prune import PruneReport
 
 
-def test_the_command_deletes_with_yes_alone_and_says_what_stays(monkeypatch, tmp_path, capsys):
+def test_the_command_deletes_with_yes_alone_and_says_what_stays(monkeypatch, tmp_path, cpb_here):
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
     asked = []
 
@@ -24,17 +23,13 @@ def test_the_command_deletes_with_yes_alone_and_says_what_stays(monkeypatch, tmp
         )
 
     monkeypatch.setattr("tasks.tracking.prune.prune", prune)
-    for words in ([], ["--yes"], ["--json"]):
-        monkeypatch.setattr(sys, "argv", ["cpb", "prune", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert end.value.code == 0
+    said, done, told = (cpb_here("prune", *words) for words in ([], ["--yes"], ["--json"]))
+    assert (said[0], done[0], told[0]) == (0, 0, 0)
     assert asked == [(tmp_path, True), (tmp_path, False), (tmp_path, True)]
-    told = capsys.readouterr()
-    assert "would delete 48 runs and 1 version; add --yes to do it" in told.err
-    assert "deleted 48 runs and 1 version\n" in told.err
-    assert told.err.count("stays: run x: it holds notes.txt") == 2
-    assert json.loads(told.out)["kept"] == ["run x: it holds notes.txt"]
+    assert "would delete 48 runs and 1 version; add --yes to do it" in said[2]
+    assert "deleted 48 runs and 1 version\n" in done[2]
+    assert all("stays: run x: it holds notes.txt" in err for *_, err in (said, done))
+    assert json.loads(told[1])["kept"] == ["run x: it holds notes.txt"]
 
 
 @pytest.fixture

@@ -1,12 +1,10 @@
 """`cpb train`: one model by position, options of the model's preset, and what it prints."""
 
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from flows import cli
 from flows.runner import Summary
 from schemas.errors import CpbError
 from schemas.handover import Failure, FleetJudgement, Judgement, SeriesRecord, ShardResult, TrainedMember
@@ -17,12 +15,13 @@ METRICS = {"test_crps_ratio": 0.9, "test_crps_ratio_low": 0.8, "test_crps_ratio_
 MODEL = ModelId("gru", "seed-gru", SeriesId("sim", "BTCUSDT", "1h"), 7)
 
 
-def end_of(monkeypatch, capsys, *words):
-    monkeypatch.setattr(sys, "argv", ["cpb", "train", *words, "--json"])
-    with pytest.raises(SystemExit) as end:
-        cli.main()
-    out, err = capsys.readouterr()
-    return end.value.code, json.loads(out.splitlines()[-1]), err
+@pytest.fixture
+def end_of(cpb_here):
+    def run(*words):
+        code, out, err = cpb_here("train", *words, "--json")
+        return code, json.loads(out.splitlines()[-1]), err
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -38,8 +37,8 @@ def end_of(monkeypatch, capsys, *words):
         ("BTC,ETH 1h", "", "`cpb train` trains one model"),
     ],
 )
-def test_one_sentence_names_the_field(words, field, sentence, monkeypatch, capsys):
-    code, told, err = end_of(monkeypatch, capsys, *words.split())
+def test_one_sentence_names_the_field(words, field, sentence, end_of):
+    code, told, err = end_of(*words.split())
     assert (code, told["exit"], told["field"]) == (2, 2, field)
     assert told["error"].startswith(sentence)
     # On a busy machine lines of progress stand before it.
@@ -92,7 +91,7 @@ def trained(tmp_path, monkeypatch):
     return SimpleNamespace(asked=asked, training=training, home=tmp_path)
 
 
-def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
+def test_it_prints_the_member_and_its_scores(trained, end_of):
     words = [
         "--arch",
         "gru",
@@ -105,7 +104,7 @@ def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
         "--set",
         "dtype=float64",
     ]
-    code, told, _ = end_of(monkeypatch, capsys, "BTCUSDT", "1h", *words)
+    code, told, _ = end_of("BTCUSDT", "1h", *words)
     assert code == 0
     assert told == {
         "architecture": "gru", "market": "sim", "symbol": "BTCUSDT", "timeframe": "1h", "epochs_run": 2,
@@ -127,11 +126,8 @@ def test_it_prints_the_member_and_its_scores(trained, monkeypatch, capsys):
     )
 
 
-def test_people_read_the_verdict_the_loss_and_the_next_command(trained, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["cpb", "train", "BTC", "1h", "--arch", "gru", "--source", "sim"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    out, err = capsys.readouterr()
+def test_people_read_the_verdict_the_loss_and_the_next_command(trained, cpb_here):
+    _, out, err = cpb_here("train", "BTC", "1h", "--arch", "gru", "--source", "sim")
     assert out == ""
     folder = trained.home / "sim/fleets/0f/members/sim-BTCUSDT-1h/model"
     assert err.splitlines() == [
@@ -144,15 +140,15 @@ def test_people_read_the_verdict_the_loss_and_the_next_command(trained, monkeypa
     ]
 
 
-def test_resume_latest_keeps_what_was_trained(trained, monkeypatch, capsys):
-    end_of(monkeypatch, capsys, "BTC", "1h", "--source", "sim", "--resume", "latest")
+def test_resume_latest_keeps_what_was_trained(trained, end_of):
+    end_of("BTC", "1h", "--source", "sim", "--resume", "latest")
     assert trained.asked["earlier"] == "expect"
     assert trained.asked["spec"].preset == "default"  # har has no preset of its own
 
 
-def test_a_member_that_failed_is_the_error(trained, monkeypatch, capsys):
+def test_a_member_that_failed_is_the_error(trained, end_of):
     trained.training.summary.failures = [Failure.of(MODEL, "train", CpbError("loss is NaN", code="diverged"))]
-    code, told, _ = end_of(monkeypatch, capsys, "BTC", "1h", "--source", "sim")
+    code, told, _ = end_of("BTC", "1h", "--source", "sim")
     assert (code, told["error"], told["code"]) == (1, "loss is NaN", "diverged")
 
 

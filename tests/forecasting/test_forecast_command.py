@@ -1,13 +1,11 @@
 """`cpb forecast` shows forecasts: a table, every quantile of a single series, JSON."""
 
 import json
-import sys
 from types import SimpleNamespace
 
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
 
-from flows import cli
 from flows.console import price
 from flows.forecast import run_forecast
 from schemas.errors import CpbError
@@ -48,14 +46,12 @@ def stored(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def cpb(stored, monkeypatch, capsys):
+def cpb(stored, monkeypatch, cpb_here):
     def run(*words):
         monkeypatch.setattr("flows.runner.Runner", Steps)
-        monkeypatch.setattr(sys, "argv", ["cpb", "forecast", "--as-of", "2025-05-31T20:25", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        assert end.value.code == 0
-        return capsys.readouterr()
+        code, out, err = cpb_here("forecast", "--as-of", "2025-05-31T20:25", *words)
+        assert code == 0
+        return SimpleNamespace(out=out, err=err)
 
     return run
 

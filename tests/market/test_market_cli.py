@@ -1,12 +1,12 @@
 """`cpb ingest` as people and programs call it."""
 
 import json
+from functools import partial
 
 import pytest
 from folder_mirror import FolderMirror
 from market_tools import build, key, put
 
-from flows import cli
 from schemas.errors import CpbError, UsageError
 from schemas.identity import is_coin_pair
 from schemas.run import RunSpec
@@ -17,20 +17,12 @@ from tasks.market.layout import source_file
 
 
 @pytest.fixture
-def call(tmp_path, monkeypatch, capsys):
+def call(tmp_path, monkeypatch, cpb_here):
     """Runs `cpb ingest` in this process; returns the exit code, stdout and stderr."""
     monkeypatch.setenv("CPB_HOME", str(tmp_path / "home"))
     root = build(tmp_path / "mirror")
 
-    def run(*options):
-        common = ["--source", str(root), "--timeframes", "1h", "--as-of", "2024-04-01"]
-        monkeypatch.setattr("sys.argv", ["cpb", "ingest", *common, *options])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        written = capsys.readouterr()
-        return end.value.code or 0, written.out, written.err
-
-    return run
+    return partial(cpb_here, "ingest", "--source", root, "--timeframes", "1h", "--as-of", "2024-04-01")
 
 
 def test_one_json_object_on_stdout(call):

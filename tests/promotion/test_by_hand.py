@@ -1,13 +1,11 @@
 """`cpb champions` and `cpb promote` as people call them."""
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 from promotion_tools import BTC, ETH, SECOND, aliases, decided, newest, night
 
-from flows import cli
 from schemas.identity import SeriesId
 from schemas.scope import home
 from tasks.hub.card import model_card
@@ -22,15 +20,12 @@ WHEEL = Wheel("cpbmodels-0-py3-none-any.whl", b"")
 
 
 @pytest.fixture
-def cpb(trainer, monkeypatch, capsys):
+def cpb(trainer, cpb_here):
     """Run a command on the home after one night; give its exit code and the last line of stdout."""
 
     def run(*words):
-        monkeypatch.setattr(sys, "argv", ["cpb", *words])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        out = capsys.readouterr().out
-        return end.value.code, json.loads(out.splitlines()[-1]) if "--json" in words else out
+        code, out, _ = cpb_here(*words)
+        return code, json.loads(out.splitlines()[-1]) if "--json" in words else out
 
     return run
 

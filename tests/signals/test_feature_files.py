@@ -8,7 +8,6 @@ import polars as pl
 import pytest
 from test_features import klines
 
-from cpbmodels.data.columns import PRICES
 from schemas.errors import MemberError
 from schemas.identity import SeriesId
 from tasks.signals import feature_files
@@ -102,20 +101,6 @@ def test_a_span_without_an_origin_is_one_members_problem(tmp_path, market, span)
     )  # ten candles, then a hole: no candle has ten behind it
     with pytest.raises(MemberError, match=f"BTCUSDT 1h: no origin in the {span} span"):
         feature_files.with_bounds(replace(series, segments=holed), BTC, bounds)
-
-
-@pytest.mark.parametrize("span", ["train", "validation", "test", "all"])
-def test_a_price_that_never_moves_is_one_members_problem(tmp_path, market, span):
-    """A stablecoin, or one whose price freezes for a whole span."""
-    bounds = split_bounds([feature_files.write_features(tmp_path, BTC)])
-    start, end = {**dict(bounds.items()), "all": (bounds.train[0], bounds.test[1])}[span]
-    frozen = pl.col("open_time").is_between(start, end, closed="left")
-    prices = [pl.when(frozen).then(100.0).otherwise(pl.col(name)).alias(name) for name in PRICES]
-    market["BTCUSDT"] = market["BTCUSDT"].with_columns(prices)
-    record = feature_files.write_features(tmp_path, BTC)
-    named = "train" if span == "all" else span
-    with pytest.raises(MemberError, match=f"BTCUSDT 1h: its price never moves in the {named} span 20"):
-        feature_files.load_series(tmp_path, record, bounds)
 
 
 def test_too_little_data_is_one_members_problem(tmp_path, market):

@@ -2,14 +2,12 @@
 
 import json
 import re
-import sys
 
 import pytest
 from fastapi.testclient import TestClient
 from stored_home import MARKET, SERIES, hour, spec
 from test_verify_parts import champion, cut, flip, member_of
 
-import flows.cli
 from flows.forecast import run_forecast
 from flows.runner import Runner
 from flows.train_all import run_train_all
@@ -23,13 +21,10 @@ KINDS_OF_PAGE = ("candles", "forecast", "ledger")
 
 
 @pytest.fixture
-def cpb(monkeypatch, capsys):
+def cpb(cpb_here):
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["cpb", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            flows.cli.main()
-        said = capsys.readouterr()
-        return ended.value.code, said.out.strip().splitlines(), said.err
+        code, out, err = cpb_here(*arguments)
+        return code, out.strip().splitlines(), err
 
     return call
 
