@@ -25,7 +25,6 @@ _SHOWN = 20
 @cli_options(IngestSpec, without=("offline",))
 def ingest(
     spec: IngestSpec,
-    plan: Annotated[bool, typer.Option("--plan", help="only show what would be fetched")] = False,
     json: Json = False,
 ) -> None:
     """Fetch, verify and store klines; a second run fetches only what is new.
@@ -38,19 +37,17 @@ def ingest(
         from tasks.market.ingest import ingest as bring_up_to_date
         from tasks.market.ingest import with_listed_pairs
 
-        report = bring_up_to_date(with_listed_pairs(spec, say).scope, tail=spec.tail, plan=plan)
+        report = bring_up_to_date(with_listed_pairs(spec, say).scope, tail=spec.tail)
     if json:
         emit(report.to_dict())
     else:
-        show(_for_people(report, plan))
-    raise typer.Exit(0 if plan else report.exit)
+        show(_for_people(report))
+    raise typer.Exit(report.exit)
 
 
-def _for_people(report: "IngestReport", plan: bool) -> str:
+def _for_people(report: "IngestReport") -> str:
     from tasks.market.report import details, table
 
-    if plan:
-        return "\n".join(report.notes)
     lines = details(report)
     if len(lines) > _SHOWN:
         lines[_SHOWN:] = [f"… and {len(lines) - _SHOWN} more; --json shows all"]

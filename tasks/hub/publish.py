@@ -17,7 +17,6 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_expo
 
 from schemas.errors import CpbError, UsageError
 from tasks.hub.record import CHAIN
-from tasks.hub.tree import CARD
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -56,11 +55,6 @@ def publish(tree: Path, repo: str, attempts: int = 5, pause: float = 1.0) -> Pub
             `other-record`) the chain published there does not begin the tree's chain.
     """
     check_ready(repo)
-    if not (tree / CARD).is_file():
-        raise CpbError(
-            f"{tree} contains no model card; build the tree first with `cpb publish --dry-run`",
-            code="no-tree",
-        )
     import httpx2  # the HTTP client of huggingface_hub 2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
@@ -88,17 +82,14 @@ def check_ready(repo: str) -> None:
 
 def _api() -> "tuple[HfApi, str]":
     """Return the client, and its token (`HF_TOKEN` or the Hub login), which appears in no log or message."""
-    # The client reads these on import. Its Xet protocol requests a token from a separate service and retries for
-    # minutes on failure; LFS does the same work.
-    os.environ["HF_HUB_DISABLE_XET"] = "1"
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # Read by the client on import.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     from huggingface_hub import HfApi, constants, get_token
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    constants.HF_HUB_DISABLE_XET = True  # in case the client was imported before, for example by the card
-    if os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] == "1":
-        disable_progress_bars()
+    # Xet requests a token from a separate service and retries for minutes on failure; LFS does the same work.
+    constants.HF_HUB_DISABLE_XET = True
+    disable_progress_bars()
     logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)
     secret = (get_token() or "").strip()
     if not secret:

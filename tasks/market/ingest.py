@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ from typing import TypeVar
 import numpy as np
 
 from schemas.errors import CpbError, MemberError, UsageError, age, count
-from schemas.identity import EXCHANGE, SeriesId, check_known, coins_label, is_coin_pair
+from schemas.identity import EXCHANGE, SeriesId, coins_label, is_coin_pair
 from schemas.scope import Scope, ScopeSpec
 from tasks.market import repair
 from tasks.market.client import CONNECTIONS, Limits, SourceFault, Unreachable
@@ -38,7 +38,6 @@ from tasks.market.manifest import FileRecord, Manifest, Part, open_manifest, swe
 from tasks.market.report import (
     LACKING,
     OUTAGE,
-    PLANNED_SERIES,
     Holdings,
     IngestReport,
     OutageCalendar,
@@ -82,7 +81,6 @@ class Run:
     manifest: Manifest
     pool: ThreadPoolExecutor
     now: int
-    checks_stored: bool = False
     plans: dict[SeriesId, Plan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     fetched_files: int = 0
@@ -134,19 +132,16 @@ def ingest(
     scope: Scope,
     *,
     tail: bool = False,
-    plan: bool = False,
     limits: Limits | None = None,
 ) -> IngestReport:
     """Update the store for a scope and return its contents and gaps.
 
-    `plan` only queries the source's listing: nothing is fetched or written, the report's notes list the files.
     `tail` also fetches the newest closed candles from REST, stored separately as provisional.
 
     Raises:
         CpbError: the source cannot be reached, the store cannot be written, or another process is writing; offline, no
             candle of the scope is stored.
-        UsageError: a table is not the source of its stored series (nothing was stored), or a plan names a coin that is
-            not listed.
+        UsageError: a table is not the source of its stored series (nothing was stored).
     """
     started = time.monotonic()
     tell("ingest", 0, 0, "files", "listing the available files")
@@ -154,19 +149,15 @@ def ingest(
         stack.callback(tell, "ingest", 1, 1, "files")
         check_home(scope.home)
         source = stack.enter_context(open_source(scope, limits))
-        reads_only = plan or scope.offline
-        if not reads_only:
+        if not scope.offline:
             stack.enter_context(writer_lock(scope.root))
             mark_home(scope.home)
             sweep(scope.root)
-        manifest = stack.enter_context(open_manifest(scope.root, reads_only))
+        manifest = stack.enter_context(open_manifest(scope.root, scope.offline))
         threads = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         probes = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
-        run.checks_stored = not tail and not plan  # an hourly run must not read the whole store
-        report = (
-            _as_stored(run) if scope.offline else _plan_only(run) if plan else _bring_up_to_date(run, tail)
-        )
+        report = _as_stored(run) if scope.offline else _bring_up_to_date(run, tail)
     report.requests, report.seconds = source.requests, round(time.monotonic() - started, 3)
     report.source, report.market = source.name, scope.market
     report.notes += dict.fromkeys(source.notes)
@@ -202,27 +193,11 @@ def with_listed_pairs(spec: S, say: Callable[[str], None]) -> S:
     return type(spec)(**spec.model_dump() | {"coins": ",".join(coins)})
 
 
-def _plan_only(run: Run) -> IngestReport:
-    for plan in _plans(run):
-        size = sum(max(0, f.size) for f in plan.fetch)
-        run.notes.append(
-            f"{plan.series}: {len(plan.fetch):,} of {count(len(plan.wanted), 'file')} to fetch, {size / 1e6:.1f} MB"
-        )
-        run.notes += [f"  {f.key}" for f in plan.fetch]
-    listed = {series.symbol for series, plan in run.plans.items() if plan.wanted or plan.fault}
-    check_known(run.scope.symbols, listed, f"{run.source.name} in this time range")
-    holdings, calendar = run.calendars()
-    reports = [
-        describe(run.home, h, calendar[series.timeframe], _failure_reason(run, series))
-        for series, h in holdings.items()
-    ]
-    return IngestReport([replace(r, status=PLANNED_SERIES) for r in reports], notes=run.notes)
-
-
 def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
     if isinstance(run.source, TableSource):
         refuse_other_tables(run.source, run.scope.series, run.home, run.manifest)
-    store_all(run, ((plan.series, plan.fetch) for plan in _plans(run)))
+    plans = _plans(run, checks_stored=not tail)  # an hourly run must not read the whole store
+    store_all(run, ((plan.series, plan.fetch) for plan in plans))
     holdings, calendar = run.calendars()
     for series in (series for series, plan in run.plans.items() if not plan.fault):
         outages = calendar[series.timeframe]
@@ -271,7 +246,7 @@ def _as_stored(run: Run) -> IngestReport:
     return IngestReport(reports, notes=[note, *run.notes])
 
 
-def _plans(run: Run) -> Iterator[Plan]:
+def _plans(run: Run, checks_stored: bool) -> Iterator[Plan]:
     """Yield plans in order; listings are requested ahead."""
     stored = [set(run.manifest.files(series)) for series in run.scope.series]
 
@@ -289,7 +264,7 @@ def _plans(run: Run) -> Iterator[Plan]:
                 "`--source FOLDER|URL`, or the built-in market simulator with `--source sim`",
                 code="unreachable", field="source",
             )  # fmt: skip
-        if run.checks_stored:  # damaged months of the time range are to be fetched
+        if checks_stored:  # damaged months of the time range are to be fetched
             for path in series.folder(run.home, "offgrid").glob("????-??.parquet"):
                 if damage_of(path):
                     path.unlink()

@@ -30,7 +30,6 @@ LACKING = (ABSENT, QUARANTINED, FAILED)
 """Causes that make a series partial: the source should have had these candles."""
 
 COMPLETE_SERIES, PARTIAL_SERIES, FAILED_SERIES = "complete", "partial", "failed"
-PLANNED_SERIES = "planned"  # nothing was fetched
 
 RELISTING_JUMP = log(5)
 """|ln(open / previous close)| across a pause above which it is another coin under the old name, or another unit.
@@ -270,7 +269,7 @@ class IngestReport:
     @property
     def exit(self) -> int:
         """Exit code: 0 complete, 3 partial (good results kept)."""
-        complete = all(s.status in (COMPLETE_SERIES, PLANNED_SERIES) for s in self.series)
+        complete = all(s.status == COMPLETE_SERIES for s in self.series)
         return EXIT_COMPLETE if complete else EXIT_PARTIAL
 
     def to_dict(self) -> dict[str, Any]:

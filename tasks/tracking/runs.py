@@ -177,8 +177,6 @@ def kill(run_id: str, reason: str) -> None:
 def _open_run(
     store: Store, key: str, name: str, tags: Mapping[str, Any], config: Mapping[str, Any], parent: str = ""
 ) -> OpenRun:
-    if "'" in key or "\\" in key:
-        raise CpbError(f"run key {key!r} may not contain quotes or backslashes", code="run-key")
     condition = f"tags.`{KEY}` = '{key}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
     tags = {KEY: key, "git_commit": git_commit(), PROCESS: str(ProcessId.current()), **tags}
     with exclusive(store.uri):

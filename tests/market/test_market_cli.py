@@ -42,20 +42,6 @@ def test_a_table_for_people_and_three_for_partial(call):
     assert "NOPEUSDT 1h: not listed at" in out
 
 
-def test_plan(call, tmp_path):
-    code, out, _ = call("--coins", "BTC", "--plan")
-    assert code == 0
-    assert "3 of 3 files to fetch" in out
-    assert not (tmp_path / "home").exists()
-
-
-def test_a_plan_with_a_misspelt_coin_says_so(call):
-    code, out, told = call("--coins", "BTC,NOPE", "--plan")
-    assert code == 2
-    assert "has nothing of NOPEUSDT, only of BTCUSDT; check the name" in out + told
-    assert call("--coins", "BTC,LUNA", "--plan")[0] == 0  # of the default universe, though not in this mirror
-
-
 def test_exchange_takes_every_listed_pair_of_a_coin(call, tmp_path):
     for symbol in ("JUPUSDT", "BTCUPUSDT", "USDCUSDT", "ETHBTC"):
         put(tmp_path / "mirror", source_file(key(symbol), "2024-03"))
