@@ -251,12 +251,6 @@ def _zeros(rows: pl.DataFrame) -> int:
     return int((rows["volume"].to_numpy() == 0).sum())
 
 
-def provisional_rows(home: Path, series: SeriesId, first: int, last: int) -> int:
-    """Return the number of tail candles in `[first, last]`, whether or not files contain them by now."""
-    tail = _tail(home, series)
-    return 0 if tail is None else _between(tail, first, last).height
-
-
 def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:
     """Yield sorted candles month by month."""
     times = times_of(rows)

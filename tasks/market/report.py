@@ -17,7 +17,7 @@ import numpy as np
 from cpbmodels.data import SEGMENT_JUMP
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.identity import SeriesId
-from tasks.market.klines import digest_and_zeros, provisional_rows
+from tasks.market.klines import digest_and_zeros
 from tasks.market.layout import DAY, SourceFile, grid_of, text, whole_candles
 from tasks.market.manifest import Anomaly, FileRecord, Part
 
@@ -246,7 +246,6 @@ class SeriesReport:
     off_grid: int = 0
     odd_close: list[str] = field(default_factory=list)
     leaps: list[str] = field(default_factory=list)  # of the price level
-    provisional: int = 0
     notes: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
@@ -283,7 +282,6 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
     last = grid.latest(holdings.last)
     records = [holdings.files[f.period] for f in holdings.wanted if f.period in holdings.files]
     statuses = [record.status for record in records]
-    confirmed = max((part.runs[-1][1] for part in holdings.parts if part.runs), default=0)
     holes = find_holes(holdings, calendar)
     times: dict[str, list[str]] = {"off-grid": [], "odd close": []}
     for anomaly in holdings.anomalies:
@@ -301,7 +299,6 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
         off_grid=len(times["off-grid"]),
         odd_close=times["odd close"],
         leaps=[f"× {factor:,.4g} at {_minute(text(at))}" for at, factor in holdings.leaps],
-        provisional=provisional_rows(home, series, max(holdings.first, confirmed), last),
         notes=[f"{series} {r.period}: {note}" for r in records for note in _file_notes(r)],
     )
     if runs:
