@@ -40,8 +40,8 @@ a hole in a report; features restart after every hole, whatever the price did.
 
 _MAX_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
 _MIN_RELISTING_PAUSE = DAY
-_LATE_AFTER = 3 * DAY
-"""Data that ends so long before the requested end is late, or trading has ended: files come within a day or two."""
+_ENDED_AFTER = 3 * DAY
+"""Trading has ended where data ends so long before the requested end: files come within a day or two."""
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _causes(
     if relisted or (causes == UNPUBLISHED).any():
         causes[absent] = UNPUBLISHED
     elif (
-        end >= published and end + _LATE_AFTER < holdings.last < 1 << 61
+        end >= published and end + _ENDED_AFTER < holdings.last < 1 << 61
     ):  # delisted, unless daily files go on
         causes[absent & _inside(times, sorted((a, b) for a, b, _ in holdings.searched))] = UNPUBLISHED
     return causes
@@ -306,7 +306,7 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
         report.digest, report.zero_volume = digest_and_zeros(
             home, series, holdings.parts, holdings.first, last
         )
-    _set_status(report, holdings, holes, reason)
+    _set_status(report, holes, reason)
     return report
 
 
@@ -315,12 +315,7 @@ def _file_notes(record: FileRecord) -> list[str]:
     return [*filter(None, [record.reason]), *record.facts.get("notes", []), *unverified]
 
 
-def _set_status(report: SeriesReport, holdings: Holdings, holes: list[Hole], reason: str) -> None:
-    runs, last = holdings.runs, holdings.last
-    floor = grid_of(holdings.series.timeframe).floor
-    if runs and last < 1 << 61 and floor(last - _LATE_AFTER, runs[0][0]) > runs[-1][1]:
-        behind = count((last - runs[-1][1]) // DAY, "day")
-        report.notes.append(f"{report.series}: data ends {report.last}, {behind} before the requested end")
+def _set_status(report: SeriesReport, holes: list[Hole], reason: str) -> None:
     lacking = [hole for hole in holes if hole.cause in LACKING]
     if not report.rows:
         report.status, report.reason = FAILED_SERIES, reason or "no candle in this time range"
