@@ -157,8 +157,7 @@ def parse_range(text: str) -> tuple[str, Range | Choice]:
             raise wrong from None
         if not low < high or (match[3] and low <= 0):
             raise wrong
-        whole = all(re.fullmatch(r"\s*-?\d+\s*", part) for part in match.group(1, 2))
-        return name, Range(low, high, log=bool(match[3]), whole=whole and _is_whole(name))
+        return name, Range(low, high, log=bool(match[3]), whole=_is_whole(name))
     choices = tuple(_value(part.strip()) for part in values.split("|"))
     if not name or len(choices) < 2 or "" in choices:
         raise wrong

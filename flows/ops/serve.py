@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from flows.ops.guard import LISTENERS, UI, USER, Guard, Listener
-from schemas.errors import CpbError, log
+from schemas.errors import CpbError
 from tasks.storage.files import public_url
 
 if TYPE_CHECKING:
@@ -159,20 +159,13 @@ def serve_ui(
     Raises:
         CpbError: there is no store yet, the port is in use, or MLflow does not start.
     """
-    from tasks.tracking.runs import reconcile
-    from tasks.tracking.store import is_server, open_store, store_errors
+    from tasks.tracking.store import is_server, open_store
 
     store = open_store(create=False)
     if is_server(store.uri):
         url = public_url(store.uri)
         ready(Address(url, runs_page(url, store)))
         return
-    check_port(host, port)
-    try:
-        with store_errors():
-            reconcile(store)  # else runs whose process has died are shown as running
-    except CpbError as error:  # such as a locked database
-        log.warning("%s", error)
     password = secrets.token_urlsafe(32)
     # For another --host the guard's check of Host counts alone.
     hosts = "localhost,localhost:*,127.0.0.1,127.0.0.1:*" if host == "127.0.0.1" else "*"
