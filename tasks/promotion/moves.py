@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from schemas.errors import CpbError, DamagedError, UsageError
+from schemas.errors import CpbError, UsageError
 from schemas.handover import BacktestEvidence, Decision, ModelRef
 from schemas.identity import SIM, SeriesId, market_home
 from tasks.judging.gate import GateDecision, GateModel
@@ -189,23 +189,13 @@ def promote_by_hand(home: Path, series: SeriesId, version: str, reason: str) -> 
 
 
 def _chosen(store: Store, series: SeriesId, version: str, aliases: dict[str, str]) -> Champion:
-    number = aliases.get(PREVIOUS) if version == PREVIOUS else version
-    if number is None:
-        raise UsageError(
-            f"{series.registered} has no version under the alias {PREVIOUS}: its champion never had a predecessor; "
-            "name a number",
-            code="no-version", field="version",
-        )  # fmt: skip
+    number = aliases.get(PREVIOUS, "") if version == PREVIOUS else version
     chosen = registered(store, series, number) if number.isdecimal() else None
     if chosen is None:
         numbers = ", ".join(str(champion.version) for champion in versions_of(store, series))
         raise UsageError(
-            f"{series.registered} has no version {number!r}: choose from {numbers}, or {PREVIOUS}",
+            f"{series.registered} has no version {version!r}: choose from {numbers}",
             code="no-version", field="version",
         )  # fmt: skip
-    if chosen.damage:
-        raise DamagedError(
-            f"{chosen.model_version} is damaged and cannot be promoted: {chosen.damage}; choose a different version",
-            field=str(chosen.folder),
-        )
+    chosen.check()
     return chosen
