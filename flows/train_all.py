@@ -39,7 +39,7 @@ from schemas.handover import Failure, FleetJudgement, FleetPlan, SeriesRecord, S
 from schemas.identity import tree_of
 from schemas.run import RunSpec
 from tasks.evaluate import evaluate
-from tasks.hub.publish import check_ready
+from tasks.hub.publish import hub_client
 from tasks.hub.tree import check_replaceable
 from tasks.judging.fleet import Judges
 from tasks.market.ingest import with_listed_pairs
@@ -92,7 +92,7 @@ def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Sum
     """Run the complete job and return its summary; errors as in `run_training`."""
     with tell_outcome("train-all") as outcome:
         if spec.repo:
-            check_ready(spec.repo)  # early: the token is needed hours later
+            hub_client()  # early: the token is needed hours later
         check_replaceable(tree_of(spec.scope.home, "hub", spec.market))
         spec = with_listed_pairs(spec, say)
         training = run_training(spec, steps, say)

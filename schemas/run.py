@@ -173,7 +173,9 @@ class RunSpec(ScopeSpec):
         6 * 3600, gt=0, description="time limit of one shard's training and judging, in seconds"
     )
     repo: str | None = Field(
-        None, pattern=r"^[\w.-]+/[\w.-]+$", description="Hub repository USER/NAME; without it: a dry run"
+        None,
+        pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$",
+        description="Hub repository USER/NAME; without it: a dry run",
     )
     force: str | None = Field(
         None,

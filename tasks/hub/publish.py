@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from schemas.errors import CpbError, UsageError
+from schemas.errors import CpbError
 from tasks.hub.record import CHAIN
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 _RETRIED_STATUS = {409, 412, 429, 500, 502, 503, 504}
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _MESSAGE = "Publish champions"
 
 
@@ -50,15 +49,13 @@ def publish(tree: Path, repo: str, attempts: int = 5, pause: float = 1.0) -> Pub
         attempts: maximum number of attempts, with pauses of `pause` seconds, doubling, in between.
 
     Raises:
-        UsageError: `repo` is not USER/NAME.
         CpbError: there is no token, or the repository is not permitted, not found or not reachable; (code
             `other-record`) the chain published there does not begin the tree's chain.
     """
-    check_ready(repo)
     import httpx2  # the HTTP client of huggingface_hub 2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    api, secret = _api()
+    api, secret = hub_client()
     patiently = Retrying(
         retry=retry_if_exception(_worth_repeating), stop=stop_after_attempt(attempts),
         wait=wait_exponential(pause), reraise=True,
@@ -73,14 +70,7 @@ def publish(tree: Path, repo: str, attempts: int = 5, pause: float = 1.0) -> Pub
         raise CpbError(sentence, code=code) from None
 
 
-def check_ready(repo: str) -> None:
-    """Raise the errors of `publish` for an invalid name or a missing token, without any request."""
-    if not _REPO.fullmatch(repo):
-        raise UsageError(f"repo {repo!r} is not USER/NAME, as in alice/cpb-models", code="repo")
-    _api()
-
-
-def _api() -> "tuple[HfApi, str]":
+def hub_client() -> "tuple[HfApi, str]":
     """Return the client, and its token (`HF_TOKEN` or the Hub login), which appears in no log or message."""
     # Read by the client on import.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")

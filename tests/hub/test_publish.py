@@ -9,6 +9,7 @@ from safetensors.numpy import save_file
 
 from schemas.errors import CpbError, UsageError
 from schemas.identity import SeriesId
+from schemas.run import RunSpec
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
 from tasks.storage.model_folder import file_digests
@@ -166,6 +167,6 @@ def test_an_unreachable_hub_is_one_sentence(tree, monkeypatch):
 
 
 @pytest.mark.parametrize("repo", ["cpb", "a/b/c", "a b/c", "/c", ""])
-def test_a_wrong_repository_name_is_a_usage_error(tree, repo):
-    with pytest.raises(UsageError, match="USER/NAME"):
-        publish(tree, repo)
+def test_a_wrong_repository_name_is_a_usage_error(repo):
+    with pytest.raises(UsageError, match="repo"):
+        RunSpec(repo=repo)
