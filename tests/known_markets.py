@@ -1,6 +1,5 @@
 """Markets whose truth is known, for the tests of judging and backtesting."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
@@ -9,7 +8,6 @@ import polars as pl
 
 from cpbmodels.data.columns import candle_columns
 from cpbmodels.data.series import Series
-from cpbmodels.data.wide import Market
 from schemas.handover import SplitBounds
 from schemas.identity import SeriesId
 from tasks.judging import scores
@@ -73,12 +71,3 @@ def bounds_of(rows=6000):
     """Spans that end with a test span of 1,000 hours."""
     at = [START + timedelta(hours=h) for h in (0, rows - 1700, rows - 1500, rows - 1200, rows - 1000, rows)]
     return SplitBounds(timeframe="1h", train=(at[0], at[1]), validation=(at[2], at[3]), test=(at[4], at[5]))
-
-
-def with_market(series):
-    """The same series, each with the market that all of its timeframe make together."""
-    markets = {
-        timeframe: Market.of([coin for coin in series if coin.timeframe == timeframe])
-        for timeframe in {coin.timeframe for coin in series}
-    }
-    return [replace(coin, market=markets[coin.timeframe]) for coin in series]

@@ -48,7 +48,7 @@ class Series:
     segments: int [rows], id of the run of candles without hole or leap of the price level; nothing crosses a change.
     spans: "train", "validation", "test" -> half-open row range [a, b).
     times: int64 [rows] open time in microseconds UTC, if known.
-    market: what it shares with the other coins of its timeframe (`cpbmodels.data.wide.Market`), if known.
+    market: what it shares with the other coins of its timeframe (`cpbmodels.data.wide.with_market`), if known.
     """
 
     prices: np.ndarray

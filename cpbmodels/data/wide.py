@@ -5,14 +5,14 @@ nothing, and no origin is lost: a column not known yet has its neutral value, 0.
 to and including t. Ranges and returns are relative to the EWMA volatility, as in `cpbmodels.data.columns`; ranges of
 longer windows and of the market are also relative to the coin's own, so that 0 means "as usual".
 
-The market's columns need other coins: `Market.of` makes what they all share. A series without it has
+The market's columns need other coins: `with_market` gives each series what they all share. A series without it has
 `no_market` = 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,6 +107,19 @@ class Market:
         values[:, -len(windows) :] -= series.columns(tuple(f"log_range_mean_{n}" for n in windows))
         unknown = ~np.isfinite(values).all(axis=1, keepdims=True)
         return np.hstack([np.where(unknown, 0.0, values), unknown])
+
+
+def with_market(series: Sequence[Series]) -> list[Series]:
+    """The same series, each with the market that all of its timeframe make together; the candles are not copied.
+
+    Series without times stay as they are. A model that reads columns of the market (`line`, `walk`) learns and
+    forecasts better with them, and works without: see `cpbmodels.arch.line`.
+    """
+    markets = {
+        timeframe: Market.of([coin for coin in series if coin.timeframe == timeframe])
+        for timeframe in dict.fromkeys(coin.timeframe for coin in series)
+    }
+    return [coin if coin.times is None else replace(coin, market=markets[coin.timeframe]) for coin in series]
 
 
 def wide_columns(series: Series) -> np.ndarray:

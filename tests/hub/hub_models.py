@@ -6,9 +6,9 @@ from functools import cache
 
 import numpy as np
 import polars as pl
-from known_markets import with_market
 
 from cpbmodels import Series, train_fleet
+from cpbmodels.data.wide import with_market
 from schemas.identity import SeriesId
 from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree

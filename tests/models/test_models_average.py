@@ -9,12 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from known_markets import with_market
 
 from cpbmodels import ModelError, Series, ensemble, load, predict, preset, train_fleet
 from cpbmodels.arch.heads import bent, pinball
 from cpbmodels.arch.line import LEVELS, _gradient
-from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, WIDE_COLUMNS
+from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, WIDE_COLUMNS, with_market
 
 ROWS = 1200
 COINS = ("BTCUSDT", "ETHUSDT", "SOLUSDT", "ADAUSDT")
