@@ -1,13 +1,14 @@
 """The HTTP service: the API at `/api/…`, the page at `/`. Read-only; binds to loopback unless configured otherwise."""
 
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import FileResponse, JSONResponse
@@ -15,7 +16,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from schemas.errors import CpbError, MemberError, UsageError
-from webapp import runs
+from webapp import read, runs
 from webapp.answers import Problem
 from webapp.api import routes
 
@@ -49,7 +50,7 @@ def create_app(home: Path) -> FastAPI:
         docs_url=None,  # its viewer is loaded from another host
         redoc_url=None,
         responses=_PROBLEMS,
-        lifespan=_warmed,
+        lifespan=_warmed(home),
     )
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     # From the installed wheel, not a CDN; compressed, 1.5 MB instead of 4.8.
@@ -61,14 +62,18 @@ def create_app(home: Path) -> FastAPI:
     return app
 
 
-@asynccontextmanager
-async def _warmed(_app: FastAPI) -> AsyncIterator[None]:
-    """Load MLflow during the first requests: it takes seconds, for which the first overview would have to wait."""
-    Thread(target=runs.load, daemon=True, name="mlflow").start()
-    sys.setswitchinterval(
-        0.0005
-    )  # so long does the thread of all requests wait for one that computes an answer
-    yield
+def _warmed(home: Path) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def warmed(_app: FastAPI) -> AsyncIterator[None]:
+        # so long does the thread of all requests wait for one that computes an answer
+        sys.setswitchinterval(0.0005)
+        with suppress(CpbError):  # the first request reports it
+            await run_in_threadpool(read.warm, home)
+        # During the first requests: it takes seconds, for which the first overview would have to wait.
+        Thread(target=runs.load, daemon=True, name="mlflow").start()
+        yield
+
+    return warmed
 
 
 def _add_problems(app: FastAPI) -> None:

@@ -13,7 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from cachetools import TTLCache, cached
+from cachetools import LRUCache, TTLCache, cached
 from cachetools.keys import hashkey
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -35,7 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def kept(function: F) -> F:
     """Keep a function's results until anything stored changes; one thread computes a result, the others wait for it."""
-    cache: TTLCache[Any, Any] = TTLCache(1000, _KEEP_S)
+    cache: LRUCache[Any, Any] = LRUCache(1000)
     keep = cached(cache, lambda *args: hashkey(_seen["stored"], *args), condition=threading.Condition())
     return cast(F, keep(function))
 
@@ -64,7 +64,7 @@ def keeping(home: Path) -> type[APIRoute]:
             async def answer(request: Request) -> Response:
                 if time.monotonic() > _seen["at"] + _LOOK_S:
                     _seen["at"] = time.monotonic()  # other requests do not wait for this look
-                    _seen["stored"] = await run_in_threadpool(_token_of_all, home)
+                    await run_in_threadpool(look, home)
                 key = (_seen["stored"], request["path"], request["query_string"])
                 if not (response := bodies.get(key)):
                     bodies[key] = response = await make(request)
@@ -75,8 +75,10 @@ def keeping(home: Path) -> type[APIRoute]:
     return Kept
 
 
-def _token_of_all(home: Path) -> str:
-    return f"{changes(home)} {sqlite_path(tracking_uri()) or time.monotonic()}"  # a server's changes are not seen
+def look(home: Path) -> None:
+    """Look at what is stored now."""
+    # a server's changes are not seen
+    _seen["stored"] = f"{changes(home)} {sqlite_path(tracking_uri()) or time.monotonic()}"
 
 
 def changes(home: Path) -> answers.Changes:

@@ -27,10 +27,10 @@ from tasks.forecasting.months import forecast_command, month_files
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.score import newest_scored
 from tasks.forecasting.touch import newest_touch, stops, touched
-from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale, newest_month, with_source
+from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale, newest_close, newest_month, with_source
 from tasks.market.klines import read_klines
 from webapp import answers
-from webapp.kept import kept
+from webapp.kept import kept, look
 from webapp.runs import champions_of, identity
 
 SPARKLINE = 48
@@ -39,8 +39,9 @@ SPARKLINE = 48
 STOPS = (0.25, 0.1, 0.05)
 """Chances of which the prices are marked in the chart."""
 
-newest, record, chances_of = kept(months.latest), kept(read_summary), kept(newest_touch)
-"""The newest forecast of a series; the record of a market as of the last scoring."""
+newest, closed_at = kept(months.latest), kept(newest_close)
+record, chances_of = kept(read_summary), kept(newest_touch)
+"""The newest forecast of a series and its newest candle's close; the record of a market as of the last scoring."""
 
 CANDLE = ("open", "high", "low", "close", "volume")
 
@@ -60,10 +61,17 @@ def health(home: Path) -> answers.Health:
     )
 
 
-@kept
+def warm(home: Path) -> None:
+    """Read what the first answers need, except for MLflow's store, which takes seconds."""
+    look(home)
+    health(home)
+    for series in _stored(home):
+        _close_fields(home, series)
+
+
 def too_old(home: Path, series: tuple[SeriesId, ...]) -> dict[SeriesId, str]:
     """Return a message for each series whose newest candle or forecast is too old."""
-    late = find_stale(home, series, grace=BETWEEN_RUNS)
+    late = find_stale(home, series, grace=BETWEEN_RUNS, read_close=closed_at, read_forecast=newest)
     return {stale.series: f"{stale.finding}; {mend(home, [stale.series])}" for stale in late}
 
 
@@ -78,7 +86,6 @@ def mend(home: Path, series: Sequence[SeriesId]) -> str:
     )
 
 
-@kept
 def all_series(home: Path) -> list[answers.SeriesInfo]:
     """Return every series with forecasts or candles: series with forecasts first, real markets before simulated."""
     infos = [
@@ -223,7 +230,6 @@ def _hit_rates(entries: list[answers.RecordEntry]) -> answers.LedgerSummary:
     )
 
 
-@kept
 def overview(home: Path, market: Market) -> answers.Overview:
     """Return a row for each series of a market that has candles or forecasts, those with a forecast first."""
     everything = _stored(home)
@@ -316,6 +322,7 @@ def _forecast_fields(rows: pl.DataFrame) -> dict[str, Any]:
     }
 
 
+@kept
 def _close_fields(home: Path, series: SeriesId) -> dict[str, Any]:
     """Return the newest close, its change over a day and the sparkline; empty if no candle can be read."""
     a_day = max(86_400 // series.seconds, 1)

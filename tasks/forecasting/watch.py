@@ -9,7 +9,7 @@ The drift watch keeps one record per market, `HOME/ledger/watch.json`, with the 
 its steps are scored; an hourly check reads only the newest month of each series, whatever the age of the ledger.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -79,44 +79,8 @@ def with_source(command: str, market: str) -> str:
     return f"`{command}`, with the --source that it was ingested from, unless that was Binance Vision"
 
 
-def find_stale(
-    home: Path, series: Sequence[SeriesId], now: datetime | None = None, grace: timedelta = timedelta(0)
-) -> list[Stale]:
-    """Return the series whose newest candle or newest forecast is too old, at most one finding per series.
-
-    A series without candles is skipped: ingestion reports missing candles.
-
-    Args:
-        now: UTC; default the current time. With `--as-of` that time: nothing newer is read.
-        grace: added to the allowed age if data is refreshed at intervals, as by an hourly forecast.
-    """
-    now = now or datetime.now(UTC)
-    real = [s for s in series if s.market != SIM and s.timeframe in INTERVAL_SECONDS]
-    newest = {s: close for s in real if (close := _newest_close(home, s, now))}
-    stale: list[Stale] = []
-    for s, (closed, live) in newest.items():
-        leader = max(close for other, (close, _) in newest.items() if other.market == s.market)
-        if leader - closed > STOPPED_AFTER:
-            continue
-        # Candles from the REST API are there as soon as they close, those of a day's file hours after the day's end.
-        day = (now - PUBLISHING_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
-        oldest = (now if live else day) - INTERVALS_ALLOWED * timedelta(seconds=s.seconds) - grace
-        if closed < oldest:
-            stale.append(Stale(s, "candle", closed, now - closed))
-        elif (issued := latest(home, s, now)["issued_at"].max()) and issued < oldest:  # type: ignore[operator]
-            stale.append(Stale(s, "forecast", issued, now - issued))  # type: ignore[arg-type, operator]
-    return stale
-
-
-def newest_month(home: Path, series: SeriesId, until: datetime | None) -> datetime | None:
-    """Return the start of the newest stored month of candles (not after `until`): older months need not be read."""
-    last = f"{until:%Y-%m}" if until else "9999-12"
-    months = [f.stem for f in series.folder(home, "klines").glob("????-??.parquet") if f.stem <= last]
-    return datetime.strptime(max(months), "%Y-%m").replace(tzinfo=UTC) if months else None
-
-
-def _newest_close(home: Path, series: SeriesId, now: datetime) -> tuple[datetime, bool] | None:
-    """Return the close of the newest candle by `now`, and whether it came from the REST API; None without candles."""
+def newest_close(home: Path, series: SeriesId, now: datetime | None = None) -> tuple[datetime, bool] | None:
+    """Return the close of the newest candle (by `now`), and whether it came from the REST API; None without candles."""
     month = newest_month(home, series, now)
     if month is None:
         return None
@@ -131,6 +95,49 @@ def _newest_close(home: Path, series: SeriesId, now: datetime) -> tuple[datetime
     except CpbError:  # unreadable candles: reported when read for a forecast, and by `cpb verify`
         return None
     return (newest + timedelta(seconds=series.seconds), newest != confirmed) if newest else None
+
+
+def find_stale(
+    home: Path,
+    series: Sequence[SeriesId],
+    now: datetime | None = None,
+    grace: timedelta = timedelta(0),
+    read_close: Callable[..., tuple[datetime, bool] | None] = newest_close,
+    read_forecast: Callable[..., pl.DataFrame] = latest,
+) -> list[Stale]:
+    """Return the series whose newest candle or newest forecast is too old, at most one finding per series.
+
+    A series without candles is skipped: ingestion reports missing candles.
+
+    Args:
+        now: UTC; default the current time. With `--as-of` that time: nothing newer is read.
+        grace: added to the allowed age if data is refreshed at intervals, as by an hourly forecast.
+        read_close, read_forecast: `newest_close` and `latest`, or functions that keep their results.
+    """
+    until = (now,) if now else ()
+    now = now or datetime.now(UTC)
+    real = [s for s in series if s.market != SIM and s.timeframe in INTERVAL_SECONDS]
+    newest = {s: close for s in real if (close := read_close(home, s, *until))}
+    stale: list[Stale] = []
+    for s, (closed, live) in newest.items():
+        leader = max(close for other, (close, _) in newest.items() if other.market == s.market)
+        if leader - closed > STOPPED_AFTER:
+            continue
+        # Candles from the REST API are there as soon as they close, those of a day's file hours after the day's end.
+        day = (now - PUBLISHING_DELAY).replace(hour=0, minute=0, second=0, microsecond=0)
+        oldest = (now if live else day) - INTERVALS_ALLOWED * timedelta(seconds=s.seconds) - grace
+        if closed < oldest:
+            stale.append(Stale(s, "candle", closed, now - closed))
+        elif (issued := read_forecast(home, s, *until)["issued_at"].max()) and issued < oldest:  # type: ignore[operator]
+            stale.append(Stale(s, "forecast", issued, now - issued))  # type: ignore[arg-type, operator]
+    return stale
+
+
+def newest_month(home: Path, series: SeriesId, until: datetime | None) -> datetime | None:
+    """Return the start of the newest stored month of candles (not after `until`): older months need not be read."""
+    last = f"{until:%Y-%m}" if until else "9999-12"
+    months = [f.stem for f in series.folder(home, "klines").glob("????-??.parquet") if f.stem <= last]
+    return datetime.strptime(max(months), "%Y-%m").replace(tzinfo=UTC) if months else None
 
 
 FILE_NAME = "watch.json"
