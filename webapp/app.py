@@ -67,7 +67,7 @@ def _warmed(home: Path) -> Callable[[FastAPI], AbstractAsyncContextManager[None]
     async def warmed(_app: FastAPI) -> AsyncIterator[None]:
         # so long does the thread of all requests wait for one that computes an answer
         sys.setswitchinterval(0.0005)
-        with suppress(CpbError):  # the first request reports it
+        with suppress(Exception):  # a request reports it
             await run_in_threadpool(read.warm, home)
         # During the first requests: it takes seconds, for which the first overview would have to wait.
         Thread(target=runs.load, daemon=True, name="mlflow").start()
