@@ -25,7 +25,7 @@ help: ## list the targets
 
 .venv/.installed-dev: .venv/.installed
 	@echo "Installing the tools for tests and documents: 0.5 GB to download, 1 GB on disk; 1 to 5 minutes."
-	$(INSTALL) -e '.[dev,judging,tune,wandb,docs,postgres,ray]'
+	$(INSTALL) -e '.[dev,tune,wandb,docs,postgres,ray]'
 	touch $@
 
 install: .venv/.installed ## create .venv and install cpb into it
