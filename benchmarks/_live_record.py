@@ -28,7 +28,7 @@ def store_candles(home: Path, series: SeriesId, first: datetime, close: np.ndarr
     opened = pl.datetime_range(first, first + HOUR * (len(close) - 1), "1h", time_zone="UTC", eager=True)
     frame = pl.DataFrame({"open_time": opened, **dict.fromkeys(list(KLINES)[1:], close)})
     for month, part in split_months(frame.select(pl.col(name).cast(kind) for name, kind in KLINES.items())):
-        write_part(home, series, month, part, {})
+        write_part(home, series, month, part)
 
 
 def hourly_forecasts(

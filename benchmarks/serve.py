@@ -1,6 +1,6 @@
 """What the service does per second, and how long its answers take under load: `cpb serve` itself, over loopback.
 
-    python -m benchmarks.serve [--only throughput|latency] [--series 40] [--days 365] [--seconds 60] [--json]
+    python -m benchmarks.serve [--only throughput|latency|touch] [--series 40] [--days 365] [--seconds 60] [--json]
 
 Makes a home of 40 series with a year of hourly forecasts that came true, starts `cpb serve` over it as a user would,
 and asks it from a process of its own on the same cores. Clients are threads with a connection each, and read every
@@ -9,6 +9,7 @@ byte; the first request to each address is among those that are timed.
 throughput: 4 clients ask for `/api/candles/…?limit=5000`, of all series in turn, as fast as they can.
 latency: 50 clients ask once a second each at limit=500, all routes of the API in equal shares over all series; a late
     client does not catch up. A row for all and one for each route.
+touch: the chances of 1,000 prices by each step of every series' newest forecast, without the service.
 """
 
 import argparse
@@ -34,9 +35,12 @@ import psutil
 
 from benchmarks._live_record import HOUR, hourly_forecasts, store_candles, walk
 from benchmarks._paired import main
+from cpbmodels import Series, train_fleet
 from schemas.identity import SeriesId
 from tasks.forecasting import chain
+from tasks.forecasting.months import latest
 from tasks.forecasting.record import score_due
+from tasks.forecasting.touch import newest_touch, touched
 from webapp.app import create_app
 
 FIRST = datetime(2024, 1, 10, tzinfo=UTC)
@@ -167,7 +171,28 @@ def latency(args: argparse.Namespace) -> dict[str, Any]:
     return {"50 clients, once a second": total} | rows
 
 
-PARTS = {"throughput": throughput, "latency": latency}
+def touch(args: argparse.Namespace) -> dict[str, Any]:
+    series = [SeriesId("spot", f"C{i:02d}USDT", "1h") for i in range(args.series)]
+    close = walk(600, 1)
+    spread = np.exp(np.abs(np.random.default_rng(2).normal(0, 0.002, len(close))))
+    candles = Series.from_ohlc(
+        np.column_stack([close, close * spread, close / spread, close]), timeframe="1h"
+    )
+    (member,) = train_fleet([candles], "linear", "smoke", device="cpu", epochs=1)
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        fill(home, series, 2)
+        for coin in series:
+            version = latest(home, coin)["model_version"][0]
+            member.save(home / "hub" / coin.label / coin.timeframe, {"model_version": version})
+        begun = time.perf_counter()
+        for coin in series:
+            chances = newest_touch(home, coin)
+            assert len(list(touched(*chances, np.linspace(50, 200, 1000).tolist()))) == 10_000
+        return {f"{args.series} series, 1,000 prices": {"s": time.perf_counter() - begun}}
+
+
+PARTS = {"throughput": throughput, "latency": latency, "touch": touch}
 
 
 def options(parser: argparse.ArgumentParser) -> None:
