@@ -148,6 +148,10 @@ class Architecture(ABC):
         """
         return {}
 
+    def unroll(self, outputs: Tensor) -> Tensor:
+        """[K, B, H x size] -> [K, B, H, size]; for architectures of others, as in docs/extending.md."""
+        return outputs.view(*outputs.shape[:2], self.head.steps, self.head.size)
+
     def teacher_steps(self, batch: Batch, draws: Draws | None) -> list[Tensor] | None:
         """Per step, Bool [K, B, 1]: does the decoder read the true previous candle? None: never."""
         forced = self.forced_steps(batch, draws)

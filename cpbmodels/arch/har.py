@@ -85,7 +85,7 @@ class Har(OfOneCandle):
         inputs = batch.inputs.flatten(2)
         x = dropout(torch.nn.functional.gelu(linear(inputs, w, "first")), rate, draws)
         x = dropout(torch.nn.functional.gelu(linear(x, w, "second")), rate, draws)
-        raw = linear(x, w, "out").unflatten(-1, (self.head.steps, self.head.size))
+        raw = self.unroll(linear(x, w, "out"))
         if not has_line(self.options):
             return raw
         line = linear(inputs, w, "line").unsqueeze(-1)

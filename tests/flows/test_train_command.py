@@ -152,15 +152,13 @@ def test_a_member_that_failed_is_the_error(trained, end_of):
     assert (code, told["error"], told["code"]) == (1, "loss is NaN", "diverged")
 
 
-def test_resume_from_a_path_takes_the_newest_checkpoint_of_each_part(trained, monkeypatch, capsys, tmp_path):
+def test_resume_from_a_path_takes_the_newest_checkpoint_of_each_part(trained, end_of, tmp_path):
     newest = ("fleet-0000/epoch-000002-00000000", "fleet-0002/epoch-000001-00000003")
     for name in ("fleet-0000/epoch-000001-00000001", *newest):
         path = tmp_path / "0123456789abcdef" / "checkpoints" / f"{name}.safetensors"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
-    end_of(
-        monkeypatch, capsys, "BTC", "1h", "--source", "sim", "--resume", str(tmp_path / "0123456789abcdef")
-    )
+    end_of("BTC", "1h", "--source", "sim", "--resume", str(tmp_path / "0123456789abcdef"))
     checkpoint = trained.asked["earlier"]
     checkpoint.put_into(tmp_path / "new")
     put = tmp_path / "new" / "checkpoints"
