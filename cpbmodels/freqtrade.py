@@ -20,7 +20,7 @@ from cpbmodels.data import FEATURE_WARMUP, INTERVAL_SECONDS
 from cpbmodels.data.columns import PRICES, is_candle
 from cpbmodels.data.paths import SCORES
 from cpbmodels.data.series import QUANTILE_COLUMNS, Series
-from cpbmodels.data.touch import SIDES, Touch
+from cpbmodels.data.touch import SIDES, Numbers, Touch, numbers
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.member import Member, load, other_symbol
 from cpbmodels.fleet.predict import check_forecasts_prices, microseconds, predict
@@ -46,7 +46,7 @@ def add_forecasts(
     model: Member | str | Path,
     *,
     steps: Iterable[int] | None = None,
-    stops: Iterable[float] = (),
+    stops: Numbers = (),
     known_until: datetime | str | None = None,
 ) -> pd.DataFrame:
     """Return the candles with the forecast made at each candle's close, for all rows in one call.
@@ -87,7 +87,7 @@ def add_forecasts(
         log.warning("%s: %s", pair, why)
     first = _first_time(member, known_until, pair)
     wanted = _steps(steps, member.horizon)
-    chances = list(stops)
+    chances = numbers(stops).ravel().tolist()
     kinds = ["sigma", *QUANTILE_COLUMNS, *(f"stop_{side}_{p:g}" for p in chances for side in SIDES)]
     names = [f"cpb_{name}_{step}" for step in wanted for name in kinds]
     values = np.full((len(dataframe), len(wanted), len(kinds)), np.nan)

@@ -60,16 +60,12 @@ class CandleModel:
             columns = feature_frame(candles.frame, candles.timeframe)
             series = Series.from_columns(columns, config.get("symbol") or "", candles.timeframe)
             since = options.get("since")
-            more = {
-                name: [float(text) for text in options[name].split(",")]
-                for name in ("touch", "stop")
-                if options.get(name)
-            }
+            more = {name: options[name].split(",") for name in ("touch", "stop") if options.get(name)}
             if since:
                 rows = self.member.predict(series, since, **more)
             else:
                 rows = self.member.forecast(series).to_frame(**more)
-        except (ModelError, ValueError) as error:  # float's message names the text
+        except ModelError as error:
             raise MlflowException.invalid_parameter_value(str(error)) from error
         return to_pandas(rows)
 

@@ -7,7 +7,6 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from math import inf
 from pathlib import Path
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
@@ -100,15 +99,17 @@ def parse_prices(text: str) -> list[float]:
     """Return the prices in a text such as `98000,105000`.
 
     Raises:
-        UsageError: one is not a number above 0.
+        UsageError: one is no price, or there are more than 1,000.
     """
     try:
         prices = [float(part) for part in text.split(",")]
     except ValueError:
-        prices = [0.0]
-    if not all(0 < price < inf for price in prices):
-        raise UsageError(f"touch {text!r} holds what is no price: give numbers above 0, as in 98000,105000",
-                         code="touch", field="touch")  # fmt: skip
+        prices = []
+    if not (1 <= len(prices) <= 1000 and all(1e-12 <= price <= 1e12 for price in prices)):
+        raise UsageError(
+            f"touch {text[:40]!r}: give at most 1,000 prices from 1e-12 to 1e12, as in 98000,105000",
+            code="touch",
+        )
     return prices
 
 
@@ -355,7 +356,7 @@ class ForecastSpec(ScopeSpec):
     @property
     def prices(self) -> list[float]:
         """The prices of `touch`."""
-        return parse_prices(self.touch) if self.touch else []
+        return [] if self.touch is None else parse_prices(self.touch)
 
     @property
     def every_champion(self) -> bool:

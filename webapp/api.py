@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import MemberError, UsageError
 from schemas.identity import OWN, SIM, Market, SeriesId, symbol_of
+from schemas.scope import parse_prices
 from tasks.figures.page import THEMES, themed
 from webapp import answers, figures, kept, read, runs
 from webapp.figures import MAX_EARLIER, ThemeName
@@ -75,7 +76,7 @@ Until = Annotated[
 Prices = Annotated[
     tuple[Annotated[float, Field(ge=1e-12, le=1e12)], ...],
     Field(max_length=1000),
-    BeforeValidator(lambda given: [price for text in given for price in str(text).split(",")]),
+    BeforeValidator(lambda given: parse_prices(",".join(map(str, given))) if given else given),
     Query(description="as in 98000,105000; at most 1,000"),
 ]
 IssuedAt = Annotated[

@@ -26,6 +26,8 @@ KEY = "touch.table"
 TINY = 1e-12
 """Least width, in log-return: that of a price which never moves."""
 
+Numbers = float | Sequence[float] | np.ndarray
+
 _TAIL = np.arange(1, 7)
 _LOG_CHANCES = np.log(np.concatenate([[1.0], 1 - LEVELS, 0.01 * 0.1**_TAIL]))
 
@@ -86,6 +88,14 @@ def _distances(quantiles: np.ndarray) -> np.ndarray:
     return np.concatenate([[0.0], quantiles, quantiles[98] * growth**_TAIL])
 
 
+def numbers(given: Numbers) -> np.ndarray:
+    """float64 of a number, or of several; of texts too. ModelError for anything else."""
+    try:
+        return np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        raise ModelError(f"{given!r} is neither a number nor a list of numbers.") from None
+
+
 class Touch:
     """Chances and stops of forecasts [...], in prices.
 
@@ -106,9 +116,9 @@ class Touch:
         self.table, self.last_close = table, np.asarray(last_close, dtype=np.float64)
         self.width = width(np.log(close))
 
-    def chance(self, price: float | Sequence[float] | np.ndarray) -> np.ndarray:
+    def chance(self, price: Numbers) -> np.ndarray:
         """The chance [..., H] that a price is touched by each step; ModelError if it is not a number above 0."""
-        prices = np.asarray(price, dtype=np.float64)
+        prices = numbers(price)
         if not (np.isfinite(prices) & (prices > 0)).all():
             raise ModelError(f"The price {price} cannot be touched: give a number above 0.")
         return chance(self.table, self.width, np.log(prices / self.last_close))
@@ -119,15 +129,18 @@ class Touch:
         Raises:
             ModelError: the probability is not between 0 and 1, or the side is neither up nor down.
         """
-        if side not in SIDES or not 0 < probability < 1:
+        chance = numbers(probability)
+        if side not in SIDES or chance.ndim or not 0 < chance < 1:
             raise ModelError(
                 f"There is no stop on the side {side!r} with the chance {probability!r}: give up or down, and a "
                 "chance between 0 and 1."
             )
-        moves = stop(self.table, self.width, probability, side)
+        moves = stop(self.table, self.width, float(chance), side)
         return self.last_close[..., None] * np.exp(moves)
 
-    def columns(self, touch: Sequence[float], stop: Sequence[float]) -> dict[str, np.ndarray]:
+    def columns(self, touch: Numbers, stop: Numbers) -> dict[str, np.ndarray]:
         """The columns [..., H] `touch_98000` of prices and `stop_up_0.05`, `stop_down_0.05` of chances."""
-        chances = {f"touch_{price:.12g}": self.chance(price) for price in touch}
-        return chances | {f"stop_{side}_{p:g}": self.stop(p, side) for p in stop for side in SIDES}
+        chances = {f"touch_{price:.12g}": self.chance(price) for price in numbers(touch).ravel()}
+        return chances | {
+            f"stop_{side}_{p:g}": self.stop(p, side) for p in numbers(stop).ravel() for side in SIDES
+        }

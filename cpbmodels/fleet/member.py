@@ -20,7 +20,7 @@ from cpbmodels.arch.presets import check_together
 from cpbmodels.data import FEATURE_WARMUP
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.data.touch import KEY, LEVELS
+from cpbmodels.data.touch import KEY, LEVELS, Numbers
 from cpbmodels.errors import ModelError, shown
 from cpbmodels.fleet.bank import ALL_SYMBOLS
 from cpbmodels.fleet.config import (
@@ -144,8 +144,8 @@ class Member:
         series: Series,
         since: datetime | str | None = None,
         *,
-        touch: Sequence[float] = (),
-        stop: Sequence[float] = (),
+        touch: Numbers = (),
+        stop: Numbers = (),
     ) -> pl.DataFrame:
         """The forecasts from every origin, as rows of `Forecast.to_frame`; for backtests.
 

@@ -18,7 +18,7 @@ from cpbmodels.arch.options import differing
 from cpbmodels.data.paths import Paths, coin_factors, draw_closes
 from cpbmodels.data.series import Prediction, Series, forecast_rows, to_pandas
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.data.touch import Touch
+from cpbmodels.data.touch import Numbers, Touch
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, Scaling
@@ -84,7 +84,7 @@ class Forecast:
         """Close of the last candle used, UTC; ModelError if the series has no times."""
         return self.series.end_of(self.issued_row)
 
-    def touch(self, price: float | Sequence[float] | np.ndarray) -> np.ndarray:
+    def touch(self, price: Numbers) -> np.ndarray:
         """The chance that the high (of a price above the last close) or the low (below) has reached it by each step.
 
         float64 [H] of one price, [K, H] of K prices; 1 at the last close.
@@ -107,7 +107,7 @@ class Forecast:
         check_forecasts_prices(self.probabilities)
         return Touch(self.touch_table, self.close.array, self.last_close)
 
-    def to_frame(self, touch: Sequence[float] = (), stop: Sequence[float] = ()) -> pl.DataFrame:
+    def to_frame(self, touch: Numbers = (), stop: Numbers = ()) -> pl.DataFrame:
         """Rows `issued_at step target_time q05 … q95 q50_open q50_high q50_low`, a row for each step, in prices.
 
         Args:
@@ -121,9 +121,11 @@ class Forecast:
         rows = forecast_rows(
             [self.issued_at], self.series.step_seconds, self.close.array[None], self.candle[None]
         )
-        return rows.with_columns(**self._touch.columns(touch, stop)) if touch or stop else rows
+        return (
+            rows.with_columns(**self._touch.columns(touch, stop)) if np.size(touch) or np.size(stop) else rows
+        )
 
-    def to_pandas(self, touch: Sequence[float] = (), stop: Sequence[float] = ()) -> pd.DataFrame:
+    def to_pandas(self, touch: Numbers = (), stop: Numbers = ()) -> pd.DataFrame:
         """The rows of `to_frame` for pandas, without pyarrow (which polars' own `to_pandas` needs)."""
         return to_pandas(self.to_frame(touch, stop))
 
@@ -350,8 +352,8 @@ def predict_rows(
     member: Member,
     series: Series,
     since: datetime | str | None = None,
-    touch: Sequence[float] = (),
-    stop: Sequence[float] = (),
+    touch: Numbers = (),
+    stop: Numbers = (),
 ) -> pl.DataFrame:
     """The forecasts of every origin from `since` on (UTC close of the last candle used) as rows, in prices.
 
@@ -369,7 +371,7 @@ def predict_rows(
     issued = [series.end_of(int(row)) for row in origins]
     close, candle = (last[:, None, None] * np.exp(moves) for moves in (forecasts.quantiles, forecasts.candle))
     rows = forecast_rows(issued, series.step_seconds, close, candle)
-    if not (touch or stop):
+    if not (np.size(touch) or np.size(stop)):
         return rows
     columns = Touch(forecasts.touch, close, last).columns(touch, stop)
     return rows.with_columns(**{name: values.ravel() for name, values in columns.items()})

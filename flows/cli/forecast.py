@@ -19,7 +19,7 @@ def forecast(spec: ForecastSpec, json: Json = False) -> None:
 
     Of a single series every step and quantile is shown.
 
-    Example: cpb forecast BTC 1h --source sim --touch 98000,105000
+    Example: cpb forecast BTC 1h --source sim --touch 38500,39000
     """
     quiet_libraries()
     with shown_progress("forecast"):
@@ -52,14 +52,17 @@ def _print(spec: ForecastSpec, result: dict[str, Any]) -> None:
 
 
 def _print_touch(touch: Sequence[dict[str, Any]]) -> None:
-    """Print a column for each price, with the chance that a high (up) or a low (down) has reached it by each close."""
-    chances: dict[datetime, dict[str, str]] = {}
-    for entry in touch:
-        line = chances.setdefault(entry["by"], {"by": _time(entry["by"])})
-        line[f"{entry['side']} to {price(entry['price'])}"] = f"{entry['probability']:.1%}"
-    lines = list(chances.values())
-    columns = [Column(name, name, ">", stays=True) for name in lines[0] if name != "by"]
-    print_table("The price is reached with this probability", (Column("by (UTC)", "by"), *columns), lines)
+    """Print a row for each price, with the chance that a high (↑) or a low (↓) reaches it within so many candles."""
+    horizon = len({entry["by"] for entry in touch})
+    lines = []
+    for first in range(0, len(touch), horizon):
+        entries = touch[first : first + horizon]
+        chances = {str(step): f"{entry['probability']:.1%}" for step, entry in enumerate(entries, 1)}
+        arrow = "↑" if entries[0]["side"] == "up" else "↓"
+        lines.append({"price": f"{arrow} {entries[0]['price']:.12g}", **chances})
+    steps = [Column(str(s), str(s), ">", stays=s in (1, 5, horizon)) for s in range(1, horizon + 1)]
+    title = f"Reached within so many candles, the last of them until {_time(touch[-1]['by'])} UTC"
+    print_table(title, (Column("price", "price", ">", stays=True), *steps), lines)
 
 
 _AFTER = (1, 5, 10)

@@ -38,7 +38,11 @@ def newest_touch(home: Path, series: SeriesId, until: datetime | None = None) ->
         return rows, Touch(
             read_touch(folder), rows.select(QUANTILE_COLUMNS).to_numpy(), rows["last_close"][0]
         )
-    except (DamagedError, ModelError) as error:
+    except DamagedError as error:
+        raise MemberError(
+            f"the packaged model of {series} is damaged: `{forecast_command(series)}` packages it again"
+        ) from error
+    except ModelError as error:
         raise MemberError(f"{series}: {error}") from error
 
 

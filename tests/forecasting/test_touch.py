@@ -1,6 +1,7 @@
 """Chances of a touch from the newest stored forecast and the packaged model, and `cpb forecast --touch`."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 
@@ -73,10 +74,10 @@ def test_a_model_without_a_table_and_a_damaged_model_say_so(home, member):
     with pytest.raises(MemberError, match="no table of extremes"):
         newest_touch(home, BTC)
     flip(folder / "model.safetensors")
-    with pytest.raises(MemberError, match="sha256"):
+    with pytest.raises(MemberError, match="is damaged: `cpb forecast"):
         newest_touch(home, BTC)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(MemberError, match="cannot be read"):
+    with pytest.raises(MemberError, match="is damaged"):
         newest_touch(home, BTC)
 
 
@@ -93,11 +94,12 @@ def command(monkeypatch, *words):
     return end.value.code
 
 
-def test_the_command_gives_a_column_for_each_price_and_json(home, monkeypatch, capsys):
-    assert command(monkeypatch, "BTC", "1h", "--touch", "98000,110000") == 0
+def test_the_command_gives_a_row_for_each_price_and_json(home, monkeypatch, capsys):
+    assert command(monkeypatch, "BTC", "1h", "--touch", "98000,110000,110000.01") == 0
     shown = capsys.readouterr().out
-    assert "down to 98,000" in shown
-    assert "up to 110,000" in shown
+    assert re.search(r"↓ 98000 +\d", shown)
+    assert re.search(r"↑ 110000 +\d", shown)
+    assert re.search(r"↑ 110000\.01 +\d", shown)
     assert command(monkeypatch, "BTC", "1h", "--touch", "98000", "--json") == 0
     entries = json.loads(capsys.readouterr().out.splitlines()[-1])["touch"]
     assert len(entries) == 10
@@ -109,9 +111,10 @@ def test_the_command_gives_a_column_for_each_price_and_json(home, monkeypatch, c
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("BTC", "1h", "--touch", "98000,x"), "touch '98000,x' holds what is no price"),
-        (("BTC", "1h", "--touch", "-1"), "touch '-1' holds what is no price"),
-        (("BTC", "1h", "--touch", "inf"), "holds what is no price"),
+        (("BTC", "1h", "--touch", "98000,x"), "touch '98000,x': give at most 1,000 prices"),
+        (("BTC", "1h", "--touch", "-1"), "touch '-1': give at most"),
+        (("BTC", "1h", "--touch", "inf"), "touch 'inf': give at most"),
+        (("BTC", "1h", "--touch", ""), "touch '': give at most"),
         (("BTC,ETH", "1h", "--touch", "98000"), "touch needs one coin and one timeframe"),
         (("BTC", "--touch", "98000"), "touch needs one coin and one timeframe"),
     ],

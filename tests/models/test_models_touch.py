@@ -104,10 +104,23 @@ def test_an_impossible_price_is_refused(forecast, price):
         forecast.touch(price)
 
 
-@pytest.mark.parametrize("wrong", [(0, "up"), (1, "down"), (0.1, "left"), (float("nan"), "up")])
+@pytest.mark.parametrize(
+    "wrong", [(0, "up"), (1, "down"), (0.1, "left"), (float("nan"), "up"), ([0.05, 0.1], "up")]
+)
 def test_an_impossible_stop_is_refused(forecast, wrong):
     with pytest.raises(ModelError, match="give up or down, and a chance between 0 and 1"):
         forecast.stop(*wrong)
+
+
+@pytest.mark.parametrize("text", ["x", None, 10**400, object()])
+def test_what_is_no_number_is_a_model_error(forecast, text):
+    for ask in (
+        forecast.touch,
+        lambda text: forecast.stop(text, "up"),
+        lambda text: forecast.to_frame(touch=[text]),
+    ):
+        with pytest.raises(ModelError, match="neither a number|above 0|between 0 and 1"):
+            ask(text)
 
 
 def test_rows_carry_chances_and_stops(member, forecast):
@@ -115,7 +128,7 @@ def test_rows_carry_chances_and_stops(member, forecast):
     rows = forecast.to_frame(touch=[price], stop=[0.05])
     np.testing.assert_array_equal(rows[f"touch_{price:.12g}"], forecast.touch(price))
     np.testing.assert_array_equal(rows["stop_down_0.05"], forecast.stop(0.05, "down"))
-    assert forecast.to_pandas(stop=[0.1]).columns[-2:].tolist() == ["stop_up_0.1", "stop_down_0.1"]
+    assert forecast.to_pandas(stop=0.1).columns[-2:].tolist() == ["stop_up_0.1", "stop_down_0.1"]
     every = member.predict(SERIES, touch=[price], stop=[0.05])
     assert every.columns == rows.columns
     np.testing.assert_allclose(
@@ -196,5 +209,5 @@ def test_mlflow_takes_prices_and_chances_as_texts(member, forecast):
     rows = CandleModel(member).predict(pd.DataFrame(candles), {"touch": "99.5,120", "stop": "0.05"})
     np.testing.assert_allclose(rows["touch_99.5"], forecast.touch(99.5))
     assert {"touch_120", "stop_up_0.05", "stop_down_0.05"} < {*rows.columns}
-    with pytest.raises(MlflowException, match="'x'"):
+    with pytest.raises(MlflowException, match=r"\['x'\] is neither a number nor a list"):
         CandleModel(member).predict(pd.DataFrame(candles), {"touch": "x"})
