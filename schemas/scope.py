@@ -107,7 +107,7 @@ def parse_prices(text: str) -> list[float]:
         prices = []
     if not (1 <= len(prices) <= 1000 and all(1e-12 <= price <= 1e12 for price in prices)):
         raise UsageError(
-            f"touch {text[:40]!r}: give at most 1,000 prices from 1e-12 to 1e12, as in 98000,105000",
+            f"{text[:40]!r} is no list of prices: give at most 1,000 from 1e-12 to 1e12, as in 98000,105000",
             code="touch",
         )
     return prices

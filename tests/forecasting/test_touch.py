@@ -111,10 +111,10 @@ def test_the_command_gives_a_row_for_each_price_and_json(home, monkeypatch, caps
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("BTC", "1h", "--touch", "98000,x"), "touch '98000,x': give at most 1,000 prices"),
-        (("BTC", "1h", "--touch", "-1"), "touch '-1': give at most"),
-        (("BTC", "1h", "--touch", "inf"), "touch 'inf': give at most"),
-        (("BTC", "1h", "--touch", ""), "touch '': give at most"),
+        (("BTC", "1h", "--touch", "98000,x"), "'98000,x' is no list of prices: give at most 1,000"),
+        (("BTC", "1h", "--touch", "-1"), "'-1' is no list"),
+        (("BTC", "1h", "--touch", "inf"), "'inf' is no list"),
+        (("BTC", "1h", "--touch", ""), "'' is no list"),
         (("BTC,ETH", "1h", "--touch", "98000"), "touch needs one coin and one timeframe"),
         (("BTC", "--touch", "98000"), "touch needs one coin and one timeframe"),
     ],

@@ -119,7 +119,7 @@ def test_what_is_no_number_is_a_model_error(forecast, text):
         lambda text: forecast.stop(text, "up"),
         lambda text: forecast.to_frame(touch=[text]),
     ):
-        with pytest.raises(ModelError, match="neither a number|above 0|between 0 and 1"):
+        with pytest.raises(ModelError, match=r"neither a number|above 0|between 0 and 1"):
             ask(text)
 
 

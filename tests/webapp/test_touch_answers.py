@@ -70,7 +70,7 @@ def test_a_model_without_a_table_and_a_series_without_a_forecast_say_so(touch):
 def test_an_impossible_price_is_refused_with_a_sentence(touch, price):
     answer = touch(price)
     assert answer.status_code == 422
-    assert re.match(r"price .* cannot be used: ", answer.json()["detail"])
+    assert re.match(r"'.*' is no list of prices: ", answer.json()["detail"])
 
 
 @needs_browser
