@@ -105,6 +105,14 @@ def _series_table(series: SeriesId, what: str, rows: list[Any]) -> Response:
     return table(rows, name, **runs.identity(series), simulated=series.market == SIM)
 
 
+def _listed(kind: type[answers.OfSeries], series: SeriesId, rows: pl.DataFrame, form: str) -> Any:
+    """Return an answer of nothing but rows, whose list has the answer's name."""
+    name = kind.__name__.lower()
+    if form == "csv":
+        return _series_table(series, name, kept.texts(rows).rows(named=True))
+    return kind(**runs.identity(series), **{name: []}), name, rows
+
+
 def _label(market: Market) -> str:
     return "simulated" if market == SIM else market
 
@@ -182,8 +190,8 @@ def _add_series(router: APIRouter, home: Path, Series: Any) -> None:
         """Return the decisions on a series' champion after each run, and their reasons, newest first."""
         return runs.decisions(series, limit)
 
-    @router.get("/api/ledger/{symbol}/{timeframe}", responses=SERIES)
-    def ledger(series: Series, limit: Annotated[int, Query(ge=0, le=5000)] = 200) -> answers.Ledger:
+    @router.get("/api/ledger/{symbol}/{timeframe}", response_model=answers.Ledger, responses=SERIES)
+    def ledger(series: Series, limit: Annotated[int, Query(ge=0, le=5000)] = 200) -> Any:
         """Return the scores of the forecasts against the random walk, and the newest `limit` scored rows."""
         return read.scored(home, series, limit)
 
@@ -203,14 +211,12 @@ def _add_series(router: APIRouter, home: Path, Series: Any) -> None:
     @router.get("/api/forecasts/{symbol}/{timeframe}", response_model=answers.Forecasts, responses=responses)
     def forecasts(series: Series, until: Until = None, limit: Limit = 200, form: Form = "json") -> Any:
         """Return the issue times of forecasts, newest last; each can be used as `issued_at` of a forecast."""
-        answer = read.forecasts(home, series, limit, until)
-        return answer if form == "json" else _series_table(series, "forecasts", answer.forecasts)
+        return _listed(answers.Forecasts, series, read.forecasts(home, series, limit, until), form)
 
     @router.get("/api/candles/{symbol}/{timeframe}", response_model=answers.Candles, responses=responses)
     def candles(series: Series, until: Until = None, limit: Limit = 200, form: Form = "json") -> Any:
         """Return stored candles, the newest last."""
-        answer = read.candles(home, series, limit, until)
-        return answer if form == "json" else _series_table(series, "candles", answer.candles)
+        return _listed(answers.Candles, series, read.candle_rows(home, series, limit, until), form)
 
 
 def _add_figures(router: APIRouter, home: Path, Series: Any, MarketIn: Any) -> None:

@@ -13,6 +13,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import polars as pl
 from cachetools import LRUCache, TTLCache, cached
 from cachetools.keys import hashkey
 from fastapi import Request, Response
@@ -54,7 +55,9 @@ def keeping(home: Path) -> type[APIRoute]:
                 made = endpoint(**given)
                 if isinstance(made, Response):
                     return made
-                return Response(to_json(made, inf_nan_mode="null"), media_type="application/json")
+                return Response(
+                    json_of(*made if isinstance(made, tuple) else (made,)), media_type="application/json"
+                )
 
             super().__init__(path, respond, **options)
 
@@ -73,6 +76,22 @@ def keeping(home: Path) -> type[APIRoute]:
             return answer
 
     return Kept
+
+
+def json_of(answer: Any, name: str = "", rows: pl.DataFrame | None = None) -> bytes:
+    """Return an answer's JSON, with `rows` as the list of that name, which is empty in the answer.
+
+    polars writes rows of plain values in a fifth of the time that it takes to make models of them.
+    """
+    written = to_json(answer, inf_nan_mode="null")
+    if rows is None:
+        return written
+    return written.replace(f'"{name}":[]'.encode(), f'"{name}":{texts(rows).write_json()}'.encode(), 1)
+
+
+def texts(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows with their times as the API writes them."""
+    return rows.with_columns(pl.selectors.datetime().dt.strftime("%Y-%m-%dT%H:%M:%S%.fZ"))
 
 
 def look(home: Path) -> None:

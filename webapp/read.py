@@ -117,7 +117,7 @@ def default_market(home: Path) -> Market:
 
 def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None) -> pl.DataFrame:
     """Return the rows of the forecast issued at an instant, default the newest; raises `MemberError` without one."""
-    rows = newest(home, series, issued_at)
+    rows = months.latest(home, series, issued_at) if issued_at else newest(home, series)
     if not rows.is_empty() and issued_at in (None, rows["issued_at"][0]):
         return rows
     if issued_at is None or newest(home, series).is_empty():
@@ -145,12 +145,11 @@ def touch(home: Path, series: SeriesId, prices: Sequence[float]) -> answers.Touc
     return answers.Touch(**fields)
 
 
-def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> answers.Forecasts:
-    """Return the issue times of the newest `limit` forecasts; raises `MemberError` if the series has no forecast."""
+def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
+    """Return `answers.IssuedForecast` of the newest `limit`; raises `MemberError` if the series has no forecast."""
     if newest(home, series).is_empty():
         raise _no_forecast(series)
-    rows = months.issues(home, series, limit, until)
-    return answers.Forecasts(**identity(series), forecasts=rows.rows(named=True))
+    return months.issues(home, series, limit, until)[list(answers.IssuedForecast.model_fields)]
 
 
 def candle_rows(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
@@ -168,12 +167,6 @@ def candle_rows(home: Path, series: SeriesId, limit: int, until: datetime | None
     return frame.tail(limit).select("open_time", close_time, *CANDLE)
 
 
-def candles(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> answers.Candles:
-    """Return candles; arguments and errors as in `candle_rows`."""
-    rows = candle_rows(home, series, limit, until).rows(named=True)
-    return answers.Candles(**identity(series), candles=rows)
-
-
 def check_coin(home: Path, series: SeriesId) -> None:
     """Raise `MemberError` for a coin of which nothing is stored and which the default universe lacks."""
     symbols = {stored.symbol for stored in _stored(home)}
@@ -187,8 +180,8 @@ def _no_forecast(series: SeriesId) -> MemberError:
     return MemberError(f"no forecast of {series} is stored; make one with `{forecast_command(series)}`")
 
 
-def scored(home: Path, series: SeriesId, limit: int) -> answers.Ledger:
-    """Return the record of a series as of the last scoring, and the newest `limit` scored rows.
+def scored(home: Path, series: SeriesId, limit: int) -> tuple[answers.Ledger, str, pl.DataFrame]:
+    """Return the record of a series as of the last scoring, and the newest `limit` scored rows, its `rows`.
 
     Raises:
         MemberError: the series has no forecast.
@@ -203,15 +196,16 @@ def scored(home: Path, series: SeriesId, limit: int) -> answers.Ledger:
     ]
     of_series = [entry for entry in entries if entry.kind == "series"]
     rows = newest_scored(home, series, limit)[list(answers.LedgerRow.model_fields)]
-    return answers.Ledger(
+    ledger = answers.Ledger(
         **identity(series),
         watch=next((alarm for alarm in alarms(home, series.market) if alarm.series == series), None),
         summary=_hit_rates(of_series),
         live=_hit_rates([entry for entry in of_series if entry.live]),
         recorded_at=of_market.made_at if of_market else None,
         record=entries,
-        rows=rows.rows(named=True),
+        rows=[],
     )
+    return ledger, "rows", rows
 
 
 def _hit_rates(entries: list[answers.RecordEntry]) -> answers.LedgerSummary:
