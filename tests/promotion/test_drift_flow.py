@@ -38,6 +38,6 @@ def test_the_flow_looks_at_every_champion_and_tells_of_one_that_has_drifted(trai
     result, said, _ = hour()
     assert len(result["drifted"]) == 1
     assert any(line.startswith("DRIFTED ") and "BTCUSDT 1h is drifted" in line for line in said)
-    assert scored(home, BTC, 0).watch.state == "drifted"
+    assert scored(home, BTC, 0)[0].watch.state == "drifted"
     shown = CliRunner().invoke(_app(), ["champions", "--why"]).stdout
     assert "live drifted since 2025-01-01" in shown.split("ETHUSDT 1h:")[0]
