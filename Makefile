@@ -52,15 +52,15 @@ lint: .venv/.installed-dev ## ruff, mypy, import rules, limit of size
 	$(BIN)/python -m benchmarks.size --check
 
 check: lint ## under a minute, for every commit: lint, types, and a tiny run from klines to forecasts
-	$(BIN)/pytest tests/golden -k demo
+	$(BIN)/pytest tests/golden -m '' -k demo
 
 # By file: what a module's tests share (a server, a cluster, a trained home) is then made once, and not in every process;
 # in the order of tests/conftest.py, which has the longest files first.
 XDIST := --dist loadfile --no-loadscope-reorder
 
 test: lint ## lint, types, import rules and the fast tests
-	@echo "The fast tests: 5 minutes on two quiet cores."
-	$(BIN)/pytest -n 2 $(XDIST) --durations=20 $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+	@echo "The fast tests: 4 minutes on two quiet cores."
+	$(BIN)/pytest -n 3 $(XDIST) --durations=20 $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 test-all: lint ## everything, with real servers, browser, kills and long trainings
 	@echo "All tests, with servers, browser and long trainings: about 25 minutes on two cores."

@@ -56,7 +56,7 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
                 "another with --source or --market, or train first, as in `cpb train-all`", code="no-champion",
             )  # fmt: skip
         result = _forecast(
-            scope.narrowed(list(models)), spec.tail, models, served.failures, steps, say, outcome
+            scope.narrowed(list(models)), models, served.failures, steps, say, outcome, tail=spec.tail
         )
         if spec.prices:
             (series,) = models
@@ -65,8 +65,8 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
 
 
 def _forecast(
-    scope: Scope, tail: bool, models: dict[SeriesId, PackagedModel], left_out: Sequence[Failure], steps: Runner,
-    say: Say, outcome: Outcome,
+    scope: Scope, models: dict[SeriesId, PackagedModel], left_out: Sequence[Failure], steps: Runner, say: Say,
+    outcome: Outcome, *, tail: bool,
 ) -> dict[str, Any]:  # fmt: skip
     fetched, issued = steps.one(ingest, scope, tail), steps.one(forecast, scope)
     scored, watched = steps.one(score, scope), steps.one(watch, scope)

@@ -38,7 +38,6 @@ from tasks.tracking.store import store_errors
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=Spec)
-Scoped = TypeVar("Scoped", bound=ScopeSpec)
 Say = Callable[[str], None]
 
 

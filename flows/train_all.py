@@ -171,7 +171,7 @@ def run_training(
             or MLflow's artifact folder cannot be used, or wandb is not installed.
     """
     check_place(open_store())
-    if is_wanted(spec.wandb):
+    if is_wanted(asked=spec.wandb):
         check_installed()
     with opened_engine(spec) as engine, Judges(engine.cores) as judges:
         return _run(spec, steps, engine, judges, say, earlier, name)
@@ -367,7 +367,7 @@ def run_of(run_id: str) -> Iterator[None]:
 
 def mirror_to_wandb(spec: RunSpec, run_id: str, say: Say) -> None:
     """Copy a finished run to Weights & Biases if requested; errors are only printed."""
-    if is_wanted(spec.wandb) and (problem := mirror(run_id, spec.scope.root)):
+    if is_wanted(asked=spec.wandb) and (problem := mirror(run_id, spec.scope.root)):
         say(f"cpb: {problem}")
 
 

@@ -66,7 +66,7 @@ class Contract:
     @property
     def _all(self) -> dict[str, pl.Expr]:
         missing = {f"{name} is missing": pl.col(name).is_null() for name in self.kinds}
-        return missing | {name: fault.fill_null(True) for name, fault in self.faults.items()}
+        return missing | {name: fault.fill_null(value=True) for name, fault in self.faults.items()}
 
 
 KLINES: dict[str, pl.DataType | type[pl.DataType]] = {
@@ -233,7 +233,7 @@ def check_backtest_rows(frame: pl.DataFrame) -> pl.DataFrame:
     """Return a backtest's rows that meet their contract; errors as in `check_forecasts`."""
     candle = any(name in frame.columns for name in MEDIAN_COLUMNS)
     schema = {n: kind for n, kind in BACKTEST_SCHEMA.items() if candle or n not in MEDIAN_COLUMNS}
-    rules = [*_forecast_rules(candle), ("fold is 1 or more", pl.col("fold") >= 1)]
+    rules = [*_forecast_rules(candle=candle), ("fold is 1 or more", pl.col("fold") >= 1)]
     return _checked("backtest rows", frame, schema, BACKTEST_KEY, rules)
 
 
@@ -265,7 +265,7 @@ _PLAIN_TEXTS: list[Rule] = [
 _KNOWN_ROLE: Rule = (f"role is {CHAMPION}", pl.col("role") == CHAMPION)
 
 
-def _forecast_rules(candle: bool) -> list[Rule]:
+def _forecast_rules(*, candle: bool) -> list[Rule]:
     return [
         _FIRST_STEP,
         _KNOWN_TIMEFRAME,
@@ -296,7 +296,9 @@ def _checked(
     ]
     unique = ("", "no row is stored twice", ~pl.struct(*key).is_duplicated())
     every = [*names, *prices, *(("", text, holds) for text, holds in rules), unique]
-    held = frame.select(holds.fill_null(False).all().alias(str(i)) for i, (_, _, holds) in enumerate(every))
+    held = frame.select(
+        holds.fill_null(value=False).all().alias(str(i)) for i, (_, _, holds) in enumerate(every)
+    )
     for (column, text, _), good in zip(every, held.row(0), strict=True):
         if not good:
             raise MemberError(f"{what} break their contract: not true is {text!r}", code="rows", field=column)

@@ -66,7 +66,7 @@ def is_coin_pair(symbol: str) -> bool:
     return symbol.endswith("USDT") and symbol.removesuffix("USDT") not in {"", *_LEVERAGED, *_STABLE}
 
 
-def symbol_of(coin: str, quoted: bool = False) -> str:
+def symbol_of(coin: str, *, quoted: bool = False) -> str:
     """Return the Binance symbol of a coin; the default quote currency is USDT.
 
     `BTC` -> `BTCUSDT`, `ethbtc` -> `ETHBTC`, `BTCUSD_PERP` is unchanged. `quoted`: every name is a complete symbol, as
@@ -117,7 +117,7 @@ def coins_label(symbols: Iterable[str]) -> str:
     return ", ".join(names) if len(names) <= _MAX_NAMED else f"{len(names)} coins"
 
 
-def parse_coins(text: str, quoted: bool = False) -> list[str]:
+def parse_coins(text: str, *, quoted: bool = False) -> list[str]:
     """Return the symbols of a `--coins` value, `all` or comma-separated names, in order and without duplicates.
 
     `quoted`: see `symbol_of`.
@@ -127,10 +127,10 @@ def parse_coins(text: str, quoted: bool = False) -> list[str]:
     names = [part for part in text.split(",") if part.strip()]
     if not names:
         raise UsageError(f"coins {text!r} is empty: name coins as in BTC,ETH or use all", code="coins")
-    return list(dict.fromkeys(symbol_of(n, quoted) for n in names))
+    return list(dict.fromkeys(symbol_of(n, quoted=quoted) for n in names))
 
 
-def parse_timeframes(text: str, months: bool = False) -> list[str]:
+def parse_timeframes(text: str, *, months: bool = False) -> list[str]:
     """Return the intervals of a `--timeframes` value, in order and without duplicates.
 
     `months` also accepts the calendar month: it can be stored, but models need candles of equal length.

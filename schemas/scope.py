@@ -249,7 +249,9 @@ class ScopeSpec(Spec):
         timeframes = values.get("timeframes", fields["timeframes"].default)
         if timeframes == fields["timeframes"].default:
             timeframes = ",".join(held.timeframes)
-        elif missing := [name for name in parse_timeframes(timeframes, True) if name not in held.timeframes]:
+        elif missing := [
+            name for name in parse_timeframes(timeframes, months=True) if name not in held.timeframes
+        ]:
             raise UsageError(
                 f"timeframes {timeframes!r}: {held.path} holds {', '.join(held.timeframes)} and no "
                 f"{', '.join(missing)}; name one of these",
@@ -270,7 +272,7 @@ class ScopeSpec(Spec):
     @property
     def intervals(self) -> list[str]:
         """The timeframes without duplicates."""
-        return parse_timeframes(self.timeframes, self.months_allowed)
+        return parse_timeframes(self.timeframes, months=self.months_allowed)
 
     @model_validator(mode="after")
     def _source_exists(self) -> Self:

@@ -77,9 +77,9 @@ def tell_outcome(flow: str) -> Iterator[Outcome]:
             yield outcome
     except Exception as error:
         code = getattr(error, "code", type(error).__name__)
-        _tell(flow, {f"failed {flow} {code}": str(error) or code} | outcome.events(), False)
+        _tell(flow, {f"failed {flow} {code}": str(error) or code} | outcome.events(), complete=False)
         raise
-    _tell(flow, outcome.events(), not outcome.failures)
+    _tell(flow, outcome.events(), complete=not outcome.failures)
 
 
 def send_test() -> dict[str, str]:
@@ -147,7 +147,7 @@ def _told() -> Told:
     return told if told and told.day == day else Told(day=day)
 
 
-def _tell(flow: str, events: Events, complete: bool) -> None:
+def _tell(flow: str, events: Events, *, complete: bool) -> None:
     try:
         urls = services()
         told = _told() if urls else Told(day="")

@@ -119,11 +119,11 @@ def candles(home: Path, market: str) -> Iterator[Check]:
     with nullcontext() if no_access else writer_lock(root):
         # On opening SQLite writes beside the file, which a full disk refuses: after a kill it must.
         read_only = no_access or not path.with_name(f"{path.name}-wal").exists()
-        broken = manifest_damage(path, read_only)
+        broken = manifest_damage(path, read_only=read_only)
         yield path, lambda: broken, f"cpb ingest {options_of(stored)}" if stored else "cpb ingest"
         if broken:
             return
-        with Manifest(path, read_only) as manifest:
+        with Manifest(path, read_only=read_only) as manifest:
             for series in (s for s in manifest.series() if s.market == market):
                 parts = manifest.parts(series)
                 for month in sorted({*parts, *(file.stem for file in klines.part_paths(home, series))}):

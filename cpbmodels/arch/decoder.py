@@ -384,7 +384,7 @@ class _LstmUse(torch.autograd.Function):
         return d_both[..., : ctx.shared.inputs], d_both[..., ctx.shared.inputs :], d_c, token, None
 
 
-def lstm_step(w: Weights, name: str, uses: int, manual: bool = False) -> LstmStep:
+def lstm_step(w: Weights, name: str, uses: int, *, manual: bool = False) -> LstmStep:
     """A decoder layer's step (x, h, c) -> (h, c), for a loop: the fastest of the device, or every gate by hand."""
     w_ih, w_hh, b_ih, b_hh = (w[f"{name}.{part}"] for part in ("w_ih", "w_hh", "b_ih", "b_hh"))
     if not manual and not on_gpu(w_ih):

@@ -210,7 +210,7 @@ class Draws:
     kernels: dropout and its masks by `cpbmodels.kernels`, with the same bits.
     """
 
-    def __init__(self, seeds: Tensor, steps: Tensor, micro: int = 0, kernels: bool = False) -> None:
+    def __init__(self, seeds: Tensor, steps: Tensor, micro: int = 0, *, kernels: bool = False) -> None:
         self.kernels = kernels
         layers = torch.arange(1, KEYS_PER_STEP + 1, device=seeds.device) * 0x5851F42D4C957F2D
         mixed = _mix64(seeds * 0x2545F4914F6CDD1D + _mix64(steps + micro * 0x1000003))

@@ -71,7 +71,9 @@ class Lstm(Architecture):
 
     @override
     def forward(self, batch: Batch, w: Weights, draws: Draws | None) -> Tensor:
-        states, last = lstm(batch.inputs, w, self.layers("encoder"), self.options.dropout, draws, self.manual)
+        states, last = lstm(
+            batch.inputs, w, self.layers("encoder"), self.options.dropout, draws, manual=self.manual
+        )
         if batch.kernels:
             from cpbmodels.kernels.decoder import lstm_forward  # imports triton
 
@@ -82,7 +84,7 @@ class Lstm(Architecture):
             name: DeferredLinear(w[f"{name}.weight"], w[f"{name}.bias"], uses)
             for name in ("query", "mix", "out")
         }
-        cells = [lstm_step(w, name, uses, self.manual) for name in self.layers("decoder")]
+        cells = [lstm_step(w, name, uses, manual=self.manual) for name in self.layers("decoder")]
         masks = self.decoder_masks(last[-1][0], draws)
         forced, read, raws = self.teacher_steps(batch, draws), batch.start, []
         for step in range(self.head.steps):

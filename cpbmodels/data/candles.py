@@ -119,8 +119,8 @@ def _name(column: Any) -> str:
 
 
 def read_candles(
-    frame: Any, label: str, timeframe: str | None = None, partial: str = "refuse", naive_is_utc: bool = False
-) -> Candles:
+    frame: Any, label: str, timeframe: str | None = None, partial: str = "refuse", *, naive_is_utc: bool = False
+) -> Candles:  # fmt: skip
     """Return the candles of a table.
 
     Args:
@@ -145,7 +145,7 @@ def read_candles(
         notes.append(f"has {blank} blank rows, left out")
     if table.width and not rows.height:
         raise ModelError(f"{label}: there is no candle in it.")
-    times = _open_times(rows, frame, label, naive_is_utc)
+    times = _open_times(rows, frame, label, naive_is_utc=naive_is_utc)
     if len(times) > 1 and (np.diff(times) < 0).all():
         rows, times = rows.reverse(), times[::-1]
         notes.append("has its newest candle first and is read the other way round")
@@ -231,7 +231,7 @@ def _from_pandas(frame: Any, label: str) -> pl.DataFrame:
     return pl.DataFrame(out)
 
 
-def _open_times(table: pl.DataFrame, frame: Any, label: str, naive_is_utc: bool) -> np.ndarray:
+def _open_times(table: pl.DataFrame, frame: Any, label: str, *, naive_is_utc: bool) -> np.ndarray:
     """The open times in microseconds since 1970 UTC, int64, each later than the one before or all descending."""
     columns = {name: table[name] for name in TIME_NAMES if name in table.columns}
     if not columns:

@@ -145,7 +145,7 @@ def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:
     frame = klines.select("open_time", *PRICES, *volume)
     prices = frame.select(PRICES).to_numpy()
     steps = frame["open_time"].diff() != timedelta(seconds=INTERVAL_SECONDS[timeframe])
-    segments = segment_ids(prices, steps.fill_null(False).to_numpy())
+    segments = segment_ids(prices, steps.fill_null(value=False).to_numpy())
     names, columns, volatility = candle_columns(prices, segments)
     base = pl.from_numpy(np.ascontiguousarray(columns), schema=list(names), orient="row")
     frame = frame.hstack(base).with_columns(

@@ -93,7 +93,7 @@ class Monitor:
     every process on the GPU, not only this one.
     """
 
-    def __init__(self, device: torch.device | str, interval: float = 0.5, quiet: bool = False) -> None:
+    def __init__(self, device: torch.device | str, interval: float = 0.5, *, quiet: bool = False) -> None:
         self.device, self.interval, self.quiet = torch.device(device), interval, quiet
         self._cuda = self.device.type == "cuda"
         self._states: list[GpuState] = []

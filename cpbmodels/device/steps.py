@@ -49,6 +49,7 @@ def fleet_step(
     device: torch.device,
     compute: torch.dtype | None = None,
     rows: int = 900,
+    *,
     kernels: bool = True,
     dtype: torch.dtype = torch.float32,
     net: Net | None = None,

@@ -51,7 +51,7 @@ class ComputeWeights:
     `one_copy`: a matrix like the master's, which the optimizer's kernel writes.
     """
 
-    def __init__(self, layout: Layout, flat: Tensor, compute: torch.dtype, one_copy: bool) -> None:
+    def __init__(self, layout: Layout, flat: Tensor, compute: torch.dtype, *, one_copy: bool) -> None:
         self.flat, self.views = flat, layout.views(flat)
         self.is_master, self.one_copy = compute == flat.dtype, one_copy
         self.copy = flat if self.is_master or not self.one_copy else flat.to(compute)
@@ -93,7 +93,9 @@ class Fleet:
     ) -> None:
         self.net, self.flat, self.seeds, self.scaling = net, flat, seeds, scaling
         self.kernels = net.kernels is not None
-        self.compute_weights = ComputeWeights(net.layout, flat, compute, on_gpu(flat) or self.kernels)
+        self.compute_weights = ComputeWeights(
+            net.layout, flat, compute, one_copy=on_gpu(flat) or self.kernels
+        )
         self.grad = torch.zeros_like(flat)
         self.first, self.second = torch.zeros_like(flat), torch.zeros_like(flat)
         self.steps = torch.zeros(len(flat), device=flat.device)
@@ -202,7 +204,9 @@ class Fleet:
         window = net.gather(bank, origins, self.scaling.rows(count), future=True)
         draws, options = _NO_DRAWS, self.net.options
         if options.dropout > 0 or 0 < options.teacher_forcing < 1:  # alike in all rows: `fleet_key`
-            draws = Draws(self.seeds[:count], self.steps[:count].long(), part, net.kernels is not None)
+            draws = Draws(
+                self.seeds[:count], self.steps[:count].long(), part, kernels=net.kernels is not None
+            )
         losses = (net.loss(window, prefix.weights, draws) * weight).sum(1)  # [K, B] -> [K]
         self.loss_sum[:count] += losses.detach()
         total = losses.sum() if self.scale is None else (losses * self.scale[:count, 0]).sum()
@@ -214,7 +218,7 @@ class Fleet:
         (foreach_add_ if part else foreach_copy_)(prefix.grads, grads)
         return self.grad[:count]
 
-    def _collect(self, prefix: Prefix, grads: tuple[Tensor, ...], first: bool) -> Tensor:
+    def _collect(self, prefix: Prefix, grads: tuple[Tensor, ...], *, first: bool) -> Tensor:
         """The same on a GPU, in two launches: copies into strided views would be a launch for each weight.
 
         The optimizer's kernel reads gradients of a whole batch as they are, in the dtype of the products.

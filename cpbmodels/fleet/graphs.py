@@ -83,7 +83,7 @@ class StepRunner:
         self.origins = self.weight = self.rates = torch.empty(0)
         self.rows, self.unequal = 0, False
 
-    def load(self, origins: Tensor, weight: Tensor, rates: Tensor, unequal: bool = False) -> None:
+    def load(self, origins: Tensor, weight: Tensor, rates: Tensor, *, unequal: bool = False) -> None:
         """Put an epoch's windows [K, steps x B], their weights and the rates into the fixed buffers.
 
         Rates are [steps], or [steps, K] if members have rates of their own.

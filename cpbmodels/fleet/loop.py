@@ -200,7 +200,7 @@ class Loop:
         steps = [self.steps[task] for task in self.order[: self.stepped]]
         self.steps_taken = self.fleet.loss_sum.new_tensor(steps)  # a copy, so it too comes before the steps
         rates = rate_tensor(self.rates(max(steps)), origins.device)  # [steps] or [steps, stepped]
-        self.runner.load(origins, weight, rates, min(steps) < max(steps))
+        self.runner.load(origins, weight, rates, unequal=min(steps) < max(steps))
         for step in range(max(steps)):
             if self.job.stop.is_set():
                 raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")

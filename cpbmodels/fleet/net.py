@@ -84,12 +84,12 @@ class Net:
         """Names of the F input columns, without the calendar."""
         return self.columns[slice(*self.span)]
 
-    def gather(self, bank: Bank, origins: Tensor, scaling: Scaling, future: bool) -> Window:
+    def gather(self, bank: Bank, origins: Tensor, scaling: Scaling, *, future: bool) -> Window:
         """Windows that end at `origins` [K, B]: one gather by index, nothing materialised beyond the batch."""
         places = origins.unsqueeze(-1) + (self.whole if future else self.past)  # [K, B, C (+ H)]
-        return self.window(bank.rows[places], bank.inverse_sigma[origins], scaling, future)
+        return self.window(bank.rows[places], bank.inverse_sigma[origins], scaling, future=future)
 
-    def window(self, rows: Tensor, inverse_sigma: Tensor, scaling: Scaling, future: bool) -> Window:
+    def window(self, rows: Tensor, inverse_sigma: Tensor, scaling: Scaling, *, future: bool) -> Window:
         """Windows from their rows [K, B, C (+ H), columns] and the origins' inverse volatility [K, B]."""
         C, (first, last) = self.options.context, self.span
         inverse = inverse_sigma[..., None, None]

@@ -59,6 +59,7 @@ def train_fleet(
     dtype: str = "float32",
     scope: str = "per-series",
     checkpoint: str | Path | None = None,
+    *,
     resume: bool = False,
     on_epoch: OnEpoch | None = None,
     on_step: OnStep | None = None,

@@ -139,7 +139,7 @@ def run(
     from flows.deploy import services
 
     with shown_progress("deploy run", "asking the server"):
-        flow_run = services.run(name, param or (), watch)
+        flow_run = services.run(name, param or (), watch=watch)
     state = flow_run.state
     code = EXIT_COMPLETE
     if watch and state:

@@ -318,7 +318,7 @@ def _stop(name: Name) -> None:
         _until(lambda: not set(ending) & set(processes()), _GRACE_S)
 
 
-def run(name: str, parameters: Sequence[str] = (), watch: bool = False) -> "FlowRun":
+def run(name: str, parameters: Sequence[str] = (), *, watch: bool = False) -> "FlowRun":
     """Start a run of a deployment, given by its short or full name; with `watch`, return it after its end.
 
     Args:

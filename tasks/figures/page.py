@@ -341,7 +341,7 @@ def _table(title: str, table: Table) -> str:
     shown = {name: column for name, column in table.columns.items() if name in table.rows[0]}
     is_text = {name: isinstance(table.rows[0][name], str) for name in shown}
     head = "".join(
-        f'<th scope=col{_class(is_text[name])} title="{html.escape(column.meaning, quote=True)}">'
+        f'<th scope=col{_class(text=is_text[name])} title="{html.escape(column.meaning, quote=True)}">'
         f"{html.escape(column.title)}</th>"
         for name, column in shown.items()
     )
@@ -357,10 +357,10 @@ def _cells(columns: Mapping[str, Column], row: Mapping[str, Any]) -> Iterable[st
     for name, column in columns.items():
         value = row.get(name)
         text = html.escape(_cell(value, column.format))
-        yield f"<td{_class(isinstance(value, str), len(text) > LONG_TEXT)}>{text}</td>"
+        yield f"<td{_class(text=isinstance(value, str), long=len(text) > LONG_TEXT)}>{text}</td>"
 
 
-def _class(text: bool, long: bool = False) -> str:
+def _class(*, text: bool, long: bool = False) -> str:
     names = " ".join(name for name, holds in (("text", text), ("long", long)) if holds)
     return f' class="{names}"' if names else ""
 

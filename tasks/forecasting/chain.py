@@ -89,7 +89,7 @@ def append(
             now, is_valid = datetime.now(UTC), _is_valid(tree, batch)
             with _drafts(home, market, [series.folder(home, tree.name) for series in batch]):
                 calls = [
-                    partial(_stage, home, market, series, tree, rows, now, is_valid)
+                    partial(_stage, home, market, series, tree, rows, now, is_valid=is_valid)
                     for series, rows in batch.items()
                 ]
                 # Concurrently: most of the time is spent waiting for the disk.
@@ -169,8 +169,8 @@ def _is_valid(tree: Tree, batch: Mapping[SeriesId, pl.DataFrame]) -> bool:
 
 
 def _stage(
-    home: Path, market: str, series: SeriesId, tree: Tree, rows: pl.DataFrame, now: datetime, is_valid: bool
-) -> list[Entry] | CpbError:
+    home: Path, market: str, series: SeriesId, tree: Tree, rows: pl.DataFrame, now: datetime, *, is_valid: bool
+) -> list[Entry] | CpbError:  # fmt: skip
     """Write drafts of a series' months with the new rows appended, and sync them; return their entries or the error."""
     try:
         if not is_valid:

@@ -202,7 +202,7 @@ def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = No
     Months are read from the newest backwards, only as many as needed.
     """
     columns = ["issued_at", "model_version", "role", "made_at"]
-    live = (pl.col("made_at") < pl.col("target_time")).fill_null(False).alias("live")
+    live = (pl.col("made_at") < pl.col("target_time")).fill_null(value=False).alias("live")
     shown = pl.DataFrame(schema={**{name: FORECAST_SCHEMA[name] for name in columns}, "live": pl.Boolean})
     for rows in _newest_months(home, series, until):
         issued = (

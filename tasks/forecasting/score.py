@@ -91,7 +91,7 @@ def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
     moved = (closes - pl.col("last_close")).sign() * (pl.col("q50") - pl.col("last_close")).sign()
     model, reference = (_losses(joined, columns) for columns in (QUANTILE_COLUMNS, REFERENCE_COLUMNS))
     return joined.with_columns(
-        (pl.col("made_at") < pl.col("target_time")).fill_null(False).alias("live"),
+        (pl.col("made_at") < pl.col("target_time")).fill_null(value=False).alias("live"),
         pl.when(moved != 0).then(moved > 0).alias("direction_hit"),
         **model,
         **{f"ref_{name}": values for name, values in reference.items()},

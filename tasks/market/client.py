@@ -142,7 +142,7 @@ class HttpSource:
             self._session.mount(scheme, HTTPAdapter(pool_maxsize=CONNECTIONS, pool_block=True))
         no_proxy = {"no_proxy": f"{_LOOPBACK},{getproxies_environment().get('no', '')}"}
         self._settings = {  # of the environment, read once: 0.1 ms a request
-            name: self._session.merge_environment_settings(url, no_proxy, True, None, None)
+            name: self._session.merge_environment_settings(url, no_proxy, stream=True, verify=None, cert=None)
             | {"auth": get_netrc_auth(url)}
             for name, url in self._private_urls.items()
         }

@@ -153,11 +153,11 @@ def ingest(
             stack.enter_context(writer_lock(scope.root))
             mark_home(scope.home)
             sweep(scope.root)
-        manifest = stack.enter_context(open_manifest(scope.root, scope.offline))
+        manifest = stack.enter_context(open_manifest(scope.root, plan=scope.offline))
         threads = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         probes = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))
-        report = _as_stored(run) if scope.offline else _bring_up_to_date(run, tail)
+        report = _as_stored(run) if scope.offline else _bring_up_to_date(run, tail=tail)
     report.requests, report.seconds = source.requests, round(time.monotonic() - started, 3)
     report.source, report.market = source.name, scope.market
     report.notes += dict.fromkeys(source.notes)
@@ -193,7 +193,7 @@ def with_listed_pairs(spec: S, say: Callable[[str], None]) -> S:
     return type(spec)(**spec.model_dump() | {"coins": ",".join(coins)})
 
 
-def _bring_up_to_date(run: Run, tail: bool) -> IngestReport:
+def _bring_up_to_date(run: Run, *, tail: bool) -> IngestReport:
     if isinstance(run.source, TableSource):
         refuse_other_tables(run.source, run.scope.series, run.home, run.manifest)
     plans = _plans(run, checks_stored=not tail)  # an hourly run must not read the whole store
@@ -246,7 +246,7 @@ def _as_stored(run: Run) -> IngestReport:
     return IngestReport(reports, notes=[note, *run.notes])
 
 
-def _plans(run: Run, checks_stored: bool) -> Iterator[Plan]:
+def _plans(run: Run, *, checks_stored: bool) -> Iterator[Plan]:
     """Yield plans in order; listings are requested ahead."""
     stored = [set(run.manifest.files(series)) for series in run.scope.series]
 

@@ -36,6 +36,7 @@ def read_klines(
     since: datetime | None = None,
     as_of: datetime | None = None,
     columns: list[str] | None = None,
+    *,
     confirmed: bool = True,
 ) -> pl.DataFrame:
     """Return stored candles: sorted, unique, on the grid, `since <= open_time`, closed by `as_of` (UTC).

@@ -107,7 +107,7 @@ class Manifest:
             cannot open it, for example on a full disk.
     """
 
-    def __init__(self, path: Path, read_only: bool = False) -> None:
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
         name = f"{path.absolute().as_uri()}?mode=ro&immutable=1" if read_only else str(path)
         self._db = sqlite3.connect(name, timeout=30, isolation_level=None, uri=read_only)
         try:
@@ -240,10 +240,10 @@ class Manifest:
         self._db.execute("COMMIT")
 
 
-def manifest_damage(path: Path, read_only: bool = False) -> str:
+def manifest_damage(path: Path, *, read_only: bool = False) -> str:
     """Return the damage of a manifest file, or ""; `read_only` and other errors as in `Manifest`."""
     try:
-        with Manifest(path, read_only) as manifest:
+        with Manifest(path, read_only=read_only) as manifest:
             return manifest.damage()
     except CpbError as error:
         if error.code != "damaged":
@@ -317,7 +317,7 @@ def writer_lock(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def open_manifest(root: Path, plan: bool) -> Iterator[Manifest]:
+def open_manifest(root: Path, *, plan: bool) -> Iterator[Manifest]:
     """Open the manifest of a market home; a damaged one is set aside and begun anew; a plan creates no files."""
     path = root / MANIFEST
     try:

@@ -308,7 +308,7 @@ None passes the request to the mirror.
 
 
 @contextmanager
-def serve(mirror: Any, hook: Hook | None = None, lists: bool = True) -> Iterator[str]:
+def serve(mirror: Any, hook: Hook | None = None, *, lists: bool = True) -> Iterator[str]:
     """Serve a mirror (`keys` and `read` as of `SimulatedMirror`) on a free loopback port and yield its URL."""
 
     class Handler(BaseHTTPRequestHandler):

@@ -111,10 +111,10 @@ def prune(home: Path, *, dry_run: bool = True, nights: int = 14) -> PruneReport:
     """
     store = open_store(create=not dry_run)
     if dry_run:
-        return _prune(store, nights, dry_run)
+        return _prune(store, nights, dry_run=dry_run)
     reconcile(store)
     with exclusive(store.uri):
-        report = _prune(store, nights, dry_run)
+        report = _prune(store, nights, dry_run=dry_run)
         current = {copy_name(version) for version in all_versions(store)}
         for folder in (home / COPIES).absolute().glob("*/"):  # models that were fetched from a server
             if _COPY.fullmatch(folder.name) and folder.name not in current:
@@ -122,7 +122,7 @@ def prune(home: Path, *, dry_run: bool = True, nights: int = 14) -> PruneReport:
     return report
 
 
-def _prune(store: Store, nights: int, dry_run: bool) -> PruneReport:
+def _prune(store: Store, nights: int, *, dry_run: bool) -> PruneReport:
     report = PruneReport(dry_run)
     runs = [_Run.of(run) for run in search(store, deleted=True)]
     for run in runs:

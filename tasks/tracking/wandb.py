@@ -23,7 +23,7 @@ _INIT_TIMEOUT_S, _FINISH_TIMEOUT_S = 30, 120
 _ONCE = "test_"  # metrics of a finished model; all others are per epoch
 
 
-def is_wanted(asked: bool) -> bool:
+def is_wanted(*, asked: bool) -> bool:
     """Whether the mirror is enabled, by the option or by the environment."""
     return asked or os.environ.get(SWITCH, "").lower() in ("1", "true", "yes", "on")
 

@@ -182,9 +182,8 @@ def run_trials(
         finished = [result for result in results if result is not None]
         for trial, result in zip(trials, results, strict=True):
             if result is not None:
-                study.tell(
-                    trial, result.ratio, result.pruned, {BLOCKS: result.losses, "epochs": result.epochs}
-                )
+                attributes = {BLOCKS: result.losses, "epochs": result.epochs}
+                study.tell(trial, result.ratio, pruned=result.pruned, attributes=attributes)
         new = study.save()
         log(
             [

@@ -53,7 +53,7 @@ class Study:
         trials[number].report(loss, epoch)
         return bool(trials[number].should_prune())
 
-    def tell(self, trial: Trial, value: float | None, pruned: bool, attributes: dict[str, Any]) -> None:
+    def tell(self, trial: Trial, value: float | None, *, pruned: bool, attributes: dict[str, Any]) -> None:
         """End a trial: with its value, as pruned, or (None) as failed, with attributes for the storage."""
         for name, content in attributes.items():
             trial.set_user_attr(name, content)

@@ -1,7 +1,11 @@
 import time
 from types import SimpleNamespace
 
+import pytest
+
 from benchmarks import kills
+
+pytestmark = pytest.mark.slow
 
 
 def kill_late_after(patch, reached):

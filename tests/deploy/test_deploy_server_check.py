@@ -97,8 +97,8 @@ def test_a_server_that_never_answers(monkeypatch):
 @pytest.mark.parametrize(
     "where",
     [
-        "nowhere", "profile",
-        *(pytest.param(place, marks=pytest.mark.slow) for place in ("environment", "prefect.toml", ".env")),
+        "nowhere",
+        *(pytest.param(place, marks=pytest.mark.slow) for place in ("environment", "profile", "prefect.toml", ".env")),
     ],
 )  # fmt: skip
 def test_whatever_prefect_would_use_counts(tmp_path, monkeypatch, where):

@@ -26,6 +26,7 @@ from tasks.market.simulator import SimulatedMirror
 
 HERE = Path(__file__).parent
 MARKET = HERE.parents[1] / "../shared/market"
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 COINS = ("--coins", "BTC,ETH", "--timeframes", "15m,1h")
 HOURS = ("--coins", "BTC,ETH", "--timeframes", "1h")
 SEEDS = ("seed-transformer", "seed-gru", "seed-lstm")
@@ -123,10 +124,7 @@ def real(tmp_path_factory, forking):
     return runs
 
 
-SLOW = [pytest.mark.slow, pytest.mark.timeout(1200)]
-
-
-@pytest.mark.parametrize("name", ["demo", *(pytest.param(name, marks=SLOW) for name in ("mirror", "real"))])
+@pytest.mark.parametrize("name", ["demo", "mirror", "real"])
 def test_every_bit_is_as_it_was(name, request):
     items, path = request.getfixturevalue(name).items, HERE / f"{name}.json"
     if request.config.getoption("--golden-write", default=False):

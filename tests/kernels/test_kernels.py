@@ -2,7 +2,7 @@
 
 The checks are the files check_*.py beside this one. Whether Triton interprets or compiles is decided when a kernel's
 module is imported, so each file runs in a process of its own: `check_interpreted_*` with TRITON_INTERPRET,
-`check_compiled.py` without. Those that take ten seconds of CPU or more are slow.
+`check_compiled.py` without.
 """
 
 import os
@@ -17,21 +17,11 @@ pytest.importorskip("triton")
 HERE = Path(__file__).parent
 INTERPRETED = sorted(path.name for path in HERE.glob("check_interpreted_*.py"))
 COMPILED = sorted(path.name for path in HERE.glob("check_compiled*.py"))
-LONG = {
-    "check_interpreted_check.py",
-    "check_interpreted_gradients.py",
-    "check_interpreted_presets.py",
-    *COMPILED,
-}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow, pytest.mark.timeout(1500)] if name in LONG else ())
-        for name in INTERPRETED + COMPILED
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("name", INTERPRETED + COMPILED)
 def test_kernels(name, tmp_path):
     interpreted = {"TRITON_INTERPRET": "1"} if name.startswith("check_interpreted_") else {}
     environment = {**os.environ, **interpreted, "TRITON_CACHE_DIR": str(tmp_path)}

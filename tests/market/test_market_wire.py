@@ -32,7 +32,7 @@ def market(tmp_path):
     root = build(tmp_path / "mirror", symbols=("BTCUSDT",))
 
     def served(hook=None, lists=True, **options):
-        with simulator.serve(FolderMirror(root), hook, lists) as url:
+        with simulator.serve(FolderMirror(root), hook, lists=lists) as url:
             scoped = scope(tmp_path / "home", url, "BTC", since="2024-01", **options)
             return ingest(scoped, limits=FAST)
 

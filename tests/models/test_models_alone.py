@@ -93,6 +93,7 @@ def run(code: str, *also: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_the_library_needs_torch_numpy_safetensors_and_polars_alone():
     done = run(LIBRARY, "polars")
     assert done.stdout.strip().endswith("done"), done.stderr

@@ -383,6 +383,7 @@ def ended_like(nights):
     return rows_by_table(nights.store.uri), files, nights.versions(), nights.versions(ETH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "moment",
     [

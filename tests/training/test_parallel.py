@@ -185,6 +185,7 @@ CALLS = "[partial(train, n, 2) for n in 'abc']"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("body", "trainers", "query", "worker_code"),
     [

@@ -134,7 +134,7 @@ def test_halving_gives_up_the_worse_half_of_a_batch(tmp_path):
     assert sum(given_up) >= 5
     assert not given_up[0]
     for k, trial in enumerate(trials):
-        study.tell(trial, float(k), given_up[k], {"x": k})
+        study.tell(trial, float(k), pruned=given_up[k], attributes={"x": k})
     assert len(study.save()) == study.trials == 9
     again = Study(tmp_path / "o.db", "one", TuneSpec(**ASKED))
     assert again.trials == 9

@@ -88,6 +88,7 @@ def test_both_files_are_named(stored, kind):
     assert {p.relative_to(stored).as_posix() if p.is_relative_to(stored) else str(p) for p in pair} <= named
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -39,6 +39,7 @@ def read_only(stored, built):
     return run
 
 
+@pytest.mark.slow
 def test_a_read_only_mount_is_checked_and_damaged_months_are_named(stored, read_only):
     code, result = read_only()
     # SQLite writes beside a database whose newest changes lie in the WAL, also to read it.
