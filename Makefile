@@ -56,15 +56,16 @@ check: lint ## under a minute, for every commit: lint, types, and a tiny run fro
 
 # By file: what a module's tests share (a server, a cluster, a trained home) is then made once, and not in every process;
 # in the order of tests/conftest.py, which has the longest files first.
-XDIST := --dist loadfile --no-loadscope-reorder
+# A worker more than the cores, for tests that wait for other processes.
+XDIST := -n 3 --dist loadfile --no-loadscope-reorder
 
 test: lint ## lint, types, import rules and the fast tests
 	@echo "The fast tests: 4 minutes on two quiet cores."
-	$(BIN)/pytest -n 3 $(XDIST) --durations=20 $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
+	$(BIN)/pytest $(XDIST) --durations=20 $(if $(COVERAGE),--cov --cov-report=term:skip-covered)
 
 test-all: lint ## everything, with real servers, browser, kills and long trainings
-	@echo "All tests, with servers, browser and long trainings: about 25 minutes on two cores."
-	$(BIN)/pytest -n 2 $(XDIST) -m ''
+	@echo "All tests, with servers, browser, kernels and long trainings: about 25 minutes on two cores."
+	$(BIN)/pytest $(XDIST) -m ''
 
 .venv-freqtrade/.installed: cpbmodels/pyproject.toml Makefile
 	test -x .venv-freqtrade/bin/python || $(PYTHON) -m venv .venv-freqtrade
@@ -74,7 +75,7 @@ test-all: lint ## everything, with real servers, browser, kills and long trainin
 freqtrade: .venv-freqtrade/.installed ## create .venv-freqtrade, in which the slow tests run the real freqtrade
 
 test-slow: .venv/.installed-dev ## the slow tests alone: what test-all has beyond test
-	$(BIN)/pytest -n 3 $(XDIST) -m slow --durations=20
+	$(BIN)/pytest $(XDIST) -m slow --durations=20
 
 fmt: .venv/.installed-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -206,9 +206,8 @@ def correctness(device: str, architecture: str, tiny: bool = False) -> dict[str,
         off, name = distances(trained(mixed_precision=precision), exact), precision.replace("off", "float32")
         row[name], row[f"{name}_largest"], limits[name] = float(off.mean()), float(off.max()), CLOSE
     on_gpu = device.startswith("cuda")
-    if on_gpu and "bf16" in mixed(
-        device
-    ):  # with options that the kernels know: a transformer's, without dropout
+    # with options that the kernels know: a transformer's, without dropout
+    if on_gpu and "bf16" in mixed(device):
         simple = {"dropout": 0.0} if architecture == "transformer" else {}
         reference = trained(device="cpu", dtype="float64", **simple)
         for name, wanted in (("kernels_on", True), ("kernels_off", False)):

@@ -78,9 +78,8 @@ class Files:
 
 
 def _serve(root: Path, latency: float, port: Connection) -> None:
-    def delay(
-        handler: Any, key: str, query: Mapping[str, str]
-    ) -> None:  # a handler lives as long as its connection
+    # a handler lives as long as its connection
+    def delay(handler: Any, key: str, query: Mapping[str, str]) -> None:
         time.sleep(latency if hasattr(handler, "met") else 3 * latency)
         handler.met = True
 

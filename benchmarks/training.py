@@ -65,9 +65,8 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    if (
-        not MALLOC.items() <= os.environ.items()
-    ):  # both sides of a pair run with the allocator of a fleet's process
+    # both sides of a pair run with the allocator of a fleet's process
+    if not MALLOC.items() <= os.environ.items():
         again = [sys.executable, "-m", "benchmarks.training", *sys.argv[1:]]
         os.execve(sys.executable, again, os.environ | MALLOC)
     main("training", PARTS, options=options)

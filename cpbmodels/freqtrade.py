@@ -19,11 +19,11 @@ import numpy as np
 from cpbmodels.data import FEATURE_WARMUP, INTERVAL_SECONDS
 from cpbmodels.data.columns import PRICES, is_candle
 from cpbmodels.data.paths import SCORES
-from cpbmodels.data.series import QUANTILE_COLUMNS, Series
+from cpbmodels.data.series import QUANTILE_COLUMNS, Series, microseconds
 from cpbmodels.data.touch import SIDES, Numbers, Touch, numbers
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.member import Member, load, other_symbol
-from cpbmodels.fleet.predict import check_forecasts_prices, microseconds, predict
+from cpbmodels.fleet.predict import check_forecasts_prices, predict
 
 if TYPE_CHECKING:
     import pandas as pd

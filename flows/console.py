@@ -33,9 +33,7 @@ LINES = logging.getLogger("cpb.lines")
 LINES.setLevel(logging.INFO)
 LINES.propagate = False
 
-_GAP = 3
-_FOLDED = 23
-_PIPE_WIDTH = 300
+_GAP, _FOLDED, _PIPE_WIDTH = 3, 23, 300  # characters
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ def _drop_output(_console: Any = None) -> None:
 
 
 def continue_without_reader() -> None:
-    """Let this process continue if the reader of its output ends, as does a flow run whose worker is killed.
+    """Keep running when the reader of the output is gone, for example when the worker of a flow run was killed.
 
     A `rich` console, through which Prefect logs, would end the process (`Console.on_broken_pipe`).
     """
@@ -192,7 +190,7 @@ LINE_EVERY_S = 30.0
 """Seconds between two lines about each task where there is no terminal."""
 
 _PACE_S = 600.0
-"""Seconds of which the time left is estimated: shards report seldom."""
+"""Window, in seconds, from which the time left is estimated: shards report rarely."""
 
 
 @contextmanager

@@ -40,7 +40,6 @@ R = TypeVar("R")
 S = TypeVar("S", bound=Spec)
 Say = Callable[[str], None]
 
-
 ANSWER_WITHIN_S = 5.0
 
 NOT_YET = "Not yet"

@@ -155,9 +155,8 @@ def _tables_in(file: Path, asked: str) -> list[Table]:
 
     symbol, timeframe = _told_by_name(file)
     meant = _meant(asked) if asked else ()
-    word = "|".join(
-        "[-/_ ]?".join(name) for name in meant
-    )  # BTCUSDT is one of Bitstamp_BTC_USDT, not of WBTCUSDT
+    # BTCUSDT is one of Bitstamp_BTC_USDT, not of WBTCUSDT
+    word = "|".join("[-/_ ]?".join(name) for name in meant)
     if meant and _clean(symbol) not in meant and (
         not SYMBOL.fullmatch(_clean(symbol)) or re.search(rf"(?<![A-Z0-9])({word})(?![A-Z])", _stem(file).upper())
     ):  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import cpbmodels
+from cpbmodels.fleet.config import WEIGHTS
 from schemas.handover import (
     Failure,
     FleetJudgement,
@@ -22,7 +23,7 @@ from tasks.judging.member import P_OF
 from tasks.judging.pool import PoolScore
 from tasks.running.step import step
 from tasks.storage.files import public_url
-from tasks.storage.model_folder import WEIGHTS, read_config
+from tasks.storage.model_folder import read_config
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import COMPLETE, FILES, NEWEST, PARTIAL, run_name, scope_tags, source_tags
 from tasks.training.plan import job_key, member_seed, preset_label

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from cpbmodels.fleet.config import CONFIG
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import SPOT, SeriesId, market_home, options_of, stored_series, tree_of
@@ -32,7 +33,7 @@ from tasks.promotion import by_backtest
 from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder
 from tasks.storage.files import read_json_or_none
-from tasks.storage.model_folder import CONFIG, METRICS, NEEDED, PICTURES, REFERENCE
+from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
 from tasks.tracking.registry import COPIES, champions, training_command
 from tasks.tracking.store import open_store, store_errors

@@ -92,7 +92,7 @@ class MemberData:
     def origins(self) -> TrainingOrigins:
         """The member's training origins by series, as rows of each series."""
         out = []
-        for index in self.task.members:
+        for index in self.task.series_indices:
             series, start = self.series[index], self.starts[index]
             rows = self.task.train[(self.task.train >= start) & (self.task.train < start + len(series))]
             out.append((series, rows - start))

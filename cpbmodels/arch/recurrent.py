@@ -63,7 +63,7 @@ def no_kernels(options: Preset, heads: int) -> str:
 
 
 def lstm(
-    x: Tensor, w: Weights, names: list[str], rate: PerRow, draws: Draws | None, manual: bool = False
+    x: Tensor, w: Weights, names: list[str], rate: PerRow, draws: Draws | None, *, manual: bool = False
 ) -> tuple[Tensor, list[State]]:
     """Stacked LSTM with dropout between layers: all top states [K, B, T, H], and each layer's last (h, c)."""
     last: list[State] = []

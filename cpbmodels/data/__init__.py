@@ -25,7 +25,7 @@ FLOOR = 0.05
 """A mean |return| or range below this share of σ counts as this share: flat candles have no logarithm."""
 
 CEILING = 100.0
-"""A mean |return| or range beyond so many σ counts as so many: volatility that decays after a spike."""
+"""A mean |return| or range beyond this many σ counts as this many: volatility that decays after a spike."""
 
 INTERVAL_SECONDS = {
     "1s": 1, "1m": 60, "3m": 180, "5m": 300, "15m": 900, "30m": 1800,

@@ -126,7 +126,7 @@ FEATURES: tuple[str, ...] = (
 """The feature matrix, in the order of feature files; the first six follow from the candle alone."""
 
 WINSOR = 8.0
-"""Log-ranges are cut at so many EWMA standard deviations of one candle."""
+"""Log-ranges are clipped at this many EWMA standard deviations of one candle."""
 
 
 def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:

@@ -71,7 +71,7 @@ class Series:
         gaps = int((np.diff(self.segments) != 0).sum()) if len(self) else 0
         span = ""
         if self.times is not None and len(self):
-            first, last = (_instant(int(self.times[row])) for row in (0, -1))
+            first, last = (instant(int(self.times[row])) for row in (0, -1))
             span = f", {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC"
         return f"<Series {self.symbol or '-'} {self.timeframe}: {len(self):,} candles{span}, {gaps} gaps>"
 
@@ -101,7 +101,7 @@ class Series:
             raise ModelError(
                 f"{self.label} has no times: make it with Series.from_frame, or give from_ohlc `times`."
             )
-        return _instant(int(self.times[row])) + timedelta(seconds=self.step_seconds)
+        return instant(int(self.times[row])) + timedelta(seconds=self.step_seconds)
 
     def usable(self, context: int, horizon: int = 0) -> np.ndarray:
         """Bool [rows]: rows that can be the last context candle of a window with `horizon` known candles."""
@@ -247,7 +247,7 @@ class Series:
         """A series from candles alone: [rows, 4] open, high, low, close, oldest first.
 
         `segments`: ids [rows] of contiguous runs, by default found by the times; a leap of the price level ends one.
-        The last part validates (and, if requested, a part behind it tests), with `embargo` rows between the
+        The last part validates (and, if requested, a part after it tests), with `embargo` rows between the
         spans: 178 by default, 40 (context 30 + horizon 10) for a series under 4,000 rows.
         """
         prices = check_prices(prices, symbol or "prices")
@@ -285,8 +285,24 @@ class Prediction:
     touch: np.ndarray | None = None
 
 
-def _instant(microseconds: int) -> datetime:
+def instant(microseconds: int) -> datetime:
+    """UTC of microseconds since 1970, exactly."""
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+def microseconds(time: datetime | str) -> int:
+    """Since 1970 UTC, of an aware datetime or its text; ModelError if it is not a time or has no time zone."""
+    try:
+        moment = datetime.fromisoformat(time) if isinstance(time, str) else time
+    except ValueError:
+        raise ModelError(f"since {time!r} is not a time: give a text such as 2025-01-01.") from None
+    if isinstance(time, str) and moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)  # a written date means UTC, as everywhere in cpb
+    if moment.tzinfo is None:
+        raise ModelError(
+            f"the time {time!r} has no time zone: give an aware datetime, or a text such as 2025-01-01."
+        )
+    return round(moment.timestamp() * 1e6)
 
 
 def contiguous_runs(times: np.ndarray | None, rows: int) -> np.ndarray:

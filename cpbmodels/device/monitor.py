@@ -5,7 +5,7 @@ Sampling never syncs the device.
 The allocator's statistics live on the host and NVML reads the driver, so a sample costs the GPU nothing.
 The alternative, torch.cuda.synchronize() around each reading, stalls the queue that keeps the device busy.
 
-NVIDIA's management library (pynvml, from nvidia-ml-py), opened lazily and read without touching CUDA.
+NVML is read by pynvml (package nvidia-ml-py), which is opened lazily and does not touch CUDA.
 """
 
 import contextlib

@@ -92,12 +92,12 @@ class Task:
     seed: int
     symbol: str
     timeframe: str
-    members: tuple[int, ...]  # indices of the series it learns
+    series_indices: tuple[int, ...]  # the series it learns
     train: np.ndarray  # int64 rows of the bank
     validation: np.ndarray  # int64 rows of the bank
     mean: np.ndarray  # float64 [columns], with `inverse` the scaling of the bank's columns
     inverse: np.ndarray
-    options: Preset  # of this member: members of a fleet may differ in those of `per_member.PER_MEMBER`
+    options: Preset  # of this member: members of a fleet may differ in those of `arch.options.PER_MEMBER`
     index: int = 0  # its place among the members of the call
 
 
@@ -181,7 +181,7 @@ def make_task(bank: Bank, series: list[Series], member: MemberPlan, options: Pre
         seed=member.seed,
         symbol=member.symbol,
         timeframe=series[member.series[0]].timeframe,
-        members=member.series,
+        series_indices=member.series,
         train=train,
         validation=evenly_spread(validation, options.max_validation_windows),
         mean=mean,
@@ -191,7 +191,9 @@ def make_task(bank: Bank, series: list[Series], member: MemberPlan, options: Pre
 
 
 def split_origins(series: Series, options: Preset) -> tuple[np.ndarray, np.ndarray]:
-    """Training origins (of the span's last `max_train_rows` rows), and validation origins whose context is later."""
+    """Training origins (of the span's last `max_train_rows` rows), and validation origins whose context begins
+    after it.
+    """
     train = series.origins("train", options.context, options.horizon, options.stride)
     first, end = series.spans.get("train", (0, 0))
     if options.max_train_rows:

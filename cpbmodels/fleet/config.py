@@ -218,3 +218,15 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def part_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The configuration of each member, from an average's; of any other model its own alone."""
+    if PARTS not in config:
+        return [dict(config)]
+    common = {
+        name: value
+        for name, value in config.items()
+        if name not in (PARTS, "history", "report", "seeds", *OPTIONS)
+    }
+    return [{**common, **part} for part in config[PARTS]]

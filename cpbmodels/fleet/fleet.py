@@ -182,7 +182,7 @@ class Fleet:
             self._update_by_row(count, lr, decay, held)
             return
         # torch's kernels take one `found_inf` per launch: if it is 1 they do nothing. So rows that may be held have
-        # a launch each, behind one for all rows that are not.
+        # a launch each, after one for all rows that are not.
         if held is None:
             foreach_add_(prefix.counts, 1)
             self._launch(prefix, slice(None), lr, None)
@@ -210,9 +210,8 @@ class Fleet:
         losses = (net.loss(window, prefix.weights, draws) * weight).sum(1)  # [K, B] -> [K]
         self.loss_sum[:count] += losses.detach()
         total = losses.sum() if self.scale is None else (losses * self.scale[:count, 0]).sum()
-        grads = torch.autograd.grad(
-            total, list(prefix.weights.values())
-        )  # one [K, ...] per weight of the layout
+        # one [K, ...] per weight of the layout
+        grads = torch.autograd.grad(total, list(prefix.weights.values()))
         if on_gpu(self.flat) or self.kernels:
             return self._collect(prefix, grads, first=part == 0)
         (foreach_add_ if part else foreach_copy_)(prefix.grads, grads)

@@ -68,7 +68,9 @@ class FleetJob:
     @property
     def kernels_off(self) -> str:
         """Why the fleet does not use `cpbmodels.kernels`; "" where it may, if `check.kernels_off` agrees."""
-        return off_reason(find(self.architecture), self.options, self.device, self.compute, self.kernels)
+        return off_reason(
+            find(self.architecture), self.options, self.device, self.compute, wanted=self.kernels
+        )
 
     def fleet(self, net: Net | None = None) -> Fleet:
         """A fleet with the initial weights of each task, on the device."""
@@ -206,9 +208,8 @@ class Loop:
                 raise Stopped("this fleet was stopped with the others; resume continues from its last epoch")
             if self.stop_requested:
                 break
-            self.runner.step(
-                sum(number > step for number in steps)
-            )  # rows of members with fewer steps come last
+            # rows of members with fewer steps come last
+            self.runner.step(sum(number > step for number in steps))
             self.report_progress(step + 1, max(steps))
         return windows
 
@@ -232,9 +233,8 @@ class Loop:
         """
         stepped, windows = self.order[: self.stepped], []
         for task in stepped:
-            ahead = self.planned.pop(
-                (self.epoch, task), None
-            )  # shuffled while a GPU validated the epoch before
+            # shuffled while a GPU validated the epoch before
+            ahead = self.planned.pop((self.epoch, task), None)
             windows.append(self._epoch_order(task, self.epoch) if ahead is None else ahead)
         self.planned.clear()  # what is left belongs to members that have stopped
         width = max(self.steps[task] for task in stepped) * self.options.batch_size
@@ -357,7 +357,7 @@ class Loop:
 
 
 def learning_rate(options: Preset, epoch: int) -> float:
-    """The rate of an epoch (from 0), behind its warm-up."""
+    """The rate of an epoch (from 0), after its warm-up."""
     return options.lr * SCHEDULES[options.schedule](options, epoch)
 
 

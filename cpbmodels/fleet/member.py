@@ -37,6 +37,7 @@ from cpbmodels.fleet.config import (
     damaged,
     options_of,
     parse,
+    part_configs,
     sealed,
     write_whole,
 )
@@ -140,12 +141,7 @@ class Member:
         return forecast
 
     def predict(
-        self,
-        series: Series,
-        since: datetime | str | None = None,
-        *,
-        touch: Numbers = (),
-        stop: Numbers = (),
+        self, series: Series, since: datetime | str | None = None, *, touch: Numbers = (), stop: Numbers = ()
     ) -> pl.DataFrame:
         """The forecasts from every origin, as rows of `Forecast.to_frame`; for backtests.
 
@@ -273,10 +269,8 @@ def load(folder: str | Path) -> Member:
         del config[DIGEST]
         tensors = from_bytes(weights)
     except OSError as error:
-        raise ModelError(
-            f"{error.filename or folder} cannot be read ({error.strerror}): a model folder holds {CONFIG} "
-            f"and {WEIGHTS}."
-        ) from None
+        text = f"{error.filename or folder} cannot be read ({error.strerror}): a model is {CONFIG} and {WEIGHTS}."
+        raise ModelError(text) from None
     except SafetensorError as error:
         raise damaged(folder, str(error)) from None
     configs, parts, touch = part_configs(config), [], tensors.pop(KEY, None)
@@ -327,9 +321,7 @@ def _member(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) ->
         ):
             raise _differ(folder, name)
         if not bool(torch.isfinite(tensor).all()):
-            raise ModelError(
-                f"{folder}: {name} holds NaN or infinity: train the model again, or fetch a different one."
-            )
+            raise damaged(folder, f"{name} holds NaN or infinity")
     history, report = config.pop("history", []), config.pop("report", {})
     rows = tensors["head.table"].new_zeros(count, net.layout.size)
     for name, view in net.layout.views(rows).items():
@@ -362,18 +354,6 @@ def average(parts: Sequence[Member], options: Preset) -> Member:
         history=first.history,
         report={**first.report, "diverged": any(part.report.get("diverged", False) for part in parts)},
     )
-
-
-def part_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The configuration of each member, from an average's; of any other model its own alone."""
-    if PARTS not in config:
-        return [dict(config)]
-    common = {
-        name: value
-        for name, value in config.items()
-        if name not in (PARTS, "history", "report", "seeds", *OPTIONS)
-    }
-    return [{**common, **part} for part in config[PARTS]]
 
 
 def ensemble(members: list[Member]) -> Member:

@@ -75,7 +75,7 @@ class Net:
         )
 
     def with_rows(self, values: dict[str, Tensor]) -> Net:
-        """The same net for members that differ in these options, a tensor [K] each (`per_member`)."""
+        """The same net for members that differ in these options, a tensor [K] each (`arch.options.IN_STEP`)."""
         options = replace(self.options, **cast(dict[str, Any], values))
         return Net(self.name, options, self.unit.device, self.unit.dtype, self.kernels)
 

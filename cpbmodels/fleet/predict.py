@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from cpbmodels.arch.heads import Classes
 from cpbmodels.arch.options import differing
 from cpbmodels.data.paths import Paths, coin_factors, draw_closes
-from cpbmodels.data.series import Prediction, Series, forecast_rows, to_pandas
+from cpbmodels.data.series import Prediction, Series, forecast_rows, microseconds, to_pandas
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.touch import Numbers, Touch
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
@@ -384,21 +384,6 @@ def check_forecasts_prices(probabilities: np.ndarray | None) -> None:
             "A classifier forecasts up, flat or down and no price: read `forecast.probabilities`, or use "
             "`cpbmodels.predict`."
         )
-
-
-def microseconds(time: datetime | str) -> int:
-    """Since 1970 UTC, of an aware datetime or its text; ModelError if it is not a time or has no time zone."""
-    try:
-        moment = datetime.fromisoformat(time) if isinstance(time, str) else time
-    except ValueError:
-        raise ModelError(f"since {time!r} is not a time: give a text such as 2025-01-01.") from None
-    if isinstance(time, str) and moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)  # a written date means UTC, as everywhere in cpb
-    if moment.tzinfo is None:
-        raise ModelError(
-            f"the time {time!r} has no time zone: give an aware datetime, or a text such as 2025-01-01."
-        )
-    return round(moment.timestamp() * 1e6)
 
 
 def _recent(series: Series, member: Member) -> Series:

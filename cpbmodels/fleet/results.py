@@ -15,9 +15,9 @@ import platform
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +27,15 @@ from torch import Tensor
 
 from cpbmodels.arch.heads import Classes
 from cpbmodels.arch.options import Preset
+from cpbmodels.data import touch
+from cpbmodels.data.series import Prediction, Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.bank import Task
+from cpbmodels.fleet.bank import Task, evenly_spread
 from cpbmodels.fleet.config import FORMAT, write_whole
 from cpbmodels.fleet.member import Member
 from cpbmodels.fleet.net import Net, windows_in_flight
+from cpbmodels.fleet.predict import predict_each
 from cpbmodels.kernels.support import described
 
 if TYPE_CHECKING:
@@ -204,7 +207,7 @@ def _config(job: FleetJob, task: Task, options: Preset) -> dict[str, Any]:
 
     `known_until`: ISO time (UTC) of the close of the last candle in any span of its series, None without times.
     """
-    series, known_until = [job.series[index] for index in task.members], None
+    series, known_until = [job.series[index] for index in task.series_indices], None
     if all(candles.times is not None for candles in series):
         ends = [s.end_of(stop - 1) for s in series for first, stop in s.spans.values() if stop > first]
         known_until = max(ends).isoformat() if ends else None
@@ -261,6 +264,29 @@ MAX_TIME_SHARE = 0.02  # of the training that copies may take
 _NAME = re.compile(r"epoch-\d{6}-[0-9a-f]{8}\.safetensors")
 
 
+MAX_TOUCH_ORIGINS = {True: 1_500, False: 4_000}
+"""Windows that are forecast for the table of extremes of a model of one series (True), or of several. More of them
+scored at most .0005 better on 20 coins at 1h."""
+
+
+def with_touch(member: Member, learned: Sequence[Series], device: str) -> Member:
+    """The member with the table of extremes over training and validation windows of the series that it learned.
+
+    Forecasts of the windows that its weights have learned are about as wide as others: tables of the validation span
+    alone, 60 days of one kind of market, scored .002 worse and stated up to two points too little.
+    """
+    reached, most = [], MAX_TOUCH_ORIGINS[len(learned) == 1]
+    for series in learned:
+        spans = [series.origins(split, member.context, member.horizon) for split in ("train", "validation")]
+        origins = evenly_spread(np.concatenate(spans), max(most // len(learned), 1))
+        (forecast,) = predict_each([member], [series], [origins], device)
+        if isinstance(forecast, Prediction) and forecast.quantiles.size:
+            reached.append(touch.ratios(series, forecast))
+    if not reached:  # a classifier, or a training that diverged
+        return member
+    return replace(member, touch=torch.as_tensor(touch.fit(np.concatenate(reached, 1)), dtype=torch.float32))
+
+
 class Checkpoints:
     """The checkpoints of one fleet in one folder."""
 
@@ -306,9 +332,8 @@ class Checkpoints:
         from safetensors import safe_open
 
         for path in reversed(self.files()):
-            if (
-                f"{zlib.crc32(path.read_bytes()):08x}" not in path.name
-            ):  # damaged: try the previous checkpoint
+            # damaged: try the previous checkpoint
+            if f"{zlib.crc32(path.read_bytes()):08x}" not in path.name:
                 continue
             with safe_open(str(path), "pt") as file:
                 names = file.keys()

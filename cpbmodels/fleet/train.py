@@ -26,8 +26,7 @@ from cpbmodels.arch.base import MemberData
 from cpbmodels.arch.line import AVERAGE
 from cpbmodels.arch.options import PER_MEMBER, Preset, fleet_key, overrides_by_member
 from cpbmodels.arch.presets import preset as resolve
-from cpbmodels.data import touch
-from cpbmodels.data.series import Prediction, Series
+from cpbmodels.data.series import Series
 from cpbmodels.device.monitor import Monitor
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import (
@@ -43,8 +42,15 @@ from cpbmodels.fleet.fleet import Fleet
 from cpbmodels.fleet.loop import FleetJob, Loop, Stopped
 from cpbmodels.fleet.member import Member, average
 from cpbmodels.fleet.net import DTYPES, compute_dtype, pick_device, windows_in_flight
-from cpbmodels.fleet.predict import predict_each
-from cpbmodels.fleet.results import Checkpoints, OnEpoch, OnStep, export, report_epoch, report_step
+from cpbmodels.fleet.results import (
+    Checkpoints,
+    OnEpoch,
+    OnStep,
+    export,
+    report_epoch,
+    report_step,
+    with_touch,
+)
 
 log = logging.getLogger(__name__)
 _WAIT_SLICE_S = 0.2
@@ -77,7 +83,7 @@ def train_fleet(
     kernels: use the kernels of `cpbmodels.kernels` if the GPU and the options allow it; False, or a text that says why:
         torch's path alone.
     overrides: any field of the preset (`epochs=5`, `batch_size=32` ..), for all members or a list with one value per
-        member. Members that differ in `per_member.PER_MEMBER` train in one fleet, others in separate fleets.
+        member. Members that differ in `arch.options.PER_MEMBER` train in one fleet, others in separate fleets.
     Raises ModelError for impossible options or data. A member whose training diverged is returned like any other:
     look at `member.report["diverged"]`.
     """
@@ -91,7 +97,9 @@ def train_fleet(
         )
     plans = plan_members(series, seeds, scope)
 
-    def train(architecture: str, values_of_all: dict[str, Any], folder: Path | None) -> list[Member]:
+    def train_architecture(
+        architecture: str, values_of_all: dict[str, Any], folder: Path | None
+    ) -> list[Member]:
         presets: dict[str, Preset] = {}  # equal overrides are resolved once
         options = []
         for values in overrides_by_member(values_of_all, len(plans)):
@@ -100,7 +108,9 @@ def train_fleet(
             options.append(presets[repr(values)])
         if architecture == AVERAGE:
             common = {name: value for name, value in values_of_all.items() if name != "members"}
-            return _train_average(lambda name, folder: train(name, common, folder), options, folder)
+            return _train_average(
+                lambda name, folder: train_architecture(name, common, folder), options, folder
+            )
         jobs = _fleet_jobs(
             plans, options, series=series, architecture=architecture, device=place, dtype=DTYPES[dtype],
             checkpoint=folder, resume=resume, kernels=kernels, on_epoch=on_epoch, on_step=on_step,
@@ -108,34 +118,11 @@ def train_fleet(
         )  # fmt: skip
         return _train_jobs(jobs)
 
-    members = train(architecture, overrides, folder)
+    members = train_architecture(architecture, overrides, folder)
     return [
         with_touch(member, [series[index] for index in plan.series], str(place))
         for member, plan in zip(members, plans, strict=True)
     ]
-
-
-MAX_TOUCH_ORIGINS = {True: 1_500, False: 4_000}
-"""Windows that are forecast for the table of extremes of a model of one series (True), or of several. More of them
-scored at most .0005 better on 20 coins at 1h."""
-
-
-def with_touch(member: Member, learned: Sequence[Series], device: str) -> Member:
-    """The member with the table of extremes over training and validation windows of the series that it learned.
-
-    Forecasts of the windows that its weights have learned are about as wide as others: tables of the validation span
-    alone, 60 days of one kind of market, scored .002 worse and stated up to two points too little.
-    """
-    reached, most = [], MAX_TOUCH_ORIGINS[len(learned) == 1]
-    for series in learned:
-        spans = [series.origins(split, member.context, member.horizon) for split in ("train", "validation")]
-        origins = evenly_spread(np.concatenate(spans), max(most // len(learned), 1))
-        (forecast,) = predict_each([member], [series], [origins], device)
-        if isinstance(forecast, Prediction) and forecast.quantiles.size:
-            reached.append(touch.ratios(series, forecast))
-    if not reached:  # a classifier, or a training that diverged
-        return member
-    return replace(member, touch=torch.as_tensor(touch.fit(np.concatenate(reached, 1)), dtype=torch.float32))
 
 
 def _fleet_jobs(members: Sequence[MemberPlan], options: Sequence[Preset], **common: Any) -> list[FleetJob]:
@@ -183,7 +170,7 @@ def why_not(series: Series, architecture: str = "har", preset: str = "default", 
 def _train_average(
     train: Callable[[str, Path | None], list[Member]], options: Sequence[Preset], checkpoint: Path | None
 ) -> list[Member]:
-    """Train every member of an average for all models of the call, one architecture behind the other.
+    """Train every member of an average for all models of the call, one architecture after the other.
 
     Args:
         train: trains all models of a member's architecture, with its folder for checkpoints.
@@ -211,11 +198,11 @@ def _train_jobs(jobs: Sequence[FleetJob]) -> list[Member]:
     workers = min(first.options.workers or cores, total) if first.device.type == "cpu" else 1
     width = find(first.architecture).spec.threads_from_width
 
-    def train(job: FleetJob) -> list[Member]:
+    def train_part(job: FleetJob) -> list[Member]:
         wide = width is not None and job.options.hidden_dim >= width
         if job.device.type == "cpu":  # of this thread: OpenMP's and MKL's setting is per thread
             torch.set_num_threads(max(cores // workers, 1) if wide else 1)
-        return _train_in_memory(job)
+        return _train_halving_on_oom(job)
 
     parts = []
     for job in jobs:
@@ -223,7 +210,7 @@ def _train_jobs(jobs: Sequence[FleetJob]) -> list[Member]:
         cuts = range(0, len(job.tasks), size)
         parts += [replace(job, tasks=job.tasks[start : start + size]) for start in cuts]
     try:
-        fleets = list(map(train, parts)) if workers == 1 else _side_by_side(train, parts, workers)
+        fleets = list(map(train_part, parts)) if workers == 1 else _side_by_side(train_part, parts, workers)
     finally:
         torch.set_num_threads(cores)
     tasks = [task for job in parts for task in job.tasks]
@@ -252,14 +239,14 @@ def _side_by_side(
     return [future.result() for future in futures]
 
 
-def _train_in_memory(job: FleetJob) -> list[Member]:
+def _train_halving_on_oom(job: FleetJob) -> list[Member]:
     """Fleet after fleet; out of memory halves the fleet, then the micro-batch (same batch, in two parts)."""
     members: list[Member] = []
     size, tasks = job.options.fleet_size, job.tasks
     while tasks:
         part = replace(job, tasks=tasks[:size])
         try:
-            members += _train_one(part)
+            members += _train_fleet_job(part)
             tasks = tasks[size:]
             continue
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
@@ -301,7 +288,7 @@ def _shrink(job: FleetJob, size: int) -> tuple[int, FleetJob]:
     return 1, replace(job, options=replace(job.options, accumulate=parts))
 
 
-def _train_one(job: FleetJob) -> list[Member]:
+def _train_fleet_job(job: FleetJob) -> list[Member]:
     """One fleet, from initial weights (or checkpoint) to finished members."""
     # Members that agree in an option give the fleet their plain number, not that of the training's first member.
     first = job.tasks[0].options
@@ -337,17 +324,14 @@ def _train_one(job: FleetJob) -> list[Member]:
 
 
 def set_initial_weights(job: FleetJob, fleet: Fleet) -> None:
-    """Write what the architecture fits before training into the members.
-
-    Members of the same series (the seeds of an ensemble) share one fit.
-    """
+    """Write what the architecture fits before training into the members; those of the same series share one fit."""
     net = fleet.net
     fitted: dict[tuple[int, ...], Mapping[str, np.ndarray]] = {}
     for k, task in enumerate(job.tasks):
-        if task.members not in fitted:
-            fitted[task.members] = net.architecture.initial_weights(_member_data(job, fleet, k))
+        if task.series_indices not in fitted:
+            fitted[task.series_indices] = net.architecture.initial_weights(_member_data(job, fleet, k))
         views = net.layout.views(fleet.flat[k : k + 1])  # [1, ...] by name: writing to a view writes the row
-        for name, values in fitted[task.members].items():
+        for name, values in fitted[task.series_indices].items():
             # What is fitted may be fewer rows than the weight has; the others keep their random start.
             views[name][0, : len(values)] = torch.as_tensor(values).to(fleet.flat)
     fleet.best.copy_(fleet.flat)
@@ -391,10 +375,10 @@ def _solve_one(job: FleetJob) -> list[Member]:
         for k, task in enumerate(job.tasks):
             if job.stop.is_set():
                 raise Stopped("this fleet was stopped with the others")
-            if task.members in solved:
-                fleet.flat[k] = fleet.flat[solved[task.members]]
+            if task.series_indices in solved:
+                fleet.flat[k] = fleet.flat[solved[task.series_indices]]
                 continue
-            solved[task.members] = k
+            solved[task.series_indices] = k
             views = fleet.net.layout.views(fleet.flat[k : k + 1].zero_())
             for name, values in fleet.net.architecture.solve(_member_data(job, fleet, k)).items():
                 views[name][0] = torch.as_tensor(np.ascontiguousarray(values)).to(fleet.flat)

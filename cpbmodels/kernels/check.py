@@ -2,7 +2,7 @@
 
 Three members take one forward and backward pass, one step of the optimizer and one validation: with the kernels, on
 torch's path in the same precision, and in float64. What random weights and random walks cannot show, such as a fault
-that needs thousands of steps, it does not find. The verdict is kept where Triton keeps machine code.
+that needs thousands of steps, it does not find. The verdict is stored in Triton's cache folder.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 WRONG = "wrong on this chip"
 MEMBERS = 3
 GRADIENT_RATIO, GRADIENT_EXTRA, MAX_GRADIENT_DISTANCE = 1.25, 1e-3, 0.02
-"""Distance of a gradient [K, P] from float64's, relative to its norm: at most torch's own x ratio + extra, and most."""
+"""Distance of a gradient [K, P] from float64's, by its norm: at most torch's own x ratio + extra, and the maximum."""
 MAX_LOSS_DISTANCE = 5e-3  # relative distance of the losses [K] from float64's
 MAX_UPDATE_DISTANCE = (
     5e-4  # of an update [K, P] and of both moments from torch's optimizer, which is in float32, too
@@ -50,7 +50,7 @@ _verdicts: dict[str, str] = {}  # of this process
 
 
 def kernels_off(
-    architecture: str, options: Preset, device: torch.device, compute: torch.dtype | None = None,
+    architecture: str, options: Preset, device: torch.device, compute: torch.dtype | None = None, *,
     wanted: bool | str = True,
 ) -> str:  # fmt: skip
     """Why fleets with these options keep torch's path, "" if they use the kernels, which are compiled and checked here.
@@ -60,7 +60,7 @@ def kernels_off(
     if options.members:  # each has its own preset, and is asked for when it is trained
         return "an average"
     compute = compute or compute_dtype(options, architecture, device, torch.float32)
-    reason = off_reason(find(architecture), options, device, compute, wanted)
+    reason = off_reason(find(architecture), options, device, compute, wanted=wanted)
     return reason or fault(architecture, options, device, compute)
 
 
@@ -104,7 +104,7 @@ def _verdict(key: str, architecture: str, options: Preset, device: torch.device,
 
 
 def compare(
-    architecture: str, options: Preset, device: torch.device, compute: torch.dtype, kernels: bool = True
+    architecture: str, options: Preset, device: torch.device, compute: torch.dtype, *, kernels: bool = True
 ) -> dict[str, float]:
     """Distances from float64 of losses, validation losses and gradient, by the kernels and (`torch_`) by torch's path.
 
@@ -155,7 +155,8 @@ def faults(distances: Mapping[str, float]) -> Iterator[str]:
 
 
 def _trial(
-    architecture: str, options: Preset, device: torch.device, dtype: torch.dtype, compute: torch.dtype, kernels: bool
+    architecture: str, options: Preset, device: torch.device, dtype: torch.dtype, compute: torch.dtype, *,
+    kernels: bool,
 ) -> FleetStep:  # fmt: skip
     options = replace(options, stride=1, max_train_rows=0)
     net = Net(architecture, options, device, dtype, compute if kernels else None)

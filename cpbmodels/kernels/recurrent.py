@@ -31,7 +31,7 @@ WHOLE_LAYER_WIDTH = 128
 WHOLE_LAYER_BYTES = 180_224
 """Shared memory that the layer's backward pass needs at H = 128 (176,128 on sm_90); below it, a launch per step."""
 FORWARD, BACKWARD = (16, 4, 1), (32, 8, 2)
-"""Rows of a program, warps and pipeline stages of the layer in one launch: the prototype's best on an H100."""
+"""Rows of a program, warps and pipeline stages of the layer in one launch: the fastest of those tried on an H100."""
 
 
 @triton.jit(do_not_specialize=["B"])
@@ -78,7 +78,7 @@ def _gru_layer_back(grad, w_hh, s_hh, states, acts, d_in, d_hid, sums, B, T: tl.
     wp = w_hh + k * s_hh + u[:, None] * H + u[None, :]  # [H, H] as stored: d_gate [BM, H] w
     w_r, w_z, w_n = tl.load(wp), tl.load(wp + H * H), tl.load(wp + 2 * H * H)
     d_h = tl.zeros([BM, H], tl.float32)
-    # The biases' gradients, row by row [BM, H]: reduced once behind the loop, and by the caller over programs.
+    # The biases' gradients, row by row [BM, H]: reduced once after the loop, and by the caller over programs.
     sum_r = tl.zeros([BM, H], tl.float32)
     sum_z = tl.zeros([BM, H], tl.float32)
     sum_n = tl.zeros([BM, H], tl.float32)

@@ -35,7 +35,7 @@ _listener: Listener | None = None
 
 
 def off_reason(
-    architecture: type[Architecture], options: Preset, device: torch.device, compute: torch.dtype,
+    architecture: type[Architecture], options: Preset, device: torch.device, compute: torch.dtype, *,
     wanted: bool | str = True,
 ) -> str:  # fmt: skip
     """Why a fleet with these options on this device, products in `compute`, keeps torch's path; "" if it does not.

@@ -123,7 +123,7 @@ def train(
     raise typer.Exit(int(result["exit"]))
 
 
-def _train_all(spec: RunSpec, command: str, direct: bool = False) -> dict[str, Any]:
+def _train_all(spec: RunSpec, command: str, *, direct: bool = False) -> dict[str, Any]:
     quiet_libraries()
     with shown_progress(command):
         from flows import train_all as job

@@ -76,9 +76,8 @@ def serve(
     async def starting(*request: Any) -> None:
         await app(*request)
 
-    guard = Guard(
-        starting, listener, names, origins, auth
-    )  # host names are checked before the application is made
+    # host names are checked before the application is made
+    guard = Guard(starting, listener, names, origins, auth)
     _end_as_by_ctrl_c()
     with suppress(KeyboardInterrupt):
         app = make_app()

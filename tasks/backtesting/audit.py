@@ -22,7 +22,7 @@ from cpbmodels.data.columns import RETURNS, candle_columns, feature_frame
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
-from cpbmodels.fleet.train import with_touch
+from cpbmodels.fleet.results import with_touch
 from schemas.errors import count
 from schemas.handover import Failure, SplitBounds
 from schemas.identity import SeriesId

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from cpbmodels.fleet.config import CONFIG, WEIGHTS
 from schemas.errors import CpbError, DamagedError, log
 from schemas.handover import Failure
 from schemas.identity import SeriesId, is_series_name, tree_of
@@ -18,12 +19,10 @@ from tasks.hub.card import model_card
 from tasks.hub.record import CHAIN, is_record_file, write_record
 from tasks.storage.files import new_folder, write_bytes
 from tasks.storage.model_folder import (
-    CONFIG,
     FILES,
     METRICS,
     PICTURES,
     REFERENCE,
-    WEIGHTS,
     PackagedModel,
     read_config,
     write_published_config,

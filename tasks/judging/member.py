@@ -210,9 +210,8 @@ def _in_price(series: Series, origins: NDArray[np.int64], quantiles: Array, trut
 
 def _ratio(losses: dict[str, Array], name: str, at: int | slice = slice(None)) -> float:
     model_losses, reference_losses = losses[name][at].mean(), losses[f"reference_{name}"][at].mean()
-    return (
-        float(model_losses / reference_losses) if reference_losses > 0 else 1.0
-    )  # a constant price is forecast without loss
+    # a constant price is forecast without loss
+    return float(model_losses / reference_losses) if reference_losses > 0 else 1.0
 
 
 def certainty(score: MemberScore, seed: int, name: str = "crps") -> dict[str, float]:

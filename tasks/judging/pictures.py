@@ -50,10 +50,8 @@ def forecast_png(path: Path, series: Series, prediction: Prediction) -> None:
         outline = chart.points(np.append(steps, steps[::-1]), np.append(fan[:, low], fan[::-1, high]))
         chart.draw.polygon(outline, fill=(*BLUE, opacity))
     for place, (opened, high, low, close) in zip(x, prices, strict=True):
-        colour = (
-            *(GREEN if close >= opened else RED),
-            115 if place > 0 else 255,
-        )  # faint after the last known candle
+        # faint after the last known candle
+        colour = (*(GREEN if close >= opened else RED), 115 if place > 0 else 255)
         chart.line([place, place], [low, high], colour, 2)
         chart.line([place, place], [opened, close], colour, 8)
     chart.line(steps, fan[:, MEDIAN], BLUE, 3)

@@ -44,12 +44,8 @@ def judge_pool(members: Sequence[MemberScore], seed: int = 0) -> PoolScore:
     architecture, timeframe = kinds.pop()
     names = sorted(set.intersection(*(set(m.metrics) for m in members)))
     metrics = {name: float(np.mean([m.metrics[name] for m in members])) for name in names}
-    for name in (
-        "test_p_holm",
-        "test_p_holm_models",
-        "test_mae_price",
-        "test_rmse_price",
-    ):  # prices of different coins cannot be averaged
+    # prices of different coins cannot be averaged
+    for name in ("test_p_holm", "test_p_holm_models", "test_mae_price", "test_rmse_price"):
         metrics.pop(name, None)
     metrics["test_n"] = float(sum(m.metrics["test_n"] for m in members))
     metrics["coins_below_one"] = float(np.mean([m.metrics["test_crps_ratio"] < 1 for m in members]))

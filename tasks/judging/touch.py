@@ -31,9 +31,8 @@ def touch_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> d
         `touch_brier`, `reference_touch_brier`: [N, H], means over levels and sides. `touch_stated`: [1, 100, 3], for
         stated chances from 0, 1, … 99 %: how many there were, their sum, and how many prices were touched.
     """
-    if (
-        prediction.touch is None or not np.isfinite(prediction.quantiles).all()
-    ):  # which `judge_member` refuses
+    # which `judge_member` refuses
+    if prediction.touch is None or not np.isfinite(prediction.quantiles).all():
         return {}
     horizon = prediction.quantiles.shape[1]
     learned = series.origins("train", 1, horizon)

@@ -153,7 +153,7 @@ def ingest(
             stack.enter_context(writer_lock(scope.root))
             mark_home(scope.home)
             sweep(scope.root)
-        manifest = stack.enter_context(open_manifest(scope.root, plan=scope.offline))
+        manifest = stack.enter_context(open_manifest(scope.root, offline=scope.offline))
         threads = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         probes = stack.enter_context(thread_pool(CONNECTIONS, "fetch"))
         run = Run(scope, source, Catalogue(source, probes), manifest, threads, to_us(datetime.now(UTC)))

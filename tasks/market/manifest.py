@@ -65,9 +65,8 @@ class FileRecord:
     rows: int = 0
     status: str = "ok"
     reason: str = ""
-    facts: dict[str, Any] = field(
-        default_factory=dict
-    )  # unverified, duplicates, notes, at (time of a refusal)
+    # unverified, duplicates, notes, at (time of a refusal)
+    facts: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -317,23 +316,26 @@ def writer_lock(root: Path) -> Iterator[None]:
 
 
 @contextmanager
-def open_manifest(root: Path, *, plan: bool) -> Iterator[Manifest]:
-    """Open the manifest of a market home; a damaged one is set aside and begun anew; a plan creates no files."""
+def open_manifest(root: Path, *, offline: bool) -> Iterator[Manifest]:
+    """Open the manifest of a market home; a damaged one is set aside and replaced by an empty one.
+
+    Offline, nothing is created or replaced.
+    """
     path = root / MANIFEST
     try:
-        if plan and not path.exists():
+        if offline and not path.exists():
             manifest = Manifest(Path(":memory:"))
         else:
-            if not plan and path.exists() and (reason := manifest_damage(path)):
+            if not offline and path.exists() and (reason := manifest_damage(path)):
                 log.warning(
-                    "%s is damaged (%s) and begun anew: every file of its series is fetched again",
+                    "%s is damaged (%s) and replaced: every file of its series is fetched again",
                     path,
                     reason,
                 )
                 for file in (Path(f"{path}{ending}") for ending in ("", "-wal", "-shm")):
                     if file.exists():  # the caller is the only writer
                         file.replace(f"{file}.damaged")
-            manifest = Manifest(path, read_only=plan and not os.access(root, os.W_OK))
+            manifest = Manifest(path, read_only=offline and not os.access(root, os.W_OK))
         with manifest:
             yield manifest
     except Exception as error:

@@ -47,9 +47,8 @@ _HEADERS = {
 }
 _BOM = b"\xef\xbb\xbf"
 _MICRO = 10**14  # the year 5138 in milliseconds, 1973 in microseconds: decided per row
-_LAST_US = (
-    9 * 10**15
-)  # the year 2255; larger numbers, in milliseconds those below _MICRO, are not valid times
+# the year 2255; larger numbers, in milliseconds those below _MICRO, are not valid times
+_LAST_US = 9 * 10**15
 _FIRST_LINE = re.compile(rb"-?\d")
 
 OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])

@@ -222,9 +222,8 @@ def _causes(
     )
     if relisted or (causes == UNPUBLISHED).any():
         causes[absent] = UNPUBLISHED
-    elif (
-        end >= published and end + _ENDED_AFTER < holdings.last < 1 << 61
-    ):  # delisted, unless daily files go on
+    # delisted, unless daily files go on
+    elif end >= published and end + _ENDED_AFTER < holdings.last < 1 << 61:
         causes[absent & _inside(times, sorted((a, b) for a, b, _ in holdings.searched))] = UNPUBLISHED
     return causes
 

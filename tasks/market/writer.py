@@ -128,9 +128,8 @@ class Writing:
         months = dict.fromkeys(item.file.period[:7] for item in arrived if not item.fault)
         self.notes = forget_damaged(home, manifest, series, months)
         self.records = manifest.files(series)
-        self.good = {
-            index: item for index, item in enumerate(arrived) if not item.fault
-        }  # by index in the frame
+        # by index in the frame
+        self.good = {index: item for index, item in enumerate(arrived) if not item.fault}
         for item in self.good.values():  # free the memory: only quarantined files are needed as bytes
             item.csv = item.payload = b""
         self.stored_months = manifest.parts(series).keys()

@@ -8,14 +8,14 @@ models of the same shape forecast as a fleet: 40 series with 2,880 origins each 
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import cpbmodels
-from cpbmodels.data.series import Series
+from cpbmodels.data.series import Series, instant
 from cpbmodels.data.wide import NO_MARKET, Market
 from cpbmodels.fleet.predict import predict_each
 from schemas.errors import DamagedError
@@ -114,11 +114,6 @@ def compare(candidate: Losses, incumbent: Losses, *, horizon: int, step_us: int)
     ratio, low, high = not_worse(candidate.crps[i], incumbent.crps[j], times, horizon, step_us)
     first, last = (instant(int(t) + step_us) for t in (times[0], times[-1]))
     return Compared(first=first, last=last, n=len(times), ratio=ratio, low=low, high=high)
-
-
-def instant(microseconds: int) -> datetime:
-    """Return the UTC time for microseconds since 1970, exactly."""
-    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
 
 
 def _origins(series: Series, model: cpbmodels.Member, candidate: GateModel) -> NDArray[np.int64]:

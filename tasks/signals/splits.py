@@ -16,7 +16,7 @@ from schemas.identity import SeriesId
 from tasks.market.layout import to_datetime
 
 TEST_SHARE, MAX_TEST = 0.15, 2880
-"""Length of a test span: a share of the history, and at most so many candles (120 days at 1h, 30 days at 15m)."""
+"""Length of a test span: a share of the history, and at most this many candles (120 days at 1h, 30 days at 15m)."""
 LONG_TEST, LONG_TRAIN = timedelta(days=120), timedelta(days=180)
 """One month is too short a test (May 2025 made 15m look worse than the seven months before it), so a shorter test is
 extended to `LONG_TEST` if every series keeps `LONG_TRAIN` to learn from and half of its validation and test spans."""

@@ -2,7 +2,7 @@
 
 All reading of a folder's `config.json`, and all checking of its files, is in this module.
 
-Also the recipe of a trained model, read from its folder: models of the same recipe differ only in their candles.
+The recipe of a trained model is read from its folder: models of the same recipe differ only in their candles.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from safetensors.numpy import load
 from cpbmodels.arch.options import Preset
 from cpbmodels.data.touch import KEY
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.config import JUDGED, PARTS, WEIGHTS_DIGEST, parse, sealed
+from cpbmodels.fleet.config import CONFIG, JUDGED, PARTS, WEIGHTS, WEIGHTS_DIGEST, parse, sealed
 from schemas.errors import DamagedError
 from schemas.identity import Recipe, SeriesId
 from schemas.ledger import Reference
@@ -37,7 +37,7 @@ from tasks.storage.records import (
     write_record,
 )
 
-WEIGHTS, CONFIG, METRICS = "model.safetensors", "config.json", "metrics.json"
+METRICS = "metrics.json"
 REFERENCE = "reference.json"
 NEEDED = (WEIGHTS, CONFIG)
 """The files read by `cpbmodels.load`."""
@@ -206,7 +206,7 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
     """Return the damage of the model in `folder`, or "".
 
     Args:
-        digests: the recorded sha256 of each file. Of files without, only the config is read.
+        digests: the recorded sha256 of each file. Without that of the config, it is only parsed.
     """
     for name in NEEDED:
         path = folder / name

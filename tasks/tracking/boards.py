@@ -208,8 +208,7 @@ def _of_run(members: pl.DataFrame, text: str) -> pl.DataFrame:
 
 def _rows(members: pl.DataFrame, **wanted: Collection[str] | None) -> list[dict[str, Any]]:
     """Return the rows of these members: the newest run of each recipe on the same judged coins; `wanted`: values of
-    columns to show. Pooled figures are only shown for complete fleets.
-    """
+    columns to show. Pooled figures are only shown for complete fleets."""
     judged = pl.col(_RATIO).is_not_null()
     # A flow continued with other shards, as on a GPU, has a second fleet of an architecture.
     newest = pl.col("run_id").last().over("flow_run", "architecture", "timeframe")

@@ -74,11 +74,7 @@ def is_server(uri: str) -> bool:
 
 
 def check(uri: str) -> None:
-    """Connect to the store once, for at most `TIMEOUT_S`.
-
-    Raises:
-        CpbError: it cannot be used now.
-    """
+    """Connect to the store once, for at most `TIMEOUT_S`; `CpbError` if it cannot be used now."""
     import sqlalchemy
     from mlflow.exceptions import MlflowException
     from sqlalchemy.pool import NullPool

@@ -45,7 +45,7 @@ _NOT_DECISIVE = {"members": {"__all__": {"features": {"path", "file_digest"}}}}
 
 
 _TRAINING = ("cpbmodels", "tasks/training/trainer.py", "tasks/signals")
-"""Code that trains and that computes the features, with all its imports, except:"""
+"""Code that determines a trained model; its imports count too, except for `_NOT_TRAINING`."""
 
 _NOT_TRAINING = (
     # Parts of the light library not used in training: user frames, published models, other programs.
@@ -96,12 +96,11 @@ def plan_fleet(
     `gpu`: the plan is for GPUs, on this machine or in a cluster.
     """
     if is_universal(architecture):
-        fleets: dict[tuple[int, str], list[JobMember]] = defaultdict(
-            list
-        )  # a model for a timeframe in a fold
+        # a model for a timeframe in a fold
+        groups: dict[tuple[int, str], list[JobMember]] = defaultdict(list)
         for member in members:
-            fleets[member.fold, member.model.series.timeframe].append(member)
-        parts = [shard for key in sorted(fleets) for shard in cut(fleets[key], len(fleets[key]))]
+            groups[member.fold, member.model.series.timeframe].append(member)
+        parts = [shard for key in sorted(groups) for shard in cut(groups[key], len(groups[key]))]
     else:
         options, copies = (
             resolved(spec.preset, architecture, spec.profile, spec.overrides),

@@ -6,7 +6,7 @@ the estimated seconds left (null: unknown); epoch of epochs, of the rows trained
 over the members of the last complete epoch; and other fields of `cpbmodels.EpochRecord` (lr, windows_per_s, seconds,
 memory).
 
-Also the cost of every epoch, stored beside the checkpoints (`epochs.jsonl`), so that a resumed training keeps all of
+The cost of every epoch is stored, beside the checkpoints (`epochs.jsonl`), so that a resumed training keeps all of
 them.
 """
 
@@ -187,7 +187,9 @@ class FleetProgress:
         self._shares[job_key(job)] = min(state["share"], 0.999)  # until the shard has ended
         facts = []  # the most important first
         if state["stage"] != "training":
-            facts.append(f"predicts the test span: {state['forecasts']:,}/{state['to_forecast']:,} members")
+            facts.append(
+                f"forecasts the spans to be judged: {state['forecasts']:,}/{state['to_forecast']:,} members"
+            )
         elif "windows_per_s" in state:
             losses = [state["train_loss"], state["val_loss"]]
             facts.append("loss " + " / ".join("-" if loss is None else f"{loss:.4f}" for loss in losses))

@@ -2,11 +2,11 @@
 
 ROOT is `HOME`, or `HOME/sim`, `HOME/own` for markets other than Binance's (`Scope.root`).
 
-Also resuming from a given checkpoint: another machine's, a backup's, or an earlier epoch's.
+A training can resume from a given checkpoint: another machine's, a backup's, or an earlier epoch's.
 
-Also which shards stay on disk: otherwise about 10 MB per architecture and run would accumulate every night. Champions'
-files are in MLflow's artifacts. A shard's folder is used by its own run, by the same command repeated (as after
-a kill), and by users who were given its model folder: so the last few shards of each kind are kept.
+The newest shards of each kind stay on disk; otherwise about 10 MB per architecture and run would accumulate every
+night. Champions' files are in MLflow's artifacts. A shard's folder is used by its own run, by the same command
+repeated (as after a kill), and by users who were given its model folder: so the last few shards of each kind are kept.
 """
 
 import os

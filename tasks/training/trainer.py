@@ -185,17 +185,17 @@ def forget_peaks() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def train_once(folder: Path, kernels_off: str = "") -> None:
+def train_once(folder: Path, without_kernels: str = "") -> None:
     """Train the job in `folder` unless it is done; raises `CpbError` if none of its members can be trained."""
     with locked(folder / "lock"):
         if not (folder / RESULT).exists():
-            train_job(folder, kernels_off)
+            train_job(folder, without_kernels)
 
 
-def train_job(folder: Path, kernels_off: str = "") -> ShardResult:
+def train_job(folder: Path, without_kernels: str = "") -> ShardResult:
     """Train, predict the validation and test spans, and write every member's folder, then the result.
 
-    kernels_off: why `cpbmodels.kernels` are not used although the job allows them.
+    without_kernels: why `cpbmodels.kernels` are not used although the job allows them.
     """
     job = read_job(folder)
     progress = ProgressFile(folder, job.architecture)
@@ -216,7 +216,7 @@ def train_job(folder: Path, kernels_off: str = "") -> ShardResult:
         models = train_members(
             job, loaded, checkpoint=folder / CHECKPOINTS, resume=True, device=device,
             profile=_profile(job.profile, job.device), dtype=job.dtype, on_epoch=on_epoch, on_step=progress.on_step,
-            kernels=job.kernels and (kernels_off or True),
+            kernels=job.kernels and (without_kernels or True),
         )  # fmt: skip
         good: Trained = []
         for (spec, series), model in zip(loaded, models, strict=True):

@@ -9,7 +9,7 @@ from known_markets import A, H, bounds_of, busy_hours
 
 import cpbmodels
 from cpbmodels.data.columns import feature_frame
-from cpbmodels.fleet.train import with_touch
+from cpbmodels.fleet.results import with_touch
 from tasks.backtesting.audit import (
     FORECAST_TOLERANCE,
     LEAK,

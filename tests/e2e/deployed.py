@@ -148,9 +148,8 @@ class Deployed:
                 trust_env=False,
                 **options,
             )
-            if (
-                answer.status_code != 503
-            ):  # as Prefect's own client does: its database is locked by another writer
+            # as Prefect's own client does: its database is locked by another writer
+            if answer.status_code != 503:
                 break
             time.sleep(1)
         return answer

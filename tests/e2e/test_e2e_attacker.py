@@ -65,9 +65,8 @@ def test_a_page_cannot_post_preflight_or_rebind_its_name(deployed, job):
     simple = raw(deployed, "POST", f"/api/{path}", body, Origin=FOREIGN)
     assert simple.status_code == 403
     assert raw(deployed, "POST", f"/api/{path}", body, Origin="null").status_code == 403
-    assert (
-        raw(deployed, "POST", f"/api/{path}", body).status_code == 401
-    )  # another program, without the password
+    # another program, without the password
+    assert raw(deployed, "POST", f"/api/{path}", body).status_code == 401
     wrong = base64.b64encode(b"cpb:guess").decode()
     assert raw(deployed, "POST", f"/api/{path}", body, Authorization=f"Basic {wrong}").status_code == 401
     wish = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}

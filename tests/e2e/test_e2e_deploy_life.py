@@ -131,9 +131,8 @@ def test_what_was_missed_while_nothing_ran_is_dropped(running):
         running.ask(f"deployments/{deployment}/create_flow_run", {"state": state}).json()["id"]
         for _ in range(3)
     ]
-    with sqlite3.connect(
-        running.home / "prefect.db"
-    ) as database:  # as the scheduler would have made two of them
+    # as the scheduler would have made two of them
+    with sqlite3.connect(running.home / "prefect.db") as database:
         for run in scheduled:
             database.execute("UPDATE flow_run SET auto_scheduled = 1 WHERE id = ?", (run,))
     assert running.up()["runs_dropped"] == 2

@@ -152,9 +152,8 @@ def test_every_cell_runs_on_a_python_without_ensurepip_and_the_next_session_goes
     again = execute(python, session, monkeypatch, without=("!cpb doctor",), after=board, **settings)
     assert "went on from" in printed(again)
     told = pl.read_json(io.StringIO(printed(again[-1:])))
-    assert told.drop("run_id").equals(
-        rows.drop("run_id")
-    )  # seconds of training, too: nothing was trained again
+    # seconds of training, too: nothing was trained again
+    assert told.drop("run_id").equals(rows.drop("run_id"))
 
 
 def test_the_stored_notebook_shows_results_and_tells_nothing_of_the_machine_that_made_it():

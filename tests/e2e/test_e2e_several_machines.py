@@ -85,9 +85,8 @@ def world(tmp_path_factory, forking):
                     "MLFLOW_TRACKING_URI": url, "MLFLOW_TRACKING_USERNAME": "cpb", "MLFLOW_TRACKING_PASSWORD": password,
                 }  # fmt: skip
                 machines = [Machine(place / name, shared, [forking / "cpb"]) for name in ("one", "two")]
-                begun = [
-                    machine.start(*TRAIN) for machine in machines
-                ]  # at once, on a database without an experiment
+                # at once, on a database without an experiment
+                begun = [machine.start(*TRAIN) for machine in machines]
                 trained = [ended(process) for process in begun]
                 yield {
                     "head": place / "head/mlflow", "url": url, "password": password, "database": database,
@@ -105,9 +104,8 @@ def test_two_homes_that_begin_at_once_end_complete_in_one_store(world):
     assert (champion["symbol"], champion["architecture"]) == ("BTCUSDT", "har")
     kept = [path for path in (world["head"] / "artifacts").rglob("*") if path.is_file()]
     assert {"model.safetensors", "MLmodel"} <= {path.name for path in kept}
-    assert not any(
-        (machine.folder / "mlruns").exists() for machine in (first, second)
-    )  # no artifact stayed at home
+    # no artifact stayed at home
+    assert not any((machine.folder / "mlruns").exists() for machine in (first, second))
 
 
 def test_a_home_that_never_trained_forecasts_with_the_servers_champion(world, tmp_path):

@@ -169,9 +169,8 @@ def test_what_no_figure_can_show_is_a_gap(value):
 
 
 ratios = st.one_of(st.none(), st.floats(allow_nan=True, allow_infinity=True), st.floats(0.5, 1.5))
-names = st.text(
-    st.characters(exclude_characters="$"), min_size=1, max_size=12
-)  # "$up" would read like a role
+# "$up" would read like a role
+names = st.text(st.characters(exclude_characters="$"), min_size=1, max_size=12)
 
 
 @settings(max_examples=25, deadline=None)

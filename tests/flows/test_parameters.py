@@ -84,6 +84,5 @@ def test_prefects_form_has_types_choices_ranges_and_descriptions(spec, values, c
         assert form["overrides"]["type"] == "object"
         assert form["overrides"]["default"] == {}
     assert described.description.startswith("Do it.\n\nNothing else.")
-    assert (
-        parameter_schema(described) == described.parameters
-    )  # `prefect deploy` asks the flow, not its function
+    # `prefect deploy` asks the flow, not its function
+    assert parameter_schema(described) == described.parameters

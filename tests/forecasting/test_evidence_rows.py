@@ -50,9 +50,8 @@ def test_a_row_is_the_mean_over_the_steps_of_one_forecast(tmp_path):
 def test_unfinished_replayed_and_reference_less_forecasts_are_left_out(tmp_path):
     append(tmp_path, PEPE, with_reference(rows_at(0)))  # a replay
     append(tmp_path, PEPE, rows_at(1, made_at=START + HOUR))  # without a reference
-    append(
-        tmp_path, PEPE, with_reference(rows_at(2, made_at=START + 3.5 * HOUR))
-    )  # its first step had closed
+    # its first step had closed
+    append(tmp_path, PEPE, with_reference(rows_at(2, made_at=START + 3.5 * HOUR)))
     append(tmp_path, PEPE, with_reference(rows_at(30, made_at=START + 30 * HOUR)))
     write_candles(tmp_path, CLOSES)
 

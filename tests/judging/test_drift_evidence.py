@@ -91,9 +91,8 @@ def test_nothing_is_gained_in_expectation_from_overlapping_losses_whenever_one_s
         excess = shocks[t + 1 : t + horizon + 1].sum(axis=0) / np.sqrt(horizon)
         chance = random.random(n)
         missed = {band: chance < KEPT.misses[band] for band in BANDS}
-        walk = random.random(
-            n
-        )  # the reference misses at other hours, and less often by the limit of the excess
+        # the reference misses at other hours, and less often by the limit of the excess
+        walk = random.random(n)
         ref_missed = {band: walk < KEPT.misses[band] - KEPT.excess / len(BANDS) for band in BANDS}
         capital.take(outcome(missed, KEPT.crps_ratio + 0.2 * excess, 1.0, 1.0, ref_missed), KEPT, HOUR)
         total = getattr(capital, bet) + capital.evidence["crps"]

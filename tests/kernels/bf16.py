@@ -21,9 +21,8 @@ def _float32(data):
 def _cast_impl(builder, source, target):
     kinds = source.dtype.scalar, target.scalar
     if kinds == (tl.float32, tl.bfloat16):
-        rounded = torch.from_numpy(
-            np.ascontiguousarray(source.data)
-        ).bfloat16()  # to the nearest, ties to even
+        # to the nearest, ties to even
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).bfloat16()
         return TensorHandle(rounded.view(torch.int16).numpy().view(np.uint16), tl.bfloat16)
     return _cast(builder, source, target)
 

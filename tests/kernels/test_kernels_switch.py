@@ -29,7 +29,7 @@ def chip(monkeypatch):
 
 def _reason(architecture="transformer", device=GPU, compute=torch.bfloat16, wanted=True, **options):
     return check.kernels_off(
-        architecture, preset(f"seed-{architecture}", architecture, **options), device, compute, wanted
+        architecture, preset(f"seed-{architecture}", architecture, **options), device, compute, wanted=wanted
     )
 
 

@@ -126,11 +126,8 @@ def test_a_table_may_grow_and_have_a_candle_put_right(tmp_path):
 
 def test_a_table_cut_at_its_front_goes_on_and_keeps_what_is_stored(tmp_path):
     path, home = tmp_path / "BTCUSDT-1h.csv", tmp_path / "home"
-    for part in (
-        hours(400)[100:200],
-        hours(400)[130:260],
-        hours(400)[90:250],
-    ):  # an older copy at last, longer before
+    # an older copy at last, longer before
+    for part in (hours(400)[100:200], hours(400)[130:260], hours(400)[90:250]):
         part.write_csv(path)
         report, rows = stored(home, path)
         assert (report.series[0].holes, report.exit) == ([], 0)

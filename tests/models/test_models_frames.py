@@ -170,9 +170,8 @@ def test_a_saved_model_forecasts_from_a_frame(architecture, tmp_path):
     assert rows["target_time"].to_list() == [forecast.issued_at + timedelta(hours=h) for h in range(1, 11)]
     np.testing.assert_array_equal(rows["q05"], forecast.close[0.05])
     np.testing.assert_array_equal(rows["q50_high"], forecast.candle[:, 1])
-    pd.testing.assert_frame_equal(
-        forecast.to_pandas(), rows.to_pandas(), check_dtype=False
-    )  # the unit of the times may differ
+    # the unit of the times may differ
+    pd.testing.assert_frame_equal(forecast.to_pandas(), rows.to_pandas(), check_dtype=False)
 
     every = model.predict(series)
     assert every["issued_at"].n_unique() == int(series.usable(model.context).sum())

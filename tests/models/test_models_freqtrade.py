@@ -57,9 +57,8 @@ def test_every_row_is_what_the_model_predicts_there(model):
     for h in (1, 4, 10):
         rows = wanted[wanted.step == h].set_index("issued_at").reindex(issued)
         for name in LEVELS:
-            np.testing.assert_allclose(
-                table[f"cpb_{name}_{h}"], rows[name].to_numpy(), rtol=6e-6
-            )  # six digits
+            # six digits
+            np.testing.assert_allclose(table[f"cpb_{name}_{h}"], rows[name].to_numpy(), rtol=6e-6)
     unseen = issued >= model.known_until
     assert 400 < unseen.sum() < 1000
     np.testing.assert_array_equal(new_columns(table).notna().all(axis=1), unseen)

@@ -243,9 +243,8 @@ def test_a_member_that_diverges_in_its_first_epoch_is_marked_and_alone_in_it(tmp
 def test_all_fleets_share_one_copy_of_the_candles(monkeypatch):
     made = []
     counting = SimpleNamespace(build=lambda *rest: made.append(1) or Bank.build(*rest))
-    monkeypatch.setattr(
-        "cpbmodels.fleet.train.Bank", counting
-    )  # forecasts of the finished models have their own
+    # forecasts of the finished models have their own
+    monkeypatch.setattr("cpbmodels.fleet.train.Bank", counting)
     train_fleet([walk(500, seed=s) for s in range(4)], "linear", workers=2, fleet_size=1, **SMALL)
     assert len(made) == 1
 

@@ -74,9 +74,8 @@ def test_no_password_is_found_in_processes_or_files(victim):
     assert seen > 3
     assert closed > 0
     assert leaks == []
-    shown = subprocess.run(
-        ["ps", "axwwe"], capture_output=True, check=True
-    ).stdout  # root's: it sees environments
+    # root's: it sees environments
+    shown = subprocess.run(["ps", "axwwe"], capture_output=True, check=True).stdout
     assert b"flows.cli ui" in shown
     assert not any(secret in shown for secret in wanted)
     memory = as_nobody(lambda: os.open(f"/proc/{process.pid}/mem", os.O_RDONLY))

@@ -96,9 +96,8 @@ def test_a_span_without_an_origin_is_one_members_problem(tmp_path, market, span)
     series = feature_files.load_series(tmp_path, record, bounds)
     first, last = series.spans[span]
     holed = series.segments.copy()
-    holed[first:last] = (
-        1 + np.arange(last - first) // 10
-    )  # ten candles, then a hole: no candle has ten behind it
+    # ten candles, then a hole: no candle has ten behind it
+    holed[first:last] = 1 + np.arange(last - first) // 10
     with pytest.raises(MemberError, match=f"BTCUSDT 1h: no origin in the {span} span"):
         feature_files.with_bounds(replace(series, segments=holed), BTC, bounds)
 

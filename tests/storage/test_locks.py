@@ -142,9 +142,8 @@ def test_a_running_process_is_alive_and_a_killed_one_dead():
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as sleeper:
         process = ProcessId.parse(sleeper.stdout.readline())
         assert (process.pid, process.is_alive()) == (sleeper.pid, True)
-        assert (
-            replace(process, started=process.started - 1).is_alive() is False
-        )  # another with the same number
+        # another with the same number
+        assert replace(process, started=process.started - 1).is_alive() is False
         sleeper.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
         assert process.is_alive() is False  # a zombie

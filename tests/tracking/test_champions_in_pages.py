@@ -37,9 +37,8 @@ def test_pages_give_what_single_calls_give(store, tmp_path):
         registered(store, s, str(store.client.get_model_version_by_alias(s.registered, ALIAS).version))
         for s in (champion.series for champion in listed)
     ]
-    assert [repr(champion) for champion in listed] == [
-        repr(champion) for champion in single
-    ]  # nan is not nan
+    # nan is not nan
+    assert [repr(champion) for champion in listed] == [repr(champion) for champion in single]
     assert [champion.version for champion in listed] == ["1", "1", "1"]
 
 

@@ -186,9 +186,8 @@ def test_a_run_is_named_by_the_start_of_its_id(store):
 
 
 def test_a_prefix_of_several_runs_names_them(store):
-    runs = [
-        flow(f"{i}", {"har": [0.9]}) for i in range(17)
-    ]  # two of them begin with the same hexadecimal digit
+    # two of them begin with the same hexadecimal digit
+    runs = [flow(f"{i}", {"har": [0.9]}) for i in range(17)]
     start, several = next(
         (d, same) for d in "0123456789abcdef" if len(same := sorted(r for r in runs if r[0] == d)) > 1
     )

@@ -105,7 +105,7 @@ def test_a_fleet_that_waits_says_for_what_and_then_what_it_does(told):
     assert ended(reports) == {"train gru"}
     file.on_step(step(1, 0))
     file.forecasting(0, 8)
-    assert read()[1][-1].facts == ("predicts the test span: 0/8 members",)
+    assert read()[1][-1].facts == ("forecasts the spans to be judged: 0/8 members",)
 
 
 def test_shards_of_a_fleet_are_told_as_one(told):

@@ -92,19 +92,14 @@ def test_both_files_are_named(stored, kind):
 @pytest.mark.parametrize(
     "kind",
     [
-        "candles of two coins", "weights", "sums of scores",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
-            "candles of two months", "records of features", "jobs", "results", "scores of models", "references",
-            "pictures",
-        )),
+        "candles of two coins", "candles of two months", "weights", "sums of scores", "records of features", "jobs",
+        "results", "scores of models", "references", "pictures",
     ],
 )  # fmt: skip
 def test_the_next_runs_mend_what_can_be_made_anew(stored, monkeypatch, kind):
     exchange(*FILES[kind](stored))
-    for day in (
-        "2025-05-22",
-        "2025-05-23",
-    ):  # the first names damaged candles, and the second fetches them again
+    # the first names damaged candles, and the second fetches them again
+    for day in ("2025-05-22", "2025-05-23"):
         train_again()
         run_forecast(hour(day), Runner(), lambda _: None)
     assert verify_all(stored, (MARKET,)).damaged == []

@@ -96,9 +96,8 @@ def test_a_fleet_with_a_damaged_model_is_named_with_its_command(stored, damage, 
     damage(path)
     damage_found = only(verify_fleets(stored, MARKET))
     assert damage_found.path == path.relative_to(stored).as_posix()
-    subprocess.run(
-        shlex.split(damage_found.command), check=True
-    )  # after it the next training trains it again
+    # after it the next training trains it again
+    subprocess.run(shlex.split(damage_found.command), check=True)
     assert not list(verify_fleets(stored, MARKET))
     assert progress_so_far(fleet_of(stored)) == ""
 
@@ -120,9 +119,8 @@ def test_what_judging_adds_to_a_config_is_no_damage_and_anything_else_is(stored)
     assert values["metrics"]
     values["metrics"] |= {"test_crps_ratio": 0.1}
     path.write_text(json.dumps(values, indent=2) + "\n")
-    assert only(verify_fleets(stored, MARKET)).path.endswith(
-        "/metrics.json"
-    )  # the two no longer say the same
+    # the two no longer say the same
+    assert only(verify_fleets(stored, MARKET)).path.endswith("/metrics.json")
     values["context"] += 1
     path.write_text(json.dumps(values, indent=2) + "\n")
     assert {d.path.rsplit("/", 1)[1] for d in verify_fleets(stored, MARKET)} == {

@@ -68,9 +68,8 @@ def test_an_earlier_forecast_moves_the_candles_to_where_it_lies(client):
     assert times(near) == times(newest)
     earlier = trace(near, "earlier forecasts (80 %)")
     assert earlier["x"].count(None) == 2
-    assert (
-        max(t for t in earlier["x"] if t)[:16] <= listed[-2]["issued_at"][:16]
-    )  # none overlaps the shown one
+    # none overlaps the shown one
+    assert max(t for t in earlier["x"] if t)[:16] <= listed[-2]["issued_at"][:16]
 
 
 def test_figures_of_a_market_are_of_that_market(mixed_client):

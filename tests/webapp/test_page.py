@@ -523,9 +523,8 @@ def test_the_description_of_the_api_is_shown_and_can_be_tried(open_page, filled)
     candles = page.locator(".operation").nth(paths.index("GET /api/candles/{symbol}/{timeframe}"))
     assert "from 1 to 5000" in candles.inner_text()
     page.set_viewport_size({"width": 390, "height": 800})
-    assert candles.locator(".scroll").first.evaluate(
-        "e => e.scrollWidth <= e.clientWidth"
-    )  # cards on a phone
+    # cards on a phone
+    assert candles.locator(".scroll").first.evaluate("e => e.scrollWidth <= e.clientWidth")
     candles.locator("input[name=symbol]").fill("btc")
     candles.locator("input[name=timeframe]").fill("1h")
     candles.locator("input[name=limit]").fill("2")
