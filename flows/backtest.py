@@ -12,10 +12,10 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.console import say as say_to_people
+from flows.console import echo
 from flows.runner import (
+    Report,
     Runner,
-    Say,
     Summary,
     flow_parameters,
     plain_failures,
@@ -33,56 +33,61 @@ from tasks.steps import Engine, opened_engine
 from tasks.training.shard import ShardsInUse
 
 
-def run_backtest(spec: BacktestSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
+def run_backtest(spec: BacktestSpec, steps: Runner, report: Report = echo) -> dict[str, Any]:
     """Run the backtest and return what `--json` prints: `pooled`, `members`, `failures`, `exit` and more.
 
     Raises:
         CpbError: no series can be used, or an output folder, the device or a baseline's package is not available.
     """
     check_backtest(spec)
-    spec = with_listed_pairs(spec, say)
+    spec = with_listed_pairs(spec, report)
     contest = by_backtest.open_contest(spec) if spec.gate else None
     with opened_engine(spec) as engine:
         summary, root = Summary(), spec.scope.root
-        plan = _plan(spec, steps, engine, say, summary, contest)
-        decide = _gate(spec, contest, plan, say) if contest else lambda _found: {}
+        plan = _plan(spec, steps, engine, report, summary, contest)
+        decide = _gate(spec, contest, plan, report) if contest else lambda _found: {}
         in_use = ShardsInUse(root)
         try:
             results = train_fleets(spec, steps, engine, plan.fleets)
-            return finish_backtest(spec, plan, results, summary.failures, say, decide)
+            return finish_backtest(spec, plan, results, summary.failures, report, decide)
         finally:
             in_use.release()
 
 
 def _gate(
-    spec: BacktestSpec, contest: Contest, plan: BacktestPlan, say: Say
+    spec: BacktestSpec, contest: Contest, plan: BacktestPlan, report: Report
 ) -> Callable[[Backtest], dict[str, Any]]:
     """Name the recipes in the register, before anything is trained; return the decision to be made afterwards."""
     submission = by_backtest.submit(contest, spec, plan.folds)
     before = by_backtest.counted_before(spec.scope.home, submission)
-    say(
+    report(
         f"submitted to the gate as {submission.digest}: {', '.join(submission.recipes)} against "
         f"{submission.incumbent}; {before + submission.count} are submitted for this span"
     )
 
     return lambda backtest: {
-        "gate": by_backtest.decide(contest, submission, spec.scope.home, backtest.members, say)
+        "gate": by_backtest.decide(contest, submission, spec.scope.home, backtest.members, report)
     }
 
 
 def _plan(
-    spec: BacktestSpec, steps: Runner, engine: Engine, say: Say, summary: Summary, contest: Contest | None
+    spec: BacktestSpec,
+    steps: Runner,
+    engine: Engine,
+    report: Report,
+    summary: Summary,
+    contest: Contest | None,
 ) -> BacktestPlan:
     beside = (contest.name, contest.beside) if contest and contest.beside else None
-    plan = plan_backtest(spec, series_records(spec, steps, say, summary), gpus=engine.gpus, beside=beside)
-    summary.add(plan.failures, say)
+    plan = plan_backtest(spec, series_records(spec, steps, report, summary), gpus=engine.gpus, beside=beside)
+    summary.add(plan.failures, report)
     if not plan.folds:
         raise CpbError(
             f"nothing to backtest ({summary.reasons}); check coins, since, as_of and source", code="no-series"
         )
-    say(f"{len(plan.folds):,} series (coins x timeframes x folds); training {', '.join(spec.names)}")
+    report(f"{len(plan.folds):,} series (coins x timeframes x folds); training {', '.join(spec.names)}")
     for sentence in plan.incomplete:
-        say(sentence)
+        report(sentence)
     return plan
 
 

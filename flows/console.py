@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.errors import count
 from tasks.running.parallel import Progress as Report
-from tasks.running.parallel import heard_by, is_heard, tell
+from tasks.running.parallel import has_listener, report_progress, reports_to
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 LINES = logging.getLogger("cpb.lines")
-"""Logger of the lines that `say` prints; without a flow run nothing handles them."""
+"""Logger of the lines that `echo` prints; without a flow run nothing handles them."""
 LINES.setLevel(logging.INFO)
 LINES.propagate = False
 
@@ -71,7 +71,7 @@ def print_table(title: str, columns: Sequence[Column], rows: Sequence[Mapping[st
         table.add_row(*(column.cell(row) for column in shown))
     console.print(table)
     if hidden := len(columns) - len(shown):
-        say(f"{count(hidden, 'column')} left out: use a wider terminal, or --json")
+        echo(f"{count(hidden, 'column')} left out: use a wider terminal, or --json")
 
 
 def fitting(columns: Sequence[Column], rows: Sequence[Mapping[str, Any]], width: int) -> list[Column]:
@@ -102,7 +102,7 @@ def price(value: float) -> str:
     return f"{value:,.{max(0, 6 - before_point)}f}"
 
 
-def say(text: str) -> None:
+def echo(text: str) -> None:
     """Print a line on stderr (stdout is for results); a flow run sends it to its log too."""
     _write(f"{text}\n")
     LINES.info(text)
@@ -200,14 +200,14 @@ def shown_progress(command: str, first: str = "loading libraries") -> Iterator[N
     Args:
         command, first: name and first status text, shown before the first step reports progress.
     """
-    if is_heard():
+    if has_listener():
         yield
         return
     from rich.console import Console
 
     console = Console(stderr=True, markup=False)
-    with Display(console) as display, heard_by(display):
-        tell(command, 0, 0, "", first)
+    with Display(console) as display, reports_to(display):
+        report_progress(command, 0, 0, "", first)
         yield
 
 
@@ -273,7 +273,7 @@ class Display:
 
     def line(self, text: str) -> None:
         """Show a line of text."""
-        say(text)
+        echo(text)
 
     def print_tasks(self) -> None:
         """Print a line for each task in progress."""
@@ -281,7 +281,9 @@ class Display:
             left, fields = task.time_remaining, task.fields
             seconds = (task.elapsed or 0) if left is None else left
             time_text = f"{timedelta(seconds=round(seconds))}{'' if left is None else ' left'}"
-            say(f"{fields['step']}: {', '.join(filter(None, (fields['count'], time_text, fields['facts'])))}")
+            echo(
+                f"{fields['step']}: {', '.join(filter(None, (fields['count'], time_text, fields['facts'])))}"
+            )
 
     def _print(self) -> None:
         while not self._ended.wait(LINE_EVERY_S):

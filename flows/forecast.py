@@ -7,12 +7,12 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.console import say as say_to_people
+from flows.console import echo
 from flows.runner import (
     NOT_YET,
     STALE,
+    Report,
     Runner,
-    Say,
     failure_line,
     flow_parameters,
     plain_failures,
@@ -33,7 +33,7 @@ from tasks.storage.model_folder import PackagedModel
 _NONE = "train first, as in `cpb train-all`"
 
 
-def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) -> dict[str, Any]:
+def run_forecast(spec: ForecastSpec, steps: Runner, report: Report = echo) -> dict[str, Any]:
     """Return the newest forecast rows of each series (also those stored before), and counts of new and scored rows.
 
     `models`: each series' champion verdict and record. `touch`: the chances that the prices asked for are reached.
@@ -56,7 +56,7 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
                 "another with --source or --market, or train first, as in `cpb train-all`", code="no-champion",
             )  # fmt: skip
         result = _forecast(
-            scope.narrowed(list(models)), models, served.failures, steps, say, outcome, tail=spec.tail
+            scope.narrowed(list(models)), models, served.failures, steps, report, outcome, tail=spec.tail
         )
         if spec.prices:
             (series,) = models
@@ -65,7 +65,7 @@ def run_forecast(spec: ForecastSpec, steps: Runner, say: Say = say_to_people) ->
 
 
 def _forecast(
-    scope: Scope, models: dict[SeriesId, PackagedModel], left_out: Sequence[Failure], steps: Runner, say: Say,
+    scope: Scope, models: dict[SeriesId, PackagedModel], left_out: Sequence[Failure], steps: Runner, report: Report,
     outcome: Outcome, *, tail: bool,
 ) -> dict[str, Any]:  # fmt: skip
     fetched, issued = steps.one(ingest, scope, tail), steps.one(forecast, scope)
@@ -80,17 +80,17 @@ def _forecast(
     if not issued.series:  # each reason names its own remedy
         raise CpbError(f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}", code="no-forecast")
     for problem, text in zip(problems, texts, strict=True):
-        say(f"{'STALE' if problem.code == STALE else 'FAILED'} {text}")
+        report(f"{'STALE' if problem.code == STALE else 'FAILED'} {text}")
     drifted = [str(alarm) for alarm in watched.alarms if alarm.state == "drifted"]
     for alarm in drifted:
-        say(f"DRIFTED {alarm}")
+        report(f"DRIFTED {alarm}")
     number = count(len(issued.series), "series")
     new = (
         f"{count(issued.rows, 'new forecast row')} for {number}"
         if issued.rows
         else f"{number} as stored before"
     )
-    say(f"{new}; {count(scored.rows, 'older row')} scored")
+    report(f"{new}; {count(scored.rows, 'older row')} scored")
     records = champion_records(read_summary(home(), scope.market))
     return {
         "rows": [row for s in issued.series for row in latest(home(), s, scope.as_of).to_dicts()],

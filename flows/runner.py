@@ -29,7 +29,7 @@ from flows.ops.guard import password_file
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, log
 from schemas.handover import Decision, Failure, SeriesRecord, ShardResult
 from schemas.scope import ScopeSpec, Spec
-from tasks.running.parallel import run_each, tell, telling
+from tasks.running.parallel import report_progress, reporting, run_each
 from tasks.running.step import Step
 from tasks.steps import features, ingest
 from tasks.storage.files import public_url, without_credentials
@@ -38,7 +38,7 @@ from tasks.tracking.store import store_errors
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=Spec)
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 ANSWER_WITHIN_S = 5.0
 
@@ -77,11 +77,11 @@ class Summary:
         """The first three failures, for the error of a run that cannot continue."""
         return "; ".join(map(failure_line, self.failures[:3]))
 
-    def add(self, failures: Iterable[Failure], say: Say) -> None:
+    def add(self, failures: Iterable[Failure], report: Report) -> None:
         """Add failures and print each."""
         for failure in failures:
             self.failures.append(failure)
-            say(f"FAILED {failure_line(failure)}")
+            report(f"FAILED {failure_line(failure)}")
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
@@ -171,11 +171,11 @@ class Runner:
                 raise
             finally:
                 if unit:
-                    tell(step.name, next(done), len(calls), unit)
+                    report_progress(step.name, next(done), len(calls), unit)
             then(index, result)
             return result
 
-        with telling(step.name, len(calls), unit) if unit else nullcontext():
+        with reporting(step.name, len(calls), unit) if unit else nullcontext():
             return run_each([partial(called, index) for index in range(len(calls))], at_once)
 
     def _call(self, step: Step[..., Any]) -> Callable[..., Any]:
@@ -318,18 +318,18 @@ def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
     return dict(result)
 
 
-def series_records(spec: ScopeSpec, steps: Runner, say: Say, summary: Summary) -> list[SeriesRecord]:
+def series_records(spec: ScopeSpec, steps: Runner, report: Report, summary: Summary) -> list[SeriesRecord]:
     """Ingest the scope and compute its features; failures and leaps of a price level are added to the summary."""
     ingested = steps.one(ingest, spec.scope, spec.tail)
-    summary.add((*ingested.failures, *ingested.leaps), say)
-    say(
+    summary.add((*ingested.failures, *ingested.leaps), report)
+    report(
         f"ingested {count(len(ingested.series), 'series')} ({count(ingested.requests, 'request')}, "
         f"{ingested.seconds:.1f} s)"
     )
     outcomes = steps.each(features, [(spec.scope, series) for series in ingested.series], "series")
     for series, outcome in zip(ingested.series, outcomes, strict=True):
         if isinstance(outcome, Exception):
-            summary.add([Failure.of(series, "features", outcome)], say)
+            summary.add([Failure.of(series, "features", outcome)], report)
         elif isinstance(outcome, Failure):
-            summary.add([outcome], say)
+            summary.add([outcome], report)
     return [outcome for outcome in outcomes if isinstance(outcome, SeriesRecord)]

@@ -23,10 +23,10 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
-from flows.console import say as say_to_people
+from flows.console import echo
 from flows.runner import (
+    Report,
     Runner,
-    Say,
     Summary,
     decision_lines,
     fleet_warnings,
@@ -69,7 +69,7 @@ from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
 from tasks.training.shard import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
 
-Earlier = Literal["use", "expect", "forget"] | Checkpoint
+ResumeMode = Literal["use", "expect", "forget"] | Checkpoint
 """How to use earlier training of the same command: continue it (`use`), continue it and report if there is none
 (`expect`), discard it (`forget`), or discard it and start from a checkpoint at any path."""
 
@@ -88,26 +88,26 @@ class Training:
     in_use: ShardsInUse
 
 
-def run_train_all(spec: RunSpec, steps: Runner, say: Say = say_to_people) -> Summary:
+def run_train_all(spec: RunSpec, steps: Runner, report: Report = echo) -> Summary:
     """Run the complete job and return its summary; errors as in `run_training`."""
     with tell_outcome("train-all") as outcome:
         if spec.repo:
             hub_client()  # early: the token is needed hours later
         check_replaceable(tree_of(spec.scope.home, "hub", spec.market))
-        spec = with_listed_pairs(spec, say)
-        training = run_training(spec, steps, say)
+        spec = with_listed_pairs(spec, report)
+        training = run_training(spec, steps, report)
         outcome.failures = training.summary.failures
         with run_of(training.summary.run_id):
-            return _deliver(spec, training, steps, say, outcome)
+            return _deliver(spec, training, steps, report, outcome)
 
 
-def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome: Outcome) -> Summary:
+def _deliver(spec: RunSpec, training: Training, steps: Runner, report: Report, outcome: Outcome) -> Summary:
     """Promote and publish the trained models, and forecast."""
     summary, scope = training.summary, spec.scope
     decisions = steps.one(promote, spec, training.judged, training.stopped)
     outcome.decisions = decisions
     for line in decision_lines(decisions):
-        say(line)
+        report(line)
     trained = set(scope.series)
     summary.champions = sum(d.outcome != "retired" and d.series in trained for d in decisions)
     training.in_use.release()
@@ -116,32 +116,34 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, say: Say, outcome
             with store_errors():
                 publication = steps.one(publish, scope.market, spec.repo)
             summary.published = publication.place
-            summary.add(publication.failures, say)
+            summary.add(publication.failures, report)
         except CpbError as error:  # the Hub is unreachable: models, runs and forecasts are still valid
-            summary.add([Failure.of(None, "publish", error)], say)
+            summary.add([Failure.of(None, "publish", error)], report)
     issued = steps.one(forecast, scope)
     # Not only new rows: repeating a run that was killed after its forecasts gives the same count as an undisturbed run.
     summary.forecast_rows = issued.total_rows
-    summary.add(issued.failures, say)
+    summary.add(issued.failures, report)
     packaged = f", packaged in {summary.published}" if summary.published else ""
-    say(f"{count(summary.champions, 'champion')}, {count(summary.forecast_rows, 'forecast row')}{packaged}")
+    report(
+        f"{count(summary.champions, 'champion')}, {count(summary.forecast_rows, 'forecast row')}{packaged}"
+    )
     warnings = {WARNINGS: "; ".join(summary.warnings) or None}
     finish(summary.run_id, PARTIAL if summary.failures else COMPLETE, warnings)
-    mirror_to_wandb(spec, summary.run_id, say)
+    mirror_to_wandb(spec, summary.run_id, report)
     if spec.prune:
-        _prune(spec, summary, say)
+        _prune(spec, summary, report)
     return summary
 
 
-def _prune(spec: RunSpec, summary: Summary, say: Say) -> None:
+def _prune(spec: RunSpec, summary: Summary, report: Report) -> None:
     """Delete old data; a failure does not affect the results of this run."""
     try:
         with store_errors():
-            say(f"pruning: {prune(spec.scope.home, dry_run=False)}")
+            report(f"pruning: {prune(spec.scope.home, dry_run=False)}")
     except BusyError as error:  # the next nightly run prunes
-        say(f"nothing was pruned: {error}")
+        report(f"nothing was pruned: {error}")
     except (CpbError, OSError) as error:
-        summary.add([Failure.of(None, "prune", error)], say)
+        summary.add([Failure.of(None, "prune", error)], report)
         finish(summary.run_id, PARTIAL)
 
 
@@ -159,9 +161,9 @@ def train_all(spec: RunSpec) -> State:
 def run_training(
     spec: RunSpec,
     steps: Runner,
-    say: Say = say_to_people,
+    report: Report = echo,
     *,
-    earlier: Earlier = "use",
+    resume: ResumeMode = "use",
     name: str = "train-all",
 ) -> Training:
     """Ingest, compute features, plan, train, judge and log.
@@ -174,19 +176,25 @@ def run_training(
     if is_wanted(asked=spec.wandb):
         check_installed()
     with opened_engine(spec) as engine, Judges(engine.cores) as judges:
-        return _run(spec, steps, engine, judges, say, earlier, name)
+        return _run(spec, steps, engine, judges, report, resume, name)
 
 
 def _run(
-    spec: RunSpec, steps: Runner, engine: Engine, judges: Judges, say: Say, earlier: Earlier, name: str
+    spec: RunSpec,
+    steps: Runner,
+    engine: Engine,
+    judges: Judges,
+    report: Report,
+    resume: ResumeMode,
+    name: str,
 ) -> Training:
     summary, root = Summary(), spec.scope.root
-    planned: Plan = steps.one(plan, spec, series_records(spec, steps, say, summary), engine.gpus)
-    summary.add(planned.failures, say)
+    planned: Plan = steps.one(plan, spec, series_records(spec, steps, report, summary), engine.gpus)
+    summary.add(planned.failures, report)
     for record in planned.stopped:
         summary.stopped.append(record.series.name)
         last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
-        say(f"{record.series} has stopped trading (last candle {last:%Y-%m-%d}) and is left out")
+        report(f"{record.series} has stopped trading (last candle {last:%Y-%m-%d}) and is left out")
     if not planned.fleets:
         frozen = all(failure.code == "frozen" for failure in summary.failures)  # nothing failed: exit 3
         raise (MemberError if summary.failures and frozen else CpbError)(
@@ -194,7 +202,7 @@ def _run(
             code="no-series",
         )
     if planned.idle:
-        say(planned.idle)
+        report(planned.idle)
     summary.series = len(planned.series)
     trained = {record.series for record in planned.series}  # among them series whose price level leaps
     # failed series, and therefore a failed member of every fleet
@@ -202,24 +210,24 @@ def _run(
     summary.run_id = start_run(spec, planned.series, name, planned.idle or None).run_id
     in_use = ShardsInUse(root)
     with run_of(summary.run_id):
-        before = _begun_before(root, planned.fleets, earlier, say)
+        before = _begun_before(root, planned.fleets, resume, report)
         began = time.time()
 
         def judge(fleet: FleetPlan, arrivals: Iterator[tuple[ShardJob, ShardResult]]) -> FleetJudgement:
             return steps.one(evaluate, spec, summary.run_id, fleet, arrivals, root, judges, left_out)  # type: ignore[no-any-return]
 
         train_with = partial(train_fleets, spec, steps, engine, planned.fleets)
-        results, judged = _train_and_judge(train_with, planned.fleets, judge, before, say)
+        results, judged = _train_and_judge(train_with, planned.fleets, judge, before, report)
         for fleet, shards in zip(planned.fleets, results, strict=True):
-            summary.add([failure for shard in shards for failure in shard.failures], say)
+            summary.add([failure for shard in shards for failure in shard.failures], report)
             for sentence in fleet_warnings(shards):
                 summary.warnings.append(f"{fleet.architecture}: {sentence}")
         for judgement in judged:
-            summary.add(judgement.failures, say)
+            summary.add(judgement.failures, report)
         for sentence in summary.warnings:
-            say(sentence)
-        if isinstance(earlier, Checkpoint) and not any(shard.members for shard in results[0]):
-            earlier.take_out_of(shard_folder(root, planned.fleets[0].shards[0]))
+            report(sentence)
+        if isinstance(resume, Checkpoint) and not any(shard.members for shard in results[0]):
+            resume.take_out_of(shard_folder(root, planned.fleets[0].shards[0]))
         summary.members = sum(len(fleet.judgements) for fleet in judged)
         if not summary.members:
             raise CpbError(
@@ -229,22 +237,24 @@ def _run(
     busy = busy_share(work, engine.cores.number) if work else {}
     log_metrics(summary.run_id, {"members": summary.members, "failed": len(summary.failures)} | busy)
     board = f"`cpb leaderboard --run {summary.run_id[:8]}`"
-    say(f"judged {count(summary.members, 'member')} against the random walk ({board})")
+    report(f"judged {count(summary.members, 'member')} against the random walk ({board})")
     return Training(summary, results, judged, planned.stopped, in_use)
 
 
-def _begun_before(root: Path, fleets: Sequence[FleetPlan], earlier: Earlier, say: Say) -> dict[str, str]:
+def _begun_before(
+    root: Path, fleets: Sequence[FleetPlan], resume: ResumeMode, report: Report
+) -> dict[str, str]:
     """Apply `earlier` to each shard's folder; return the progress from before, by the shard's key."""
     folders = {job_key(shard): shard_folder(root, shard) for fleet in fleets for shard in fleet.shards}
-    if earlier not in ("use", "expect"):
+    if resume not in ("use", "expect"):
         for folder in folders.values():
             if not is_training(folder):  # another process is training it now: keep it
                 shutil.rmtree(folder, ignore_errors=True)
-    if isinstance(earlier, Checkpoint):
-        earlier.put_into(shard_folder(root, fleets[0].shards[0]))
+    if isinstance(resume, Checkpoint):
+        resume.put_into(shard_folder(root, fleets[0].shards[0]))
     before = {key: progress_so_far(folder) for key, folder in folders.items()}
-    if earlier == "expect" and not any(before.values()):
-        say("nothing to resume: no such training on these candles has begun; starting from scratch")
+    if resume == "expect" and not any(before.values()):
+        report("nothing to resume: no such training on these candles has begun; starting from scratch")
     return before
 
 
@@ -257,7 +267,7 @@ def _train_and_judge(
     fleets: Sequence[FleetPlan],
     judge: Callable[[FleetPlan, Iterator[tuple[ShardJob, ShardResult]]], FleetJudgement],
     before: Mapping[str, str],
-    say: Say,
+    report: Report,
 ) -> tuple[list[list[ShardResult]], list[FleetJudgement]]:
     """Train the fleets' shards in a single queue; concurrently, judge and log each fleet as its shards finish.
 
@@ -293,7 +303,9 @@ def _train_and_judge(
             for text, times in Counter(before[job_key(shard)] for shard in fleet.shards).items()
             if text
         )
-        say(f"trained {fleet.architecture}: {count(members, 'member')}{f' ({resumed})' if resumed else ''}")
+        report(
+            f"trained {fleet.architecture}: {count(members, 'member')}{f' ({resumed})' if resumed else ''}"
+        )
 
     def judged(fleet: FleetPlan) -> FleetJudgement | None:
         return judge(fleet, reported(fleet)) if any(result.members for _, result in arrivals(fleet)) else None
@@ -365,10 +377,10 @@ def run_of(run_id: str) -> Iterator[None]:
         raise
 
 
-def mirror_to_wandb(spec: RunSpec, run_id: str, say: Say) -> None:
+def mirror_to_wandb(spec: RunSpec, run_id: str, report: Report) -> None:
     """Copy a finished run to Weights & Biases if requested; errors are only printed."""
     if is_wanted(asked=spec.wandb) and (problem := mirror(run_id, spec.scope.root)):
-        say(f"cpb: {problem}")
+        report(f"cpb: {problem}")
 
 
 def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:

@@ -4,8 +4,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from flows.runner import Runner, Say
-from flows.train_all import Earlier, mirror_to_wandb, run_training
+from flows.runner import Report, Runner
+from flows.train_all import ResumeMode, mirror_to_wandb, run_training
 from schemas.errors import CpbError, count
 from schemas.handover import Judgement, ShardResult
 from schemas.identity import SIM
@@ -16,7 +16,7 @@ from tasks.tracking.tags import COMPLETE, PARTIAL
 from tasks.training.shard import LATEST, Checkpoint
 
 
-def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
+def train_one(spec: RunSpec, *, resume: str | None, report: Report) -> dict[str, Any]:
     """Train and judge the only member of the spec; return the object that `cpb train --json` prints.
 
     Args:
@@ -27,12 +27,12 @@ def train_one(spec: RunSpec, *, resume: str | None, say: Say) -> dict[str, Any]:
         UsageError: the path holds no checkpoint.
         CpbError: the member failed.
     """
-    earlier: Earlier = "expect" if resume in LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
-    training = run_training(spec, Runner(), say, earlier=earlier, name="train")
+    mode: ResumeMode = "expect" if resume in LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
+    training = run_training(spec, Runner(), report, resume=mode, name="train")
     for failure in (f for f in training.summary.failures if f.model):
         raise CpbError(failure.reason, code=failure.code)
     finish(training.summary.run_id, PARTIAL if training.summary.failures else COMPLETE)
-    mirror_to_wandb(spec, training.summary.run_id, say)
+    mirror_to_wandb(spec, training.summary.run_id, report)
     result = _result(training.results[0][0], training.judged[0].judgements[0])
     training.in_use.release()
     return result | {"exit": training.summary.exit_code}

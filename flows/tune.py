@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import cpbmodels
-from flows.runner import Runner, Say, Summary, series_records
+from flows.runner import Report, Runner, Summary, series_records
 from flows.train_all import run_of
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
 from schemas.tuning import Range, TuneSpec
@@ -22,7 +22,7 @@ from tasks.training.local import check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code
 
 
-def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
+def run_tune(spec: TuneSpec, steps: Runner, report: Report) -> dict[str, Any]:
     """Search, choose and score; return the object that `--json` prints. The same command continues its study.
 
     Raises:
@@ -32,8 +32,8 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
     tuning = _tuning()
     check_device(spec.device)
     check_place(open_store())
-    summary, spec = Summary(), with_listed_pairs(spec, say)
-    inner, newest = _folds(spec, steps, say, summary)
+    summary, spec = Summary(), with_listed_pairs(spec, report)
+    inner, newest = _folds(spec, steps, report, summary)
     key = _key(spec, inner + newest)
     folder = spec.scope.root / "tuning" / key
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,8 +63,8 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
             profile = None if spec.profile == "auto" else spec.profile
             how = {"device": spec.device, "dtype": spec.dtype, "profile": profile}
             with gpu_held(gpus_of(spec.device)):
-                tuning.run_trials(spec, study, inner, how, log, say)
-                answer: dict[str, Any] = tuning.conclude(spec, study, newest, how, say)
+                tuning.run_trials(spec, study, inner, how, log, report)
+                answer: dict[str, Any] = tuning.conclude(spec, study, newest, how, report)
             answer |= {
                 "study": key,
                 "storage": str(storage),
@@ -73,11 +73,11 @@ def run_tune(spec: TuneSpec, steps: Runner, say: Say) -> dict[str, Any]:
                 "failures": [failure.as_json() for failure in summary.failures],
                 "exit": EXIT_PARTIAL if summary.failures else EXIT_COMPLETE,
             }
-            report = folder / "report.json"
-            write_json(report, answer)
-            open_store().client.log_artifact(run.run_id, str(report))
+            path = folder / "report.json"
+            write_json(path, answer)
+            open_store().client.log_artifact(run.run_id, str(path))
             finish(run.run_id)
-    say(tuning.sentence(answer))
+    report(tuning.sentence(answer))
     return answer
 
 
@@ -96,16 +96,16 @@ def _tuning() -> Any:
 
 
 def _folds(
-    spec: TuneSpec, steps: Runner, say: Say, summary: Summary
+    spec: TuneSpec, steps: Runner, report: Report, summary: Summary
 ) -> tuple[list[FoldSeries], list[FoldSeries]]:
     """Return the folds for choosing, and the newest fold, for the winner's test. A series must have all folds."""
-    records = series_records(spec, steps, say, summary)
+    records = series_records(spec, steps, report, summary)
     wanted = spec.folds + 1
     folds = load_folds(spec.scope.home, records, plan_bounds(records, wanted)) if records else None
     if folds is not None:
-        summary.add(folds.failures, say)
+        summary.add(folds.failures, report)
         for sentence in folds.incomplete:
-            say(sentence)
+            report(sentence)
     loaded = folds.loaded if folds is not None else ()
     ids = [fold.id for fold in loaded]
     whole = [fold for fold in loaded if ids.count(fold.id) == wanted]
@@ -115,7 +115,7 @@ def _folds(
         raise CpbError(
             f"nothing to tune on ({reasons}); check coins, since, as_of and folds", code="no-series"
         )
-    say(
+    report(
         f"{count(len({fold.id for fold in usable}), 'series')}, {count(spec.folds, 'fold')} to choose on, "
         f"test span from {usable[-1].bounds.test[0]:%Y-%m-%d}"
     )

@@ -258,9 +258,9 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
         folder, again = series.folder(home, "ledger"), months.forecast_command(series)
         yield folder / DAILY, partial(parse_sums, folder / DAILY), again
     for path in by_backtest.switch_files(home, market):
-        yield _record(path, by_backtest.Switch, by_backtest.about(path), months.RESTORE)
+        yield _record(path, by_backtest.Switch, by_backtest.record_subject(path), months.RESTORE)
     for path in by_backtest.register_files(home, market):
-        yield _record(path, by_backtest.Submission, by_backtest.about(path), months.RESTORE)
+        yield _record(path, by_backtest.Submission, by_backtest.record_subject(path), months.RESTORE)
 
 
 def published(home: Path, market: str) -> Iterator[Check]:

@@ -3,11 +3,11 @@
 import pickle
 from importlib import import_module
 
-from tasks.running.resident import Resident
+from tasks.running.resident import WorkerProcess
 
 
 class OneOrder:
-    """What `serve` gets in place of `tasks.running.resident.Orders`; values are copied as by a pipe."""
+    """What `serve` gets in place of `tasks.running.resident.Requests`; values are copied as by a pipe."""
 
     def __init__(self, order):
         self._order, self.answers = pickle.loads(pickle.dumps(order)), []
@@ -23,12 +23,12 @@ def serve_here(patch):
     """Let residents answer without a process of their own."""
 
     def call(resident, order, log=None, each=lambda: None):
-        orders = OneOrder(order)
-        import_module(resident.module).serve(orders)
+        requests = OneOrder(order)
+        import_module(resident.module).serve(requests)
         each()
-        return orders.answers[0]
+        return requests.answers[0]
 
-    patch.setattr(Resident, "call", call)
+    patch.setattr(WorkerProcess, "call", call)
 
 
 def train_by(patch, train):

@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from flows.console import emit, log_to_console, say, show
+from flows.console import echo, emit, log_to_console, show
 from schemas import __version__
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_INTERRUPTED, EXIT_USAGE, CpbError
 from tasks.storage.files import without_credentials
@@ -160,7 +160,7 @@ def _end_usage(error: typer.TyperException) -> NoReturn:
 def _end(text: str, exit_code: int, code: str, field: str = "") -> NoReturn:
     """Print the error as a single sentence; with `--json` also as the JSON object that programs expect."""
     text = without_credentials(text)
-    say(f"cpb: {text}")
+    echo(f"cpb: {text}")
     if "--json" in sys.argv:
         emit({"error": text, "code": code, "field": without_credentials(field), "exit": exit_code})
     sys.exit(exit_code)

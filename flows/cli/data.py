@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.options import Json, cli_options
-from flows.console import emit, quiet_libraries, say, show, shown_progress
+from flows.console import echo, emit, quiet_libraries, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, count
 from schemas.identity import MARKETS
 from schemas.scope import IngestSpec, home
-from tasks.running.parallel import tell
+from tasks.running.parallel import report_progress
 from tasks.storage.files import checked_home, stored_home
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def ingest(
         from tasks.market.ingest import ingest as bring_up_to_date
         from tasks.market.ingest import with_listed_pairs
 
-        report = bring_up_to_date(with_listed_pairs(spec, say).scope, tail=spec.tail)
+        report = bring_up_to_date(with_listed_pairs(spec, echo).scope, tail=spec.tail)
     if json:
         emit(report.to_dict())
     else:
@@ -82,15 +82,15 @@ def verify(
         from tasks.verify import verify_all
 
         home = stored_home()
-        result = verify_all(home, markets, lambda checked: tell("verify", checked, 0, "files"))
+        result = verify_all(home, markets, lambda checked: report_progress("verify", checked, 0, "files"))
     for damage in () if json else result.damaged:
         show(f"{damage.path}  {damage.reason}  -> {damage.command}")
     for sentence in result.unchecked:
-        say(sentence)
+        echo(sentence)
     if result.checked or result.damaged:
-        say(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged")
+        echo(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged")
     elif result.is_good:
-        say(f"nothing {'' if market == _ALL else f'of market {market} '}is stored in {home}")
+        echo(f"nothing {'' if market == _ALL else f'of market {market} '}is stored in {home}")
     code = EXIT_COMPLETE if result.is_good else EXIT_FATAL
     if json:
         damaged = [damage.model_dump(mode="json") for damage in result.damaged]
@@ -117,8 +117,8 @@ def prune(
         emit({**asdict(report), "exit": 0})
         return
     for line in report.kept:
-        say(f"stays: {line}")
-    say(f"{report}{'' if yes or not report.runs else '; add --yes to do it'}")
+        echo(f"stays: {line}")
+    echo(f"{report}{'' if yes or not report.runs else '; add --yes to do it'}")
 
 
 def doctor(
@@ -141,7 +141,7 @@ def doctor(
 
         problems = send_test()
         for name, problem in problems.items():
-            say(f"{name}: {problem or 'accepted'}")
+            echo(f"{name}: {problem or 'accepted'}")
         code = EXIT_FATAL if all(problems.values()) else EXIT_COMPLETE
         if json:
             emit({"services": problems, "exit": code})

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from flows.cli.options import Json, cli_options
-from flows.console import Column, emit, finding, price, print_table, quiet_libraries, say, shown_progress
+from flows.console import Column, echo, emit, finding, price, print_table, quiet_libraries, shown_progress
 from schemas.errors import age, count
 from schemas.scope import ForecastSpec
 
@@ -26,7 +26,7 @@ def forecast(spec: ForecastSpec, json: Json = False) -> None:
         from flows.forecast import run_forecast
         from flows.runner import Runner
 
-        result = run_forecast(spec, Runner(), say)
+        result = run_forecast(spec, Runner(), echo)
     if json:
         emit(result)
     else:

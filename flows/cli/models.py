@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flows.cli.options import Json, cli_options
-from flows.console import Column, emit, finding, interval, print_table, quiet_libraries, say, show
+from flows.console import Column, echo, emit, finding, interval, print_table, quiet_libraries, show
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError, count
 from schemas.identity import SIM, SPOT, check_known, market_option
 from schemas.run import BoardSpec, RunSpec
@@ -95,11 +95,11 @@ def ledger(
                 title = f"{title}, against the random walk with EWMA volatility (below 1 is better)"
                 print_table(title, _LEDGER, lines)
     elif stored:
-        say(
+        echo(
             "no forecast has come due yet: `cpb forecast` issues forecasts and scores those whose candles have closed"
         )
     else:
-        say(f"no forecast is stored in {home}: `cpb train-all` and `cpb forecast` issue some")
+        echo(f"no forecast is stored in {home}: `cpb train-all` and `cpb forecast` issue some")
 
 
 _LEDGER = (
@@ -166,7 +166,7 @@ def champions(
         # Real and simulated champions are never listed together.
         title = "simulated market: these figures say nothing about a real one" if SIM in markets else ""
         print_table(title, _TABLE, [_table_row(e, watched.get(e.champion.series)) for e in chosen])
-    say(count(len(chosen), "champion"))
+    echo(count(len(chosen), "champion"))
 
 
 @cli_options(ScopeSpec, only=("market",))
@@ -194,7 +194,7 @@ def promote(
     if json:
         emit({"decision": decision.model_dump(mode="json"), "exit": EXIT_COMPLETE})
     else:
-        say(f"{decision.series}: version {decision.version_number} is the champion now: {decision.reason}")
+        echo(f"{decision.series}: version {decision.version_number} is the champion now: {decision.reason}")
 
 
 _FIGURES = ("crps_ratio", "crps_ratio_low", "crps_ratio_high")
@@ -284,7 +284,7 @@ def publish(
     repo = None if dry_run else spec.repo
     result = step(spec.market, repo)
     for failure in result.failures:
-        say(f"FAILED {failure_line(failure)}")
+        echo(f"FAILED {failure_line(failure)}")
     code = EXIT_PARTIAL if result.failures else EXIT_COMPLETE
     if json:
         failures = [f.as_json() for f in result.failures]
@@ -300,5 +300,5 @@ def publish(
     else:
         then = f"; `cpb publish{market_option(spec.market)} --repo USER/NAME` publishes it"
         written = f"written to {result.place}{'' if result.failures else then}"
-        say(f"published: {result.place}" if repo else written)
+        echo(f"published: {result.place}" if repo else written)
     raise typer.Exit(code)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flows.cli.options import Json
-from flows.console import emit, quiet_libraries, say, shown_progress
+from flows.console import echo, emit, quiet_libraries, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_PARTIAL, count
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def serve(
         if json:
             emit({"url": url, "docs": f"{url}/docs"})
         else:
-            say(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
+            echo(f"forecasts at {url}  (API: {url}/docs; stop with Ctrl-C)")
 
     from flows.ops.guard import PAGE
     from flows.ops.serve import serve as serve_app
@@ -77,11 +77,11 @@ def ui(
         if json:
             emit({"url": where.url, "runs": where.runs, "user": USER, "password": where.password or None})
             return
-        say(f"MLflow: {where.runs}")
+        echo(f"MLflow: {where.runs}")
         if where.password:
-            say(f"user {USER}, password {where.password} (of this run; stop with Ctrl-C)")
+            echo(f"user {USER}, password {where.password} (of this run; stop with Ctrl-C)")
 
-    say("starting MLflow's interface, about ten seconds")
+    echo("starting MLflow's interface, about ten seconds")
     serve_ui(host, port, ready)
 
 
@@ -105,7 +105,7 @@ def up(port: ServerPort = None, json: Json = False) -> None:
     from flows.deploy import services
     from flows.ops.guard import password_file
 
-    say("starting server, worker and deployments, unless they run (10 to 30 s) …")
+    echo("starting server, worker and deployments, unless they run (10 to 30 s) …")
     result = services.up(port)
     api, show_password = services.api_of(result.port), f"cat {shlex.quote(str(password_file()))}"
     export = f'export PREFECT_API_URL={api} PREFECT_API_AUTH_STRING="$({show_password})"'
@@ -113,13 +113,13 @@ def up(port: ServerPort = None, json: Json = False) -> None:
         places = {"api": api, "auth_file": password_file(), "export": export}
         emit(asdict(result) | places | {"exit": EXIT_COMPLETE})
     for name in result.runs_ended:
-        say(f"run {name} is marked Crashed: its worker has ended")
+        echo(f"run {name} is marked Crashed: its worker has ended")
     if result.runs_dropped:
-        say(f"{count(result.runs_dropped, 'scheduled run')} missed while no worker was running: dropped")
-    say(f"up: {api.removesuffix('/api')}  (started: {' and '.join(result.started) or 'nothing, both run'})")
-    say(f"the page asks for a password, which this prints: {show_password}")
-    say(f"for prefect's own commands: {export}")
-    say("`cpb deploy status` shows the runs, `cpb deploy down` stops everything")
+        echo(f"{count(result.runs_dropped, 'scheduled run')} missed while no worker was running: dropped")
+    echo(f"up: {api.removesuffix('/api')}  (started: {' and '.join(result.started) or 'nothing, both run'})")
+    echo(f"the page asks for a password, which this prints: {show_password}")
+    echo(f"for prefect's own commands: {export}")
+    echo("`cpb deploy status` shows the runs, `cpb deploy down` stops everything")
 
 
 @app.command()
@@ -147,7 +147,7 @@ def run(
             EXIT_PARTIAL if state.name == "Partial" else EXIT_COMPLETE if state.is_completed() else EXIT_FATAL
         )
     shown = f"{state.name}{f': {state.message}' if state.message else ''}" if state else "unknown"
-    say(f"run {flow_run.name} (id {flow_run.id}): {shown}")
+    echo(f"run {flow_run.name} (id {flow_run.id}): {shown}")
     if json:
         emit({"flow_run_id": flow_run.id, "name": flow_run.name, "state": state and state.name, "exit": code})
     raise typer.Exit(code)
@@ -166,17 +166,17 @@ def status(json: Json = False) -> None:
     if json:
         emit(asdict(result) | {"up": len(result.pids) == 2, "exit": code})
     pids = ", ".join(f"{name} pid {pid}" for name, pid in result.pids.items())
-    say(f"port {result.port}: {pids}" if pids else "nothing is running; start it with `cpb deploy up`")
+    echo(f"port {result.port}: {pids}" if pids else "nothing is running; start it with `cpb deploy up`")
     for deployment in result.deployments:
         last = (
             f"{deployment.outcome} {_time(deployment.ended)}"
             if deployment.outcome
             else "no run has ended yet"
         )
-        say(f"{deployment.name:<22}  {last}; next {_time(deployment.next)}")
-    say(f"disk: {result.free_bytes / 1e9:,.0f} GB free")
+        echo(f"{deployment.name:<22}  {last}; next {_time(deployment.next)}")
+    echo(f"disk: {result.free_bytes / 1e9:,.0f} GB free")
     for problem in result.problems:
-        say(f"WRONG: {problem}")
+        echo(f"WRONG: {problem}")
     raise typer.Exit(code)
 
 
@@ -191,7 +191,7 @@ def down(json: Json = False) -> None:
     stopped = services.down()
     if json:
         emit({"stopped": stopped, "exit": EXIT_COMPLETE})
-    say(f"stopped {' and '.join(stopped)}" if stopped else "nothing was up")
+    echo(f"stopped {' and '.join(stopped)}" if stopped else "nothing was up")
 
 
 def _time(time: datetime | None) -> str:

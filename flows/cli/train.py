@@ -8,12 +8,12 @@ from flows.cli.models import print_board
 from flows.cli.options import Json, cli_options
 from flows.console import (
     Column,
+    echo,
     emit,
     finding,
     interval,
     print_table,
     quiet_libraries,
-    say,
     shown_progress,
 )
 from schemas.errors import UsageError, p_value
@@ -111,15 +111,15 @@ def train(
         with shown_progress("train"):
             from flows.train_one import result_lines, train_one
 
-            result = train_one(spec, resume=resume, say=say)
+            result = train_one(spec, resume=resume, report=echo)
     except KeyboardInterrupt:
-        say("cpb: add --resume latest to continue from the last checkpoint instead of starting over")
+        echo("cpb: add --resume latest to continue from the last checkpoint instead of starting over")
         raise
     if json:
         emit(result)
     else:
         for line in result_lines(spec, result):
-            say(line)
+            echo(line)
     raise typer.Exit(int(result["exit"]))
 
 
@@ -131,7 +131,7 @@ def _train_all(spec: RunSpec, command: str, *, direct: bool = False) -> dict[str
 
         if server_in_use() and not direct:
             return in_prefect(job.train_all, spec)
-        return job.run_train_all(spec, Runner(), say).as_json()
+        return job.run_train_all(spec, Runner(), echo).as_json()
 
 
 def _show_board(run_id: str) -> None:
@@ -143,10 +143,10 @@ def _show_board(run_id: str) -> None:
 def _next_steps() -> None:
     from tasks.tracking.store import tracking_uri
 
-    say(f"\nMLflow store: {public_url(tracking_uri())}\nNext:")
-    say("  cpb ui                                        compare the runs in the MLflow UI")
-    say("  cpb serve                                     forecasts on a page")
-    say("  cpb train-all --coins BTC,ETH --preset smoke  the same on real klines from Binance Vision")
+    echo(f"\nMLflow store: {public_url(tracking_uri())}\nNext:")
+    echo("  cpb ui                                        compare the runs in the MLflow UI")
+    echo("  cpb serve                                     forecasts on a page")
+    echo("  cpb train-all --coins BTC,ETH --preset smoke  the same on real klines from Binance Vision")
 
 
 _COLUMNS = (
@@ -175,13 +175,13 @@ def backtest(spec: BacktestSpec, json: Json = False) -> None:
         from flows import backtest as job
         from flows.runner import Runner, in_prefect, server_in_use
 
-        result = in_prefect(job.backtest, spec) if server_in_use() else job.run_backtest(spec, Runner(), say)
+        result = in_prefect(job.backtest, spec) if server_in_use() else job.run_backtest(spec, Runner(), echo)
     if json:
         emit(result)
     else:
         _print_board(result["pooled"])
     if spec.out:
-        say(f"written to {spec.out}")
+        echo(f"written to {spec.out}")
     raise typer.Exit(result["exit"])
 
 
@@ -214,9 +214,9 @@ def tune(spec: TuneSpec, json: Json = False) -> None:
         from flows.runner import Runner
         from flows.tune import run_tune
 
-        result = run_tune(spec, Runner(), say)
+        result = run_tune(spec, Runner(), echo)
     if json:
         emit(result)
     else:
-        say(f"preset: {result['preset']}\nreport: {result['report']}")
+        echo(f"preset: {result['preset']}\nreport: {result['report']}")
     raise typer.Exit(result["exit"])

@@ -32,7 +32,7 @@ from tasks.backtesting.judge import BASELINES
 from tasks.judging.member import judge_member
 from tasks.judging.scores import Array, Fit, Rows, ewma_walk, reference
 from tasks.market.klines import read_klines
-from tasks.running.parallel import tell
+from tasks.running.parallel import report_progress
 from tasks.signals.feature_files import series_of
 from tasks.training.trainer import train_members
 
@@ -241,7 +241,7 @@ def audit(spec: BacktestSpec, folds: Sequence[FoldSeries]) -> Audit:
     result = Audit()
     timeframes = dict.fromkeys(fold.id.timeframe for fold in folds)
     for done, timeframe in enumerate(timeframes):
-        tell("check look-ahead", done, len(timeframes), "timeframes")
+        report_progress("check look-ahead", done, len(timeframes), "timeframes")
         newest = {fold.id: fold for fold in folds if fold.id.timeframe == timeframe}.values()  # oldest first
         checked = [
             fold for fold in newest if _guarded(spec, fold, result, partial(_check_columns, fold, result))
@@ -251,7 +251,7 @@ def audit(spec: BacktestSpec, folds: Sequence[FoldSeries]) -> Audit:
         if chosen and _guarded(spec, chosen, result, partial(_check_models, spec, chosen, result)):
             part += f", training, baselines and forecasts of {chosen.id.label}"
         result.checked.append(f"{part} at {timeframe}")
-    tell("check look-ahead", 1, 1, "timeframes")
+    report_progress("check look-ahead", 1, 1, "timeframes")
     return result
 
 

@@ -30,7 +30,7 @@ from tasks.judging.member import MemberScore, judge_member, training_returns
 from tasks.judging.pool import PoolScore, apply_holm, compare, judge_pools, title_of
 from tasks.judging.scores import MEDIAN, Fit, Rows, ScaledTable, ewma_walk, random_walk, realised
 from tasks.judging.touch import STATED, deciles, touch_scores
-from tasks.running.parallel import tell
+from tasks.running.parallel import report_progress
 
 
 def robust_har(series: Series, origins: Rows, horizon: int) -> RangeModel:
@@ -189,7 +189,7 @@ def judge_models(
     series = by_series(folds)
     for model in models:
         for done, (name, series_folds) in enumerate(series.items()):
-            tell(
+            report_progress(
                 f"judge {model.name}",
                 done,
                 len(series),
@@ -197,7 +197,7 @@ def judge_models(
                 f"{name}, {count(len(series_folds), 'fold')}",
             )
             _judge_series(model, series_folds, record_fold, result)
-        tell(f"judge {model.name}", 1, 1, "series")
+        report_progress(f"judge {model.name}", 1, 1, "series")
     result.members = apply_holm(result.members)
     result.pools = judge_pools(result.members)
     result.pairs = all_pairs(result.members)

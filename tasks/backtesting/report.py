@@ -126,7 +126,7 @@ def write_report(
     write_page(path, title, sections)
 
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def finish_backtest(
     plan: BacktestPlan,
     results: Sequence[Sequence[ShardResult | Exception]],
     failures: Sequence[Failure],
-    say: Say,
+    report: Report,
     decide: Callable[[Backtest], dict[str, Any]] = lambda _found: {},
 ) -> dict[str, Any]:
     """Judge baselines and trained fleets, write the results, and return the object that `--json` prints.
@@ -191,7 +191,7 @@ def finish_backtest(
         plan: the plan of the backtest.
         results: of each planned fleet's shards, or the error that ended a shard's training.
         failures: earlier failures of series, already reported.
-        say: prints a line.
+        report: prints a line.
         decide: called with the results of judging; returns further fields of the object.
 
     Returns:
@@ -232,7 +232,7 @@ def finish_backtest(
         write_results(spec, judged, notes, answer)
         for fleet in fleets:
             fleet.discard_unread()
-    _report(judged, len(failures), len(plan.incomplete), lookahead, say)
+    _report(judged, len(failures), len(plan.incomplete), lookahead, report)
     return answer
 
 
@@ -257,12 +257,12 @@ def _notes(spec: BacktestSpec, results: Backtest) -> list[str]:
 
 
 def _report(
-    results: Backtest, failures_said: int, incomplete_said: int, lookahead: str | None, say: Say
+    results: Backtest, failures_said: int, incomplete_said: int, lookahead: str | None, report: Report
 ) -> None:
     """Print the findings, except failures and incomplete folds already printed before the training."""
     for failure in results.failures[failures_said:]:
-        say(f"FAILED {failure.subject} in {failure.step}: {failure.reason}")
+        report(f"FAILED {failure.subject} in {failure.step}: {failure.reason}")
     for sentence in results.incomplete[incomplete_said:]:
-        say(sentence)
+        report(sentence)
     if lookahead:
-        say(lookahead)
+        report(lookahead)

@@ -14,8 +14,8 @@ from schemas.errors import CpbError, DamagedError, log
 from schemas.handover import Failure, FleetPlan, ShardJob, ShardResult, TrainedMember
 from tasks.judging.member import MemberScore
 from tasks.judging.pool import PoolScore, apply_holm, judge_pools
-from tasks.running.parallel import run_each, tell, telling
-from tasks.running.resident import Cores, Died, Pool, Resident
+from tasks.running.parallel import report_progress, reporting, run_each
+from tasks.running.resident import Cores, Died, Pool, WorkerProcess
 from tasks.storage.model_folder import PICTURES, REFERENCE, read_reference, write_metrics
 from tasks.storage.records import code_digest, member_subject, read_sealed
 from tasks.training.shard import LOG, member_folder, shard_folder
@@ -24,7 +24,7 @@ JUDGE = "tasks.judging.judge"
 """The module that the processes run."""
 
 _AT_ONCE = 4
-"""Members per order: about half a second of work, so that all cores finish at about the same time."""
+"""Members per request: about half a second of work, so that all cores finish at about the same time."""
 
 
 class Judges:
@@ -36,7 +36,7 @@ class Judges:
     def __init__(self, cores: Cores) -> None:
         self._cores = cores
         env = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-        self._pool = Pool([Resident(JUDGE, env) for _ in range(cores.number)])
+        self._pool = Pool([WorkerProcess(JUDGE, env) for _ in range(cores.number)])
 
     def __enter__(self) -> "Judges":
         return self
@@ -53,8 +53,8 @@ class Judges:
 
         `on_judged`: called after each member.
         """
-        orders = [tuple(members[i : i + _AT_ONCE]) for i in range(0, len(members), _AT_ONCE)]
-        calls = [partial(self._judge_some, shard, some, on_judged) for some in orders]
+        requests = [tuple(members[i : i + _AT_ONCE]) for i in range(0, len(members), _AT_ONCE)]
+        calls = [partial(self._judge_some, shard, some, on_judged) for some in requests]
         failures: list[Failure] = []
         for result in run_each(calls, self._cores.number):
             if isinstance(result, Exception):
@@ -65,10 +65,10 @@ class Judges:
     def _judge_some(
         self, shard: Path, members: Sequence[TrainedMember], on_judged: Callable[[], None]
     ) -> list[Failure]:
-        order = shard.absolute(), [member.name for member in members]
+        request = shard.absolute(), [member.name for member in members]
         try:
             with self._pool.lent() as judge, self._cores.held(1):
-                failures: list[Failure] = judge.call(order, shard.absolute() / LOG)
+                failures: list[Failure] = judge.call(request, shard.absolute() / LOG)
         except Died as end:
             if len(members) > 1:  # find the member that caused it
                 log.warning("a judge ended with code %d; its members are judged singly", end.returncode)
@@ -105,7 +105,7 @@ def judge_fleet(
     folders: dict[str, Path] = {}
     failures: list[Failure] = []
     name, total, done = f"judge {plan.architecture}", len(plan.members), itertools.count(1)
-    with telling(name, total, "members"):
+    with reporting(name, total, "members"):
         for job, result in trained:
             shard = shard_folder(root, job)
             places = {m.name: member_folder(shard, m.name) for m in result.members}
@@ -113,8 +113,8 @@ def judge_fleet(
             scores |= {member: score for member, place in places.items() if (score := known_score(place))}
             missing = [member for member in result.members if member.name not in scores]
             for _ in range(len(result.members) - len(missing)):
-                tell(name, next(done), total, "members")
-            failed = judges.judge(shard, missing, lambda: tell(name, next(done), total, "members"))
+                report_progress(name, next(done), total, "members")
+            failed = judges.judge(shard, missing, lambda: report_progress(name, next(done), total, "members"))
             failures += failed
             lost = {failure.model for failure in failed}
             for member in (member for member in missing if member.model not in lost):

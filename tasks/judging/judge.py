@@ -1,4 +1,4 @@
-"""Code of the resident processes (`tasks.running.resident`) that judge trained members; `fleet.py` sends the orders.
+"""Code of the resident processes (`tasks.running.resident`) that judge trained members; `fleet.py` sends the requests.
 
 Judging writes a score file into each member's folder (losses per origin, for pooling), and into its `model` folder
 `metrics.json`, `reference.json`, `forecast.png` (a classifier has neither of the two) and `loss.png`.
@@ -30,7 +30,7 @@ from tasks.judging.scores import (
     step_scale,
 )
 from tasks.judging.touch import touch_scores
-from tasks.running.resident import Orders
+from tasks.running.resident import Requests
 from tasks.signals.feature_files import load_series, market_key, markets, read_features
 from tasks.storage.model_folder import write_reference
 from tasks.training.shard import home_of, member_folder, read_job, read_result
@@ -38,10 +38,10 @@ from tasks.training.shard import home_of, member_folder, read_job, read_result
 log = logging.getLogger("cpb")
 
 
-def serve(orders: Orders) -> None:
-    """Judge the members in each order."""
-    for folder, names in orders:
-        orders.answer(judge_members(folder, names))
+def serve(requests: Requests) -> None:
+    """Judge the members in each request."""
+    for folder, names in requests:
+        requests.answer(judge_members(folder, names))
 
 
 def judge_members(folder: Path, names: Sequence[str]) -> list[Failure]:

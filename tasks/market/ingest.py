@@ -48,7 +48,7 @@ from tasks.market.report import (
 from tasks.market.sources import Catalogue, Source, open_source
 from tasks.market.tables import TableSource, refuse_other_tables
 from tasks.market.writer import forget_damaged, store_all
-from tasks.running.parallel import tell, thread_pool
+from tasks.running.parallel import report_progress, thread_pool
 from tasks.storage.files import check_home, mark_home
 
 S = TypeVar("S", bound=ScopeSpec)
@@ -144,9 +144,9 @@ def ingest(
         UsageError: a table is not the source of its stored series (nothing was stored).
     """
     started = time.monotonic()
-    tell("ingest", 0, 0, "files", "listing the available files")
+    report_progress("ingest", 0, 0, "files", "listing the available files")
     with ExitStack() as stack:
-        stack.callback(tell, "ingest", 1, 1, "files")
+        stack.callback(report_progress, "ingest", 1, 1, "files")
         check_home(scope.home)
         source = stack.enter_context(open_source(scope, limits))
         if not scope.offline:
@@ -164,7 +164,7 @@ def ingest(
     return report
 
 
-def with_listed_pairs(spec: S, say: Callable[[str], None]) -> S:
+def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
     """Return a specification of the whole exchange with its source's listed pairs against USDT, and tell their number.
 
     Leveraged tokens, stablecoins and currencies are left out. Other specifications are returned unchanged.
@@ -189,7 +189,9 @@ def with_listed_pairs(spec: S, say: Callable[[str], None]) -> S:
     if not coins:
         raise CpbError(f"coins {EXCHANGE}: {source.name} lists no pair of a coin against USDT; name the coins",
                        code="source", field="coins")  # fmt: skip
-    say(f"exchange: {count(len(coins), 'pair')} ({len(listed) - len(coins):,} leveraged or stable left out)")
+    report(
+        f"exchange: {count(len(coins), 'pair')} ({len(listed) - len(coins):,} leveraged or stable left out)"
+    )
     return type(spec)(**spec.model_dump() | {"coins": ",".join(coins)})
 
 
@@ -321,7 +323,7 @@ def _describe_all(run: Run) -> list[SeriesReport]:
     waiting = list(run.plans)
     while waiting:
         series = waiting[0]
-        tell("ingest", len(reports), len(run.plans), "series", f"looking for holes in {series}")
+        report_progress("ingest", len(reports), len(run.plans), "series", f"looking for holes in {series}")
         outages, reason = calendar[series.timeframe], _failure_reason(run, series)
         try:
             reports.append(describe(run.home, run.holdings(series), outages, reason))

@@ -28,7 +28,7 @@ from tasks.market.layout import SourceFile, grid_of, text
 from tasks.market.manifest import QUARANTINE, Anomaly, FileRecord, Manifest, Part
 from tasks.market.parser import check, read, trim, validate_klines
 from tasks.market.sources import Fetched, fetch
-from tasks.running.parallel import tell, thread_pool
+from tasks.running.parallel import report_progress, thread_pool
 from tasks.storage.files import sync, write_bytes
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def store_all(run: "Run", groups: Iterable[Batch], status: str = "ok") -> list[S
             run.fetched_files += len(writing.batch)
             run.notes += writing.notes
             due = sum(len(p.fetch) for p in run.plans.values())
-            tell("ingest", min(run.fetched_files, due - 0.5), due, "files", str(writing.series))
+            report_progress("ingest", min(run.fetched_files, due - 0.5), due, "files", str(writing.series))
 
     with thread_pool(_WRITERS, "write", grace_s=1.5) as writers:
         while flying or following:

@@ -160,7 +160,7 @@ def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) ->
             (int(path.name.partition("~")[0]) for path in register_files(home, market, timeframe)), default=0
         )
         path = _folder(home, market, timeframe) / f"{number:03d}~{made.count}.json"
-        write_record(path, made, of=about(path))
+        write_record(path, made, of=record_subject(path))
     return made
 
 
@@ -169,7 +169,7 @@ def decide(
     submission: Submission,
     home: Path,
     members: Sequence[MemberScore],
-    say: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, Any]:
     """Decide on the submitted recipes, and let the best that meets all conditions replace the champions' recipe.
 
@@ -217,14 +217,14 @@ def decide(
             save(home, switch)
     for evidence, why in judged:
         if evidence == winner:
-            say(
+            report(
                 f"passed the gate: {evidence}; it replaces {evidence.incumbent} in the next night that trains it"
             )
         else:
-            say(f"does not replace {evidence.incumbent}, as {why or 'a better recipe passed'}: {evidence}")
+            report(f"does not replace {evidence.incumbent}, as {why or 'a better recipe passed'}: {evidence}")
     unjudged = [str(recipe) for name, recipe in contest.recipes.items() if name not in comparisons]
     for lacking in unjudged:
-        say(
+        report(
             f"{lacking} replaces nothing: it was judged on too few of the coins that the champions' recipe serves"
         )
     rows = [evidence.model_dump(mode="json") | {"failed": why} for evidence, why in judged]
@@ -236,8 +236,8 @@ def decide(
 
 def submissions(home: Path, market: str, timeframe: str) -> list[Submission]:
     """Return the submissions of a timeframe, oldest first; a damaged file is left out."""
-    records = (find_record(p, Submission, of=about(p)) for p in register_files(home, market, timeframe))
-    return [record for record in records if record]
+    files = register_files(home, market, timeframe)
+    return [record for path in files if (record := find_record(path, Submission, of=record_subject(path)))]
 
 
 def counted_before(home: Path, submission: Submission) -> int:
@@ -251,7 +251,8 @@ def counted_before(home: Path, submission: Submission) -> int:
             break
         count += earlier.count if earlier.first < submission.last and submission.first < earlier.last else 0
     for path in register_files(home, submission.market, submission.timeframe):
-        if (name := _NAME.fullmatch(path.name)) and find_record(path, Submission, of=about(path)) is None:
+        name = _NAME.fullmatch(path.name)
+        if name and not find_record(path, Submission, of=record_subject(path)):
             count += int(name["count"])
     return count
 
@@ -263,7 +264,7 @@ def register_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
     return [path for _, path in sorted((int(name["number"]), path) for path, name in named if name)]
 
 
-def about(path: Path) -> str:
+def record_subject(path: Path) -> str:
     """Return the subject of a file of register or switches: its path below the ledger."""
     return "/".join(path.parts[-3:])
 
@@ -276,15 +277,15 @@ def switch_files(home: Path, market: str, timeframe: str = "*") -> list[Path]:
 
 def switches(home: Path, market: str, timeframe: str) -> list[Switch]:
     """Return every switch of a timeframe, oldest first; the coins of a damaged file stay as they are."""
-    read = (find_record(p, Switch, of=about(p)) for p in switch_files(home, market, timeframe))
-    return [record for record in read if record]
+    files = switch_files(home, market, timeframe)
+    return [record for path in files if (record := find_record(path, Switch, of=record_subject(path)))]
 
 
 def save(home: Path, switch: Switch) -> None:
     """Write a switch; it is known by the time at which it was decided."""
     folder = tree_of(home, "ledger", switch.market) / "switches" / f"interval={switch.timeframe}"
     path = folder / f"{switch.switched_at:%Y%m%dT%H%M%S%f}.json"
-    write_record(path, switch, of=about(path), compact=True)
+    write_record(path, switch, of=record_subject(path), compact=True)
 
 
 def replaced_recipes(home: Path, market: str, timeframe: str) -> dict[Recipe, Switch]:

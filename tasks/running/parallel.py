@@ -142,7 +142,7 @@ _listener: ContextVar[Listener | None] = ContextVar("cpb_progress", default=None
 
 
 @contextmanager
-def heard_by(listener: Listener) -> Iterator[None]:
+def reports_to(listener: Listener) -> Iterator[None]:
     """Send reports of the block, and of calls that it starts, to `listener`."""
     token = _listener.set(listener)
     try:
@@ -151,28 +151,28 @@ def heard_by(listener: Listener) -> Iterator[None]:
         _listener.reset(token)
 
 
-def is_heard() -> bool:
+def has_listener() -> bool:
     """Whether there is a listener."""
     return _listener.get() is not None
 
 
-def tell(step: str, done: float, total: float, unit: str, *facts: str) -> None:
+def report_progress(step: str, done: float, total: float, unit: str, *facts: str) -> None:
     """Report the progress of a piece of work; the arguments are those of `Progress`."""
     if listener := _listener.get():
         listener.progress(Progress(step, done, total, unit, facts))
 
 
-def tell_line(text: str) -> None:
+def report_line(text: str) -> None:
     """Report a sentence that is displayed whether or not bars are drawn."""
     if listener := _listener.get():
         listener.line(text)
 
 
 @contextmanager
-def telling(step: str, total: float, unit: str) -> Iterator[None]:
+def reporting(step: str, total: float, unit: str) -> Iterator[None]:
     """Report the start of a piece of work, and its end even if the block raises."""
-    tell(step, 0, total, unit)
+    report_progress(step, 0, total, unit)
     try:
         yield
     finally:
-        tell(step, max(total, 1), max(total, 1), unit)
+        report_progress(step, max(total, 1), max(total, 1), unit)

@@ -1,9 +1,9 @@
-"""Resident child processes: started once, they process order after order, and end with their parent process.
+"""Resident child processes: started once, they process request after request, and end with their parent process.
 
 So a trainer imports torch and opens its device only once, a judge imports numpy only once, not for every
-shard. A child is a process of `multiprocessing`'s spawn context that calls a module's `serve(orders)`; orders and
-answers travel through a pipe, output goes to the order's log. `ProcessPoolExecutor` is not used: there one dead worker
-fails every call, and a single call cannot be ended.
+shard. A child is a process of `multiprocessing`'s spawn context that calls a module's `serve(requests)`; requests and
+answers travel through a pipe, output goes to the request's log. `ProcessPoolExecutor` is not used: there one dead
+worker fails every call, and a single call cannot be ended.
 """
 
 import gc
@@ -35,32 +35,32 @@ _TAIL_BYTES = 1 << 16
 _starting = threading.Lock()
 
 
-class Orders:
-    """The child's side: iterate over the orders, and `answer` each; the iteration ends with the parent."""
+class Requests:
+    """The child's side: iterate over the requests, and `answer` each; the iteration ends with the parent."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     @property
     def waiting(self) -> bool:
-        """Whether an order has arrived that was not taken yet."""
+        """Whether a request has arrived that was not taken yet."""
         return self._pipe.poll()
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield orders as they arrive; further output of the process goes to the order's log."""
+        """Yield requests as they arrive; further output of the process goes to the request's log."""
         while True:
             try:
-                order, log = self._pipe.recv()
+                request, log = self._pipe.recv()
             except EOFError:
                 return
             if log:
                 with open_log(log) as file:
                     os.dup2(file.fileno(), 1)
                     os.dup2(file.fileno(), 2)
-            yield order
+            yield request
 
     def answer(self, value: object = None) -> None:
-        """Send the order's result to the parent."""
+        """Send the request's result to the parent."""
         sys.stdout.flush()
         sys.stderr.flush()
         self._pipe.send(value)
@@ -73,7 +73,7 @@ def _serve(module: str, pipe: Connection, words: Connection) -> None:
     os.dup2(words.fileno(), 2)
     gc.set_threshold(5000)  # as in the command line: imports take less time
     try:
-        import_module(module).serve(Orders(pipe))
+        import_module(module).serve(Requests(pipe))
     except (CpbError, ValueError) as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
@@ -124,8 +124,8 @@ class Died(Exception):
         self.returncode, self.last = returncode, last
 
 
-class Resident:
-    """A child that runs a module's `serve`, started by `start` or its first order, and again after its death.
+class WorkerProcess:
+    """A child that runs a module's `serve`, started by `start` or its first request, and again after its death.
 
     `env`: added to this process's environment.
     """
@@ -154,8 +154,8 @@ class Resident:
             self._process = context.Process(target=_serve, args=(self.module, theirs, words), daemon=True)
             self._process.start()
 
-    def call(self, order: object, log: Path | None = None, each: Callable[[], None] = lambda: None) -> Any:
-        """Send an order and return the answer.
+    def call(self, request: object, log: Path | None = None, each: Callable[[], None] = lambda: None) -> Any:
+        """Send a request and return the answer.
 
         Args:
             log: file to which the child's output is appended meanwhile.
@@ -174,7 +174,7 @@ class Resident:
         assert process is not None
         try:
             with suppress(BrokenPipeError):  # it has ended: reading the answer reports that
-                self._pipe.send((order, log))
+                self._pipe.send((request, log))
             while not self._pipe.poll(_POLL_S):
                 check_interrupted()
                 each()
@@ -241,14 +241,14 @@ class Pool:
     In turn: a child whose device another process holds is not lent again at once while another is idle.
     """
 
-    def __init__(self, residents: Sequence[Resident]) -> None:
+    def __init__(self, residents: Sequence[WorkerProcess]) -> None:
         self.residents = tuple(residents)
         self._idle = list(residents)
         self._lock = threading.Lock()
         let_ctrl_c_end_waits()
 
     @contextmanager
-    def lent(self) -> Iterator[Resident]:
+    def lent(self) -> Iterator[WorkerProcess]:
         """Yield an idle child, waiting for it; an interrupt ends the wait."""
         while (resident := self._take()) is None:
             pause(_POLL_S)
@@ -258,7 +258,7 @@ class Pool:
             with self._lock:
                 self._idle.append(resident)
 
-    def _take(self) -> Resident | None:
+    def _take(self) -> WorkerProcess | None:
         with self._lock:
             resident = min(self._idle, key=lambda idle: not idle.is_running, default=None)
             if resident:

@@ -29,7 +29,7 @@ from schemas.handover import ShardJob, ShardResult
 from schemas.run import RunSpec, base_of, is_universal
 from schemas.scope import home
 from tasks.running.parallel import usable_cores
-from tasks.running.resident import Cores, Died, Pool, Resident
+from tasks.running.resident import Cores, Died, Pool, WorkerProcess
 from tasks.storage.files import read_json_or_none
 from tasks.storage.locks import locked, machine_lock, pause
 from tasks.training.progress import FleetProgress
@@ -39,7 +39,7 @@ TRAINER = "tasks.training.trainer"
 """The module that trains."""
 
 KERNELS = "CPB_KERNELS"
-"""Environment of a trainer: the architectures whose kernels it compiles before its first order, as JSON."""
+"""Environment of a trainer: the architectures whose kernels it compiles before its first request, as JSON."""
 
 GPU_LOST = "the process lost its GPU"
 """Begins a trainer's last words where a launch made the device unusable for the process."""
@@ -221,7 +221,9 @@ class Trainers:
             env |= env_on_gpu or {}
         # On a CPU all GPUs are hidden: a trainer would use them without their locks.
         devices = slots.gpus or ("",) * slots.workers
-        self._pool = Pool([Resident(TRAINER, env | {"CUDA_VISIBLE_DEVICES": device}) for device in devices])
+        self._pool = Pool(
+            [WorkerProcess(TRAINER, env | {"CUDA_VISIBLE_DEVICES": device}) for device in devices]
+        )
 
     def start(self) -> None:
         """Start them, so that they import libraries and open devices in the background."""
@@ -262,7 +264,7 @@ class Trainers:
             if not trained:  # another command trains on that GPU
                 pause(_BUSY_S)
 
-    def _call(self, trainer: Resident, folder: Path, watch: Callable[[], None]) -> bool:
+    def _call(self, trainer: WorkerProcess, folder: Path, watch: Callable[[], None]) -> bool:
         """Order a shard; if its trainer dies in a launch, it and all later shards do without `cpbmodels.kernels`."""
         folder = folder.absolute()
         try:

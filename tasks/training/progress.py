@@ -23,7 +23,7 @@ from typing import Any
 import cpbmodels
 from schemas.errors import count
 from schemas.handover import DeviceWork, FleetPlan, ShardJob
-from tasks.running.parallel import tell, tell_line, usable_cores
+from tasks.running.parallel import report_line, report_progress, usable_cores
 from tasks.training.plan import job_key
 from tasks.training.shard import PROGRESS
 
@@ -169,21 +169,21 @@ class FleetProgress:
     def waiting(self, what: str) -> None:
         """Report what a shard waits for, unless other shards are running and shown instead."""
         if not any(self._shares.values()):
-            tell(self._step, 0, 0, "shards", what)
+            report_progress(self._step, 0, 0, "shards", what)
 
     def ended(self, job: ShardJob) -> None:
         """Record the end of a shard, whatever its outcome."""
         self._shares[job_key(job)] = 1.0
-        tell(self._step, sum(self._shares.values()), len(self._shares), "shards")
+        report_progress(self._step, sum(self._shares.values()), len(self._shares), "shards")
 
     def update(self, job: ShardJob, state: Mapping[str, Any]) -> None:
         """Record a shard's changed `progress.json`: report each device once, then every change."""
         device = state["device"]
         if device and device not in self._devices:
             self._devices.add(device)
-            tell_line(f"training {self._name} on {device}")
+            report_line(f"training {self._name} on {device}")
             if len(self._shares) == 1:
-                tell_line(state["data"])
+                report_line(state["data"])
         self._shares[job_key(job)] = min(state["share"], 0.999)  # until the shard has ended
         facts = []  # the most important first
         if state["stage"] != "training":
@@ -197,6 +197,8 @@ class FleetProgress:
             memory = state["memory"]
             facts.append(f"{memory.get('gpu_mem_allocated_peak_mb', memory.get('rss_peak_mb', 0.0)):,.0f} MB")
         if len(self._shares) == 1 and state["epochs"]:
-            tell(self._step, self._shares[job_key(job)] * state["epochs"], state["epochs"], "epochs", *facts)
+            report_progress(
+                self._step, self._shares[job_key(job)] * state["epochs"], state["epochs"], "epochs", *facts
+            )
         else:
-            tell(self._step, sum(self._shares.values()), len(self._shares), "shards", *facts)
+            report_progress(self._step, sum(self._shares.values()), len(self._shares), "shards", *facts)

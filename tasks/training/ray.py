@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from schemas.errors import CpbError, UsageError
 from schemas.handover import ShardJob, ShardResult
 from schemas.run import RunSpec
-from tasks.running.parallel import telling, usable_cores
+from tasks.running.parallel import reporting, usable_cores
 from tasks.running.resident import Cores
 from tasks.storage.files import new_folder, write_bytes, write_secret
 from tasks.storage.locks import check_interrupted, locked
@@ -120,7 +120,7 @@ def connected(spec: RunSpec) -> Iterator["RayEngine"]:
     address, on_sigterm = os.environ.get(ADDRESS, ""), signal.getsignal(signal.SIGTERM)
     with redirect_stdout(sys.stderr):  # stdout is for results
         try:
-            with telling("connect to the Ray cluster", 0, ""):
+            with reporting("connect to the Ray cluster", 0, ""):
                 ray.init(
                     address="local" if address in HERE else address,
                     include_dashboard=False if address in HERE else None,

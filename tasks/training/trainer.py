@@ -1,9 +1,9 @@
 """The resident process (`tasks.running.resident`) that trains shards and predicts the spans to be judged.
 
-An order is a shard's folder, and why its kernels are not used, if so: the trainer reads `job.json`, writes a folder per
-member, and then the record of the result; a checkpoint per epoch lets a killed process be continued with bit-identical
-results. An error ends the process: a device is not reliable after an error, and the last output line states the cause.
-Does not import Prefect or MLflow.
+A request is a shard's folder, and why its kernels are not used, if so: the trainer reads `job.json`, writes a folder
+per member, and then the record of the result; a checkpoint per epoch lets a killed process be continued with bit-
+identical results. An error ends the process: a device is not reliable after an error, and the last output line states
+the cause. Does not import Prefect or MLflow.
 
 A job with `seeds` = E trains every member E times, together; the copies' quantiles are averaged, and the average is the
 registered model. A universal architecture learns all series of a timeframe (and fold) in one model.
@@ -47,7 +47,7 @@ from schemas.handover import (
     TrainedMember,
 )
 from schemas.run import base_of, is_universal
-from tasks.running.resident import Orders
+from tasks.running.resident import Requests
 from tasks.signals.feature_files import market_key, markets, read_features, with_bounds
 from tasks.storage.files import new_folder
 from tasks.storage.locks import locked
@@ -124,14 +124,14 @@ _MEMBERS_AT_ONCE = 8
 """Members whose forecasts are computed and written together."""
 
 
-def serve(orders: Orders) -> None:
+def serve(requests: Requests) -> None:
     """Open the device, then train the ordered shards one after another; the answer is whether the device was free."""
     torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
     if torch.cuda.is_available():
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        compile_kernels(json.loads(os.environ.get(KERNELS) or "{}"), orders)
+        compile_kernels(json.loads(os.environ.get(KERNELS) or "{}"), requests)
         forget_peaks()  # a trainer that waits for a busy GPU keeps no memory of it
-    for folder, without_kernels in orders:
+    for folder, without_kernels in requests:
         with gpu_locked() as is_free:
             if is_free:
                 forget_peaks()
@@ -141,7 +141,7 @@ def serve(orders: Orders) -> None:
                     if _gpu_is_lost():
                         raise CpbError(f"{GPU_LOST}: {' '.join(str(error).split())[:200]}") from error
                     raise
-        orders.answer(is_free)
+        requests.answer(is_free)
 
 
 def _gpu_is_lost() -> bool:
@@ -154,14 +154,14 @@ def _gpu_is_lost() -> bool:
     return False
 
 
-def compile_kernels(wanted: dict[str, Any], orders: Orders) -> None:
-    """Compile and check the kernels that the run will launch until the first order: candles are still being read.
+def compile_kernels(wanted: dict[str, Any], requests: Requests) -> None:
+    """Compile and check the kernels that the run will launch until the first request: candles are still being read.
 
     wanted: names of architectures, and preset, profile and overrides of them all. A failure is only logged, and the
     kernels for which there was no time are left to the shard that needs them.
     """
     for name in wanted.get("names", []):
-        if orders.waiting:
+        if requests.waiting:
             return
         try:
             profile = _profile(wanted["profile"], "cuda")

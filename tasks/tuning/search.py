@@ -27,7 +27,7 @@ from tasks.judging.inference import bootstrap_weights, ratio_draws
 from tasks.judging.member import judge_member
 from tasks.judging.pool import judge_pool
 from tasks.judging.scores import reference
-from tasks.running.parallel import tell
+from tasks.running.parallel import report_progress
 from tasks.storage.files import write_bytes
 from tasks.training.plan import member_seed
 from tasks.tuning.study import BLOCKS, Study, state_of
@@ -140,7 +140,7 @@ def sentence(answer: dict[str, Any]) -> str:
 BATCH = 64
 """Trials that are proposed and trained together."""
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def run_trials(
@@ -149,7 +149,7 @@ def run_trials(
     folds: Sequence[FoldSeries],
     how: dict[str, Any],
     log: Callable[[Sequence[TrialRecord]], None],
-    say: Say,
+    report: Report,
 ) -> None:
     """Train and score batch after batch until there are enough trials or the budget, which starts here, is used up.
 
@@ -166,7 +166,7 @@ def run_trials(
     )
     while study.trials < spec.trials and (deadline is None or time.monotonic() < deadline):
         wanted = min(BATCH, spec.trials - study.trials)
-        tell("tune", study.trials, spec.trials, "trials")
+        report_progress("tune", study.trials, spec.trials, "trials")
         trials = study.ask(wanted)
         results = train_batch(
             [dict(trial.params) for trial in trials],
@@ -195,16 +195,16 @@ def run_trials(
             ]
         )  # fmt: skip
         best = study.best()
-        say(
+        report(
             f"{count(study.trials, 'trial')}, {sum(result.pruned for result in finished)} of the last "
             f"{len(finished)} pruned" + (f"; best ratio {best.value:.4f}" if best else "")
         )
         if len(finished) < wanted:
-            say(
+            report(
                 f"the budget ended before {count(wanted - len(finished), 'trial')} had a whole epoch; left out"
             )
             break
-    tell("tune", 1, 1, "trials")
+    report_progress("tune", 1, 1, "trials")
 
 
 def conclude(
@@ -212,7 +212,7 @@ def conclude(
     study: Study,
     newest: Sequence[FoldSeries],
     how: dict[str, Any],
-    say: Say,
+    report: Report,
 ) -> dict[str, Any]:
     """Return the winner compared with luck and on the test span, with its preset.
 
@@ -235,7 +235,7 @@ def conclude(
     luck = best_of_null_trials(losses, np.array(study.stored.user_attrs["reference"]), best.value, spec.seed)
     tested = study.stored.user_attrs.get("test")
     if tested is None or tested["trial"] != best.number:
-        say(f"scoring trial {best.number} on the test span")
+        report(f"scoring trial {best.number} on the test span")
         times = 1 if tested is None else tested["times_scored"] + 1
         tested = {"trial": best.number, "times_scored": times}
         tested["pools"] = score_on_test(spec, best.params, newest, **how)

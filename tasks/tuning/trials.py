@@ -18,7 +18,7 @@ from tasks.backtesting.folds import FoldSeries
 from tasks.judging.inference import block_ids, block_length
 from tasks.judging.member import step_us, times_of
 from tasks.judging.scores import crps, realised, reference
-from tasks.running.parallel import tell
+from tasks.running.parallel import report_progress
 from tasks.training.plan import member_seed
 
 _TRAINING = "train trials"
@@ -129,7 +129,7 @@ def train_batch(
         **how,
         **overrides | vectors,
     )
-    tell(_TRAINING, 1, 1, "epochs")
+    report_progress(_TRAINING, 1, 1, "epochs")
     usable = [k for k in range(len(trials)) if all(m.history for m in members[k * width : (k + 1) * width])]
     rows = [k * width + place for k in usable for place in range(width)]
     origins = [fold.origins for fold in scored] * len(usable)
@@ -173,7 +173,7 @@ class _Watch:
         left = self.deadline - time.monotonic() if self.deadline is not None else float("inf")
         if self.deadline is not None:
             facts.insert(0, f"budget ends in {max(left, 0):.0f} s")
-        self.context.run(tell, _TRAINING, done, record.epochs, "epochs", *facts)
+        self.context.run(report_progress, _TRAINING, done, record.epochs, "epochs", *facts)
         return left <= 0
 
     def __call__(self, record: cpbmodels.EpochRecord) -> list[int]:

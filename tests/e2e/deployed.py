@@ -42,7 +42,7 @@ from pathlib import Path
 from prefect import flow, get_run_logger, task
 from prefect.states import Completed, Failed
 
-from flows.console import continue_without_reader, say
+from flows.console import continue_without_reader, echo
 
 
 @flow
@@ -57,7 +57,7 @@ def hold(seconds):
     continue_without_reader()  # as cpb's flows do
     end = time.monotonic() + seconds
     while time.monotonic() < end:  # a run that prints, through both ways
-        say("holding")
+        echo("holding")
         get_run_logger().info("holding")
         time.sleep(0.5)
 

@@ -66,7 +66,7 @@ def test_publish_takes_one_market(cpb, monkeypatch, words, market, repo):
 def test_forecast_takes_the_scope(cpb, monkeypatch):
     seen = []
 
-    def run_forecast(spec, steps, say):
+    def run_forecast(spec, steps, report):
         seen.append(spec)
         return {"exit": 3}
 
@@ -117,7 +117,7 @@ def test_a_command_runs_directly_or_on_the_server_in_use_and_demo_always_directl
 ):
     seen = []
 
-    def directly(spec, steps, say):
+    def directly(spec, steps, report):
         seen.append(("directly", spec))
         return Summary(run_id="r1") if module == "train_all" else {"run_id": "r1", "exit": 0}
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 import flows
-from flows.console import Column, Display, emit, print_table, printable, say, show
+from flows.console import Column, Display, echo, emit, print_table, printable, show
 from schemas.errors import count
 from tasks.running.parallel import Progress
 
@@ -31,7 +31,7 @@ def test_json_has_no_nan(capsys):
 
 def test_text_of_a_home_reaches_the_terminal_escaped(capsys):
     hostile = "BTC\033]0;title\a \x9b31m \u202e 80 %"
-    say(hostile)
+    echo(hostile)
     show(hostile)
     print_table(hostile, [Column("name", "name")], [{"name": f"{hostile} [red]"}])
     display = Display(Console(markup=False))
@@ -51,14 +51,15 @@ def test_only_the_console_prints():
 
 
 @pytest.mark.parametrize(
-    "write", ["say('more')", "logging.getLogger('cpb').warning('more')", "Console(stderr=True).print('more')"]
+    "write",
+    ["echo('more')", "logging.getLogger('cpb').warning('more')", "Console(stderr=True).print('more')"],
 )
 def test_a_run_continues_whose_reader_has_ended(tmp_path, write):
     """As a flow run whose worker was killed: its output is a pipe to the worker."""
     code = (
         "import logging, os, pathlib, sys; from rich.console import Console\n"
-        "from flows.console import continue_without_reader, log_to_console, say\n"
-        "log_to_console(); continue_without_reader(); say('begun'); sys.stdin.read()\n"
+        "from flows.console import continue_without_reader, log_to_console, echo\n"
+        "log_to_console(); continue_without_reader(); echo('begun'); sys.stdin.read()\n"
         f"for _ in range(2): {write}\n"
         f"pathlib.Path({str(tmp_path / 'done')!r}).touch()"
     )

@@ -37,7 +37,7 @@ def test_the_scheduled_run_before_any_training_is_complete_and_says_so(store):
 def test_a_person_who_asks_for_it_meets_an_error():
     open_store()
     with pytest.raises(CpbError) as caught:
-        run_forecast(ForecastSpec(**SCOPE), Runner(), say=lambda text: None)
+        run_forecast(ForecastSpec(**SCOPE), Runner(), report=lambda text: None)
     assert (caught.value.code, caught.value.exit_code) == ("no-champion", 1)
     assert "there is no champion of BTC at 1h in market spot yet" in str(caught.value)
 
@@ -45,7 +45,7 @@ def test_a_person_who_asks_for_it_meets_an_error():
 def test_a_registry_without_any_champion_is_one_plain_sentence():
     open_store()
     with pytest.raises(CpbError) as caught:
-        run_forecast(ForecastSpec(), Runner(), say=lambda text: None)
+        run_forecast(ForecastSpec(), Runner(), report=lambda text: None)
     assert str(caught.value) == (
         "no forecast could be made: there is no champion in market spot yet; "
         "name another with --source or --market, or train first, as in `cpb train-all`"
@@ -55,7 +55,7 @@ def test_a_registry_without_any_champion_is_one_plain_sentence():
 def test_a_misspelt_coin_is_called_unknown():
     open_store()
     with pytest.raises(UsageError, match="has nothing of BTCCUSDT; check the name"):
-        run_forecast(ForecastSpec(**SCOPE | {"coins": "BTCC"}), Runner(), say=lambda text: None)
+        run_forecast(ForecastSpec(**SCOPE | {"coins": "BTCC"}), Runner(), report=lambda text: None)
 
 
 class Stopped(Exception):
@@ -75,7 +75,7 @@ def ingested(champions, **asked):
 
     packaged = [SimpleNamespace(series=series) for series in champions]
     with pytest.raises(Stopped):
-        run_forecast(ForecastSpec(source="sim", **asked), Steps(), say=lambda text: None)
+        run_forecast(ForecastSpec(source="sim", **asked), Steps(), report=lambda text: None)
     assert {series.timeframe for series in seen[0].series} == set(seen[0].timeframes)
     return sorted(seen[0].series)
 

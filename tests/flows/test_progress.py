@@ -9,19 +9,19 @@ from rich.console import Console
 from terminal import Terminal
 
 from flows.console import Display, shown_progress
-from tasks.running.parallel import heard_by, run_each, tell, tell_line, telling
+from tasks.running.parallel import report_line, report_progress, reporting, reports_to, run_each
 
 PROGRAM = """
 import time
 from flows.console import shown_progress
-from tasks.running.parallel import tell, tell_line
+from tasks.running.parallel import report_progress, report_line
 with shown_progress("train"):
     input()
-    tell_line("training gru on cpu (2 cores)")
+    report_line("training gru on cpu (2 cores)")
     facts = ("loss 0.6315 / 1.2673", "batch 12/54", "1,234 windows/s", "512 MB", "lr 1.0e-03")
     for done in (1, 2):
-        tell("ingest", done, 1234, "files", "BTCUSDT 1h")
-        tell("train har-universal", 3 + done, 50, "epochs", *facts)
+        report_progress("ingest", done, 1234, "files", "BTCUSDT 1h")
+        report_progress("train har-universal", 3 + done, 50, "epochs", *facts)
         time.sleep(0.3)
     print("\\nSHOWN")
     input()
@@ -57,9 +57,9 @@ def display():
 
 
 def test_finished_work_leaves_and_the_first_step_takes_the_commands_place(display):
-    with heard_by(display):
-        tell("train", 0, 0, "", "loading libraries")
-        with telling("ingest", 3, "files"):
+    with reports_to(display):
+        report_progress("train", 0, 0, "", "loading libraries")
+        with reporting("ingest", 3, "files"):
             assert [task.fields["step"] for task in display.bars.tasks] == ["ingest"]
         assert display.bars.tasks == []
 
@@ -67,12 +67,12 @@ def test_finished_work_leaves_and_the_first_step_takes_the_commands_place(displa
 def test_without_a_terminal_lines_are_printed(display, capsys, monkeypatch):
     now = [100.0]
     monkeypatch.setattr(display.bars, "get_time", lambda: now[0])
-    with heard_by(display):
-        tell_line("training gru on cpu (2 cores)")
+    with reports_to(display):
+        report_line("training gru on cpu (2 cores)")
         for epoch in (30, 32, 34):
-            tell("train gru", epoch, 50, "epochs", "loss 1 / 2")
+            report_progress("train gru", epoch, 50, "epochs", "loss 1 / 2")
             now[0] += 10
-        run_each([lambda: tell("ingest", 1234, 2000, "files", "BTCUSDT 1h")], 1)
+        run_each([lambda: report_progress("ingest", 1234, 2000, "files", "BTCUSDT 1h")], 1)
         display.print_tasks()
     first, training, ingest = capsys.readouterr().err.splitlines()
     assert first == "training gru on cpu (2 cores)"

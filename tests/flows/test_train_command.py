@@ -82,7 +82,7 @@ def trained(tmp_path, monkeypatch):
     )
     asked = {}
 
-    def run_training(spec, steps, say, **options):
+    def run_training(spec, steps, report, **options):
         asked.update(options, spec=spec)
         return training
 
@@ -119,7 +119,7 @@ def test_it_prints_the_member_and_its_scores(trained, end_of):
         coins="BTCUSDT", timeframes="1h", architectures="gru", preset="seed-gru", source="sim", seed=7,
         overrides={"epochs": 2}, dtype="float64",
     )  # fmt: skip
-    assert (trained.asked["earlier"], trained.asked["name"], trained.asked["finished"]) == (
+    assert (trained.asked["resume"], trained.asked["name"], trained.asked["finished"]) == (
         "forget",
         "train",
         "parent",
@@ -142,7 +142,7 @@ def test_people_read_the_verdict_the_loss_and_the_next_command(trained, cpb_here
 
 def test_resume_latest_keeps_what_was_trained(trained, end_of):
     end_of("BTC", "1h", "--source", "sim", "--resume", "latest")
-    assert trained.asked["earlier"] == "expect"
+    assert trained.asked["resume"] == "expect"
     assert trained.asked["spec"].preset == "default"  # har has no preset of its own
 
 
@@ -159,7 +159,7 @@ def test_resume_from_a_path_takes_the_newest_checkpoint_of_each_part(trained, en
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
     end_of("BTC", "1h", "--source", "sim", "--resume", str(tmp_path / "0123456789abcdef"))
-    checkpoint = trained.asked["earlier"]
+    checkpoint = trained.asked["resume"]
     checkpoint.put_into(tmp_path / "new")
     put = tmp_path / "new" / "checkpoints"
     assert {str(file.relative_to(put)): file.read_text() for file in put.rglob("*.safetensors")} == {

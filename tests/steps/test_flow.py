@@ -131,7 +131,7 @@ def test_resuming_says_where_there_is_nothing_to_resume(trainer):
     heard = []
     for resume in (*LATEST, None):
         said = []
-        train_one(spec, resume=resume, say=said.append)
+        train_one(spec, resume=resume, report=said.append)
         heard.append([line.startswith("nothing to resume") for line in said].count(True))
     assert heard == [1, 0, 0]
 

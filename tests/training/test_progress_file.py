@@ -8,7 +8,7 @@ from planned import fleet, universe
 
 import cpbmodels
 from schemas.handover import DeviceWork
-from tasks.running.parallel import heard_by
+from tasks.running.parallel import reports_to
 from tasks.training.progress import FleetProgress, ProgressFile, add_cost, busy_share, read_costs
 
 PLAN = fleet()
@@ -40,7 +40,7 @@ def told(tmp_path, monkeypatch):
     def read():
         heard.clear()
         state = json.loads((tmp_path / "progress.json").read_text())
-        with heard_by(listener):
+        with reports_to(listener):
             fleet_progress.update(JOB, state)
         return state, list(heard)
 
@@ -78,7 +78,7 @@ def test_the_share_counts_every_member_and_those_that_stopped_as_done(told):
 def heard_of(told):
     """What a listener hears of what is told in a call: sentences, and reports."""
     heard = []
-    with heard_by(SimpleNamespace(progress=heard.append, line=heard.append)):
+    with reports_to(SimpleNamespace(progress=heard.append, line=heard.append)):
         told()
     lines = [report for report in heard if isinstance(report, str)]
     return lines, [report for report in heard if not isinstance(report, str)]

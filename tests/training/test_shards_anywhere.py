@@ -11,7 +11,7 @@ from flows.train_all import train_fleets
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
 from tasks.judging.fleet import Judges, judge_fleet
-from tasks.running.resident import Resident
+from tasks.running.resident import WorkerProcess
 from tasks.steps import opened_engine
 from tasks.storage import locks
 from tasks.training import local
@@ -56,7 +56,7 @@ def test_one_slot_two_slots_two_devices_and_a_killed_trainer_give_the_same_model
 ):
     fleet = planned[1]
     ordered, judged = [], []
-    call = Resident.call
+    call = WorkerProcess.call
 
     def count(resident, order, *how):
         name = order[0].name
@@ -72,7 +72,7 @@ def test_one_slot_two_slots_two_devices_and_a_killed_trainer_give_the_same_model
         wait_until((folder / "progress.json").exists, 120)
         resident._process.kill()
 
-    monkeypatch.setattr(Resident, "call", count)
+    monkeypatch.setattr(WorkerProcess, "call", count)
     keys = [shard_folder(planned[0], shard).name for shard in fleet.shards]
 
     killed = 0

@@ -14,7 +14,7 @@ from cpbmodels.errors import pip_install
 from flows import tune
 from schemas.errors import CpbError, UsageError
 from schemas.tuning import Choice, Range, TuneSpec, parse_range
-from tasks.running.parallel import heard_by
+from tasks.running.parallel import reports_to
 from tasks.tuning.search import best_of_null_trials
 from tasks.tuning.trials import _Watch
 
@@ -126,7 +126,7 @@ def test_the_time_is_up_within_an_epoch_too():
 
 def test_epochs_and_what_is_left_of_the_budget_are_heard_from_the_threads_of_fleets():
     heard = []
-    with heard_by(SimpleNamespace(progress=heard.append)):
+    with reports_to(SimpleNamespace(progress=heard.append)):
         watch = _Watch(1, 2, lambda *_: False, time.monotonic() + 3600)
         thread = threading.Thread(target=watch.on_step, args=(step(5, epoch=3),))
         thread.start()
