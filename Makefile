@@ -37,7 +37,7 @@ wheel: .venv/.installed ## build cpb and the light library as wheels, dist/*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 demo: .venv/.installed ## train, judge and package 4 series x 5 architectures on simulated klines (offline)
-	@echo "The demo trains 20 models on simulated klines: under a minute on two quiet cores, 0.2 GB in data/ and mlruns/."
+	@echo "The demo trains 20 models on simulated klines: under a minute on two quiet cores, 30 MB in data/ and mlruns/."
 	$(BIN)/cpb demo
 
 docs: .venv/.installed-dev ## the documentation site, build/site/index.html; warnings are errors

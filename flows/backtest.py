@@ -13,14 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.runner import (
-    Report,
-    Runner,
-    Summary,
-    flow_parameters,
-    plain_failures,
-    series_records,
-)  # fmt: skip
+from flows.runner import Report, Runner, Summary, flow_parameters, plain_failures, series_records
 from flows.train_all import train_fleets
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec

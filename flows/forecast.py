@@ -8,15 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.runner import (
-    NOT_YET,
-    STALE,
-    Report,
-    Runner,
-    failure_line,
-    flow_parameters,
-    plain_failures,
-)
+from flows.runner import NOT_YET, STALE, Report, Runner, failure_line, flow_parameters, plain_failures
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Failure
 from schemas.identity import SeriesId, check_known, coins_label
@@ -50,6 +42,9 @@ def run_forecast(spec: ForecastSpec, steps: Runner, report: Report = echo) -> di
             check_known(
                 scope.symbols, {model.series.symbol for model in served.models}, "the registry of champions"
             )
+            if damaged := [f for f in served.failures if f.series and scope.selects(f.series)]:
+                reasons = "; ".join(failure.reason for failure in damaged)
+                raise CpbError(f"no forecast could be made: {reasons}", code=damaged[0].code)
             of = f" of {coins_label(scope.symbols)}" if scope.symbols else ""
             raise CpbError(
                 f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet; name "

@@ -65,15 +65,16 @@ def run_tune(spec: TuneSpec, steps: Runner, report: Report) -> dict[str, Any]:
             with gpu_held(gpus_of(spec.device)):
                 tuning.run_trials(spec, study, inner, how, log, report)
                 answer: dict[str, Any] = tuning.conclude(spec, study, newest, how, report)
+            path = folder / "report.json"
             answer |= {
                 "study": key,
+                "report": str(path),
                 "storage": str(storage),
                 "run_id": run.run_id,
                 "seconds": time.monotonic() - started,
                 "failures": [failure.as_json() for failure in summary.failures],
                 "exit": EXIT_PARTIAL if summary.failures else EXIT_COMPLETE,
             }
-            path = folder / "report.json"
             write_json(path, answer)
             open_store().client.log_artifact(run.run_id, str(path))
             finish(run.run_id)
@@ -128,14 +129,6 @@ def _why_not(spec: TuneSpec, fold: FoldSeries) -> str:
 
 def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:
     """Return a digest of the inputs of a trial; more trials or a different budget continue the same study."""
-    decisive = (
-        "architectures",
-        "preset",
-        "dtype",
-        "seed",
-        "overrides",
-        "search",
-        "folds",
-    )
+    decisive = ("architectures", "preset", "dtype", "seed", "overrides", "search", "folds")
     data = [(fold.id.label, fold.fold, fold.record.digest) for fold in folds]
     return value_digest([spec.model_dump(mode="json", include=set(decisive)), data, training_code()])[:16]

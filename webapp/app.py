@@ -90,7 +90,8 @@ def _add_problems(app: FastAPI) -> None:
     def impossible(_request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         name, given = first["loc"][1], str(first.get("input"))[:100]
-        reason = first["msg"][0].lower() + first["msg"][1:]
+        reason = first["msg"].removeprefix("Value error, ")
+        reason = reason[0].lower() + reason[1:]
         if first["type"] == "missing":
             return JSONResponse({"detail": f"{name} is missing; /docs says what it is"}, status_code=422)
         return JSONResponse({"detail": f"{name} {given!r} cannot be used: {reason}"}, status_code=422)

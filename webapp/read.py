@@ -27,8 +27,8 @@ from tasks.forecasting.months import forecast_command, month_files
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.score import newest_scored
 from tasks.forecasting.touch import newest_touch, stops, touched
-from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale, newest_close, newest_month, with_source
-from tasks.market.klines import read_klines
+from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale, newest_close, newest_month
+from tasks.market.klines import read_klines, with_source
 from webapp import answers
 from webapp.kept import kept, look
 from webapp.runs import champions_of, identity

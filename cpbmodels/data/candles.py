@@ -92,7 +92,7 @@ def _read_text(text: str, label: str) -> tuple[pl.DataFrame, list[str]]:
         decimal_comma=separator != "," and any(re.fullmatch(r"-?\d+,\d+", cell) for cell in first),
         infer_schema_length=None,
     )
-    return table, [f"has {place} lines before its header, left out"] if place else []
+    return table, [f"lines before its header, left out: {place}"] if place else []
 
 
 def _header(lines: list[str], label: str) -> tuple[int, str]:
@@ -324,10 +324,10 @@ def _ordered(times: np.ndarray, label: str) -> np.ndarray:
     steps = np.diff(times)
     if not ((steps > 0).all() or (steps < 0).all()):
         row = int(np.flatnonzero(steps <= 0)[0]) + 1
-        what = "appears twice" if steps[row - 1] == 0 else "is earlier than the candle before"
-        raise ModelError(
-            f"{label}: the candle of {_text(times[row])} in row {row} {what}: sort one symbol's candles by time."
-        )
+        what = "is earlier than the candle before: sort one symbol's candles by time"
+        if steps[row - 1] == 0:
+            what = "appears twice: keep one of the two"
+        raise ModelError(f"{label}: the candle of {_text(times[row])} in row {row} {what}.")
     return times
 
 

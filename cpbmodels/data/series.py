@@ -134,7 +134,7 @@ class Series:
         rows = np.flatnonzero(self.usable(context))
         if not len(rows):
             raise ModelError(
-                f"{self.label} has {len(self):,} candles and no {context} in a row that can be used: columns need "
+                f"{self.label} has {len(self):,} candles and no run of {context} that can be used: columns need "
                 f"{FEATURE_WARMUP + 1} candles without a gap or leap of the price before them; give it more history."
             )
         return int(rows[-1])

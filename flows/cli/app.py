@@ -115,7 +115,7 @@ def run() -> None:
         _end(str(error), error.exit_code, error.code, error.field)
     except OSError as error:  # a folder without write permission or a full disk, not a bug
         where = f"{error.filename}: " if error.filename else ""
-        text = f"{where}{error.strerror or error}; check that it exists, its owner and the free space there"
+        text = f"{where}{error.strerror or error}; check that its folder exists, its owner and the free space there"
         _end(text, EXIT_FATAL, "system", str(error.filename or ""))
     except Exception as error:
         _end_exhausted(error)

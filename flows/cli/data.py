@@ -85,6 +85,10 @@ def verify(
         result = verify_all(home, markets, lambda checked: report_progress("verify", checked, 0, "files"))
     for damage in () if json else result.damaged:
         show(f"{damage.path}  {damage.reason}  -> {damage.command}")
+    if result.damaged and not json:
+        echo(
+            "where candles are not from Binance Vision, add their --source to `cpb ingest` and `cpb train-all`"
+        )
     for sentence in result.unchecked:
         echo(sentence)
     if result.checked or result.damaged:

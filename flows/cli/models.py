@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 @cli_options(BoardSpec)
-def leaderboard(
-    spec: BoardSpec,
-    json: Json = False,
-) -> None:
+def leaderboard(spec: BoardSpec, json: Json = False) -> None:
     """Show architecture x timeframe against the random walk, from MLflow alone.
 
     A row is the newest run of a preset on the same coins. Simulated markets are only shown if requested, or if nothing
@@ -70,10 +67,7 @@ BOARD = (
 
 
 @cli_options(BoardSpec, only=("market", "coins", "timeframes"))
-def ledger(
-    spec: BoardSpec,
-    json: Json = False,
-) -> None:
+def ledger(spec: BoardSpec, json: Json = False) -> None:
     """Show the scores of the stored forecasts against the random walk, live forecasts and replays separately.
 
     A ratio below 1 is better than the random walk with EWMA volatility. Its interval is valid at any time.

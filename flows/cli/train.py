@@ -6,16 +6,7 @@ import typer
 
 from flows.cli.models import print_board
 from flows.cli.options import Json, cli_options
-from flows.console import (
-    Column,
-    echo,
-    emit,
-    finding,
-    interval,
-    print_table,
-    quiet_libraries,
-    shown_progress,
-)
+from flows.console import Column, echo, emit, finding, interval, print_table, quiet_libraries, shown_progress
 from schemas.errors import UsageError, p_value
 from schemas.run import (
     PRESET_ABOUT,
@@ -161,10 +152,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-@cli_options(
-    BacktestSpec,
-    without=("repo", "tail", "force", "prune", "wandb", "serving"),
-)
+@cli_options(BacktestSpec, without=("repo", "tail", "force", "prune", "wandb", "serving"))
 def backtest(spec: BacktestSpec, json: Json = False) -> None:
     """Judge architectures over rolling-origin folds against the random walk; the models are not kept.
 

@@ -111,8 +111,8 @@ class Guard:
         hosts, given = headers.getlist("host"), headers.getlist("authorization")
         name = host_name(hosts[0]) if len(hosts) == 1 else None
         if not self._is_this_server(name, scope.get("server")):
-            reason = f"host {name} is not this server's: use its address, or --allowed-hosts"
-            return self._listener.wrong_host, reason
+            option = ", or --allowed-hosts" if self._listener is PAGE else ""
+            return self._listener.wrong_host, f"host {name} is not this server's: use its address{option}"
         # https: behind a proxy with TLS
         allowed = (f"http://{hosts[0]}", f"https://{hosts[0]}", *self._origins)
         if not all(origin in allowed for origin in headers.getlist("origin")):

@@ -113,8 +113,8 @@ def check_port(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            # an address of another machine is invalid with any port
-            wrong = "host" if error.errno == errno.EADDRNOTAVAIL else "port"
+            # a name of nothing, or an address of another machine, is invalid with any port
+            wrong = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"
             raise CpbError(
                 f"{host}:{port} cannot be used ({error.strerror}); choose another {wrong} with --{wrong}",
                 code=wrong, field=wrong,

@@ -22,13 +22,7 @@ from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardJob, ShardRe
 from schemas.run import BacktestSpec
 from tasks.backtesting.audit import audit
 from tasks.backtesting.folds import FoldSeries, TrainedFleet, load_folds, plan_bounds, plan_folds
-from tasks.backtesting.judge import (
-    Backtest,
-    Model,
-    as_json,
-    baselines,
-    judge_models,
-)
+from tasks.backtesting.judge import Backtest, Model, as_json, baselines, judge_models
 from tasks.figures.judged import INTRODUCTION, judged_sections, members_section
 from tasks.figures.page import Section, write_page
 from tasks.judging.pool import leaderboard_rows, member_rows
@@ -37,10 +31,7 @@ from tasks.training.plan import job_key
 
 
 def write_results(
-    spec: BacktestSpec,
-    results: Backtest,
-    notes: Sequence[str],
-    answer: dict[str, Any],
+    spec: BacktestSpec, results: Backtest, notes: Sequence[str], answer: dict[str, Any]
 ) -> None:
     """Write tables, the report and `result.json` into `out`, if it is given.
 
@@ -104,12 +95,7 @@ def write_rows(folder: Path, fold: FoldSeries, forecasts: Prediction, model: str
     return path
 
 
-def write_report(
-    path: Path,
-    title: str,
-    results: Backtest,
-    notes: Sequence[str] = (),
-) -> None:
+def write_report(path: Path, title: str, results: Backtest, notes: Sequence[str] = ()) -> None:
     """Write the page atomically.
 
     Args:

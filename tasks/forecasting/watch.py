@@ -22,7 +22,7 @@ from pydantic import Field
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import CpbError
 from schemas.handover import Failure, Record
-from schemas.identity import OWN, SIM, SeriesId, tree_of
+from schemas.identity import SIM, SeriesId, tree_of
 from schemas.ledger import BANDS, Alarm, JudgedMetrics, Reference, Watching
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR
@@ -30,7 +30,7 @@ from tasks.forecasting.issue import failure, reference_of
 from tasks.forecasting.months import forecast_command, latest
 from tasks.forecasting.score import evidence_rows
 from tasks.judging.drift import ALARM, NOTICEABLE, RECOVERED, Capital, Outcome, limits
-from tasks.market.klines import ingest_command, read_klines
+from tasks.market.klines import ingest_command, read_klines, with_source
 from tasks.storage.locks import locked
 from tasks.storage.model_folder import PackagedModel, read_config, recipe_of
 from tasks.storage.records import find_record, write_record
@@ -70,13 +70,6 @@ class Stale:
         hours = self.age.total_seconds() / 3600
         age = f"{hours:.1f} hours" if hours < 48 else f"{hours / 24:.0f} days"
         return f"{self.series}: the newest {self.what} is {age} old ({self.newest:%Y-%m-%dT%H:%MZ})"
-
-
-def with_source(command: str, market: str) -> str:
-    """Return a command that fetches candles, with a remark: a mirror's URL may contain a password and is not stored."""
-    if market in (OWN, SIM):  # the command already names the source
-        return f"`{command}`"
-    return f"`{command}`, with the --source that it was ingested from, unless that was Binance Vision"
 
 
 def newest_close(home: Path, series: SeriesId, now: datetime | None = None) -> tuple[datetime, bool] | None:

@@ -36,6 +36,7 @@ from tasks.market.layout import (
 )
 from tasks.market.manifest import FileRecord, Manifest, Part, open_manifest, sweep, writer_lock
 from tasks.market.report import (
+    FAILED_SERIES,
     LACKING,
     OUTAGE,
     Holdings,
@@ -317,7 +318,10 @@ def _is_due(home: Path, file: SourceFile, record: FileRecord | None, part: Part 
 
 
 def _describe_all(run: Run) -> list[SeriesReport]:
-    """Describe every series; months found damaged are fetched by the next run, and described as missing."""
+    """Describe every series; months found damaged are fetched by the next run, and described as missing.
+
+    Offline, where nothing can be fetched, their series fail.
+    """
     _, calendar = run.calendars()
     reports: list[SeriesReport] = []
     waiting = list(run.plans)
@@ -331,6 +335,10 @@ def _describe_all(run: Run) -> list[SeriesReport]:
         except MemberError as error:
             if error.code != "damaged":
                 raise
+            if run.scope.offline:
+                reports.append(SeriesReport(series, status=FAILED_SERIES, reason=str(error)))
+                waiting.pop(0)
+                continue
             run.manifest.forget(series, Path(error.field).stem, "found damaged while reading it")
             run.notes.append(f"{error}")
     return reports

@@ -154,9 +154,12 @@ def _ask(source: HttpSource, series: SeriesId, start: int, end: int) -> list[lis
 
 def refresh_tail(run: "Run") -> None:
     """Fetch the closed candles after each series' last stored candle to `provisional/`, replacing the old tail."""
+    if not isinstance(run.source, HttpSource):
+        run.notes.append(f"no tail: {run.source.name} has no REST API")
+        return
     for series in run.plans:
         parts = [p for p in run.manifest.parts(series).values() if p.runs]
-        if not parts or run.rest_off or not isinstance(run.source, HttpSource):
+        if not parts or run.rest_off:
             continue
         last = parts[-1].runs[-1][1]
         if run.end - last > _MAX_TAIL_DAYS * DAY:

@@ -8,6 +8,7 @@ from prefect.states import State
 from flows.forecast import forecast_flow, run_forecast
 from flows.runner import NOT_YET, Runner
 from schemas.errors import CpbError, UsageError
+from schemas.handover import Failure
 from schemas.identity import SeriesId
 from schemas.scope import ForecastSpec
 from tasks.steps import Serving
@@ -50,6 +51,26 @@ def test_a_registry_without_any_champion_is_one_plain_sentence():
         "no forecast could be made: there is no champion in market spot yet; "
         "name another with --source or --market, or train first, as in `cpb train-all`"
     )
+
+
+def test_a_champion_that_is_damaged_is_not_called_missing():
+    class Steps:
+        def one(self, step, *_):
+            return Serving(
+                (),
+                (
+                    Failure(
+                        step="publish",
+                        reason="it is damaged",
+                        code="damaged",
+                        series=SeriesId("spot", "BTCUSDT", "1h"),
+                    ),
+                ),
+            )
+
+    with pytest.raises(CpbError) as caught:
+        run_forecast(ForecastSpec(**SCOPE), Steps(), report=lambda text: None)
+    assert (str(caught.value), caught.value.code) == ("no forecast could be made: it is damaged", "damaged")
 
 
 def test_a_misspelt_coin_is_called_unknown():

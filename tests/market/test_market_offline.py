@@ -39,6 +39,20 @@ def test_offline_a_damaged_manifest_is_named_and_left_as_it_is(filled):
     assert manifest.read_bytes() == b"no database" * 500
 
 
+def test_offline_a_series_with_a_deleted_month_fails_and_the_others_go_on(tmp_path):
+    online = scope(tmp_path / "home", build(tmp_path / "mirror", ["BTCUSDT", "ETHUSDT"]), "BTC,ETH")
+    ingest(online)
+    months = sorted(tmp_path.glob("home/klines/interval=1h/symbol=ETHUSDT/*.parquet"))
+    months[len(months) // 2].unlink()
+    report = ingest(online.model_copy(update={"offline": True}))
+    status = {series.series.symbol: (series.status, series.reason) for series in report.series}
+    assert status["BTCUSDT"] == ("complete", "")
+    assert status["ETHUSDT"][0] == "failed"
+    assert f"{months[len(months) // 2].name} is damaged (it is missing)" in status["ETHUSDT"][1]
+    assert ingest(online).exit == 0
+    assert months[len(months) // 2].exists()
+
+
 def test_offline_gives_the_stored_series_and_asks_nobody(filled, no_network):
     online = scope(filled, filled.parent / "mirror", "BTC")
     before = ingest(online)

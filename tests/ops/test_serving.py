@@ -41,6 +41,8 @@ def test_a_server_that_cannot_start_says_so_and_is_not_ready():
     with pytest.raises(CpbError) as caught:
         serve(PAGE, lambda: app, "203.0.113.1", 1, said.append)  # an address of no machine
     assert (caught.value.code, said) == ("host", [])
+    with pytest.raises(CpbError, match="another host with --host"):
+        serve(PAGE, lambda: app, "no-such-host.invalid", 1, said.append)
 
     async def broken(scope, receive, send):
         await receive()

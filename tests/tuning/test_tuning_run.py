@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,7 +54,9 @@ def test_a_study_is_searched_scored_once_and_gone_on_with(place):
     assert first["trials"] == first["completed"] + first["pruned"] + first["failed"] == 6
     assert first["test_times_scored"] == 1
     assert first["luck"]["trials"] == 6 - first["failed"]
-    report = json.loads((place / "home/sim/tuning" / first["study"] / "report.json").read_text())
+    assert first["report"] == str(place / "home/sim/tuning" / first["study"] / "report.json")
+    assert Path(first["preset"]).is_file()
+    report = json.loads(Path(first["report"]).read_text())
     assert report["winner"] == first["winner"]
     again, said = tune(trials=6)  # nothing left to do: not trained and not scored again
     assert {k: again[k] for k in ("winner", "luck", "test")} == {

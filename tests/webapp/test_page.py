@@ -262,6 +262,8 @@ def test_coins_candle_lengths_and_old_links_lead_to_series(open_page, filled):
     expect(page.locator(".problem")).to_contain_text("only BTCUSDT, ETHUSDT, PEPEUSDT")
     page.evaluate("location.hash = '#/series/BTCUSDT/4h/spot'")
     expect(page.locator(".problem")).to_contain_text("BTCUSDT 4h is not stored, only 1h")
+    page.evaluate("location.hash = '#/series/%zz/1h/spot'")
+    expect(page.locator(".problem")).to_contain_text("The coin %ZZ is unknown")
     page.evaluate("location.hash = '#/series'")
     expect(page.locator(".problem")).to_contain_text("names no series")
     assert page.locator("h1").count() == 1

@@ -9,9 +9,17 @@ const root = document.getElementById("view");
 let shown = null; // {route, refresh, keys}
 let turn = 0;
 
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part; // a % that begins no code
+  }
+}
+
 function parse(hash) {
   const [path, query] = hash.replace(/^#\/?/, "").split("?");
-  const [view = "overview", ...parts] = path.split("/").filter(Boolean).map(decodeURIComponent);
+  const [view = "overview", ...parts] = path.split("/").filter(Boolean).map(decoded);
   const options = Object.fromEntries(new URLSearchParams(query));
   if (view === "series") return { view, symbol: parts[0], timeframe: parts[1], market: parts[2], options };
   if (VIEWS.includes(view)) return { view, options };
