@@ -235,18 +235,18 @@ def _as_stored(run: Run) -> IngestReport:
         run.plans[series] = Plan(
             series, [f for f in files if f.bounds[1] > run.start and f.bounds[0] < run.end]
         )
-    reports = _describe_all(run)
-    if not any(report.rows for report in reports):
+    ends = [run.holdings(series).runs[-1][1] for series in run.plans if run.holdings(series).runs]
+    if not ends:
         raise CpbError(
             f"no candle of {coins_label(run.scope.symbols)} at {', '.join(run.scope.timeframes)} is stored in this "
             f"time range in {run.scope.root}; with a network `cpb ingest` stores some",
             code="not-stored", field="offline",
         )  # fmt: skip
-    newest = max(h.runs[-1][1] for s in run.plans if (h := run.holdings(s)).runs)
+    newest = max(ends)
     before = "before as_of" if run.scope.as_of else "ago"
     old = age((run.end - newest) / 1e6)
     note = f"stored candles are used, the newest closed {text(newest)} ({old} {before})"
-    return IngestReport(reports, notes=[note, *run.notes])
+    return IngestReport(_describe_all(run), notes=[note, *run.notes])
 
 
 def _plans(run: Run, *, checks_stored: bool) -> Iterator[Plan]:

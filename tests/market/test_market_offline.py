@@ -49,6 +49,8 @@ def test_offline_a_series_with_a_deleted_month_fails_and_the_others_go_on(tmp_pa
     assert status["BTCUSDT"] == ("complete", "")
     assert status["ETHUSDT"][0] == "failed"
     assert f"{months[len(months) // 2].name} is damaged (it is missing)" in status["ETHUSDT"][1]
+    alone = scope(tmp_path / "home", tmp_path / "mirror", "ETH").model_copy(update={"offline": True})
+    assert [series.status for series in ingest(alone).series] == ["failed"]
     assert ingest(online).exit == 0
     assert months[len(months) // 2].exists()
 
