@@ -27,7 +27,7 @@ MOMENTS, SPAN_S, LIMIT_S = 20, 3.0, 2.0
 SLOW_TRAINER = """
 import time
 time.sleep(2.5)
-def serve(orders):
+def serve(requests):
     time.sleep(3600)
 """
 RUN = """

@@ -110,7 +110,7 @@ def _explained(repo: str, revision: str | None, model: str = "") -> Iterator[Non
             why = f"{repo} has no revision {revision!r}: give a branch, a tag or a whole commit hash."
         elif isinstance(error, errors.RepositoryNotFoundError):
             why = f"There is no {repo} on {hub} that this machine may read: check the name, or set HF_TOKEN."
-        # else it is not in this machine's cache
+        # without a status it is only missing in this machine's cache
         elif isinstance(error, errors.EntryNotFoundError) and status:
             why = f"{repo}: {unknown_choice('model', model, list_models(repo, revision))}"
         raise ModelError(why) from None

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.runner import Report, Runner, Summary, flow_parameters, plain_failures, series_records
+from flows.runner import Runner, Summary, flow_parameters, plain_failures, series_records
 from flows.train_all import train_fleets
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
@@ -22,6 +22,7 @@ from tasks.backtesting.report import BacktestPlan, check_backtest, finish_backte
 from tasks.market.ingest import with_listed_pairs
 from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
+from tasks.running.parallel import Report
 from tasks.steps import Engine, opened_engine
 from tasks.training.shard import ShardsInUse
 

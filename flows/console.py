@@ -20,7 +20,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from schemas.errors import count
-from tasks.running.parallel import Progress as Report
+from tasks.running import parallel
 from tasks.running.parallel import has_listener, report_progress, reports_to
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ class Display:
         if self._on_terminal:  # else it would print an empty line
             self.bars.stop()
 
-    def progress(self, report: Report) -> None:
+    def progress(self, report: parallel.Progress) -> None:
         """Show a report; finished tasks are removed, and so is the command's row once a step reports progress."""
         count = (
             f"{int(report.done):,}/{int(report.total):,} {report.unit}"

@@ -8,7 +8,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.runner import NOT_YET, STALE, Report, Runner, failure_line, flow_parameters, plain_failures
+from flows.runner import NOT_YET, STALE, Runner, failure_line, flow_parameters, plain_failures
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Failure
 from schemas.identity import SeriesId, check_known, coins_label
@@ -19,6 +19,7 @@ from tasks.forecasting.touch import newest_touch, touched
 from tasks.forecasting.watch import find_stale
 from tasks.hub.tree import serving
 from tasks.notices import Outcome, tell_outcome
+from tasks.running.parallel import Report
 from tasks.steps import champions, forecast, ingest, score, watch
 from tasks.storage.model_folder import PackagedModel
 
@@ -39,12 +40,12 @@ def run_forecast(spec: ForecastSpec, steps: Runner, report: Report = echo) -> di
         served = steps.one(champions, scope.market)
         models = {model.series: model for model in served.models if scope.selects(model.series)}
         if not models:  # checked before anything is downloaded
-            check_known(
-                scope.symbols, {model.series.symbol for model in served.models}, "the registry of champions"
-            )
             if damaged := [f for f in served.failures if f.series and scope.selects(f.series)]:
                 reasons = "; ".join(failure.reason for failure in damaged)
                 raise CpbError(f"no forecast could be made: {reasons}", code=damaged[0].code)
+            check_known(
+                scope.symbols, {model.series.symbol for model in served.models}, "the registry of champions"
+            )
             of = f" of {coins_label(scope.symbols)}" if scope.symbols else ""
             raise CpbError(
                 f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet; name "
@@ -108,12 +109,13 @@ def _is_untrained(scope: Scope) -> bool:
     if any(map(scope.selects, series_with_forecasts(home(), scope.market))):
         return False
     try:
-        packaged, _ = serving(home(), scope.market)
+        packaged, failures = serving(home(), scope.market)
     except CpbError as error:
         if error.code != "no-store":
             raise
         return True
-    return not any(scope.selects(model.series) for model in packaged)
+    series = [*(model.series for model in packaged), *(f.series for f in failures if f.series)]
+    return not any(map(scope.selects, series))
 
 
 @flow(name="forecast", validate_parameters=False, flow_run_name="forecast {timeframes}")

@@ -29,7 +29,7 @@ from flows.ops.guard import password_file
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, log
 from schemas.handover import Decision, Failure, SeriesRecord, ShardResult
 from schemas.scope import ScopeSpec, Spec
-from tasks.running.parallel import report_progress, reporting, run_each
+from tasks.running.parallel import Report, report_progress, reporting, run_each
 from tasks.running.step import Step
 from tasks.steps import features, ingest
 from tasks.storage.files import public_url, without_credentials
@@ -38,7 +38,6 @@ from tasks.tracking.store import store_errors
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S", bound=Spec)
-Report = Callable[[str], None]
 
 ANSWER_WITHIN_S = 5.0
 

@@ -25,7 +25,6 @@ from prefect.states import Completed
 
 from flows.console import echo
 from flows.runner import (
-    Report,
     Runner,
     Summary,
     decision_lines,
@@ -44,7 +43,7 @@ from tasks.hub.tree import check_replaceable
 from tasks.judging.fleet import Judges
 from tasks.market.ingest import with_listed_pairs
 from tasks.notices import Outcome, tell_outcome
-from tasks.running.parallel import run_each
+from tasks.running.parallel import Report, run_each
 from tasks.steps import Engine, Plan, forecast, opened_engine, plan, promote, publish, train
 from tasks.storage.files import public_url
 from tasks.storage.records import value_digest
@@ -244,7 +243,7 @@ def _run(
 def _begun_before(
     root: Path, fleets: Sequence[FleetPlan], resume: ResumeMode, report: Report
 ) -> dict[str, str]:
-    """Apply `earlier` to each shard's folder; return the progress from before, by the shard's key."""
+    """Apply `resume` to each shard's folder; return the progress from before, by the shard's key."""
     folders = {job_key(shard): shard_folder(root, shard) for fleet in fleets for shard in fleet.shards}
     if resume not in ("use", "expect"):
         for folder in folders.values():

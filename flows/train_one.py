@@ -4,12 +4,13 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from flows.runner import Report, Runner
+from flows.runner import Runner
 from flows.train_all import ResumeMode, mirror_to_wandb, run_training
 from schemas.errors import CpbError, count
 from schemas.handover import Judgement, ShardResult
 from schemas.identity import SIM
 from schemas.run import RunSpec
+from tasks.running.parallel import Report
 from tasks.storage.files import public_url
 from tasks.tracking.runs import finish
 from tasks.tracking.tags import COMPLETE, PARTIAL

@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 import cpbmodels
-from flows.runner import Report, Runner, Summary, series_records
+from flows.runner import Runner, Summary, series_records
 from flows.train_all import run_of
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, install_extra
 from schemas.tuning import Range, TuneSpec
 from tasks.backtesting.folds import FoldSeries, load_folds, plan_bounds
 from tasks.market.ingest import with_listed_pairs
+from tasks.running.parallel import Report
 from tasks.storage.files import write_json
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest

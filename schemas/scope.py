@@ -282,7 +282,7 @@ class ScopeSpec(Spec):
             check_url(self.source)
         elif not os.path.isdir(self.source):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
             raise UsageError(
-                f"source {self.source!r} is neither a URL nor a folder or table of this machine; give one, or sim",
+                "source: it is neither a URL nor a folder or table of this machine; give one, or sim",
                 code="source",
             )  # fmt: skip
         return self

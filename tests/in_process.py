@@ -1,4 +1,4 @@
-"""Trainers and judges in the test's own process: their modules' `serve` is called with one order."""
+"""Trainers and judges in the test's own process: their modules' `serve` is called with one request."""
 
 import pickle
 from importlib import import_module
@@ -6,11 +6,11 @@ from importlib import import_module
 from tasks.running.resident import WorkerProcess
 
 
-class OneOrder:
+class OneRequest:
     """What `serve` gets in place of `tasks.running.resident.Requests`; values are copied as by a pipe."""
 
-    def __init__(self, order):
-        self._order, self.answers = pickle.loads(pickle.dumps(order)), []
+    def __init__(self, request):
+        self._order, self.answers = pickle.loads(pickle.dumps(request)), []
 
     def __iter__(self):
         yield self._order
@@ -22,8 +22,8 @@ class OneOrder:
 def serve_here(patch):
     """Let residents answer without a process of their own."""
 
-    def call(resident, order, log=None, each=lambda: None):
-        requests = OneOrder(order)
+    def call(resident, request, log=None, each=lambda: None):
+        requests = OneRequest(request)
         import_module(resident.module).serve(requests)
         each()
         return requests.answers[0]

@@ -65,7 +65,7 @@ def create_app(home: Path) -> FastAPI:
 def _warmed(home: Path) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def warmed(_app: FastAPI) -> AsyncIterator[None]:
-        # so long does the thread of all requests wait for one that computes an answer
+        # how long the thread of all requests waits for one that computes an answer
         sys.setswitchinterval(0.0005)
         with suppress(Exception):  # a request reports it
             await run_in_threadpool(read.warm, home)

@@ -92,7 +92,7 @@ def _read_text(text: str, label: str) -> tuple[pl.DataFrame, list[str]]:
         decimal_comma=separator != "," and any(re.fullmatch(r"-?\d+,\d+", cell) for cell in first),
         infer_schema_length=None,
     )
-    return table, [f"lines before its header, left out: {place}"] if place else []
+    return table, [f"has {place} line{'s' if place > 1 else ''} before its header, left out"] if place else []
 
 
 def _header(lines: list[str], label: str) -> tuple[int, str]:

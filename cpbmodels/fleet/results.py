@@ -1,4 +1,4 @@
-"""What a fleet gives: records and checkpoints while it trains, and its members when it has finished.
+"""What a fleet gives: records and checkpoints while it trains, then its members with their tables of extremes.
 
 A checkpoint is one safetensors file per epoch, whole or absent; the last two are kept. Its name holds the CRC-32 of its
 bytes, so that training never resumes from a damaged file. A background thread writes, so training waits for a copy in
@@ -257,13 +257,6 @@ def _classification(net: Net, raw: Tensor, truth: Tensor, weight: Tensor) -> lis
     return out
 
 
-log = logging.getLogger(__name__)
-
-MAX_FILES = 2  # two, in case the newest is damaged
-MAX_TIME_SHARE = 0.02  # of the training that copies may take
-_NAME = re.compile(r"epoch-\d{6}-[0-9a-f]{8}\.safetensors")
-
-
 MAX_TOUCH_ORIGINS = {True: 1_500, False: 4_000}
 """Windows that are forecast for the table of extremes of a model of one series (True), or of several. More of them
 scored at most .0005 better on 20 coins at 1h."""
@@ -285,6 +278,13 @@ def with_touch(member: Member, learned: Sequence[Series], device: str) -> Member
     if not reached:  # a classifier, or a training that diverged
         return member
     return replace(member, touch=torch.as_tensor(touch.fit(np.concatenate(reached, 1)), dtype=torch.float32))
+
+
+log = logging.getLogger(__name__)
+
+MAX_FILES = 2  # two, in case the newest is damaged
+MAX_TIME_SHARE = 0.02  # of the training that copies may take
+_NAME = re.compile(r"epoch-\d{6}-[0-9a-f]{8}\.safetensors")
 
 
 class Checkpoints:

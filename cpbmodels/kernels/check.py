@@ -37,9 +37,8 @@ MEMBERS = 3
 GRADIENT_RATIO, GRADIENT_EXTRA, MAX_GRADIENT_DISTANCE = 1.25, 1e-3, 0.02
 """Distance of a gradient [K, P] from float64's, by its norm: at most torch's own x ratio + extra, and the maximum."""
 MAX_LOSS_DISTANCE = 5e-3  # relative distance of the losses [K] from float64's
-MAX_UPDATE_DISTANCE = (
-    5e-4  # of an update [K, P] and of both moments from torch's optimizer, which is in float32, too
-)
+# of an update [K, P] and of both moments from torch's optimizer, which is in float32, too
+MAX_UPDATE_DISTANCE = 5e-4
 NO_SHAPE = (
     *IN_RATE, "patience", "steps_per_epoch", "max_train_rows", "stride", "max_validation_windows", "fleet_size",
     "workers", "cuda_graph",

@@ -85,7 +85,10 @@ def verify(
         result = verify_all(home, markets, lambda checked: report_progress("verify", checked, 0, "files"))
     for damage in () if json else result.damaged:
         show(f"{damage.path}  {damage.reason}  -> {damage.command}")
-    if result.damaged and not json:
+    fetching = ("cpb ingest", "cpb train-all")
+    if not json and any(
+        d.command.startswith(fetching) and "--source" not in d.command for d in result.damaged
+    ):
         echo(
             "where candles are not from Binance Vision, add their --source to `cpb ingest` and `cpb train-all`"
         )

@@ -26,6 +26,7 @@ from tasks.backtesting.judge import Backtest, Model, as_json, baselines, judge_m
 from tasks.figures.judged import INTRODUCTION, judged_sections, members_section
 from tasks.figures.page import Section, write_page
 from tasks.judging.pool import leaderboard_rows, member_rows
+from tasks.running.parallel import Report
 from tasks.storage.files import check_writable, new_folder, public_url, write_bytes, write_json
 from tasks.training.plan import job_key
 
@@ -110,9 +111,6 @@ def write_report(path: Path, title: str, results: Backtest, notes: Sequence[str]
         members_section(results.members),
     ]
     write_page(path, title, sections)
-
-
-Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)

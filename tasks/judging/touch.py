@@ -31,7 +31,7 @@ def touch_scores(series: Series, prediction: Prediction, walk: ScaledTable) -> d
         `touch_brier`, `reference_touch_brier`: [N, H], means over levels and sides. `touch_stated`: [1, 100, 3], for
         stated chances from 0, 1, … 99 %: how many there were, their sum, and how many prices were touched.
     """
-    # which `judge_member` refuses
+    # a forecast that is not finite is refused by `judge_member`
     if prediction.touch is None or not np.isfinite(prediction.quantiles).all():
         return {}
     horizon = prediction.quantiles.shape[1]

@@ -166,7 +166,7 @@ def ingest(
 
 
 def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
-    """Return a specification of the whole exchange with its source's listed pairs against USDT, and tell their number.
+    """Return a specification of the whole exchange with its source's pairs against USDT, and report their number.
 
     Leveraged tokens, stablecoins and currencies are left out. Other specifications are returned unchanged.
 
@@ -235,7 +235,7 @@ def _as_stored(run: Run) -> IngestReport:
         run.plans[series] = Plan(
             series, [f for f in files if f.bounds[1] > run.start and f.bounds[0] < run.end]
         )
-    ends = [run.holdings(series).runs[-1][1] for series in run.plans if run.holdings(series).runs]
+    ends = [runs[-1][1] for series in run.plans if (runs := run.holdings(series).runs)]
     if not ends:
         raise CpbError(
             f"no candle of {coins_label(run.scope.symbols)} at {', '.join(run.scope.timeframes)} is stored in this "

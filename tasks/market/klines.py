@@ -78,7 +78,7 @@ def with_source(command: str, market: str) -> str:
     """Return a command that fetches candles, with a remark: a mirror's URL may contain a password and is not stored."""
     if market in (OWN, SIM):  # the command already names the source
         return f"`{command}`"
-    return f"`{command}`, with the --source of its candles, unless that was Binance Vision"
+    return f"`{command}`, adding the --source of the candles unless that was Binance Vision"
 
 
 def _read_parts(series: SeriesId, parts: list[Path]) -> pl.DataFrame:

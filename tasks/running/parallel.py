@@ -128,6 +128,10 @@ class Progress:
     facts: tuple[str, ...] = ()
 
 
+Report = Callable[[str], None]
+"""Displays or prints a sentence."""
+
+
 class Listener(Protocol):
     """Displays progress; its methods are called from any thread."""
 

@@ -206,7 +206,7 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
     """Return the damage of the model in `folder`, or "".
 
     Args:
-        digests: the recorded sha256 of each file. Without that of the config, it is only parsed.
+        digests: the recorded sha256 of each file. Without them, only the config is read.
     """
     for name in NEEDED:
         path = folder / name

@@ -51,7 +51,7 @@ mapped and page-faulted again in each step (up to 30 % slower)."""
 _BUSY_S = 0.5
 """Seconds between two tries of a GPU on which another command trains."""
 
-Report = Callable[[dict[str, Any]], None]
+OnProgress = Callable[[dict[str, Any]], None]
 
 
 class TrainerDied(CpbError):
@@ -234,7 +234,7 @@ class Trainers:
         self,
         folder: Path,
         timeout_s: float,
-        on_progress: Report | None = None,
+        on_progress: OnProgress | None = None,
         on_wait: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Train the job in `folder` to its `result.json`; return immediately if it exists already.
@@ -265,7 +265,7 @@ class Trainers:
                 pause(_BUSY_S)
 
     def _call(self, trainer: WorkerProcess, folder: Path, watch: Callable[[], None]) -> bool:
-        """Order a shard; if its trainer dies in a launch, it and all later shards do without `cpbmodels.kernels`."""
+        """Have a shard trained; if its trainer dies in a launch, it and later ones do without `cpbmodels.kernels`."""
         folder = folder.absolute()
         try:
             return bool(trainer.call((folder, self._kernels_off), folder / LOG, watch))
@@ -282,13 +282,13 @@ class Trainers:
         self._pool.stop()
 
 
-def run_trainer(folder: Path, slots: Slots, timeout_s: float, on_progress: Report | None = None) -> None:
+def run_trainer(folder: Path, slots: Slots, timeout_s: float, on_progress: OnProgress | None = None) -> None:
     """Train one job with a new trainer; see `Trainers`."""
     with closing(Trainers(slots)) as trainers:
         trainers.train(folder, timeout_s, on_progress)
 
 
-def _watch(folder: Path, timeout_s: float, on_progress: Report | None) -> Callable[[], None]:
+def _watch(folder: Path, timeout_s: float, on_progress: OnProgress | None) -> Callable[[], None]:
     """Return a callback for a running trainer: it reports progress and raises `TrainingTimeout`."""
     path, deadline = folder / PROGRESS, time.monotonic() + timeout_s
 

@@ -6,7 +6,7 @@ the estimated seconds left (null: unknown); epoch of epochs, of the rows trained
 over the members of the last complete epoch; and other fields of `cpbmodels.EpochRecord` (lr, windows_per_s, seconds,
 memory).
 
-The cost of every epoch is stored, beside the checkpoints (`epochs.jsonl`), so that a resumed training keeps all of
+The cost of every epoch is stored beside the checkpoints (`epochs.jsonl`), so that a resumed training keeps all of
 them.
 """
 

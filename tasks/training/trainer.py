@@ -1,9 +1,9 @@
 """The resident process (`tasks.running.resident`) that trains shards and predicts the spans to be judged.
 
 A request is a shard's folder, and why its kernels are not used, if so: the trainer reads `job.json`, writes a folder
-per member, and then the record of the result; a checkpoint per epoch lets a killed process be continued with bit-
-identical results. An error ends the process: a device is not reliable after an error, and the last output line states
-the cause. Does not import Prefect or MLflow.
+per member, and then the record of the result; a checkpoint per epoch lets a killed process be continued with
+bit-identical results. An error ends the process: a device is not reliable after an error, and the last output line
+states the cause. Does not import Prefect or MLflow.
 
 A job with `seeds` = E trains every member E times, together; the copies' quantiles are averaged, and the average is the
 registered model. A universal architecture learns all series of a timeframe (and fold) in one model.
@@ -125,7 +125,7 @@ _MEMBERS_AT_ONCE = 8
 
 
 def serve(requests: Requests) -> None:
-    """Open the device, then train the ordered shards one after another; the answer is whether the device was free."""
+    """Open the device, then train the requested shards one after another; the answer is whether the device was free."""
     torch.set_num_threads(int(os.environ.get("CPB_THREADS", "1")))
     if torch.cuda.is_available():
         torch.cuda.init()  # type: ignore[no-untyped-call]

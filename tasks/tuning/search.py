@@ -27,7 +27,7 @@ from tasks.judging.inference import bootstrap_weights, ratio_draws
 from tasks.judging.member import judge_member
 from tasks.judging.pool import judge_pool
 from tasks.judging.scores import reference
-from tasks.running.parallel import report_progress
+from tasks.running.parallel import Report, report_progress
 from tasks.storage.files import write_bytes
 from tasks.training.plan import member_seed
 from tasks.tuning.study import BLOCKS, Study, state_of
@@ -139,8 +139,6 @@ def sentence(answer: dict[str, Any]) -> str:
 
 BATCH = 64
 """Trials that are proposed and trained together."""
-
-Report = Callable[[str], None]
 
 
 def run_trials(

@@ -148,7 +148,7 @@ class Deployed:
                 trust_env=False,
                 **options,
             )
-            # as Prefect's own client does: its database is locked by another writer
+            # 503: its database is locked by another writer; Prefect's own client asks again, too
             if answer.status_code != 503:
                 break
             time.sleep(1)

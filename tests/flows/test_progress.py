@@ -30,7 +30,7 @@ with shown_progress("train"):
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_bars_fit_any_terminal_and_keep_what_matters_most(columns):
-    # which pytest sets
+    # without the two that pytest sets
     settings = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     shown = Terminal([sys.executable, "-c", PROGRAM], columns, env=settings)
     try:

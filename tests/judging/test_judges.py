@@ -18,13 +18,13 @@ from tasks.running.resident import Cores
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = """
 import os, time
-def serve(orders):
-    for folder, names in orders:
+def serve(requests):
+    for folder, names in requests:
         if "SLOW" in names:
             time.sleep(600)
         if "BAD" in names:
             os._exit(9)
-        orders.answer([])
+        requests.answer([])
 """
 
 

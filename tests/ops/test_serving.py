@@ -1,5 +1,6 @@
 """The service tells of itself once it can be asked."""
 
+import socket
 import threading
 import urllib.request
 
@@ -36,13 +37,20 @@ def test_it_can_be_asked_when_it_says_so():
     assert answered == [204]
 
 
+def test_a_host_without_an_address_is_what_must_be_changed(monkeypatch):
+    def unknown(*_):
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket.socket, "bind", unknown)
+    with pytest.raises(CpbError, match="another host with --host"):
+        serve(PAGE, lambda: app, "nope", 1, print)
+
+
 def test_a_server_that_cannot_start_says_so_and_is_not_ready():
     said = []
     with pytest.raises(CpbError) as caught:
         serve(PAGE, lambda: app, "203.0.113.1", 1, said.append)  # an address of no machine
     assert (caught.value.code, said) == ("host", [])
-    with pytest.raises(CpbError, match="another host with --host"):
-        serve(PAGE, lambda: app, "no-such-host.invalid", 1, said.append)
 
     async def broken(scope, receive, send):
         await receive()

@@ -56,11 +56,11 @@ def test_a_lost_gpu_is_the_last_word(lost, tmp_path, monkeypatch):
 
 
 def test_kernels_are_compiled_ahead_until_the_first_order(monkeypatch):
-    orders, asked = types.SimpleNamespace(waiting=False), []
+    requests, asked = types.SimpleNamespace(waiting=False), []
 
     def kernels_off(name, options, device):
         asked.append(name)
-        orders.waiting = len(asked) == 2
+        requests.waiting = len(asked) == 2
 
     monkeypatch.setattr(trainer, "kernels_off", kernels_off)
     wanted = {
@@ -69,7 +69,7 @@ def test_kernels_are_compiled_ahead_until_the_first_order(monkeypatch):
         "profile": "auto",
         "overrides": {},
     }
-    trainer.compile_kernels(wanted, orders)
+    trainer.compile_kernels(wanted, requests)
     assert asked == ["gru", "lstm"]
 
 
@@ -87,7 +87,7 @@ def test_a_gpu_is_busy_for_the_share_of_time_that_its_driver_says(monkeypatch):
 
 @pytest.mark.slow
 def test_a_shard_has_the_same_bits_and_figures_whatever_was_trained_before_it(tmp_path):
-    """A small and a large shard, in both orders, by one trainer each."""
+    """A small and a large shard, in both requests, by one trainer each."""
     kinds = {"small": ("linear", 500), "large": ("gru", 40_000)}
     results = {}
     for names in (("small", "large"), ("large", "small")):

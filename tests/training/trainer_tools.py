@@ -9,14 +9,14 @@ PRELUDE = """\
 import sys, pathlib, time, os
 from tasks.training.local import gpu_locked
 
-def serve(orders):
+def serve(requests):
     global folder, kernels_off
-    for folder, kernels_off in orders:
+    for folder, kernels_off in requests:
         with gpu_locked() as is_free:
             if is_free:
                 (folder / "pid").write_text(str(os.getpid()))
                 exec(WORK, globals())
-        orders.answer(is_free)
+        requests.answer(is_free)
 """
 
 

@@ -66,7 +66,7 @@ def test_a_row_of_the_overview_says_what_the_other_answers_say(client):
 def test_one_command_renews_all_that_is_stale_and_names_every_coin(client, tmp_path, monkeypatch):
     assert client.get("/api/overview").json()["stale"] == (
         "refresh them with `cpb forecast --coins BTCUSDT,ETHUSDT,PEPEUSDT --timeframes 1h,15m`, "
-        "with the --source of its candles, unless that was Binance Vision"
+        "adding the --source of the candles unless that was Binance Vision"
     )
     monkeypatch.chdir(tmp_path)
     write_candles(tmp_path / "data", UM_BTC)
