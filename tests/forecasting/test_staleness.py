@@ -90,6 +90,6 @@ def test_it_is_said_in_one_sentence_with_a_command(tmp_path):
 
     assert str(stale) == (
         "PEPEUSDT 1h: the newest candle is 3 days old (2025-06-07T12:00Z); "
-        "refresh it with `cpb ingest --coins PEPEUSDT --timeframes 1h`, with the --source that it was ingested "
-        "from, unless that was Binance Vision"
+        "refresh it with `cpb ingest --coins PEPEUSDT --timeframes 1h`, adding the --source of the candles unless "
+        "that was Binance Vision"
     )
