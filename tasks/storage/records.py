@@ -180,17 +180,18 @@ def write_npz(path: Path, arrays: "Mapping[str, NDArray[Any]]") -> None:
     write_sealed(path, buffer.getbuffer())
 
 
+_parsing = threading.Lock()
+"""Python 3.11's `ast.parse` counts its depth once for all threads: if garbage collection runs Python code during a
+parse, another thread's parse makes it end in a SystemError. numpy parses the header of every array that it reads."""
+
+
 def read_npz(path: Path) -> "dict[str, NDArray[Any]]":
     """Return the arrays of an npz file by name; errors as in `read_sealed`."""
     import numpy as np
 
-    with np.load(io.BytesIO(read_sealed(path)), allow_pickle=False) as arrays:
+    content = io.BytesIO(read_sealed(path))
+    with _parsing, np.load(content, allow_pickle=False) as arrays:
         return dict(arrays)
-
-
-_parsing = threading.Lock()
-"""Python 3.11's `ast.parse` counts its depth once for all threads: if garbage collection runs Python code during a
-parse, another thread's parse makes it end in a SystemError."""
 
 
 def code_digest(*places: str, without: tuple[str, ...] = ()) -> str:
