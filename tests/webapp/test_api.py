@@ -18,7 +18,7 @@ def test_health_counts_series_and_says_that_old_data_is_stale(client):
     assert (body["status"], body["series"]) == ("stale", 3)
     assert body["newest_forecast"] == "2025-06-09T12:00:00Z"
     assert len(body["stale"]) == 3
-    assert "`cpb forecast --coins BTCUSDT --timeframes 1h`, with the --source" in body["stale"][0]
+    assert "`cpb forecast --coins BTCUSDT --timeframes 1h`, adding the --source" in body["stale"][0]
 
 
 def test_health_is_ok_where_candles_and_forecasts_are_new(tmp_path):
