@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from cpbmodels.data.series import instant
 from cpbmodels.fleet.config import CONFIG
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
@@ -27,7 +28,7 @@ from tasks.forecasting.watch import Watch
 from tasks.hub.tree import SUMS, packaged_models, tree_faults
 from tasks.judging.inference import verdict
 from tasks.market import klines
-from tasks.market.layout import period_bounds, to_datetime
+from tasks.market.layout import period_bounds
 from tasks.market.manifest import MANIFEST, Manifest, manifest_damage, writer_lock
 from tasks.promotion import by_backtest
 from tasks.signals.feature_files import FEATURE_FILE
@@ -141,7 +142,7 @@ def _series(home: Path, tree: str, market: str) -> list[SeriesId]:
 
 
 def _fetch(series: SeriesId, month: str) -> str:
-    end = to_datetime(period_bounds(month)[1])
+    end = instant(period_bounds(month)[1])
     return f"{klines.ingest_command(series)} --since {month} --as-of {end:%Y-%m-%d}"
 
 

@@ -13,6 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from cpbmodels.data import INTERVAL_SECONDS
+from cpbmodels.data.series import instant
 from schemas.identity import MARKET_FOLDERS, MONTH, SeriesId
 
 US = 1_000_000
@@ -87,14 +88,9 @@ def to_us(moment: datetime) -> int:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def to_datetime(us: int) -> datetime:
-    """Return the aware UTC datetime of microseconds since 1970."""
-    return _EPOCH + timedelta(microseconds=us)
-
-
 def text(us: int) -> str:
     """Return `2024-01-31T12:00:00Z` for display and JSON."""
-    return to_datetime(us).isoformat().replace("+00:00", "Z")
+    return instant(us).isoformat().replace("+00:00", "Z")
 
 
 @lru_cache(maxsize=1 << 14)
@@ -118,12 +114,12 @@ def opening_days(grid: Grid, start: int, end: int) -> list[str]:
 
 def month_of(us: int) -> str:
     """Return the month of a time, as `2024-01`."""
-    return to_datetime(us).strftime("%Y-%m")
+    return instant(us).strftime("%Y-%m")
 
 
 def day_of(us: int) -> str:
     """Return the day of a time, as `2024-01-31`."""
-    return to_datetime(us).strftime("%Y-%m-%d")
+    return instant(us).strftime("%Y-%m-%d")
 
 
 def months(start: int, end: int) -> list[str]:

@@ -22,10 +22,11 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from cpbmodels.data.series import instant
 from schemas.frames import CANDLE_FAULTS, KLINES, NOT_INCREASING, Contract
 from schemas.identity import OWN, SeriesId
 from tasks.market.client import BadFile
-from tasks.market.layout import DAY, Grid, grid_of, period_bounds, text, to_datetime
+from tasks.market.layout import DAY, Grid, grid_of, period_bounds, text
 from tasks.market.sources import Fetched
 
 COLUMNS = (
@@ -290,9 +291,7 @@ def _grid(series: SeriesId, frame: pl.DataFrame) -> Faults:
     """Refuse off-grid candles, except the exchange's known off-grid candles."""
     permitted = pl.col("open_time").is_between(*OFF_GRID, closed="left") & (series.market == "spot")
     return {
-        row["file"]: BadFile(
-            f"line {row['line']}: candle opens off the grid, at {to_datetime(row['open_time'])}"
-        )
+        row["file"]: BadFile(f"line {row['line']}: candle opens off the grid, at {instant(row['open_time'])}")
         for row in _first_of_files(frame.filter(~pl.col("on_grid") & ~permitted))
     }
 

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from cpbmodels.data import EMBARGO, FEATURE_WARMUP, HORIZON, INTERVAL_SECONDS
-from cpbmodels.data.series import Series
+from cpbmodels.data.series import Series, instant
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId
-from tasks.market.layout import to_datetime
 
 TEST_SHARE, MAX_TEST = 0.15, 2880
 """Length of a test span: a share of the history, and at most this many candles (120 days at 1h, 30 days at 15m)."""
@@ -149,6 +148,6 @@ def check_windows(series: Series, name: SeriesId | str, bounds: SplitBounds) -> 
 def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, datetime]:
     (timeframe,) = {record.series.timeframe for record in records}
     step = timedelta(seconds=INTERVAL_SECONDS[timeframe])
-    start = to_datetime(min(r.first_us for r in records))
-    end = to_datetime(max(r.last_us for r in records)) + step
+    start = instant(min(r.first_us for r in records))
+    end = instant(max(r.last_us for r in records)) + step
     return timeframe, step, start, end
