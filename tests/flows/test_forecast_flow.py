@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from prefect.states import State
 
-from flows.forecast import forecast_flow, run_forecast
+from flows.forecast import _is_untrained, forecast_flow, run_forecast
 from flows.runner import NOT_YET, Runner
 from schemas.errors import CpbError, UsageError
 from schemas.handover import Failure
@@ -71,6 +71,15 @@ def test_a_champion_that_is_damaged_is_not_called_missing():
     with pytest.raises(CpbError) as caught:
         run_forecast(ForecastSpec(**SCOPE), Steps(), report=lambda text: None)
     assert (str(caught.value), caught.value.code) == ("no forecast could be made: it is damaged", "damaged")
+
+
+def test_the_scheduled_run_does_not_call_a_damaged_champion_untrained(monkeypatch):
+    failure = Failure(
+        step="publish", reason="it is damaged", code="damaged", series=SeriesId("spot", "BTCUSDT", "1h")
+    )
+    monkeypatch.setattr("flows.forecast.serving", lambda *_: ([], [failure]))
+    assert not _is_untrained(ForecastSpec(**SCOPE).scope)
+    assert _is_untrained(ForecastSpec(**SCOPE | {"coins": "ETH"}).scope)
 
 
 def test_a_misspelt_coin_is_called_unknown():

@@ -55,6 +55,11 @@ def test_offline_a_series_with_a_deleted_month_fails_and_the_others_go_on(tmp_pa
     assert months[len(months) // 2].exists()
 
 
+def test_a_folder_says_that_it_has_no_tail(filled):
+    report = ingest(scope(filled, filled.parent / "mirror", "BTC"), tail=True)
+    assert report.notes == [f"no tail: {filled.parent / 'mirror'} has no REST API"]
+
+
 def test_offline_gives_the_stored_series_and_asks_nobody(filled, no_network):
     online = scope(filled, filled.parent / "mirror", "BTC")
     before = ingest(online)

@@ -144,8 +144,9 @@ def test_foreign_pages_and_strangers_get_nothing_and_sigterm_leaves_nothing(list
         _, headers, _ = ask(port)
         for path in (*OPEN[listener.name], *DATA[listener.name]):
             for method in ("GET", "POST", "OPTIONS"):
-                foreign, marked, _ = ask(port, path, method, Host="evil.example")
+                foreign, marked, told = ask(port, path, method, Host="evil.example")
                 assert foreign == listener.wrong_host
+                assert (b"--allowed-hosts" in told) == (listener is PAGE)
                 assert {"content-security-policy", "x-content-type-options"} <= {
                     name.lower() for name in marked
                 }
