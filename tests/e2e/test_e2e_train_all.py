@@ -81,7 +81,7 @@ def test_killed_anywhere_and_repeated_equals_undisturbed(cpb, tmp_path):
         shutil.rmtree(tmp_path / name)
 
     chance = random.Random(7)
-    for _ in range(6):
+    for _ in range(12):
         process = cpb.start(*command)
         with suppress(subprocess.TimeoutExpired):  # it is killed, unless it has ended before
             process.wait(chance.uniform(0.1, whole))
