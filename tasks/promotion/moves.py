@@ -33,7 +33,7 @@ from tasks.tracking.registry import (
     succeed,
     versions_of,
 )
-from tasks.tracking.store import Store, open_store
+from tasks.tracking.store import Store, open_store, upsert
 from tasks.tracking.tags import REASON, RECIPE, SELECTED
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def promote_version(store: Store, winner: Champion, decision: Decision) -> Decis
         raise CpbError(
             f"{winner.model_version} was deleted meanwhile; choose a different version", code="no-version"
         )
-    store.client.set_model_version_tag(winner.name, winner.version, REASON, decision.reason)
+    upsert(store.client.set_model_version_tag, winner.name, winner.version, REASON, decision.reason)
     return _promote(store, version, decision)
 
 
@@ -96,7 +96,13 @@ def _promote(store: Store, version: "ModelVersion", decision: Decision) -> Decis
     number = {"version_number": str(version.version)}
     candidate = decision.candidate and decision.candidate.model_copy(update=number)
     decision = decision.model_copy(update=number | {"candidate": candidate})
-    store.client.set_model_version_tag(version.name, str(version.version), DECISION, decision_text(decision))
+    upsert(
+        store.client.set_model_version_tag,
+        version.name,
+        str(version.version),
+        DECISION,
+        decision_text(decision),
+    )
     succeed(store, version)
     keep_decision(store, decision)
     return decision
@@ -104,7 +110,9 @@ def _promote(store: Store, version: "ModelVersion", decision: Decision) -> Decis
 
 def retire(store: Store, champion: Champion, decision: Decision) -> None:
     """Remove the alias from a champion as decided; its version stays registered."""
-    store.client.set_model_version_tag(champion.name, champion.version, DECISION, decision_text(decision))
+    upsert(
+        store.client.set_model_version_tag, champion.name, champion.version, DECISION, decision_text(decision)
+    )
     store.client.delete_registered_model_alias(champion.name, ALIAS)
     keep_decision(store, decision)
 

@@ -30,7 +30,7 @@ from tasks.storage.files import local_path, new_folder
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.model_folder import damage_of
 from tasks.tracking.model import make_mlflow_model
-from tasks.tracking.store import Store, existing, find_run, find_runs, open_store, pages, store_errors
+from tasks.tracking.store import Store, existing, find_run, find_runs, open_store, pages, store_errors, upsert
 from tasks.tracking.tags import FILES, MLFLOW_FILES, SELECTED, digests_of, series_tags, tag_texts, text
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ def succeed(store: Store, version: "ModelVersion") -> None:
     before = aliases.get(ALIAS)
     if before != number:
         if before:
-            store.client.set_registered_model_alias(name, PREVIOUS, before)
-        store.client.set_registered_model_alias(name, ALIAS, number)
+            upsert(store.client.set_registered_model_alias, name, PREVIOUS, before)
+        upsert(store.client.set_registered_model_alias, name, ALIAS, number)
 
 
 def aliases_of(store: Store, series: SeriesId) -> dict[str, str] | None:
@@ -224,7 +224,7 @@ def register(
     if version:
         for key, value in version_tags.items():
             if version.tags.get(key) != value:
-                store.client.set_model_version_tag(version.name, str(version.version), key, value)
+                upsert(store.client.set_model_version_tag, version.name, str(version.version), key, value)
     else:
         source = run.info.artifact_uri.rstrip("/")
         version = store.client.create_model_version(
@@ -328,8 +328,8 @@ def keep_decision(store: Store, decision: Decision) -> None:
     tags = store.client.get_registered_model(name).tags
     if before := decision_in(tags):
         at = f"{_EARLIER}{before.decided_at.astimezone(UTC):%Y%m%dT%H%M%S.%f}"
-        store.client.set_registered_model_tag(name, at, tags[DECISION])
-    store.client.set_registered_model_tag(name, DECISION, decision_text(decision))
+        upsert(store.client.set_registered_model_tag, name, at, tags[DECISION])
+    upsert(store.client.set_registered_model_tag, name, DECISION, decision_text(decision))
     for old in sorted(tag for tag in tags if tag.startswith(_EARLIER))[: -MAX_EARLIER + 1]:
         store.client.delete_registered_model_tag(name, old)
 

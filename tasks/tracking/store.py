@@ -289,6 +289,22 @@ def existing(call: Callable[..., T], *arguments: Any) -> T | None:
         return None
 
 
+def upsert(call: Callable[..., None], *arguments: Any) -> None:
+    """Set a tag or an alias of the registry by an MLflow client call.
+
+    MLflow selects the row, then inserts or updates it: of two machines that insert it at once one gets BAD_REQUEST. Its
+    second call updates the row.
+    """
+    from mlflow.exceptions import MlflowException
+
+    try:
+        call(*arguments)
+    except MlflowException as error:
+        if error.error_code != "BAD_REQUEST":
+            raise
+        call(*arguments)
+
+
 def pages(call: Callable[..., Any], *arguments: Any, **options: Any) -> Iterator[Any]:
     """Yield all results of an MLflow client search, page by page."""
     token = None

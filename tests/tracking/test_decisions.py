@@ -5,6 +5,8 @@ from datetime import UTC, datetime, timedelta
 from unittest import mock
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST, RESOURCE_DOES_NOT_EXIST
 
 from schemas.handover import Decision
 from schemas.identity import SeriesId
@@ -52,6 +54,23 @@ def test_a_kill_at_any_write_loses_no_decision_before(store, written):
     assert [decision.reason for decision in decisions_on(store, BTC, 9)] == ["night 0"]
     keep_decision(store, decided(1))
     assert [decision.reason for decision in decisions_on(store, BTC, 9)] == ["night 1", "night 0"]
+
+
+def test_a_tag_that_another_machine_inserts_at_the_same_moment_is_written_again(store):
+    make_model(store, BTC)
+    client = mock.Mock(wraps=store.client)
+
+    def other_machine_is_first(*arguments):
+        client.set_registered_model_tag.side_effect = None
+        store.client.set_registered_model_tag(BTC.registered, DECISION, decided(0).model_dump_json())
+        raise MlflowException("(psycopg2.errors.UniqueViolation) duplicate key value", BAD_REQUEST)
+
+    client.set_registered_model_tag.side_effect = other_machine_is_first
+    keep_decision(replace(store, client=client), decided(1))
+    assert newest_decisions(store)[BTC].reason == "night 1"
+    client.set_registered_model_tag.side_effect = MlflowException("no such model", RESOURCE_DOES_NOT_EXIST)
+    with pytest.raises(MlflowException, match="no such model"):
+        keep_decision(replace(store, client=client), decided(2))
 
 
 def test_a_tag_that_a_person_wrote_is_no_decision(store):
