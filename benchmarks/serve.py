@@ -40,7 +40,7 @@ from schemas.identity import SeriesId
 from tasks.forecasting import chain
 from tasks.forecasting.months import latest
 from tasks.forecasting.record import score_due
-from tasks.forecasting.touch import newest_touch, touched
+from tasks.forecasting.touch import touch_of, touched
 from webapp.app import create_app
 
 FIRST = datetime(2024, 1, 10, tzinfo=UTC)
@@ -187,8 +187,9 @@ def touch(args: argparse.Namespace) -> dict[str, Any]:
             member.save(home / "hub" / coin.label / coin.timeframe, {"model_version": version})
         begun = time.perf_counter()
         for coin in series:
-            chances = newest_touch(home, coin)
-            assert len(list(touched(*chances, np.linspace(50, 200, 1000).tolist()))) == 10_000
+            rows = latest(home, coin)
+            chances = touched(rows, touch_of(home, coin, rows), np.linspace(50, 200, 1000).tolist())
+            assert len(list(chances)) == 10_000
         return {f"{args.series} series, 1,000 prices": {"s": time.perf_counter() - begun}}
 
 

@@ -1,6 +1,5 @@
 """`forecast`: refresh the candles, forecast with the champions, score older forecasts whose candles have closed."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from prefect import flow
@@ -11,17 +10,15 @@ from flows.console import echo
 from flows.runner import NOT_YET, STALE, Runner, failure_line, flow_parameters, plain_failures
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Failure
-from schemas.identity import SeriesId, check_known, coins_label
-from schemas.scope import CHAMPIONS, ForecastSpec, Scope, home
+from schemas.scope import ForecastSpec, Scope, home
 from tasks.forecasting.months import latest, series_with_forecasts
 from tasks.forecasting.record import champion_records, read_summary
-from tasks.forecasting.touch import newest_touch, touched
+from tasks.forecasting.touch import touch_of, touched
 from tasks.forecasting.watch import find_stale
 from tasks.hub.tree import serving
 from tasks.notices import Outcome, tell_outcome
 from tasks.running.parallel import Report
-from tasks.steps import champions, forecast, ingest, score, watch
-from tasks.storage.model_folder import PackagedModel
+from tasks.steps import Serving, champions, forecast, ingest, score, watch
 
 _NONE = "train first, as in `cpb train-all`"
 
@@ -36,37 +33,18 @@ def run_forecast(spec: ForecastSpec, steps: Runner, report: Report = echo) -> di
         CpbError: no forecast could be made.
     """
     with tell_outcome("forecast") as outcome:
-        scope, at = spec.scope, "" if spec.timeframes == CHAMPIONS else f" at {', '.join(spec.intervals)}"
-        served = steps.one(champions, scope.market)
-        models = {model.series: model for model in served.models if scope.selects(model.series)}
-        if not models:  # checked before anything is downloaded
-            if damaged := [f for f in served.failures if f.series and scope.selects(f.series)]:
-                reasons = "; ".join(failure.reason for failure in damaged)
-                raise CpbError(f"no forecast could be made: {reasons}", code=damaged[0].code)
-            check_known(
-                scope.symbols, {model.series.symbol for model in served.models}, "the registry of champions"
-            )
-            of = f" of {coins_label(scope.symbols)}" if scope.symbols else ""
-            raise CpbError(
-                f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet; name "
-                "another with --source or --market, or train first, as in `cpb train-all`", code="no-champion",
-            )  # fmt: skip
-        result = _forecast(
-            scope.narrowed(list(models)), models, served.failures, steps, report, outcome, tail=spec.tail
-        )
-        if spec.prices:
-            (series,) = models
-            result["touch"] = list(touched(*newest_touch(scope.home, series, scope.as_of), spec.prices))
-        return result
+        served = steps.one(champions, spec.scope.market)
+        return _forecast(spec, served, steps, report, outcome)
 
 
 def _forecast(
-    scope: Scope, models: dict[SeriesId, PackagedModel], left_out: Sequence[Failure], steps: Runner, report: Report,
-    outcome: Outcome, *, tail: bool,
-) -> dict[str, Any]:  # fmt: skip
-    fetched, issued = steps.one(ingest, scope, tail), steps.one(forecast, scope)
+    spec: ForecastSpec, served: Serving, steps: Runner, report: Report, outcome: Outcome
+) -> dict[str, Any]:
+    models = served.of(spec.scope)  # before anything is downloaded
+    scope = spec.scope.narrowed(list(models))
+    fetched, issued = steps.one(ingest, scope, spec.tail), steps.one(forecast, scope)
     scored, watched = steps.one(score, scope), steps.one(watch, scope)
-    failures = [*left_out, *fetched.failures, *issued.failures, *scored.failures, *watched.failures]
+    failures = [*served.failures, *fetched.failures, *issued.failures, *scored.failures, *watched.failures]
     # A damaged month fails more than one step: it is said once.
     problems = list({(f.series, f.reason): f for f in reversed(failures)}.values())[::-1]
     stale = find_stale(home(), issued.series, scope.as_of)
@@ -88,8 +66,9 @@ def _forecast(
     )
     report(f"{new}; {count(scored.rows, 'older row')} scored")
     records = champion_records(read_summary(home(), scope.market))
-    return {
-        "rows": [row for s in issued.series for row in latest(home(), s, scope.as_of).to_dicts()],
+    newest = {s: latest(home(), s, scope.as_of) for s in issued.series}
+    result = {
+        "rows": [row for rows in newest.values() for row in rows.to_dicts()],
         "models": [
             {"market": s.market, "symbol": s.symbol, "timeframe": s.timeframe, "verdict": models[s].verdict}
             | records.get(s, {})
@@ -102,6 +81,10 @@ def _forecast(
         "failed": texts,
         "exit": EXIT_PARTIAL if problems else EXIT_COMPLETE,
     }
+    if spec.prices:
+        ((series, rows),) = newest.items()
+        result["touch"] = list(touched(rows, touch_of(home(), series, rows), spec.prices))
+    return result
 
 
 def _is_untrained(scope: Scope) -> bool:

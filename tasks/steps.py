@@ -14,6 +14,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
+from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import BusyError, CpbError, DamagedError, MemberError, install_extra, log
 from schemas.handover import (
     Decision,
@@ -28,7 +29,7 @@ from schemas.handover import (
     ShardJob,
     ShardResult,
 )
-from schemas.identity import Market, ModelId, SeriesId
+from schemas.identity import Market, ModelId, SeriesId, check_known, coins_label
 from schemas.ledger import Score, Watching
 from schemas.run import LOCAL, RAY, RunSpec
 from schemas.scope import Scope, home
@@ -238,6 +239,27 @@ class Serving:
 
     models: tuple[PackagedModel, ...]
     failures: tuple[Failure, ...]
+
+    def of(self, scope: Scope) -> dict[SeriesId, PackagedModel]:
+        """Return the models of a scope's series.
+
+        Raises:
+            CpbError: there is none, or they are damaged.
+        """
+        if models := {model.series: model for model in self.models if scope.selects(model.series)}:
+            return models
+        if damaged := [f for f in self.failures if f.series and scope.selects(f.series)]:
+            reasons = "; ".join(failure.reason for failure in damaged)
+            raise CpbError(f"no forecast could be made: {reasons}", code=damaged[0].code)
+        check_known(
+            scope.symbols, {model.series.symbol for model in self.models}, "the registry of champions"
+        )
+        of = f" of {coins_label(scope.symbols)}" if scope.symbols else ""
+        at = f" at {', '.join(scope.timeframes)}" if len(scope.timeframes) < len(INTERVAL_SECONDS) else ""
+        raise CpbError(
+            f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet; name another with "
+            "--source or --market, or train first, as in `cpb train-all`", code="no-champion",
+        )  # fmt: skip
 
 
 @step("champions")

@@ -8,6 +8,8 @@ from typing import Any
 import polars as pl
 
 from cpbmodels.data import INTERVAL_SECONDS
+from cpbmodels.data.touch import Touch
+from cpbmodels.errors import ModelError
 from schemas.errors import CpbError, MemberError
 from schemas.identity import (
     COINS,
@@ -26,7 +28,7 @@ from tasks.forecasting import months
 from tasks.forecasting.months import forecast_command, month_files
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.score import newest_scored
-from tasks.forecasting.touch import newest_touch, stops, touched
+from tasks.forecasting.touch import stops, touch_of, touched
 from tasks.forecasting.watch import BETWEEN_RUNS, alarms, find_stale, newest_close, newest_month
 from tasks.market.klines import read_klines, with_source
 from webapp import answers
@@ -40,7 +42,7 @@ STOPS = (0.25, 0.1, 0.05)
 """Chances of which the prices are marked in the chart."""
 
 newest, closed_at = kept(months.latest), kept(newest_close)
-record, chances_of = kept(read_summary), kept(newest_touch)
+record = kept(read_summary)
 """The newest forecast of a series and its newest candle's close; the record of a market as of the last scoring."""
 
 CANDLE = ("open", "high", "low", "close", "volume")
@@ -136,13 +138,19 @@ def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) ->
 
 def touch(home: Path, series: SeriesId, prices: Sequence[float]) -> answers.Touch:
     """Return the chances that prices are reached; raises `MemberError` if the series has no forecast."""
-    fields: dict[str, Any] = {"market": series.market, **forecast_at(home, series).row(0, named=True)}
+    rows = forecast_at(home, series)
+    fields: dict[str, Any] = {"market": series.market, **rows.row(0, named=True)}
     try:
-        rows, chances = chances_of(home, series)
+        chances = _touch_of(home, series)
         fields |= {"touch": list(touched(rows, chances, prices)), "stops": list(stops(rows, chances, STOPS))}
-    except MemberError as error:
+    except (CpbError, ModelError) as error:
         fields["note"] = str(error)
     return answers.Touch(**fields)
+
+
+@kept
+def _touch_of(home: Path, series: SeriesId) -> Touch:
+    return touch_of(home, series, newest(home, series))
 
 
 def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:

@@ -55,25 +55,10 @@ def fit(ratios: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(np.moveaxis(np.quantile(np.maximum(ratios, 0), LEVELS, axis=1), 0, -1))
 
 
-def chance(table: np.ndarray, width: np.ndarray, move: np.ndarray) -> np.ndarray:
-    """The chance [..., H] that a price has been touched by each step; `move` [...]: log(price / last close)."""
-    distance = np.abs(move)[..., None] / width
-    chances = np.ones_like(distance)
-    for side, quantiles in zip((move > 0, move < 0), table, strict=True):
-        chances[side] = survival(quantiles, distance[side])
-    return np.maximum.accumulate(chances, axis=-1)  # what was reached before is reached
-
-
 def survival(quantiles: np.ndarray, distance: np.ndarray) -> np.ndarray:
     """The share [N, H] of extremes beyond distances in widths, each step's by its row of `quantiles` [H, 99]."""
     by_step = zip(distance.T, quantiles, strict=True)
     return np.exp([np.interp(far, _distances(row), _LOG_CHANCES) for far, row in by_step]).T
-
-
-def stop(table: np.ndarray, width: np.ndarray, probability: float, side: str) -> np.ndarray:
-    """The move [..., H], log(price / last close), that is touched within each step with this chance."""
-    moves = np.maximum.accumulate(reach(table[SIDES.index(side)], probability) * width, axis=-1)
-    return moves if side == "up" else -moves
 
 
 def reach(quantiles: np.ndarray, probability: float) -> np.ndarray:
@@ -121,7 +106,12 @@ class Touch:
         prices = numbers(price)
         if not (np.isfinite(prices) & (prices > 0)).all():
             raise ModelError(f"The price {price} cannot be touched: give a number above 0.")
-        return chance(self.table, self.width, np.log(prices / self.last_close))
+        move = np.log(prices / self.last_close)
+        distance = np.abs(move)[..., None] / self.width
+        chances = np.ones_like(distance)
+        for side, quantiles in zip((move > 0, move < 0), self.table, strict=True):
+            chances[side] = survival(quantiles, distance[side])
+        return np.maximum.accumulate(chances, axis=-1)  # what was reached before is reached
 
     def stop(self, probability: float, side: str) -> np.ndarray:
         """The price [..., H] that is touched within each step with this chance; side: up or down.
@@ -135,8 +125,9 @@ class Touch:
                 f"There is no stop on the side {side!r} with the chance {probability!r}: give up or down, and a "
                 "chance between 0 and 1."
             )
-        moves = stop(self.table, self.width, float(chance), side)
-        return self.last_close[..., None] * np.exp(moves)
+        distance = reach(self.table[SIDES.index(side)], float(chance))
+        move = np.maximum.accumulate(distance * self.width, axis=-1)
+        return self.last_close[..., None] * np.exp(move if side == "up" else -move)
 
     def columns(self, touch: Numbers, stop: Numbers) -> dict[str, np.ndarray]:
         """The columns [..., H] `touch_98000` of prices and `stop_up_0.05`, `stop_down_0.05` of chances."""

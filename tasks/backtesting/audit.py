@@ -17,9 +17,10 @@ import polars as pl
 import torch
 
 import cpbmodels
-from cpbmodels.data import HORIZON, touch
+from cpbmodels.data import HORIZON
 from cpbmodels.data.columns import RETURNS, candle_columns, feature_frame
 from cpbmodels.data.series import Series
+from cpbmodels.data.touch import SIDES, Touch
 from cpbmodels.data.wide import WIDE_COLUMNS
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
 from cpbmodels.fleet.results import with_touch
@@ -129,16 +130,15 @@ def model(member: cpbmodels.Member) -> Reading:
 
 
 def stops(member: cpbmodels.Member) -> Reading:
-    """Return the moves touched with a chance of 5 %, by a table of extremes that is fitted on the series read."""
+    """Return the prices, over the last close, touched with a chance of 5 %: the table is fitted on the series read."""
 
-    def moves(series: Series, rows: Rows) -> Array:
+    def prices(series: Series, rows: Rows) -> Array:
         fitted = with_touch(member, [series], "cpu")
         (forecast,) = cpbmodels.predict([fitted], [series], [rows])
-        assert forecast.touch is not None
-        width = touch.width(forecast.quantiles)
-        return np.stack([touch.stop(forecast.touch, width, 0.05, side) for side in touch.SIDES], axis=-1)
+        chances = Touch(forecast.touch, np.exp(forecast.quantiles), np.ones(len(rows)))
+        return np.stack([chances.stop(0.05, side) for side in SIDES], axis=-1)
 
-    return forecasts(moves)
+    return forecasts(prices)
 
 
 def training_inputs(member: cpbmodels.Member) -> Reading:

@@ -84,17 +84,17 @@ def read_months(
     """
     first, last = f"{since:%Y-%m}" if since else "", f"{until:%Y-%m}" if until else "9999-12"
     files = [file for file in month_files(series.folder(home, tree.name)) if first <= file.stem <= last]
-    parts = [rows for file in files if (rows := read_month(home, series, tree, file.stem)) is not None]
+    parts = [rows for file in files if (rows := read_month(home, series, tree, file)) is not None]
     frame = pl.concat([pl.DataFrame(schema=tree.schema), *parts])
     if since:
         frame = frame.filter(pl.col("issued_at") >= since)
     return frame.filter(pl.col("issued_at") <= until) if until else frame
 
 
-def read_month(home: Path, series: SeriesId, tree: Tree, month: str) -> pl.DataFrame | None:
-    """Return a month's rows; None if the file is missing, or damaged, which is logged once."""
+def read_month(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame | None:
+    """Return a month file's rows; None if it is missing, or damaged, which is logged once."""
     try:
-        return load(home, series, tree, series.folder(home, tree.name) / f"{month}.parquet")
+        return load(home, series, tree, path)
     except FileNotFoundError:
         return None
     except DamagedError as error:
@@ -219,7 +219,7 @@ def _newest_months(home: Path, series: SeriesId, until: datetime | None) -> Iter
     for path in reversed(month_files(series.folder(home, FORECASTS.name))):
         if until and path.stem > f"{until:%Y-%m}":
             continue
-        rows = read_month(home, series, FORECASTS, path.stem)
+        rows = read_month(home, series, FORECASTS, path)
         if rows is not None:
             yield rows.filter(pl.col("issued_at") <= until) if until else rows
 

@@ -119,15 +119,13 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
     with locked(folder / ".lock"):  # guards the sums only; the month files may be written concurrently
         stored, parts = read_sums(home, series), [_no_sums()]
         for file in month_files(folder):
-            states = (
-                path.stat()
-                for path in (series.folder(home, FORECASTS.name) / file.name, file)
-                if path.exists()
-            )
+            forecasts = series.folder(home, FORECASTS.name) / file.name
+            states = (path.stat() for path in (forecasts, file) if path.exists())
             source = " ".join(f"{state.st_ino}/{state.st_mtime_ns}/{state.st_size}" for state in states)
             part = stored.filter(pl.col("source") == source)
             if part.is_empty():
-                rows, scores = (read_month(home, series, tree, file.stem) for tree in (FORECASTS, LEDGER))
+                rows = read_month(home, series, FORECASTS, forecasts)
+                scores = read_month(home, series, LEDGER, file)
                 if rows is None or scores is None:  # damaged, reported in the log
                     continue
                 part = day_sums(scored_rows(rows, scores)).with_columns(source=pl.lit(source))

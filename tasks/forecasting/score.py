@@ -127,7 +127,8 @@ def newest_scored(home: Path, series: SeriesId, limit: int) -> pl.DataFrame:
     """
     newest = nothing_scored()
     for path in reversed(month_files(series.folder(home, LEDGER.name)) if limit else []):
-        rows, scores = (read_month(home, series, tree, path.stem) for tree in (FORECASTS, LEDGER))
+        forecasts = series.folder(home, FORECASTS.name) / path.name
+        rows, scores = read_month(home, series, FORECASTS, forecasts), read_month(home, series, LEDGER, path)
         if rows is None or scores is None or rows.is_empty() or scores.is_empty():
             continue
         # Forecasts of earlier months target at most this month's first hours.

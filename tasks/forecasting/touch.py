@@ -1,7 +1,6 @@
 """The chance that a price is touched, by the newest stored forecast of a series and the table of its model."""
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -9,41 +8,27 @@ import polars as pl
 
 from cpbmodels.data.series import QUANTILE_COLUMNS
 from cpbmodels.data.touch import SIDES, Touch
-from cpbmodels.errors import ModelError
-from schemas.errors import DamagedError, MemberError
+from schemas.errors import MemberError
 from schemas.identity import SeriesId, tree_of
-from tasks.forecasting.months import forecast_command, latest
-from tasks.storage.model_folder import read_config, read_touch
+from tasks.forecasting.months import forecast_command
+from tasks.storage.model_folder import read_touch
 
 
-def newest_touch(home: Path, series: SeriesId, until: datetime | None = None) -> tuple[pl.DataFrame, Touch]:
-    """Return the rows of the newest forecast of a series (issued by `until`), and its chances.
+def touch_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> Touch:
+    """Return the chances of the newest forecast of a series, `rows`, by the packaged model that made it.
 
     Raises:
-        MemberError: there is no forecast, the packaged model is another than the one that made it, or is damaged, or
-            has no table of extremes.
+        MemberError: the packaged model is another.
+        DamagedError: it is damaged.
+        ModelError: it has no table of extremes.
     """
-    rows = latest(home, series, until)
-    if rows.is_empty():
-        raise MemberError(f"{series} has no forecast yet: make one with `{forecast_command(series)}`")
-    version = rows["model_version"][0]
-    folder = tree_of(home, "hub", series.market) / series.label / series.timeframe
-    try:
-        serving = read_config(folder).model_version
-        if serving != version:
-            raise MemberError(
-                f"the newest forecast of {series} is of {version}, and {serving} serves now: forecast with it first, "
-                f"with `{forecast_command(series)}`"
-            )
-        return rows, Touch(
-            read_touch(folder), rows.select(QUANTILE_COLUMNS).to_numpy(), rows["last_close"][0]
-        )
-    except DamagedError as error:
+    version, table = read_touch(tree_of(home, "hub", series.market) / series.label / series.timeframe)
+    if version != rows["model_version"][0]:
         raise MemberError(
-            f"the packaged model of {series} is damaged: `{forecast_command(series)}` packages it again"
-        ) from error
-    except ModelError as error:
-        raise MemberError(f"{series}: {error}") from error
+            f"the newest forecast of {series} is of {rows['model_version'][0]}, and {version} serves now: forecast "
+            f"with it first, with `{forecast_command(series)}`"
+        )
+    return Touch(table, rows.select(QUANTILE_COLUMNS).to_numpy(), rows["last_close"][0])
 
 
 def touched(rows: pl.DataFrame, touch: Touch, prices: Sequence[float]) -> Iterator[dict[str, Any]]:

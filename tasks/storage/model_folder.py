@@ -109,20 +109,23 @@ def read_config(folder: Path) -> ModelConfig:
     return ModelConfig.model_validate(_config_values(folder))
 
 
-def read_touch(folder: Path) -> NDArray[np.float64] | None:
-    """Return a model's table of extremes [2, H, 99] (`cpbmodels.data.touch`), without torch; None if it has none.
+def read_touch(folder: Path) -> tuple[str, NDArray[np.float64] | None]:
+    """Return a model's version and its table of extremes [2, H, 99] (`cpbmodels.data.touch`), None if it has none.
+
+    Torch is not loaded.
 
     Raises:
-        DamagedError: the weights are missing, or differ from the config.
+        DamagedError: the config or the weights are missing, or differ.
     """
+    config = _config_values(folder)
     try:
         weights = (folder / WEIGHTS).read_bytes()
-        if hashlib.sha256(weights).hexdigest() != _config_values(folder).get(WEIGHTS_DIGEST):
+        if hashlib.sha256(weights).hexdigest() != config.get(WEIGHTS_DIGEST):
             raise _damaged(folder, f"the sha256 of {WEIGHTS} differs from {CONFIG}")
         table = load(weights).get(KEY)
     except (OSError, SafetensorError) as error:
         raise _damaged(folder, f"{WEIGHTS} cannot be read ({error})") from error
-    return None if table is None else table.astype(np.float64)
+    return config.get("model_version", ""), None if table is None else table.astype(np.float64)
 
 
 def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> None:

@@ -164,7 +164,7 @@ def test_scoring_reads_only_the_months_that_changed(tmp_path, monkeypatch):
     seen = []
     read = record.read_month
     monkeypatch.setattr(
-        record, "read_month", lambda h, s, t, month: (seen.append(month), read(h, s, t, month))[1]
+        record, "read_month", lambda h, s, t, path: (seen.append(path.stem), read(h, s, t, path))[1]
     )
 
     scored(tmp_path, now)
@@ -210,7 +210,9 @@ def test_the_newest_scored_rows_are_found_without_reading_every_month(tmp_path, 
     everything = ledger(tmp_path, PEPE).sort("target_time", "issued_at", "step")
     seen = []
     read = score.read_month
-    monkeypatch.setattr(score, "read_month", lambda h, s, t, m: (seen.append(m), read(h, s, t, m))[1])
+    monkeypatch.setattr(
+        score, "read_month", lambda h, s, t, path: (seen.append(path.stem), read(h, s, t, path))[1]
+    )
 
     for limit in (1, 200, 12_000):
         assert newest_scored(tmp_path, PEPE, limit).equals(everything.tail(limit))

@@ -13,9 +13,11 @@ from test_forecast_command import Steps
 import cpbmodels
 from cpbmodels.data import touch
 from cpbmodels.data.series import Series
+from cpbmodels.errors import ModelError
 from flows import cli
-from schemas.errors import MemberError
-from tasks.forecasting.touch import newest_touch, stops, touched
+from schemas.errors import DamagedError, MemberError
+from tasks.forecasting.months import latest
+from tasks.forecasting.touch import stops, touch_of, touched
 
 LAST = 104_321.5
 
@@ -43,18 +45,24 @@ def package(home, member, version=1):
     return member.save(home / "hub" / BTC.label / BTC.timeframe, about)
 
 
+def newest_touch(home):
+    rows = latest(home, BTC)
+    return rows, touch_of(home, BTC, rows)
+
+
 def test_chances_are_those_of_the_models_table_at_the_widths_of_the_stored_forecast(home, member):
-    rows, chances = newest_touch(home, BTC)
+    rows, chances = newest_touch(home)
     entries = list(touched(rows, chances, [98_000, 110_000.0]))
     width = np.log(rows["q90"] / rows["q10"]).to_numpy()
-    wanted = touch.chance(member.touch.double().numpy(), width, np.log(98_000 / LAST))
-    assert [entry["probability"] for entry in entries[:10]] == pytest.approx(wanted.tolist())
+    table, move = member.touch.double().numpy(), np.log(LAST / 98_000)
+    shares = np.maximum.accumulate(np.diag(touch.survival(table[1], np.tile(move / width, (10, 1)))))
+    assert [entry["probability"] for entry in entries[:10]] == pytest.approx(shares.tolist())
     assert [entry["side"] for entry in entries[::10]] == ["down", "up"]
     assert [entry["by"] for entry in entries[:10]] == rows["target_time"].to_list()
 
 
 def test_stops_are_touched_by_the_last_step_with_their_chances(home):
-    rows, chances = newest_touch(home, BTC)
+    rows, chances = newest_touch(home)
     for stop in stops(rows, chances, [0.05, 0.25]):
         assert chances.chance(stop["price"])[-1] == pytest.approx(stop["probability"])
         assert (stop["price"] > LAST) == (stop["side"] == "up")
@@ -66,24 +74,19 @@ def test_a_forecast_of_another_version_than_the_packaged_has_no_chances(home, me
     with pytest.raises(
         MemberError, match=r"is of cpb-BTCUSDT-1h/1, and cpb-BTCUSDT-1h/2 serves now.*cpb forecast"
     ):
-        newest_touch(home, BTC)
+        newest_touch(home)
 
 
 def test_a_model_without_a_table_and_a_damaged_model_say_so(home, member):
     folder = package(home, replace(member, touch=None))
-    with pytest.raises(MemberError, match="no table of extremes"):
-        newest_touch(home, BTC)
+    with pytest.raises(ModelError, match="no table of extremes"):
+        newest_touch(home)
     flip(folder / "model.safetensors")
-    with pytest.raises(MemberError, match="is damaged: `cpb forecast"):
-        newest_touch(home, BTC)
+    with pytest.raises(DamagedError, match=r"is damaged: the sha256.*`cpb train-all`"):
+        newest_touch(home)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(MemberError, match="is damaged"):
-        newest_touch(home, BTC)
-
-
-def test_without_a_forecast_the_command_for_it_is_named(tmp_path):
-    with pytest.raises(MemberError, match="no forecast yet: make one with `cpb forecast"):
-        newest_touch(tmp_path, BTC)
+    with pytest.raises(DamagedError, match="cannot be read"):
+        newest_touch(home)
 
 
 def command(monkeypatch, *words):

@@ -66,8 +66,8 @@ def test_the_score_is_the_squared_distance_between_chance_and_outcome():
         for chance in CHANCES:
             level = touch.reach(own.touch[side], chance)[step] * width
             hit = candles[:, 1].max() >= np.exp(level) if side == 0 else candles[:, 2].min() <= np.exp(-level)
-            move = np.array(sign * level)
-            stated = touch.chance(prediction.touch, touch.width(prediction.quantiles[n]), move)[step]
+            chances = touch.Touch(prediction.touch, np.exp(prediction.quantiles[n]), 1.0)
+            stated = chances.chance(np.exp(sign * level))[step]
             losses.append((stated - hit) ** 2)
     assert score[BRIER][n, step] == pytest.approx(np.mean(losses), abs=2e-3)
 

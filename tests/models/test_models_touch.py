@@ -20,6 +20,13 @@ from cpbmodels.mlflow import CandleModel
 SERIES = Series.from_frame(table(1500), "BTCUSDT", test=0.3)
 
 
+def of_width(fitted, width):
+    """Chances of a forecast from 1 whose q90 - q10 has these widths."""
+    close = np.ones((len(width), 19))
+    close[:, 17] = np.exp(width)
+    return touch.Touch(fitted, close, 1.0)
+
+
 @pytest.fixture(scope="module")
 def member():
     return train_fleet([SERIES], "robust-har", "smoke", seeds=[1], device="cpu")[0]
@@ -47,12 +54,12 @@ def test_the_table_is_the_quantiles_of_extremes_over_widths():
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.floats(1e-9, 1e3), min_size=2, max_size=8), st.sampled_from((1, -1)), st.integers(0, 99))
+@given(st.lists(st.floats(1e-9, 500), min_size=2, max_size=8), st.sampled_from((1, -1)), st.integers(0, 99))
 def test_a_chance_falls_with_the_distance_and_grows_with_the_step(distances, sign, seed):
     draw = np.random.default_rng(seed)
     fitted = touch.fit(draw.standard_t(3, (2, 200, 5)) * np.arange(1, 6))
     width = draw.uniform(0.001, 2, 5)
-    chances = touch.chance(fitted, width, sign * np.sort(distances))
+    chances = of_width(fitted, width).chance(np.exp(sign * np.sort(distances)))
     assert ((chances > 0) & (chances <= 1)).all()
     assert (np.diff(chances, axis=0) <= 0).all()
     assert (np.diff(chances, axis=1) >= 0).all()
@@ -61,12 +68,12 @@ def test_a_chance_falls_with_the_distance_and_grows_with_the_step(distances, sig
 @settings(max_examples=60, deadline=None)
 @given(st.floats(1e-7, 0.999), st.sampled_from(touch.SIDES))
 def test_a_stop_is_touched_with_its_chance(probability, side):
-    fitted = touch.fit(np.random.default_rng(1).standard_t(3, (2, 500, 6)) ** 2)
-    width = np.sqrt(np.arange(1.0, 7)) / 50
-    moves = touch.stop(fitted, width, probability, side)
-    assert (np.sign(moves) == (1 if side == "up" else -1)).all()
-    stated = [touch.chance(fitted, width, move)[step] for step, move in enumerate(moves)]
-    np.testing.assert_allclose(stated, probability, rtol=1e-9)
+    fitted = touch.fit(np.abs(np.random.default_rng(1).standard_t(3, (2, 500, 6))))
+    width = np.sqrt(np.arange(1.0, 7)) / 500
+    chances = of_width(fitted, width)
+    prices = chances.stop(probability, side)
+    assert ((prices > 1) == (side == "up")).all()
+    np.testing.assert_allclose(np.diag(chances.chance(prices)), probability, rtol=1e-6)
 
 
 def test_chances_are_what_happens_on_new_candles():
@@ -78,9 +85,11 @@ def test_chances_are_what_happens_on_new_candles():
             hits = []
             for series in coins:
                 forecast = predict([model], [series], [series.origins("test", 1, 10)])[0]
-                width = touch.width(forecast.quantiles)
+                stated = touch.Touch(
+                    forecast.touch, np.exp(forecast.quantiles), np.ones(len(forecast.origins))
+                )
                 reached = touch.extremes(series, forecast.origins, 10)[number]
-                hits.append(reached >= np.abs(touch.stop(forecast.touch, width, chance, side)))
+                hits.append(reached >= np.abs(np.log(stated.stop(chance, side))))
             assert np.concatenate(hits).mean() == pytest.approx(chance, abs=0.02)
 
 
