@@ -12,7 +12,7 @@ from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.frames import FORECAST_SCHEMA, KLINES, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from tasks.forecasting.months import FORECASTS, LEDGER, read_months
-from tasks.forecasting.score import scored_rows
+from tasks.forecasting.score import scored_rows, with_scale
 
 SIGMA, HORIZON = 0.005, 10
 _NORMAL = np.array([NormalDist().inv_cdf(level / 20) for level in range(1, 20)])
@@ -27,7 +27,7 @@ def read(
 
 def ledger(home: Path, series: SeriesId) -> pl.DataFrame:
     """Return the scored forecast rows of one series with their scores (`losses.scored_rows`), oldest first."""
-    return scored_rows(read(home, series), read_months(home, series, LEDGER))
+    return scored_rows(with_scale(read(home, series)), read_months(home, series, LEDGER))
 
 
 def write_walk(home: Path, series: SeriesId, first: datetime, rows: int, seed: int = 0) -> np.ndarray:

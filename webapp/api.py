@@ -121,16 +121,17 @@ def routes(home: Path) -> APIRouter:
     """Return the routes over the store in `home`."""
     router = APIRouter(route_class=kept.keeping(home))
 
-    def market_of(market: MarketOption = None) -> Market:
+    # Both look up what is kept: a turn of another thread would take longer.
+    async def market_of(market: MarketOption = None) -> Market:
         return market or read.default_market(home)
 
-    def series_of(symbol: str, timeframe: str, market: MarketOption = None) -> SeriesId:
+    async def series_of(symbol: str, timeframe: str, market: MarketOption = None) -> SeriesId:
         if timeframe not in INTERVAL_SECONDS:
             raise MemberError(
                 f"timeframe {timeframe!r} is unknown: choose from {', '.join(INTERVAL_SECONDS)}"
             )
         try:
-            market = market_of(market)
+            market = market or read.default_market(home)
             series = SeriesId(market, symbol_of(symbol, quoted=market == OWN), timeframe)
         except UsageError as error:
             raise MemberError(str(error)) from error

@@ -12,7 +12,7 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ def parse_rows(path: Path, schema: dict[str, Any]) -> pl.DataFrame:
             path, content, start
         ):
             raise DamagedError("its sha256 differs from the recorded sha256")
-        return check_columns(pl.read_parquet(io.BytesIO(content), hive_partitioning=False), schema)
+        return check_columns(pl.read_parquet(content, columns=[*schema], hive_partitioning=False), schema)
     except FileNotFoundError:
         raise
     except MemberError as error:
@@ -203,8 +203,11 @@ def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = No
     """
     columns = ["issued_at", "model_version", "role", "made_at"]
     live = (pl.col("made_at") < pl.col("target_time")).fill_null(value=False).alias("live")
+    read = replace(
+        FORECASTS, schema={name: FORECAST_SCHEMA[name] for name in (*columns, "target_time", "step")}
+    )
     shown = pl.DataFrame(schema={**{name: FORECAST_SCHEMA[name] for name in columns}, "live": pl.Boolean})
-    for rows in _newest_months(home, series, until):
+    for rows in _newest_months(home, series, until, read):
         issued = (
             rows.filter(pl.col("step") == 1).select(*columns, live).sort("issued_at", maintain_order=True)
         )
@@ -214,12 +217,14 @@ def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = No
     return shown.tail(limit)
 
 
-def _newest_months(home: Path, series: SeriesId, until: datetime | None) -> Iterator[pl.DataFrame]:
-    """Yield the rows (issued by `until`), month by month from the newest backwards."""
+def _newest_months(
+    home: Path, series: SeriesId, until: datetime | None, tree: Tree = FORECASTS
+) -> Iterator[pl.DataFrame]:
+    """Yield the forecast rows (issued by `until`), month by month from the newest backwards."""
     for path in reversed(month_files(series.folder(home, FORECASTS.name))):
         if until and path.stem > f"{until:%Y-%m}":
             continue
-        rows = read_month(home, series, FORECASTS, path)
+        rows = read_month(home, series, tree, path)
         if rows is not None:
             yield rows.filter(pl.col("issued_at") <= until) if until else rows
 

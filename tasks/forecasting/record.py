@@ -32,7 +32,7 @@ from tasks.forecasting.months import (
     read_month,
     series_with_forecasts,
 )
-from tasks.forecasting.score import nothing_scored, scored_rows, scores_due
+from tasks.forecasting.score import nothing_scored, scored_rows, scores_due, with_scale
 from tasks.judging.inference import ratio_interval
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import locked
@@ -77,7 +77,7 @@ KEY = ("day", "model_version", "live")
 
 
 def day_sums(scored: pl.DataFrame) -> pl.DataFrame:
-    """Return the daily sums of scored rows of one series (`scored_rows`).
+    """Return the daily sums of scored rows of one series (`scored_rows` of rows `with_scale`).
 
     One row per UTC day of `issued_at`, model version, and live or replay. `horizon`: steps of a forecast. Sums
     over the scored rows: `crps` over all rows; `paired_…` and `ref_…` of the model and of the reference over the
@@ -105,7 +105,7 @@ def day_sums(scored: pl.DataFrame) -> pl.DataFrame:
 
 @cache
 def _no_sums() -> pl.DataFrame:
-    return day_sums(nothing_scored()).with_columns(source=pl.lit(""))
+    return day_sums(with_scale(nothing_scored())).with_columns(source=pl.lit(""))
 
 
 def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
@@ -128,7 +128,7 @@ def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
                 scores = read_month(home, series, LEDGER, file)
                 if rows is None or scores is None:  # damaged, reported in the log
                     continue
-                part = day_sums(scored_rows(rows, scores)).with_columns(source=pl.lit(source))
+                part = day_sums(scored_rows(with_scale(rows), scores)).with_columns(source=pl.lit(source))
             parts.append(part)
         sums = pl.concat(parts).sort(KEY)
         if not sums.equals(stored):

@@ -76,17 +76,14 @@ def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
     Added columns: `realised_close`, `scored_at`; `live` (made before the target candle closed; false for replays);
     `crps`, `tail` (mean pinball loss at 5 and 95 %), both of the log-return since `last_close`, comparable across
     coins; `covered_50 covered_80 covered_90`; the same of the reference as `ref_…` (null for rows without a
-    reference); `ref_width`: the reference's log(q90 / q10), mean over the steps of a forecast, a scale of the loss that
-    is known at the origin, in which losses are added up across coins and times; `horizon`: steps of the forecast; and
-    `direction_hit`: whether the median is on the realised side of `last_close`; null if either equals it.
+    reference); and `direction_hit`: whether the median is on the realised side of `last_close`; null if either equals
+    it.
 
     Args:
-        rows: forecast rows of one series, complete forecasts.
+        rows: forecast rows of one series.
         scores: rows of the ledger.
     """
-    width = (pl.col("ref_q90") / pl.col("ref_q10")).log().mean().over(ORIGIN)
-    whole = rows.with_columns(ref_width=width, horizon=pl.col("step").max().over(ORIGIN))
-    joined = whole.join(scores, on=list(KEY), how="inner", maintain_order="left")
+    joined = rows.join(scores, on=list(KEY), how="inner", maintain_order="left")
     closes = pl.col("realised_close")
     moved = (closes - pl.col("last_close")).sign() * (pl.col("q50") - pl.col("last_close")).sign()
     model, reference = (_losses(joined, columns) for columns in (QUANTILE_COLUMNS, REFERENCE_COLUMNS))
@@ -96,6 +93,16 @@ def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
         **model,
         **{f"ref_{name}": values for name, values in reference.items()},
     )
+
+
+def with_scale(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return complete forecasts with `horizon`, their steps, and `ref_width`, in which losses are added up.
+
+    `ref_width` is the reference's log(q90 / q10), mean over the steps of a forecast: a scale of the loss across coins
+    and times that is known at the origin.
+    """
+    width = (pl.col("ref_q90") / pl.col("ref_q10")).log().mean().over(ORIGIN)
+    return rows.with_columns(ref_width=width, horizon=pl.col("step").max().over(ORIGIN))
 
 
 @cache
@@ -157,12 +164,12 @@ def evidence_rows(
 
     Returns:
         `issued_at`; `model_version`; `crps`, `ref_crps`: means over all steps of the model's and the reference's CRPS
-        (log-return); `ref_width`, as in `scored_rows`; `covered_N_step_1`, `ref_covered_N_step_1`: whether the first
+        (log-return); `ref_width`, as in `with_scale`; `covered_N_step_1`, `ref_covered_N_step_1`: whether the first
         close was inside the central band of N % of the model, of the reference.
     """
     rows = read_months(home, series, FORECASTS, since, until).filter(pl.col("ref_q50").is_not_null())
     steps = rows.group_by(ORIGIN).agg(steps=pl.len())
-    scored = scored_rows(rows, read_months(home, series, LEDGER, since, until)).sort("step")
+    scored = scored_rows(with_scale(rows), read_months(home, series, LEDGER, since, until)).sort("step")
     forecasts = scored.group_by(ORIGIN).agg(
         pl.len().alias("scored"),
         pl.col("live").all(),
