@@ -116,9 +116,8 @@ def judged_sections(
     pools: Sequence[PoolScore], members: Sequence[MemberScore], comparisons: Sequence[str] = ()
 ) -> list[Section]:
     """Return verdicts, leaderboard and figures of each timeframe; no figures for classifiers of the next move."""
-    sections = [
-        Section("Verdicts", items=[pool_verdict(p) for p in pools], text=[] if pools else ["No model was judged."])
-    ]  # fmt: skip
+    verdicts = [f"{title_of(p.architecture)} {p.timeframe} is {p.verdict}" for p in pools]
+    sections = [Section("Verdicts", items=verdicts, text=[] if pools else ["No model was judged."])]
     if comparisons:
         sections.append(Section("Comparison of every two models", items=comparisons, folded=True))
     of_prices = [p for p in pools if "reliability" in p.steps]
@@ -139,11 +138,6 @@ def members_section(members: Sequence[MemberScore]) -> Section:
     of_prices = [m for m in members if "reliability" in m.steps]
     rows = [_named(row) | {"verdict": _short(str(row["verdict"]))} for row in member_rows(of_prices)]
     return Section("Every model on every coin", table=Table(COLUMNS, rows), folded=len(rows) > MAX_OPEN_ROWS)
-
-
-def pool_verdict(pool: PoolScore) -> str:
-    """Return the finding about a model on a timeframe as a sentence."""
-    return f"{title_of(pool.architecture)} {pool.timeframe} is {pool.verdict}"
 
 
 def _figures(pools: list[PoolScore], members: list[MemberScore]) -> list[tuple[str, Figure]]:

@@ -102,14 +102,8 @@ def _forecasts(folder: Path, job: ShardJob, name: SeriesId, series: Series, spli
         coins = {planned.model.series: read_features(home, planned.features) for planned in job.members}
         series = replace(series, market=markets(coins)[market_key(name)])
     prediction = predict([member], [series], [series.origins(split, member.context, member.horizon)])[0]
-    arrays = {
-        "quantiles": prediction.quantiles,
-        "candle": prediction.candle,
-        "probabilities": prediction.probabilities,
-        "touch": prediction.touch,
-    }
     # Rounded like the trainer's stored forecasts, so that judging again gives the same score to the last bit.
-    rounded = {k: v.astype(np.float32).astype(np.float64) for k, v in arrays.items() if v is not None}
+    rounded = {name: values.astype(np.float64) for name, values in prediction.as_float32().items()}
     return Prediction(prediction.origins, **rounded)
 
 

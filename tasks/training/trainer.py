@@ -322,11 +322,8 @@ def _write_members(
             for (spec, _, _), forecast in zip(part, _predict(part, split, device), strict=True):
                 # An error is left to the member's judge, which asks the model and reports it.
                 if isinstance(forecast, cpbmodels.Prediction):
-                    names = ("quantiles", "candle", "probabilities", "touch")
-                    arrays = {name: getattr(forecast, name) for name in names}
-                    # float32: precise enough for log-returns, and half the size
-                    kept = {name: a.astype(np.float32) for name, a in arrays.items() if a is not None}
-                    write_npz(draft / spec.name / f"{split}.npz", {"origins": forecast.origins, **kept})
+                    arrays = {"origins": forecast.origins, **forecast.as_float32()}
+                    write_npz(draft / spec.name / f"{split}.npz", arrays)
 
 
 def _predict(trained: Trained, split: str, device: str) -> list[cpbmodels.Prediction | cpbmodels.ModelError]:
