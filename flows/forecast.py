@@ -18,7 +18,7 @@ from tasks.forecasting.watch import find_stale
 from tasks.hub.tree import serving
 from tasks.notices import Outcome, tell_outcome
 from tasks.running.parallel import Report
-from tasks.steps import Serving, champions, forecast, ingest, score, watch
+from tasks.steps import champions, forecast, ingest, score, watch
 
 _NONE = "train first, as in `cpb train-all`"
 
@@ -33,13 +33,11 @@ def run_forecast(spec: ForecastSpec, steps: Runner, report: Report = echo) -> di
         CpbError: no forecast could be made.
     """
     with tell_outcome("forecast") as outcome:
-        served = steps.one(champions, spec.scope.market)
-        return _forecast(spec, served, steps, report, outcome)
+        return _forecast(spec, steps, report, outcome)
 
 
-def _forecast(
-    spec: ForecastSpec, served: Serving, steps: Runner, report: Report, outcome: Outcome
-) -> dict[str, Any]:
+def _forecast(spec: ForecastSpec, steps: Runner, report: Report, outcome: Outcome) -> dict[str, Any]:
+    served = steps.one(champions, spec.scope.market)
     models = served.of(spec.scope)  # before anything is downloaded
     scope = spec.scope.narrowed(list(models))
     fetched, issued = steps.one(ingest, scope, spec.tail), steps.one(forecast, scope)

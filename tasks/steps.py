@@ -245,6 +245,7 @@ class Serving:
 
         Raises:
             CpbError: there is none, or they are damaged.
+            UsageError: a coin is neither among the champions nor in the default universe.
         """
         if models := {model.series: model for model in self.models if scope.selects(model.series)}:
             return models

@@ -227,7 +227,7 @@ def champion_files(home: Path, market: str) -> Iterator[Check]:
     """
     store = open_store(create=False)
     with store_errors():
-        registered = champions(market=market, store=store)
+        registered = champions(store, market=market)
     for champion in registered:
         folder, command = champion.folder, training_command(champion)
         digests = dict.fromkeys(NEEDED) | champion.digests

@@ -26,7 +26,7 @@ def read(
 
 
 def ledger(home: Path, series: SeriesId) -> pl.DataFrame:
-    """Return the scored forecast rows of one series with their scores (`losses.scored_rows`), oldest first."""
+    """Return the scored forecast rows of one series (`score.scored_rows` of rows `with_scale`), oldest first."""
     return scored_rows(with_scale(read(home, series)), read_months(home, series, LEDGER))
 
 

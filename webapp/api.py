@@ -121,17 +121,16 @@ def routes(home: Path) -> APIRouter:
     """Return the routes over the store in `home`."""
     router = APIRouter(route_class=kept.keeping(home))
 
-    # Both look up what is kept: a turn of another thread would take longer.
-    async def market_of(market: MarketOption = None) -> Market:
+    def market_of(market: MarketOption = None) -> Market:
         return market or read.default_market(home)
 
-    async def series_of(symbol: str, timeframe: str, market: MarketOption = None) -> SeriesId:
+    def series_of(symbol: str, timeframe: str, market: MarketOption = None) -> SeriesId:
         if timeframe not in INTERVAL_SECONDS:
             raise MemberError(
                 f"timeframe {timeframe!r} is unknown: choose from {', '.join(INTERVAL_SECONDS)}"
             )
         try:
-            market = market or read.default_market(home)
+            market = market_of(market)
             series = SeriesId(market, symbol_of(symbol, quoted=market == OWN), timeframe)
         except UsageError as error:
             raise MemberError(str(error)) from error

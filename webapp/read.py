@@ -9,7 +9,6 @@ import polars as pl
 
 from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.data.touch import Touch
-from cpbmodels.errors import ModelError
 from schemas.errors import CpbError, MemberError
 from schemas.identity import (
     COINS,
@@ -138,19 +137,18 @@ def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) ->
 
 def touch(home: Path, series: SeriesId, prices: Sequence[float]) -> answers.Touch:
     """Return the chances that prices are reached; raises `MemberError` if the series has no forecast."""
-    rows = forecast_at(home, series)
-    fields: dict[str, Any] = {"market": series.market, **rows.row(0, named=True)}
+    fields: dict[str, Any] = {"market": series.market, **forecast_at(home, series).row(0, named=True)}
     try:
-        chances = _touch_of(home, series)
+        rows, chances = _touch_of(home, series)
         fields |= {"touch": list(touched(rows, chances, prices)), "stops": list(stops(rows, chances, STOPS))}
-    except (CpbError, ModelError) as error:
+    except MemberError as error:
         fields["note"] = str(error)
     return answers.Touch(**fields)
 
 
 @kept
-def _touch_of(home: Path, series: SeriesId) -> Touch:
-    return touch_of(home, series, newest(home, series))
+def _touch_of(home: Path, series: SeriesId) -> tuple[pl.DataFrame, Touch]:
+    return (rows := newest(home, series)), touch_of(home, series, rows)
 
 
 def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:

@@ -127,7 +127,7 @@ def loss_histories(run_id: str) -> dict[str, list[dict[str, float]]]:
 def champions_of(market: Market) -> tuple[list[Champion], dict[SeriesId, Decision]]:
     """Return a market's champions, and the newest decision on every series; raises `CpbError` without a store."""
     with _store() as store:
-        return champions(market=market, store=store), newest_decisions(store)
+        return champions(store, market=market), newest_decisions(store)
 
 
 def models(series: SeriesId) -> answers.Models:

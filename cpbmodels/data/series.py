@@ -285,7 +285,7 @@ class Prediction:
     touch: np.ndarray | None = None
 
     def as_float32(self) -> dict[str, np.ndarray]:
-        """All arrays but the origins, as they are stored: precise enough for log-returns, and half the size."""
+        """The arrays that there are, but the origins, by name, as stored: half the size, and precise enough."""
         arrays = {name: getattr(self, name) for name in ("quantiles", "candle", "probabilities", "touch")}
         return {name: values.astype(np.float32) for name, values in arrays.items() if values is not None}
 

@@ -130,15 +130,16 @@ def model(member: cpbmodels.Member) -> Reading:
 
 
 def stops(member: cpbmodels.Member) -> Reading:
-    """Return the prices, over the last close, touched with a chance of 5 %: the table is fitted on the series read."""
+    """Return the moves touched with a chance of 5 %, by a table of extremes that is fitted on the series read."""
 
-    def prices(series: Series, rows: Rows) -> Array:
+    def moves(series: Series, rows: Rows) -> Array:
         fitted = with_touch(member, [series], "cpu")
         (forecast,) = cpbmodels.predict([fitted], [series], [rows])
         chances = Touch(forecast.touch, np.exp(forecast.quantiles), np.ones(len(rows)))
-        return np.stack([chances.stop(0.05, side) for side in SIDES], axis=-1)
+        prices: Array = np.stack([chances.stop(0.05, side) for side in SIDES], axis=-1)
+        return np.log(prices)
 
-    return forecasts(prices)
+    return forecasts(moves)
 
 
 def training_inputs(member: cpbmodels.Member) -> Reading:

@@ -41,11 +41,12 @@ _TAIL = 8  # a parquet file ends with the length of its footer, 4 bytes, and "PA
 
 @dataclass(frozen=True)
 class Tree:
-    """One kind of month files: its folder below the home, and the contract of its rows."""
+    """One kind of month files: its folder below the home, the contract of its rows, and the columns to read (all)."""
 
     name: str
     schema: dict[str, Any]
     check: Callable[[pl.DataFrame], pl.DataFrame]
+    columns: list[str] | None = None
 
 
 LEDGER = Tree("ledger", LEDGER_SCHEMA, check_ledger)
@@ -111,22 +112,27 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
             to do.
     """
     try:
-        return parse_rows(path, tree.schema)
+        return parse_rows(path, tree.schema, tree.columns)
     except DamagedError as error:
         place = path.relative_to(home).as_posix()
         text = f"{place} is damaged: {error}; {RESTORE}: until then {series} stores nothing in that month"
         raise DamagedError(text, field=place) from error
 
 
-def parse_rows(path: Path, schema: dict[str, Any]) -> pl.DataFrame:
-    """Return the rows of a file written by `month_bytes`; errors as in `load`, but the message is only the reason."""
+def parse_rows(path: Path, schema: dict[str, Any], columns: list[str] | None = None) -> pl.DataFrame:
+    """Return the rows of a file written by `month_bytes`; errors as in `load`, but the message is only the reason.
+
+    Args:
+        columns: those to read; default all, which must then be exactly those of the schema.
+    """
     try:
         content = path.read_bytes()
         if not (start := _digest_start(content)) or content[start : start + 64] != _digest(
             path, content, start
         ):
             raise DamagedError("its sha256 differs from the recorded sha256")
-        return check_columns(pl.read_parquet(content, columns=[*schema], hive_partitioning=False), schema)
+        rows = pl.read_parquet(content, columns=columns, hive_partitioning=False)
+        return check_columns(rows, {name: schema[name] for name in columns or schema})
     except FileNotFoundError:
         raise
     except MemberError as error:
@@ -203,11 +209,9 @@ def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = No
     """
     columns = ["issued_at", "model_version", "role", "made_at"]
     live = (pl.col("made_at") < pl.col("target_time")).fill_null(value=False).alias("live")
-    read = replace(
-        FORECASTS, schema={name: FORECAST_SCHEMA[name] for name in (*columns, "target_time", "step")}
-    )
+    tree = replace(FORECASTS, columns=[*columns, "target_time", "step"])
     shown = pl.DataFrame(schema={**{name: FORECAST_SCHEMA[name] for name in columns}, "live": pl.Boolean})
-    for rows in _newest_months(home, series, until, read):
+    for rows in _newest_months(home, series, until, tree):
         issued = (
             rows.filter(pl.col("step") == 1).select(*columns, live).sort("issued_at", maintain_order=True)
         )

@@ -76,8 +76,7 @@ def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
     Added columns: `realised_close`, `scored_at`; `live` (made before the target candle closed; false for replays);
     `crps`, `tail` (mean pinball loss at 5 and 95 %), both of the log-return since `last_close`, comparable across
     coins; `covered_50 covered_80 covered_90`; the same of the reference as `ref_…` (null for rows without a
-    reference); and `direction_hit`: whether the median is on the realised side of `last_close`; null if either equals
-    it.
+    reference); and `direction_hit`: whether the median is on the realised side of `last_close`; null if one equals it.
 
     Args:
         rows: forecast rows of one series.
@@ -99,7 +98,7 @@ def with_scale(rows: pl.DataFrame) -> pl.DataFrame:
     """Return complete forecasts with `horizon`, their steps, and `ref_width`, in which losses are added up.
 
     `ref_width` is the reference's log(q90 / q10), mean over the steps of a forecast: a scale of the loss across coins
-    and times that is known at the origin.
+    and times that is known at the origin; null without a reference.
     """
     width = (pl.col("ref_q90") / pl.col("ref_q10")).log().mean().over(ORIGIN)
     return rows.with_columns(ref_width=width, horizon=pl.col("step").max().over(ORIGIN))

@@ -8,27 +8,34 @@ import polars as pl
 
 from cpbmodels.data.series import QUANTILE_COLUMNS
 from cpbmodels.data.touch import SIDES, Touch
-from schemas.errors import MemberError
+from cpbmodels.errors import ModelError
+from schemas.errors import DamagedError, MemberError
 from schemas.identity import SeriesId, tree_of
 from tasks.forecasting.months import forecast_command
 from tasks.storage.model_folder import read_touch
 
 
 def touch_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> Touch:
-    """Return the chances of the newest forecast of a series, `rows`, by the packaged model that made it.
+    """Return the chances of the newest forecast of a series by the packaged model; `rows`: its steps, at least one.
 
     Raises:
-        MemberError: the packaged model is another.
-        DamagedError: it is damaged.
-        ModelError: it has no table of extremes.
+        MemberError: that model is of another version than the one that forecast, is damaged, or has no table.
     """
-    version, table = read_touch(tree_of(home, "hub", series.market) / series.label / series.timeframe)
-    if version != rows["model_version"][0]:
+    made_by = rows["model_version"][0]
+    try:
+        version, table = read_touch(tree_of(home, "hub", series.market) / series.label / series.timeframe)
+        if version == made_by:
+            return Touch(table, rows.select(QUANTILE_COLUMNS).to_numpy(), rows["last_close"][0])
+    except DamagedError as error:
         raise MemberError(
-            f"the newest forecast of {series} is of {rows['model_version'][0]}, and {version} serves now: forecast "
-            f"with it first, with `{forecast_command(series)}`"
-        )
-    return Touch(table, rows.select(QUANTILE_COLUMNS).to_numpy(), rows["last_close"][0])
+            f"the packaged model of {series} is damaged: `{forecast_command(series)}` packages it again"
+        ) from error
+    except ModelError as error:
+        raise MemberError(f"{series}: {error}") from error
+    raise MemberError(
+        f"the newest forecast of {series} is of {made_by}, and {version} serves now: forecast with it first, with "
+        f"`{forecast_command(series)}`"
+    )
 
 
 def touched(rows: pl.DataFrame, touch: Touch, prices: Sequence[float]) -> Iterator[dict[str, Any]]:

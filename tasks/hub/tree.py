@@ -118,7 +118,7 @@ def package(home: Path, market: str, repo: str | None = None) -> tuple[Path, lis
         CpbError: no champion can be packaged, or the folder contains files not written by cpb.
     """
     intact, failures = [], list[Failure]()
-    for champion in (registered := champions(market=market)):
+    for champion in (registered := champions(open_store(create=False), market=market)):
         try:
             champion.check()
             intact.append(champion)

@@ -105,7 +105,7 @@ def open_contest(spec: BacktestSpec) -> Contest:
         UsageError: no other recipe is trained, or this release's presets do not train the champions' recipe.
     """
     (timeframe,) = spec.intervals
-    served = champions(market=spec.scope.market, store=open_store(create=False))
+    served = champions(open_store(create=False), market=spec.scope.market)
     recipes_served = {c.series: registered_model(c).recipe for c in served if c.series.timeframe == timeframe}
     if not recipes_served:
         raise CpbError(

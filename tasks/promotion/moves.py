@@ -87,7 +87,7 @@ def promote_version(store: Store, winner: Champion, decision: Decision) -> Decis
         raise CpbError(
             f"{winner.model_version} was deleted meanwhile; choose a different version", code="no-version"
         )
-    upsert(store.client.set_model_version_tag, winner.name, winner.version, REASON, decision.reason)
+    _tag(store, winner, REASON, decision.reason)
     return _promote(store, version, decision)
 
 
@@ -96,23 +96,19 @@ def _promote(store: Store, version: "ModelVersion", decision: Decision) -> Decis
     number = {"version_number": str(version.version)}
     candidate = decision.candidate and decision.candidate.model_copy(update=number)
     decision = decision.model_copy(update=number | {"candidate": candidate})
-    upsert(
-        store.client.set_model_version_tag,
-        version.name,
-        str(version.version),
-        DECISION,
-        decision_text(decision),
-    )
+    _tag(store, version, DECISION, decision_text(decision))
     succeed(store, version)
     keep_decision(store, decision)
     return decision
 
 
+def _tag(store: Store, version: "ModelVersion | Champion", name: str, value: str) -> None:
+    upsert(store.client.set_model_version_tag, version.name, str(version.version), name, value)
+
+
 def retire(store: Store, champion: Champion, decision: Decision) -> None:
     """Remove the alias from a champion as decided; its version stays registered."""
-    upsert(
-        store.client.set_model_version_tag, champion.name, champion.version, DECISION, decision_text(decision)
-    )
+    _tag(store, champion, DECISION, decision_text(decision))
     store.client.delete_registered_model_alias(champion.name, ALIAS)
     keep_decision(store, decision)
 
@@ -124,7 +120,7 @@ def _registered(store: Store, candidate: TrainedCandidate, tags: Mapping[str, st
         "verdict": judged.verdict, **tags,
     }  # fmt: skip
     series = candidate.model.series
-    return register(series, judged.run_id, metrics=judged.metrics, tags=recorded, store=store)
+    return register(store, series, judged.run_id, metrics=judged.metrics, tags=recorded)
 
 
 @contextmanager
@@ -151,7 +147,7 @@ def served(market: str | None = None) -> list[Served]:
     """
     store = open_store(create=False)
     newest = newest_decisions(store)
-    serving = champions(market=market, store=store)
+    serving = champions(store, market=market)
     if market is None:
         serving = [champion for champion in serving if champion.series.market != SIM] or serving
     return [Served(champion, newest.get(champion.series), decision_in(champion.tags)) for champion in serving]

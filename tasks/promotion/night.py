@@ -85,7 +85,7 @@ def decide_night(
     store = open_store()
     decisions: list[Decision] = []
     with promotion_lock(home, market):
-        served = champions(market=market, store=store) if by_timeframe else []
+        served = champions(store, market=market) if by_timeframe else []
         for timeframe, candidates in by_timeframe.items():
             serving = {
                 champion.series: champion for champion in served if champion.series.timeframe == timeframe
@@ -280,7 +280,7 @@ def _move(store: Store, state: SeriesState) -> Decision:
 
 def _retired(store: Store, stopped: Sequence[SeriesRecord]) -> Iterator[Decision]:
     records = {r.series: r for r in stopped}
-    for champion in champions(list(records), store=store) if records else []:
+    for champion in champions(store, list(records)) if records else []:
         record, incumbent = records[champion.series], registered_model(champion)
         if incumbent.candles > record.rows:  # an older as_of must not retire a traded coin's champion
             continue

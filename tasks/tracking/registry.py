@@ -30,7 +30,7 @@ from tasks.storage.files import local_path, new_folder
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.model_folder import damage_of
 from tasks.tracking.model import make_mlflow_model
-from tasks.tracking.store import Store, existing, find_run, find_runs, open_store, pages, store_errors, upsert
+from tasks.tracking.store import Store, existing, find_run, find_runs, pages, store_errors, upsert
 from tasks.tracking.tags import FILES, MLFLOW_FILES, SELECTED, digests_of, series_tags, tag_texts, text
 
 if TYPE_CHECKING:
@@ -199,19 +199,18 @@ class Champion:
 
 
 def register(
+    store: Store,
     series: SeriesId,
     run_id: str,
     *,
     metrics: Mapping[str, Any] | None = None,
     tags: Mapping[str, Any] | None = None,
-    store: Store | None = None,
 ) -> "ModelVersion":
     """Register a member run as a version of a series' model, without an alias, and return the version.
 
     The version is an MLflow model (`make_mlflow_model`). A run that already has a version keeps it, with updated tags.
     `metrics` are this series' own, stored with the version: a universal member serves many series.
     """
-    store = store or open_store()
     run: Run = store.client.get_run(run_id)
     digests = digests_of(run.data.tags)
     scores = {k: float(v) for k, v in (metrics or {}).items() if v is not None}
@@ -235,7 +234,7 @@ def register(
 
 
 def champions(
-    series: Collection[SeriesId] | None = None, *, market: str | None = None, store: Store | None = None
+    store: Store, series: Collection[SeriesId] | None = None, *, market: str | None = None
 ) -> list[Champion]:
     """Return the current champions, by timeframe and symbol, with their model folder on this machine.
 
@@ -245,7 +244,6 @@ def champions(
         series: filter; default all.
         market: filter; default all.
     """
-    store = store or open_store(create=False)
     wanted = None if series is None else set(series)
     versions = {
         s: version

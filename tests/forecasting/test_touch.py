@@ -13,9 +13,8 @@ from test_forecast_command import Steps
 import cpbmodels
 from cpbmodels.data import touch
 from cpbmodels.data.series import Series
-from cpbmodels.errors import ModelError
 from flows import cli
-from schemas.errors import DamagedError, MemberError
+from schemas.errors import MemberError
 from tasks.forecasting.months import latest
 from tasks.forecasting.touch import stops, touch_of, touched
 
@@ -79,13 +78,13 @@ def test_a_forecast_of_another_version_than_the_packaged_has_no_chances(home, me
 
 def test_a_model_without_a_table_and_a_damaged_model_say_so(home, member):
     folder = package(home, replace(member, touch=None))
-    with pytest.raises(ModelError, match="no table of extremes"):
+    with pytest.raises(MemberError, match="BTCUSDT 1h: The model has no table of extremes"):
         newest_touch(home)
     flip(folder / "model.safetensors")
-    with pytest.raises(DamagedError, match=r"is damaged: the sha256.*`cpb train-all`"):
+    with pytest.raises(MemberError, match="is damaged: `cpb forecast"):
         newest_touch(home)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(DamagedError, match="cannot be read"):
+    with pytest.raises(MemberError, match="is damaged: `cpb forecast"):
         newest_touch(home)
 
 
@@ -109,6 +108,14 @@ def test_the_command_gives_a_row_for_each_price_and_json(home, monkeypatch, caps
     assert entries[0].keys() == {"price", "side", "probability", "by"}
     assert entries[0]["by"] > START.isoformat(sep=" ")
     assert f"{entries[-1]['probability']:.1%}" in shown
+
+
+def test_the_command_says_in_a_sentence_that_a_model_has_no_table(home, member, monkeypatch, capsys):
+    package(home, replace(member, touch=None))
+    assert command(monkeypatch, "BTC", "1h", "--touch", "98000", "--json") == 3
+    out, err = capsys.readouterr()
+    assert "BTCUSDT 1h: The model has no table of extremes" in json.loads(out.splitlines()[-1])["error"]
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize(

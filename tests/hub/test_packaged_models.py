@@ -42,7 +42,7 @@ def add_version(place, series, number=1):
             )
         ],
     )  # fmt: skip
-    return register(series, run_id, tags={"verdict": f"verdict {number}"})
+    return register(open_store(), series, run_id, tags={"verdict": f"verdict {number}"})
 
 
 def versions(models):

@@ -14,6 +14,7 @@ from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import submissions, switches
 from tasks.promotion.losses import registered_model
 from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
 from tasks.training.plan import planned_recipe
 
 OPTIONS = {
@@ -39,7 +40,7 @@ def backtest(**changed):
 
 
 def test_the_recipe_planned_is_the_recipe_trained(trainer):
-    (btc, _) = champions(market="sim")
+    (btc, _) = champions(open_store(), market="sim")
     assert planned_recipe(spec(), "linear") == registered_model(btc).recipe
 
 
@@ -96,8 +97,8 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
     assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
     assert "of 1 submitted for this span" in newest().reason
     assert newest().backtest.named == submissions(home(), "sim", "1h")[0].digest
-    assert [submission.architecture for submission in champions(market="sim")] == ["har", "har"]
-    assert champions([BTC])[0].selected_on
+    assert [submission.architecture for submission in champions(open_store(), market="sim")] == ["har", "har"]
+    assert champions(open_store(), [BTC])[0].selected_on
     assert switches(home(), "sim", "1h")[0].behind == ()
 
 

@@ -64,13 +64,13 @@ def test_a_misspelt_coin_is_named_with_the_champions_that_there_are(cpb):
 
 
 def test_simulated_champions_are_listed_where_asked_for_or_where_no_others_are(cpb, monkeypatch):
-    simulated = champions()
+    simulated = champions(open_store())
     real = [
         replace(champion, series=SeriesId("spot", champion.series.symbol, champion.series.timeframe))
         for champion in simulated[:1]
     ]
 
-    def both(market=None, store=None):
+    def both(store, market=None):
         return [champion for champion in [*simulated, *real] if market in (None, champion.series.market)]
 
     monkeypatch.setattr(moves, "champions", both)
@@ -109,7 +109,7 @@ def test_a_version_is_promoted_by_hand_and_taken_back(cpb):
     assert (code, answer["decision"]["outcome"], answer["decision"]["version_number"]) == (0, "forced", "1")
     assert aliases() == {"champion": "1", "previous": "2"}
     assert newest().reason == "version 2 is too wide"
-    assert champions([BTC])[0].tags["reason"] == "version 2 is too wide"
+    assert champions(open_store(), [BTC])[0].tags["reason"] == "version 2 is too wide"
     assert cpb("promote", "BTC", "1h", "--version", "previous", "--force", "it was not", *SIM)[0] == 0
     assert aliases() == {"champion": "2", "previous": "1"}
     cpb("promote", "BTC", "1h", "--version", "2", "--force", "again", *SIM)
@@ -175,8 +175,9 @@ def test_a_damaged_version_is_not_promoted(cpb):
 
 
 def test_a_registered_version_without_an_alias_can_be_promoted(cpb):
-    (btc, _) = champions(market="sim")
-    register(BTC, champions([SeriesId("sim", "ETHUSDT", "1h")])[0].run_id)  # anything that is registered
+    store = open_store()
+    (btc, eth) = champions(store, market="sim")
+    register(store, BTC, eth.run_id)  # anything that is registered
     assert cpb("promote", "BTC", "1h", "--version", "2", "--force", "try it", *SIM)[0] == 0
     assert aliases() == {"champion": "2", "previous": btc.version}
 
@@ -185,11 +186,15 @@ def test_page_and_card_say_why(cpb):
     kept._seen.update(stored=object())
     (btc, _) = runs.leaderboard("sim").champions
     assert (btc.preset, btc.decision.outcome, btc.selected_on) == ("smoke", "first", None)
-    assert ", selected on this span |" not in model_card(champions(market="sim"), "alice/cpb-models", WHEEL)
     store = open_store()
+    assert ", selected on this span |" not in model_card(
+        champions(store, market="sim"), "alice/cpb-models", WHEEL
+    )
     store.client.set_model_version_tag(BTC.registered, "1", "cpb.selected_on", "2024-12-20/2024-12-31")
     kept._seen.update(stored=object())
     assert runs.leaderboard("sim").champions[0].selected_on == "2024-12-20/2024-12-31"
     shown = {row.symbol: row.selected_on for row in read.overview(home(), "sim").rows}
     assert shown == {"BTCUSDT": "2024-12-20/2024-12-31", "ETHUSDT": None}
-    assert ", selected on this span |" in model_card(champions(market="sim"), "alice/cpb-models", WHEEL)
+    assert ", selected on this span |" in model_card(
+        champions(open_store(), market="sim"), "alice/cpb-models", WHEEL
+    )

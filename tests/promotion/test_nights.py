@@ -31,7 +31,7 @@ def test_the_first_night_makes_provisional_champions_and_says_so(trainer):
     assert aliases() == {"champion": "1"}
     assert decided() == ("first", "first")
     assert "provisional: a model of a different preset replaces it" in newest().reason
-    (btc, eth) = champions(market="sim")
+    (btc, eth) = champions(open_store(), market="sim")
     assert btc.tags["cpb.recipe"].startswith("linear/smoke/")
     assert newest(ETH).candidate.run_id == eth.run_id
 
@@ -121,7 +121,7 @@ def test_a_champion_without_its_version_or_alias_is_replaced_like_a_first_one(tr
 
 
 def test_a_damaged_champion_is_replaced_uncompared(trainer):
-    (btc, _) = champions(market="sim")
+    (btc, _) = champions(open_store(), market="sim")
     (btc.folder / "model.safetensors").write_bytes(b"damaged")
     night(SECOND)
     assert decided() == ("refreshed", "damaged-incumbent")
@@ -178,7 +178,7 @@ def test_a_recipe_that_validates_better_replaces_nothing_by_itself_and_the_decis
     assert "validates better" in newest().reason
     assert "cpb backtest --gate" in newest().reason
     assert summary.forecast_rows == 20
-    assert [c.architecture for c in champions(market="sim")] == ["linear", "linear"]
+    assert [c.architecture for c in champions(open_store(), market="sim")] == ["linear", "linear"]
 
 
 def test_a_recipe_that_validates_worse_is_not_mentioned(trainer):
@@ -192,7 +192,7 @@ def test_a_recipe_that_validates_worse_is_not_mentioned(trainer):
 def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_decision_names_it(trainer):
     better_recipe(trainer)
     har = next(m for m in recipes_of_last_run() if m.architecture == "har")
-    linear = registered_model(champions(market="sim")[0]).recipe
+    linear = registered_model(champions(open_store(), market="sim")[0]).recipe
     figures = BacktestEvidence(
         challenger=str(har), incumbent=str(linear), first=datetime(2024, 11, 1, tzinfo=UTC),
         last=datetime(2024, 12, 30, tzinfo=UTC), days=60, submitted=3, named="abc", ratio=0.99, low=0.98,
@@ -204,7 +204,7 @@ def test_a_passed_backtest_lets_every_coin_follow_at_the_next_night_and_the_deci
     assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
     assert newest().backtest == figures
     assert "from 2024-11-01 to 2024-12-30, 60 days, of 3 submitted" in newest().reason
-    (btc, _) = champions(market="sim")
+    (btc, _) = champions(open_store(), market="sim")
     assert (btc.architecture, btc.selected_on) == ("har", "2024-11-01/2024-12-30")
     assert [switch.behind for switch in switches(home(), "sim", "1h")] == [()]
 

@@ -95,8 +95,8 @@ def test_a_whole_run_and_the_same_again(trainer, tmp_path):
     assert (first.exit_code, first.series, first.members, first.champions) == (0, 2, 4, 2)
     assert first.forecast_rows == 20
     assert set(statuses().values()) == {"FINISHED"}
-    assert {c.series for c in champions(market="sim")} == {BTC, ETH}
-    assert champions(market="spot") == []
+    assert {c.series for c in champions(open_store(), market="sim")} == {BTC, ETH}
+    assert champions(open_store(), market="spot") == []
     assert trainer.calls.count("linear") == 1
     trainer.before = lambda job, folder: pytest.fail("trained again")
     again, said = run()
@@ -205,7 +205,7 @@ def test_a_model_that_diverged_in_its_first_epoch_is_a_failure_and_no_champion(t
         "diverged",
         "robust-har/sim-BTCUSDT/1h",
     )
-    serving = {c.series: c.architecture for c in champions(market="sim")}
+    serving = {c.series: c.architecture for c in champions(open_store(), market="sim")}
     assert serving[BTC] == "linear"
     assert statuses()["robust-har", "BTCUSDT"] == "FAILED"
 
@@ -302,7 +302,7 @@ def test_a_coin_that_stopped_trading_loses_its_champion(trainer, tmp_path, monke
     summary, said = run()
     assert summary.stopped == stopped
     assert summary.exit_code == 0
-    serving = {c.series for c in champions(market="sim")}
+    serving = {c.series for c in champions(open_store(), market="sim")}
     assert serving == ({BTC} if stopped else {BTC, ETH})
     assert any("has stopped trading" in line for line in said) == bool(stopped)
     assert any("retired sim ETHUSDT 1h" in line for line in said) == bool(stopped)

@@ -72,7 +72,7 @@ def test_a_moved_store_is_refused_until_the_line_of_the_page_records_its_new_pla
     subprocess.run(["bash", "-e", "-c", places + rest], cwd=new.parent, check=True, timeout=60)
 
     store_module._opened.clear()
-    (champion,) = champions(store=open_store(uri))
+    (champion,) = champions(open_store(uri))
     champion.check()
     assert champion.folder.is_relative_to(new)
     assert str(old / "artifacts") not in "\n".join(rows_of(new / "mlflow.db"))

@@ -31,7 +31,7 @@ def _registry(store, tmp_path):
 
 def test_pages_give_what_single_calls_give(store, tmp_path):
     _registry(store, tmp_path)
-    listed = champions()
+    listed = champions(store)
     assert [champion.series.symbol for champion in listed] == list(SYMBOLS)
     single = [
         registered(store, s, str(store.client.get_model_version_by_alias(s.registered, ALIAS).version))

@@ -56,7 +56,7 @@ def champion(store, trained, monkeypatch):
     """BTC's, of a real model in a SQLite store that MLflow knows by its environment."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)
     register_champion(BTC, log_member(fleet_of().run_id, member(trained)), reason="best")
-    return champions()[0]
+    return champions(open_store())[0]
 
 
 def as_pandas(candles, times=None):
@@ -199,7 +199,7 @@ def test_a_newer_release_takes_the_place_of_an_older_wheel(store, champion, tmp_
 
     assert [p.name for p in champion.folder.glob("*.whl")] == [light_wheel().name]
     assert mine.read_text() == "mine"
-    assert damaged(champion.folder, champions()[0].mlflow_files) == []
+    assert damaged(champion.folder, champions(open_store())[0].mlflow_files) == []
 
 
 def test_promoting_again_after_a_kill_writes_what_is_missing(champion, candles):
@@ -208,7 +208,7 @@ def test_promoting_again_after_a_kill_writes_what_is_missing(champion, candles):
 
     register_champion(BTC, champion.run_id)
 
-    assert damaged(champion.folder, champions()[0].mlflow_files) == []
+    assert damaged(champion.folder, champions(open_store())[0].mlflow_files) == []
     assert len(mlflow.pyfunc.load_model(URI).predict(as_pandas(candles))) == 10
 
 
@@ -220,7 +220,7 @@ def test_an_mlmodel_of_somebody_else_is_left_alone(store, trained, caplog):
     register_champion(BTC, run_id)
 
     assert theirs.read_text() == "flavors: {}\n"
-    assert champions()[0].mlflow_files == {}
+    assert champions(open_store())[0].mlflow_files == {}
     assert "MLmodel is not cpb's" in caplog.text
 
 
@@ -254,7 +254,7 @@ def test_a_tracking_server_keeps_them_as_well(trained, candles, tmp_path, monkey
     with tracking_server(tmp_path) as (url, _):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
         register_champion(BTC, log_member(fleet_of().run_id, member(trained)))
-        (champion,) = champions()
+        (champion,) = champions(open_store())
         rows = mlflow.pyfunc.load_model(URI).predict(as_pandas(candles))
         pd.testing.assert_frame_equal(rows, expected(champion.folder, candles))
         assert {f.name for f in champion.folder.iterdir()} == MODEL_NAMES

@@ -166,7 +166,7 @@ def test_champions_and_their_predecessors_stay_and_can_be_loaded(nights):
     assert nights.there(*(nights.members(n)[0] for n in range(1, 5))) == {
         nights.members(n)[0] for n in (2, 3, 4)
     }
-    champion = next(c for c in champions(store=nights.store) if c.series == BTC)
+    champion = next(c for c in champions(nights.store) if c.series == BTC)
     champion.check()
     assert (champion.version, champion.run_id) == ("3", nights.members(3)[0])
     assert (champion.folder / "model.safetensors").read_bytes().count(b"spot-train-all-3/gru") == 1
@@ -390,7 +390,7 @@ def test_a_pruning_that_was_killed_is_finished_by_the_next(nights, forking, mome
     board = leaderboard(nights.flow(7))
     killed = child(nights, CHILD, moment, program=(forking / fork_server.CODE,))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    for champion in champions(store=nights.store):
+    for champion in champions(nights.store):
         champion.check()
     assert leaderboard(nights.flow(7)) == board
     nights.prune()
@@ -431,6 +431,6 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     report = prune(nights.home, dry_run=False, nights=1)
     assert report.runs == 5
     assert str(prune(nights.home, dry_run=False, nights=1)) == "nothing to prune"
-    (champion,) = champions(store=store)
+    (champion,) = champions(store)
     champion.check()
     assert champion.version == "5"

@@ -59,11 +59,11 @@ def test_an_older_version_can_come_back(store, trained):
     assert str(store.client.get_model_version_by_alias("cpb-BTCUSDT-1h", "champion").version) == "1"
 
 
-def test_one_universal_run_may_serve_many_coins(trained):
+def test_one_universal_run_may_serve_many_coins(store, trained):
     register_champion(series("ETHUSDT", "1h"), trained[0], metrics={"test_crps_ratio": 0.91})
     register_champion(series(), trained[0], metrics={"test_crps_ratio": 0.95}, tags={"verdict": "better"})
 
-    listed = champions()
+    listed = champions(store)
 
     assert [c.series for c in listed] == [series("BTCUSDT"), series("ETHUSDT")]
     assert [c.metrics["test_crps_ratio"] for c in listed] == [0.95, 0.91]
@@ -73,14 +73,14 @@ def test_one_universal_run_may_serve_many_coins(trained):
     assert (listed[0].folder / "model.safetensors").is_file()
 
 
-def test_champions_can_be_narrowed(trained):
+def test_champions_can_be_narrowed(store, trained):
     register_champion(series("ETHUSDT", "1h"), trained[0])
     register_champion(series("BTCUSDT", "15m"), trained[0])
 
-    assert [c.series for c in champions([series(timeframe="15m")])] == [series(timeframe="15m")]
-    assert len(champions(market="spot")) == 2
-    assert champions(market="um") == []
-    assert champions([]) == []
+    assert [c.series for c in champions(store, [series(timeframe="15m")])] == [series(timeframe="15m")]
+    assert len(champions(store, market="spot")) == 2
+    assert champions(store, market="um") == []
+    assert champions(store, []) == []
 
 
 def test_a_um_run_never_touches_spots_champion(store, folder, trained):
@@ -89,10 +89,10 @@ def test_a_um_run_never_touches_spots_champion(store, folder, trained):
 
     assert register_champion(series(market="um"), future) == "1"
 
-    by_market = {c.series.market: c for c in champions()}
+    by_market = {c.series.market: c for c in champions(store)}
     assert (by_market["spot"].run_id, by_market["spot"].model_version) == (trained[0], "cpb-BTCUSDT-1h/1")
     assert (by_market["um"].run_id, by_market["um"].model_version) == (future, "cpb-um-BTCUSDT-1h/1")
-    assert [c.series.market for c in champions(market="um")] == ["um"]
+    assert [c.series.market for c in champions(store, market="um")] == ["um"]
     assert store.client.get_model_version("cpb-um-BTCUSDT-1h", "1").tags["market"] == "um"
 
 
@@ -101,7 +101,7 @@ def test_a_registered_model_of_somebody_else_is_left_alone(store, trained):
     version = store.client.create_model_version("cpb-notes", "/nowhere", await_creation_for=0)
     store.client.set_registered_model_alias("cpb-notes", "champion", version.version)
 
-    assert champions() == []
+    assert champions(store) == []
 
 
 def break_weights(folder, how):
@@ -116,12 +116,12 @@ def break_weights(folder, how):
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "one bit"])
-def test_a_damaged_champion_says_so_and_the_others_are_still_good(trained, how):
+def test_a_damaged_champion_says_so_and_the_others_are_still_good(store, trained, how):
     register_champion(series("BTCUSDT"), trained[0])
     register_champion(series("ETHUSDT"), trained[1])
-    break_weights(champions([series("BTCUSDT")])[0].folder, how)
+    break_weights(champions(store, [series("BTCUSDT")])[0].folder, how)
 
-    damaged, good = champions()
+    damaged, good = champions(store)
 
     assert good.damage == ""
     good.check()
@@ -134,11 +134,11 @@ def test_a_damaged_champion_says_so_and_the_others_are_still_good(trained, how):
 def test_the_config_of_a_version_without_recorded_digests_is_checked(store, trained):
     store.client.delete_tag(trained[0], "files")
     register_champion(series(), trained[0])
-    (champion,) = champions()
+    (champion,) = champions(store)
     assert (champion.digests, champion.damage) == ({}, "")
 
     (champion.folder / "config.json").write_text("{")
-    assert "config.json" in champions()[0].damage
+    assert "config.json" in champions(store)[0].damage
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from schemas.identity import SeriesId
 from tasks.signals.feature_files import write_features
 from tasks.steps import publish
 from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
 from tasks.verify import verify_all
 
 OTHER = SeriesId(MARKET, "ETHUSDT", "1h")
@@ -45,7 +46,7 @@ def of_fleets(name):
 
 
 def of_champions(name):
-    return lambda home: [model.folder / name for model in champions(market=MARKET)]
+    return lambda home: [model.folder / name for model in champions(open_store(), market=MARKET)]
 
 
 def published(name):

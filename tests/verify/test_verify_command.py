@@ -14,6 +14,7 @@ from flows.train_all import run_train_all
 from schemas.errors import BusyError, CpbError
 from tasks.hub.tree import packaged_models
 from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
 from tasks.verify import KINDS, verify_all
 from webapp.app import create_app
 
@@ -142,7 +143,7 @@ def test_a_damaged_month_makes_one_forecast_partial(stored, monkeypatch):
 
 
 def test_a_refusal_for_damage_names_one_command_only(stored):
-    for model in (*champions(market=MARKET), *packaged_models(stored, MARKET)):
+    for model in (*champions(open_store(), market=MARKET), *packaged_models(stored, MARKET)):
         cut(model.folder / "model.safetensors")
     with pytest.raises(CpbError) as caught:
         run_forecast(hour("2025-05-23"), Runner(), lambda _: None)

@@ -17,6 +17,7 @@ from schemas.run import RunSpec
 from tasks.signals.feature_files import read_features, write_features
 from tasks.storage.locks import locked
 from tasks.tracking.registry import champions
+from tasks.tracking.store import open_store
 from tasks.training.shard import JOB, RESULT, progress_so_far, read_job
 from tasks.verify import verify_all
 
@@ -54,7 +55,7 @@ def member_of(home, name=""):
 
 
 def champion():
-    (model,) = (c for c in champions(market=MARKET) if c.series == SERIES)
+    (model,) = (c for c in champions(open_store(), market=MARKET) if c.series == SERIES)
     return model
 
 
