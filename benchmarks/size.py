@@ -18,7 +18,7 @@ from benchmarks._paired import table
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("flows", "tasks", "cpbmodels", "schemas", "webapp")
-LIMIT = 25_870
+LIMIT = 25_900
 """Code lines of the product: goes down with each landing, and up only with an issue that says so."""
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,

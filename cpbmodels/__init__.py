@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # what follows at run time by name, spelled out for type checkers and completion
     from cpbmodels.arch import ArchitectureInfo, architecture, architectures
     from cpbmodels.arch.options import PROFILES, Preset
-    from cpbmodels.arch.presets import PRESETS, preset, without_effect
+    from cpbmodels.arch.presets import preset, without_effect
     from cpbmodels.data.paths import Paths
     from cpbmodels.data.series import Prediction, Series
     from cpbmodels.data.student_t import QUANTILES
@@ -33,7 +33,7 @@ _EXPORTS = {
     "hub": ("from_hub",),
     "arch": ("ArchitectureInfo", "architecture", "architectures"),
     "arch.options": ("PROFILES", "Preset"),
-    "arch.presets": ("PRESETS", "preset", "without_effect"),
+    "arch.presets": ("preset", "without_effect"),
     "data.paths": ("Paths",),
     "data.series": ("Prediction", "Series"),
     "data.student_t": ("QUANTILES",),
@@ -45,7 +45,7 @@ _EXPORTS = {
 }
 _MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 __all__ = [
-    "PRESETS", "PROFILES", "QUANTILES", "ArchitectureInfo", "EpochRecord", "Forecast", "Member", "ModelError",
+    "PROFILES", "QUANTILES", "ArchitectureInfo", "EpochRecord", "Forecast", "Member", "ModelError",
     "Paths", "Prediction", "Preset", "Series", "StepRecord", "architecture", "architectures",
     "ensemble", "forecast_all", "from_hub", "load", "paths", "predict", "preset", "train_fleet",
     "why_not", "without_effect",

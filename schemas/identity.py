@@ -247,6 +247,10 @@ class SeriesId:
         """
         return tree_of(home, tree, self.market).joinpath(f"interval={self.timeframe}/symbol={self.symbol}")
 
+    def packaged(self, home: Path) -> Path:
+        """Return the folder of the series' packaged model, as in `HOME/hub/BTCUSDT/1h`."""
+        return tree_of(home, "hub", self.market) / self.label / self.timeframe
+
 
 def options_of(series: Sequence[SeriesId]) -> str:
     """Return the command-line options that select several series of one market: `--coins BTCUSDT,ETHUSDT …`."""

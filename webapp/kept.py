@@ -113,7 +113,7 @@ def changes(home: Path) -> answers.Changes:
     minute = "" if database else f"-{datetime.now(UTC):%H%M}"
     return answers.Changes(
         candles=_token(trees("klines", "provisional")),
-        forecasts=_token(trees("forecasts")),
+        forecasts=_token(trees("forecasts", "hub")),
         ledger=_token(trees("ledger")),
         board=_token(board) + minute,
         runs=_token([*board, *at_work(home)]) + minute,

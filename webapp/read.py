@@ -9,7 +9,7 @@ import polars as pl
 
 from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.data.touch import Touch
-from schemas.errors import CpbError, MemberError
+from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.identity import (
     COINS,
     MARKETS,
@@ -40,11 +40,28 @@ SPARKLINE = 48
 STOPS = (0.25, 0.1, 0.05)
 """Chances of which the prices are marked in the chart."""
 
-newest, closed_at = kept(months.latest), kept(newest_close)
-record = kept(read_summary)
-"""The newest forecast of a series and its newest candle's close; the record of a market as of the last scoring."""
+closed_at, record = kept(newest_close), kept(read_summary)
+"""A series' newest candle's close; the record of a market as of the last scoring."""
 
 CANDLE = ("open", "high", "low", "close", "volume")
+
+
+@kept
+def _newest(home: Path, series: SeriesId) -> tuple[pl.DataFrame, str]:
+    try:
+        return months.latest(home, series), ""
+    except DamagedError as error:
+        return pl.DataFrame(schema=months.FORECASTS.schema), str(error)
+
+
+def newest(home: Path, series: SeriesId) -> pl.DataFrame:
+    """Return the newest forecast of a series; empty if there is none, or its month is `damaged`."""
+    return _newest(home, series)[0]
+
+
+def damaged(home: Path) -> dict[SeriesId, str]:
+    """Return the damage of the newest forecasts, by series."""
+    return {series: text for series in _stored(home) if (text := _newest(home, series)[1])}
 
 
 def health(home: Path) -> answers.Health:
@@ -53,7 +70,7 @@ def health(home: Path) -> answers.Health:
     shown = [info for info in every if not info.simulated] or every
     with_forecast = [info for info in shown if info.issued_at]
     served = [SeriesId(info.market, info.symbol, info.timeframe) for info in with_forecast or shown]
-    stale = too_old(home, tuple(served))
+    stale = too_old(home, tuple(served)) | damaged(home)
     return answers.Health(
         status="empty" if not every else "stale" if stale else "ok",
         series=len(with_forecast),
@@ -117,12 +134,17 @@ def default_market(home: Path) -> Market:
 
 
 def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None) -> pl.DataFrame:
-    """Return the rows of the forecast issued at an instant, default the newest; raises `MemberError` without one."""
+    """Return the rows of the forecast issued at an instant, default the newest.
+
+    Raises:
+        MemberError: there is none.
+        DamagedError: a month that holds it.
+    """
     rows = months.latest(home, series, issued_at) if issued_at else newest(home, series)
     if not rows.is_empty() and issued_at in (None, rows["issued_at"][0]):
         return rows
     if issued_at is None or newest(home, series).is_empty():
-        raise _no_forecast(series)
+        raise _no_forecast(home, series)
     raise MemberError(
         f"no forecast of {series} was issued at {issued_at:%Y-%m-%dT%H:%M:%SZ}; "
         f"/api/forecasts/{series.symbol}/{series.timeframe} lists those that were"
@@ -153,8 +175,7 @@ def _touch_of(home: Path, series: SeriesId) -> tuple[pl.DataFrame, Touch]:
 
 def forecasts(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
     """Return `answers.IssuedForecast` of the newest `limit`; raises `MemberError` if the series has no forecast."""
-    if newest(home, series).is_empty():
-        raise _no_forecast(series)
+    forecast_at(home, series)  # raises without one
     return months.issues(home, series, limit, until)[list(answers.IssuedForecast.model_fields)]
 
 
@@ -182,8 +203,11 @@ def check_coin(home: Path, series: SeriesId) -> None:
     raise MemberError(f"the coin {series.symbol} is unknown: nothing of it is stored{there}; check the name")
 
 
-def _no_forecast(series: SeriesId) -> MemberError:
-    return MemberError(f"no forecast of {series} is stored; make one with `{forecast_command(series)}`")
+def _no_forecast(home: Path, series: SeriesId) -> MemberError:
+    return MemberError(
+        damaged(home).get(series)
+        or f"no forecast of {series} is stored; make one with `{forecast_command(series)}`"
+    )
 
 
 def scored(home: Path, series: SeriesId, limit: int) -> tuple[answers.Ledger, str, pl.DataFrame]:
@@ -193,7 +217,7 @@ def scored(home: Path, series: SeriesId, limit: int) -> tuple[answers.Ledger, st
         MemberError: the series has no forecast.
     """
     if not month_files(series.folder(home, "forecasts")):
-        raise _no_forecast(series)
+        raise _no_forecast(home, series)
     of_market = record(home, series.market)
     entries = [
         answers.RecordEntry(**entry.model_dump())
@@ -242,7 +266,7 @@ def overview(home: Path, market: Market) -> answers.Overview:
         alarm.series: {"watch": alarm.state, "watch_reason": alarm.reason or None}
         for alarm in alarms(home, market)
     }
-    stale = too_old(home, tuple(with_forecast or of_market))
+    stale, damages = too_old(home, tuple(with_forecast or of_market)), damaged(home)
     rows = [
         answers.OverviewRow(
             **identity(series),
@@ -251,7 +275,7 @@ def overview(home: Path, market: Market) -> answers.Overview:
             **served.get(series, {}),
             **records.get(series, {}),
             **watched.get(series, {}),
-            stale=stale.get(series),
+            stale=(stale | damages).get(series),
             command=f"cpb {'forecast' if series in with_forecast else 'train-all'} {series.options}",
         )
         for series in ordered

@@ -72,13 +72,6 @@ def all_presets() -> Mapping[str, Mapping[str, Any]]:
     }
 
 
-def __getattr__(name: str) -> Any:
-    """`PRESETS`, computed on first access, because it imports every architecture."""
-    if name != "PRESETS":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return all_presets()
-
-
 def _head_conflict(architecture: str, options: Preset) -> str:
     """A reserved head and the architectures that fix it belong together, with the options that the head requires."""
     from cpbmodels.arch.heads import HEADS

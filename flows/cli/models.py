@@ -7,7 +7,7 @@ import typer
 from flows.cli.options import Json, cli_options
 from flows.console import Column, echo, emit, finding, interval, print_table, quiet_libraries, show
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError, count
-from schemas.identity import SIM, SPOT, check_known, market_option
+from schemas.identity import SIM, SPOT, check_known
 from schemas.run import BoardSpec, RunSpec
 from schemas.scope import ScopeSpec
 from tasks.storage.files import checked_home, stored_home
@@ -292,7 +292,8 @@ def publish(
             }
         )
     else:
-        then = f"; `cpb publish{market_option(spec.market)} --repo USER/NAME` publishes it"
+        market = "" if spec.market == SPOT else f" --market {spec.market}"
+        then = f"; `cpb publish{market} --repo USER/NAME` publishes it"
         written = f"written to {result.place}{'' if result.failures else then}"
         echo(f"published: {result.place}" if repo else written)
     raise typer.Exit(code)

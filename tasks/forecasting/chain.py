@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Literal
 
@@ -196,9 +197,16 @@ def _draft(home: Path, series: SeriesId, tree: Tree, name: str, rows: pl.DataFra
     path = series.folder(home, tree.name) / name
     new = rows.unique(KEY, keep="first", maintain_order=True)
     old = new.clear()
-    with suppress(FileNotFoundError):
+    place = path.relative_to(market_home(home, series.market)).as_posix()
+    try:
         old = load(home, series, tree, path)
         new = new.join(old, on=list(KEY), how="anti", maintain_order="left")
+    except FileNotFoundError:
+        if _is_recorded(chain_path(home, series.market), place):
+            raise DamagedError(
+                f"{place} is missing, though the chain has rows of it; {RESTORE}: until then {series} stores nothing "
+                "in that month", field=place,
+            ) from None  # fmt: skip
     if new.is_empty():
         return None
     data = month_bytes(path, pl.concat([old, new]))
@@ -207,8 +215,14 @@ def _draft(home: Path, series: SeriesId, tree: Tree, name: str, rows: pl.DataFra
     draft = _draft_of(path, digest)
     draft.write_bytes(data)
     sync(draft)
-    place = path.relative_to(market_home(home, series.market)).as_posix()
     return Entry(place, len(new), rows_digest(new), digest)
+
+
+def _is_recorded(chain: Path, place: str) -> bool:
+    """Whether a line of the chain names a month file; read only where the file is missing, as in a new month."""
+    with suppress(FileNotFoundError, ValueError), chain.open("rb") as file:  # mmap refuses an empty file
+        return mmap(file.fileno(), 0, access=ACCESS_READ).find(f'"{place}"'.encode()) >= 0
+    return False
 
 
 def _draft_of(path: Path, sha256: str) -> Path:

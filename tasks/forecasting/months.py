@@ -12,6 +12,7 @@ import hashlib
 import io
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -22,6 +23,7 @@ import polars as pl
 from schemas.errors import DamagedError, MemberError
 from schemas.frames import FORECAST_SCHEMA, LEDGER_SCHEMA, check_columns, check_forecasts, check_ledger
 from schemas.identity import SeriesId, stored_series
+from tasks.storage.model_folder import read_config
 from tasks.storage.records import warn_once
 
 MONTH_FILE = re.compile(r"(forecasts|ledger)(-\w+)?/interval=(\w+)/symbol=(\w+)/([0-9]{4}-[0-9]{2})\.parquet")
@@ -192,45 +194,52 @@ def forecast_command(series: SeriesId) -> str:
 def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.DataFrame:
     """Return the newest forecast of one series (issued by `until`), its steps in order; empty without forecasts.
 
-    Of several champions' forecasts at the same time, the last written.
+    Of several champions' forecasts at the same time that of the packaged model, else the last written.
+
+    Raises:
+        DamagedError: its month is damaged: an older forecast is not the newest.
     """
-    for rows in _newest_months(home, series, until):
+    for path in _newest_first(home, series, until):
+        rows = _issued_by(load(home, series, FORECASTS, path), until)
         if not rows.is_empty():
             newest = rows.filter(pl.col("issued_at") == pl.col("issued_at").max())
-            return newest.filter(pl.col("model_version") == pl.col("model_version").last()).sort("step")
+            version = newest["model_version"][-1]
+            if newest["model_version"].n_unique() > 1:
+                with suppress(DamagedError):
+                    packaged = read_config(series.packaged(home)).model_version
+                    version = packaged if packaged in newest["model_version"] else version
+            return newest.filter(pl.col("model_version") == version).sort("step")
     return pl.DataFrame(schema=FORECAST_SCHEMA)
 
 
 def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = None) -> pl.DataFrame:
-    """Return the newest `limit` forecasts of a series (issued by `until`), oldest first, each selected as by `latest`.
+    """Return the newest `limit` forecasts of a series (issued by `until`), oldest first, the last written.
 
     Columns: `issued_at`, `model_version`, `role`, `made_at`, and `live`: made before the first target candle closed.
-    Months are read from the newest backwards, only as many as needed.
+    Months are read from the newest backwards, only as many as needed; a damaged one is skipped and logged once.
     """
     columns = ["issued_at", "model_version", "role", "made_at"]
     live = (pl.col("made_at") < pl.col("target_time")).fill_null(value=False).alias("live")
     tree = replace(FORECASTS, columns=[*columns, "target_time", "step"])
     shown = pl.DataFrame(schema={**{name: FORECAST_SCHEMA[name] for name in columns}, "live": pl.Boolean})
-    for rows in _newest_months(home, series, until, tree):
-        issued = (
-            rows.filter(pl.col("step") == 1).select(*columns, live).sort("issued_at", maintain_order=True)
-        )
+    for path in _newest_first(home, series, until):
+        if (rows := read_month(home, series, tree, path)) is None:
+            continue
+        first_steps = _issued_by(rows, until).filter(pl.col("step") == 1).select(*columns, live)
+        issued = first_steps.sort("issued_at", maintain_order=True)
         shown = pl.concat([issued.unique("issued_at", keep="last", maintain_order=True), shown])
         if len(shown) >= limit:
             break
     return shown.tail(limit)
 
 
-def _newest_months(
-    home: Path, series: SeriesId, until: datetime | None, tree: Tree = FORECASTS
-) -> Iterator[pl.DataFrame]:
-    """Yield the forecast rows (issued by `until`), month by month from the newest backwards."""
-    for path in reversed(month_files(series.folder(home, FORECASTS.name))):
-        if until and path.stem > f"{until:%Y-%m}":
-            continue
-        rows = read_month(home, series, tree, path)
-        if rows is not None:
-            yield rows.filter(pl.col("issued_at") <= until) if until else rows
+def _newest_first(home: Path, series: SeriesId, until: datetime | None) -> list[Path]:
+    files = month_files(series.folder(home, FORECASTS.name))
+    return [path for path in reversed(files) if not until or path.stem <= f"{until:%Y-%m}"]
+
+
+def _issued_by(rows: pl.DataFrame, until: datetime | None) -> pl.DataFrame:
+    return rows.filter(pl.col("issued_at") <= until) if until else rows
 
 
 def series_with_forecasts(home: Path, market: str | None = None) -> list[SeriesId]:

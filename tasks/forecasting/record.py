@@ -111,24 +111,29 @@ def _no_sums() -> pl.DataFrame:
 def daily_sums(home: Path, series: SeriesId) -> pl.DataFrame:
     """Return a series' daily sums, oldest first, updated from its month files; empty if it has no month files.
 
-    `source` tells from which state of the month's files a row was computed.
+    `source` tells from which state of the month's files a row was computed. Sums of a month that is damaged or missing,
+    as `cpb verify` tells, stay.
     """
     folder = series.folder(home, LEDGER.name)
-    if not month_files(folder):
+    if not folder.is_dir():
         return _no_sums()
     with locked(folder / ".lock"):  # guards the sums only; the month files may be written concurrently
         stored, parts = read_sums(home, series), [_no_sums()]
-        for file in month_files(folder):
-            forecasts = series.folder(home, FORECASTS.name) / file.name
-            states = (path.stat() for path in (forecasts, file) if path.exists())
+        names = {file.name for file in month_files(folder)} | {
+            f"{day:%Y-%m}.parquet" for day in stored["day"]
+        }
+        for name in sorted(names):
+            forecasts, ledger = series.folder(home, FORECASTS.name) / name, folder / name
+            states = (path.stat() for path in (forecasts, ledger) if path.exists())
             source = " ".join(f"{state.st_ino}/{state.st_mtime_ns}/{state.st_size}" for state in states)
             part = stored.filter(pl.col("source") == source)
             if part.is_empty():
                 rows = read_month(home, series, FORECASTS, forecasts)
-                scores = read_month(home, series, LEDGER, file)
-                if rows is None or scores is None:  # damaged, reported in the log
-                    continue
-                part = day_sums(scored_rows(with_scale(rows), scores)).with_columns(source=pl.lit(source))
+                scores = read_month(home, series, LEDGER, ledger)
+                if rows is None or scores is None:
+                    part = stored.filter(pl.col("day").dt.strftime("%Y-%m.parquet") == name)
+                else:
+                    part = day_sums(scored_rows(with_scale(rows), scores)).with_columns(source=pl.lit(source))
             parts.append(part)
         sums = pl.concat(parts).sort(KEY)
         if not sums.equals(stored):

@@ -10,7 +10,7 @@ from cpbmodels.data.series import QUANTILE_COLUMNS
 from cpbmodels.data.touch import SIDES, Touch
 from cpbmodels.errors import ModelError
 from schemas.errors import DamagedError, MemberError
-from schemas.identity import SeriesId, tree_of
+from schemas.identity import SeriesId
 from tasks.forecasting.months import forecast_command
 from tasks.storage.model_folder import read_touch
 
@@ -23,7 +23,7 @@ def touch_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> Touch:
     """
     made_by = rows["model_version"][0]
     try:
-        version, table = read_touch(tree_of(home, "hub", series.market) / series.label / series.timeframe)
+        version, table = read_touch(series.packaged(home))
         if version == made_by:
             return Touch(table, rows.select(QUANTILE_COLUMNS).to_numpy(), rows["last_close"][0])
     except DamagedError as error:

@@ -124,7 +124,14 @@ def store_error(uri: str, error: BaseException) -> CpbError:
     first_line = (str(innermost).strip() or type(innermost).__name__).splitlines()[0]
     store, reason = f"the MLflow store {public_url(uri)}", without_credentials(first_line)[:300]
     password = uri.partition("://")[2].rpartition("@")[0].partition(":")[2]
-    if isinstance(error, ValueError) or re.search("[@/?#]", password):  # URL and reason may show a part of it
+    if "://" not in uri:  # the scheme may have been forgotten before a password
+        store, reason = (
+            "the MLflow store of MLFLOW_TRACKING_URI",
+            "it is no URL, as in sqlite:///mlruns/mlflow.db",
+        )
+    elif isinstance(error, ValueError) or re.search(
+        "[@/?#]", password
+    ):  # URL and reason may show a part of it
         store = "the MLflow store of MLFLOW_TRACKING_URI"
         reason = "its URL cannot be parsed; in a user name or password write @, : and / as %40, %3A and %2F"
     return CpbError(

@@ -13,7 +13,7 @@ from verifying import verify_forecasts as verify
 from schemas.errors import DamagedError
 from tasks.forecasting import months
 from tasks.forecasting.months import FORECASTS, latest
-from tasks.forecasting.record import score_due
+from tasks.forecasting.record import ledger_rows, score_due, write_summary
 
 
 def cut(path):
@@ -60,12 +60,14 @@ def home(two_months, tmp_path):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_month_is_left_out_and_named_with_a_command(home, damage, caplog):
+def test_a_damaged_month_is_left_out_of_lists_and_named_with_a_command(home, damage, caplog):
     newest = PEPE.folder(home, "forecasts") / "2025-06.parquet"
     damage(newest)
 
     assert read(home, PEPE).equals(rows_at(0))
-    assert latest(home, PEPE).equals(rows_at(0))
+    with pytest.raises(DamagedError, match=r"PEPEUSDT/2025-06.parquet is damaged: "):
+        latest(home, PEPE)  # an older forecast is not the newest
+    assert latest(home, PEPE, START).equals(rows_at(0))
     assert len(ledger(home, PEPE)) == 10
     assert len(read(home, BTC)) == 10
     (said,) = [r.getMessage() for r in caplog.records]  # once, however often it is read
@@ -149,6 +151,36 @@ def test_a_damaged_month_is_never_written_to_and_heals_when_it_is_restored(home,
     newest.write_bytes(whole)
     assert append(home, PEPE, rows_at(9)) == 10
     assert list(verify(home, "spot")) == []
+
+
+def test_a_month_that_is_gone_is_not_begun_anew(home):
+    path = PEPE.folder(home, "forecasts") / "2025-06.parquet"
+    whole = path.read_bytes()
+    path.unlink()
+    with pytest.raises(
+        DamagedError, match=r"2025-06.parquet is missing, though the chain has rows of it; restore it"
+    ):
+        append(home, PEPE, rows_at(9))
+    assert not path.exists()
+    path.write_bytes(whole)
+    assert append(home, PEPE, rows_at(9)) == 10
+    scores = PEPE.folder(home, "ledger") / "2025-06.parquet"
+    whole = scores.read_bytes()
+    scores.unlink()
+    (failure,) = score_due(home, [PEPE, BTC], START + 20 * HOUR).failures
+    assert (failure.series, failure.code) == (PEPE, "damaged")
+    scores.write_bytes(whole)
+    assert list(verify(home, "spot")) == []
+
+
+@pytest.mark.parametrize("damage", [flip_value, Path.unlink])
+def test_the_record_keeps_the_sums_of_a_month_that_cannot_be_read(home, damage):
+    before = ledger_rows(home)
+    damage(PEPE.folder(home, "ledger") / "2025-06.parquet")
+    write_summary(home, "spot")
+    assert [row | {"made_at": None} for row in ledger_rows(home)] == [
+        row | {"made_at": None} for row in before
+    ]
 
 
 def test_a_damaged_ledger_month_fails_the_scores_of_its_own_series(home):

@@ -60,6 +60,15 @@ def test_chances_are_those_of_the_models_table_at_the_widths_of_the_stored_forec
     assert [entry["by"] for entry in entries[:10]] == rows["target_time"].to_list()
 
 
+def test_the_newest_of_two_versions_is_that_of_the_packaged_model(home, member):
+    append(home, BTC, rows_at(0, LAST, BTC, version=2))
+    assert newest_touch(home)[0]["model_version"][0] == f"{BTC.registered}/1"
+    package(home, member, version=2)
+    assert newest_touch(home)[0]["model_version"][0] == f"{BTC.registered}/2"
+    package(home, member, version=3)
+    assert latest(home, BTC)["model_version"][0] == f"{BTC.registered}/2"
+
+
 def test_stops_are_touched_by_the_last_step_with_their_chances(home):
     rows, chances = newest_touch(home)
     for stop in stops(rows, chances, [0.05, 0.25]):

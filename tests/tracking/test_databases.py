@@ -108,6 +108,15 @@ def test_a_password_that_is_not_percent_encoded_is_told_how(store_uri):
     assert "127.0.0.1" not in text
 
 
+@pytest.mark.parametrize("uri", ["bob:hunter2@host/db", "/tmp/mlruns"])
+def test_what_is_no_url_is_told_how_and_not_shown(uri):
+    with pytest.raises(
+        CpbError, match=r"MLFLOW_TRACKING_URI cannot be used: it is no URL, as in sqlite:///"
+    ) as caught:
+        open_store(uri)
+    assert uri not in str(caught.value)
+
+
 def test_an_error_of_a_later_call_is_the_drivers_first_line(store):
     with pytest.raises(CpbError) as caught, store_errors(store.uri):
         store.client.get_run("0" * 32)

@@ -158,9 +158,16 @@ def test_a_damaged_file_takes_nothing_else_with_it(tmp_path, monkeypatch, kind, 
             "/api/candles/BTC/1h",
         ):
             assert client.get(good).status_code == 200
-        newest = client.get("/api/forecast/BTC/1h")
+        newest, health = client.get("/api/forecast/BTC/1h"), client.get("/healthz").json()
         assert newest.status_code == (404 if kind == "forecasts" else 200)
-        assert isinstance(newest.json().get("detail", ""), str)
+        if kind == "forecasts":
+            said = newest.json()["detail"]
+            assert "2025-06.parquet is damaged: " in said
+            assert said in health["stale"]
+            assert client.get("/api/touch/BTC/1h").json()["detail"] == said
+            assert {row["symbol"]: row["stale"] for row in client.get("/api/overview").json()["rows"]}[
+                "BTCUSDT"
+            ] == said
 
 
 def test_ledger_has_hit_rates_and_the_newest_rows(client):
