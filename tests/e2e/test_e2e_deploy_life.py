@@ -165,7 +165,10 @@ def test_what_cannot_be_started_is_said(deployed):
         stderr=subprocess.DEVNULL,
     ) as other:
         try:
-            wait_for(lambda: deployed.json("deploy", "up", "--port", deployed.port, code=1))
+            # else the first `up` is before it, and its server is still ending
+            wait_for(lambda: [c for c in psutil.Process(other.pid).net_connections() if c.status == "LISTEN"])
+            said = deployed.json("deploy", "up", "--port", deployed.port, code=1)
+            assert "in use" in said["error"]
             assert deployed.processes() == []
         finally:
             other.kill()
