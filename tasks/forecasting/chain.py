@@ -204,8 +204,8 @@ def _draft(home: Path, series: SeriesId, tree: Tree, name: str, rows: pl.DataFra
     except FileNotFoundError:
         if _is_recorded(chain_path(home, series.market), place):
             raise DamagedError(
-                f"{place} is missing, though the chain has rows of it; {RESTORE}: until then {series} stores nothing "
-                "in that month", field=place,
+                f"{path.relative_to(home)} is missing, though the chain has rows of it; {RESTORE}: until then {series} "
+                "stores nothing in that month", field=place,
             ) from None  # fmt: skip
     if new.is_empty():
         return None
