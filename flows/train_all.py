@@ -48,8 +48,8 @@ from tasks.steps import Engine, Plan, forecast, opened_engine, plan, promote, pu
 from tasks.storage.files import public_url
 from tasks.storage.records import value_digest
 from tasks.tracking.prune import prune
-from tasks.tracking.runs import OpenRun, finish, kill, log_metrics, start_parent
-from tasks.tracking.store import UNUSABLE, check_place, open_store, store_errors
+from tasks.tracking.runs import OpenRun, check_place, finish, kill, log_metrics, start_parent
+from tasks.tracking.store import UNUSABLE, open_store, store_errors
 from tasks.tracking.tags import (
     AS_OF,
     COMMAND,

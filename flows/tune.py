@@ -16,8 +16,8 @@ from tasks.running.parallel import Report
 from tasks.storage.files import write_json
 from tasks.storage.locks import locked
 from tasks.storage.records import value_digest
-from tasks.tracking.runs import finish, log_trials, start_parent
-from tasks.tracking.store import check_place, open_store
+from tasks.tracking.runs import check_place, finish, log_trials, start_parent
+from tasks.tracking.store import open_store
 from tasks.tracking.tags import AS_OF, KIND, NEWEST, STUDY
 from tasks.training.local import check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code

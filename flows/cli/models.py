@@ -292,8 +292,7 @@ def publish(
             }
         )
     else:
-        market = "" if spec.market == SPOT else f" --market {spec.market}"
-        then = f"; `cpb publish{market} --repo USER/NAME` publishes it"
+        then = f"; `cpb publish --market {spec.market} --repo USER/NAME` publishes it"
         written = f"written to {result.place}{'' if result.failures else then}"
         echo(f"published: {result.place}" if repo else written)
     raise typer.Exit(code)

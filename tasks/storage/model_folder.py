@@ -23,7 +23,7 @@ from cpbmodels.arch.options import Preset
 from cpbmodels.data.touch import KEY
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.config import CONFIG, JUDGED, PARTS, WEIGHTS, WEIGHTS_DIGEST, parse, sealed
-from schemas.errors import DamagedError
+from schemas.errors import CpbError, DamagedError
 from schemas.identity import Recipe, SeriesId
 from schemas.ledger import Reference
 from schemas.run import UNIVERSAL_SUFFIX
@@ -193,6 +193,32 @@ def write_published_config(source: Path, target: Path, model_version: str, verdi
     """
     values = _config_values(source) | {"model_version": model_version, "verdict": verdict}
     write_json(target / CONFIG, sealed(values, file_digest(source / WEIGHTS)))
+
+
+def digests_to_log(folder: Path, expected: Mapping[str, str]) -> dict[str, str]:
+    """Return the sha256 of each file of a model folder before it is logged.
+
+    Args:
+        expected: digests recorded when the files were written, which the files must match.
+
+    Raises:
+        CpbError: the folder is missing.
+        DamagedError: a file does not match its recorded digest.
+    """
+    if not folder.is_dir():
+        raise CpbError(
+            f"the model folder {folder} does not exist; run the same command again to train it",
+            code="no-model",
+        )
+    files = file_digests(folder)
+    changed = [name for name, digest in expected.items() if files.get(name) != digest]
+    if changed:
+        raise DamagedError(
+            f"{folder / changed[0]} is not the file that was trained (its sha256 differs); "
+            f"remove {folder.parent} and run the same command again",
+            field=str(folder / changed[0]),
+        )
+    return files
 
 
 def file_digests(folder: Path) -> dict[str, str]:

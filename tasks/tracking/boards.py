@@ -26,8 +26,8 @@ from schemas.identity import (
 )
 from tasks.judging.inference import relation
 from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, full_name, versions_of
-from tasks.tracking.runs import dead_runs
-from tasks.tracking.store import Store, find_run, find_runs, open_store, search
+from tasks.tracking.runs import dead_runs, search
+from tasks.tracking.store import Store, find_run, find_runs, open_store
 from tasks.tracking.tags import (
     FLEET,
     FLOW,

@@ -20,8 +20,8 @@ from schemas.errors import BusyError, count
 from tasks.storage.files import delete_files, final_path, local_path, remove_empty
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.tracking.registry import COPIES, all_versions, copy_name, full_name, registered_models, series_of
-from tasks.tracking.runs import reconcile
-from tasks.tracking.store import Store, exclusive, is_server, open_store, search
+from tasks.tracking.runs import reconcile, search
+from tasks.tracking.store import Store, exclusive, is_server, open_store
 from tasks.tracking.tags import (
     FLEET,
     FLOW,

@@ -8,21 +8,22 @@ host and boot is looked up; a process of an earlier boot is dead. Runs of other 
 their processes up.
 """
 
+import os
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schemas.errors import CpbError, DamagedError, log
+from schemas.errors import CpbError, log
 from schemas.identity import SPOT, ModelId
 from schemas.tuning import TrialRecord
 from tasks.storage.files import local_path
 from tasks.storage.locks import ProcessId
-from tasks.storage.model_folder import damaged, file_digests
-from tasks.tracking.store import Store, exclusive, open_store, search
+from tasks.storage.model_folder import damaged, digests_to_log
+from tasks.tracking.store import PAGE, Store, exclusive, open_store, pages
 from tasks.tracking.tags import (
     COMPLETE,
     FAILED,
@@ -86,6 +87,38 @@ class MemberRecord:
     folder: Path | None = None
     tags: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
+
+
+def search(
+    store: Store,
+    condition: str = "",
+    order_by: Sequence[str] = (),
+    page_size: int = PAGE,
+    *,
+    deleted: bool = False,
+) -> Iterator["Run"]:
+    """Yield the runs that satisfy an MLflow filter, page by page, for callers that need only the first few.
+
+    Args:
+        deleted: include runs marked as deleted, whose rows and files still exist.
+    """
+    from mlflow.entities import ViewType
+
+    view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
+    yield from pages(
+        store.client.search_runs, [store.experiment_id], condition, view, page_size, order_by=list(order_by)
+    )
+
+
+def check_place(store: Store) -> None:
+    """Raise `CpbError` if artifacts of new runs could not be written: before the training, not after it."""
+    folder = local_path(store.artifacts)
+    if folder and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise CpbError(
+            f"artifacts of runs cannot be written to {folder}, which is not a folder of this machine that you can "
+            "write to; make it one, or set MLFLOW_TRACKING_URI to another store",
+            code="artifacts", field=str(folder),
+        )  # fmt: skip
 
 
 def start_parent(
@@ -337,32 +370,6 @@ def git_commit() -> str:
         ).strip()
     except (OSError, subprocess.SubprocessError):  # no git, or no checkout: an installed package
         return "unknown"
-
-
-def digests_to_log(folder: Path, expected: "Mapping[str, str]") -> dict[str, str]:
-    """Return the sha256 of each file of a model folder before it is logged.
-
-    Args:
-        expected: digests recorded when the files were written, which the files must match.
-
-    Raises:
-        CpbError: the folder is missing.
-        DamagedError: a file does not match its recorded digest.
-    """
-    if not folder.is_dir():
-        raise CpbError(
-            f"the model folder {folder} does not exist; run the same command again to train it",
-            code="no-model",
-        )
-    files = file_digests(folder)
-    changed = [name for name, digest in expected.items() if files.get(name) != digest]
-    if changed:
-        raise DamagedError(
-            f"{folder / changed[0]} is not the file that was trained (its sha256 differs); "
-            f"remove {folder.parent} and run the same command again",
-            field=str(folder / changed[0]),
-        )
-    return files
 
 
 def log_trials(parent: str, trials: Sequence[TrialRecord]) -> None:

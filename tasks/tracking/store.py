@@ -1,10 +1,10 @@
-"""Opens MLflow's store: one check, one lock, the experiment, and the search for runs."""
+"""Opens MLflow's store: one check, one lock, the experiment, and its runs by their ids."""
 
 import logging
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -35,7 +35,7 @@ LAYOUT_TAG, LAYOUT = "cpb.layout", "3"
 """Version of the names and tags of runs and models in the experiment; other versions are refused."""
 TAGS = {"mlflow.experimentKind": "custom_model_development", LAYOUT_TAG: LAYOUT}
 """Tags of a new experiment; the first tells MLflow's page the kind of experiment."""
-_PAGE = 1000
+PAGE = 1000
 _IDS = 200  # of runs in one filter
 T = TypeVar("T")
 
@@ -336,34 +336,13 @@ def find_runs(store: Store, run_ids: Collection[str]) -> "dict[str, Run]":
     for start in range(0, len(wanted), _IDS):
         quoted = ", ".join(f"'{run_id}'" for run_id in wanted[start : start + _IDS])
         page = store.client.search_runs(
-            [store.experiment_id], f"attributes.run_id IN ({quoted})", ViewType.ALL, _PAGE
+            [store.experiment_id], f"attributes.run_id IN ({quoted})", ViewType.ALL, PAGE
         )
         runs |= {run.info.run_id: run for run in page}
     for run_id in wanted:  # runs of another experiment, such as of a model registered by hand
         if run_id not in runs and (run := find_run(store, run_id)):
             runs[run_id] = run
     return runs
-
-
-def search(
-    store: Store,
-    condition: str = "",
-    order_by: Sequence[str] = (),
-    page_size: int = _PAGE,
-    *,
-    deleted: bool = False,
-) -> Iterator["Run"]:
-    """Yield the runs that satisfy an MLflow filter, page by page, for callers that need only the first few.
-
-    Args:
-        deleted: include runs marked as deleted, whose rows and files still exist.
-    """
-    from mlflow.entities import ViewType
-
-    view = ViewType.ALL if deleted else ViewType.ACTIVE_ONLY
-    yield from pages(
-        store.client.search_runs, [store.experiment_id], condition, view, page_size, order_by=list(order_by)
-    )
 
 
 _opened: dict[str, Store] = {}
@@ -408,14 +387,3 @@ def _with_user_in_environment(uri: str) -> str:
     os.environ["MLFLOW_TRACKING_USERNAME"] = unquote(parts.username)
     os.environ["MLFLOW_TRACKING_PASSWORD"] = unquote(parts.password or "")
     return public_url(uri)
-
-
-def check_place(store: Store) -> None:
-    """Raise `CpbError` if artifacts of new runs could not be written: before the training, not after it."""
-    folder = local_path(store.artifacts)
-    if folder and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
-        raise CpbError(
-            f"artifacts of runs cannot be written to {folder}, which is not a folder of this machine that you can "
-            "write to; make it one, or set MLFLOW_TRACKING_URI to another store",
-            code="artifacts", field=str(folder),
-        )  # fmt: skip

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from schemas.errors import UsageError, install_extra
 from tasks.storage.files import without_credentials
-from tasks.tracking.store import open_store, search
+from tasks.tracking.runs import search
+from tasks.tracking.store import open_store
 from tasks.tracking.tags import PARENT
 
 if TYPE_CHECKING:

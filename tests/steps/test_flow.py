@@ -20,7 +20,8 @@ from tasks.promotion import night
 from tasks.promotion.losses import registered_model
 from tasks.storage.records import read_npz, write_npz
 from tasks.tracking.registry import champions
-from tasks.tracking.store import open_store, search
+from tasks.tracking.runs import search
+from tasks.tracking.store import open_store
 from tasks.training import trainer as worker
 from tasks.training.local import TrainerDied, TrainingTimeout
 from tasks.training.shard import read_job, read_result

@@ -8,8 +8,7 @@ import pytest
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import ModelId, SeriesId
 from tasks.storage.model_folder import file_digests
-from tasks.tracking.runs import MemberRecord, finish, log_members, start_fleet, start_parent
-from tasks.tracking.store import search
+from tasks.tracking.runs import MemberRecord, finish, log_members, search, start_fleet, start_parent
 from tasks.tracking.tags import PARTIAL
 
 FILES = ("model.safetensors", "config.json", "metrics.json", "forecast.png", "loss.png")

@@ -6,8 +6,7 @@ from multiprocessing import get_context
 from engines import close_connections
 from test_runs import fleet_of, member
 
-from tasks.tracking.runs import finish, log_members, start_fleet, start_parent
-from tasks.tracking.store import search
+from tasks.tracking.runs import finish, log_members, search, start_fleet, start_parent
 from tasks.tracking.tags import KEY
 
 FORK = get_context("fork")

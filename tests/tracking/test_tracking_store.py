@@ -8,7 +8,8 @@ from test_runs_parallel import then_leave
 
 from schemas.errors import CpbError
 from tasks.tracking import store as store_module
-from tasks.tracking.store import EXPERIMENT, check_place, open_store, tracking_uri
+from tasks.tracking.runs import check_place
+from tasks.tracking.store import EXPERIMENT, open_store, tracking_uri
 
 
 def test_the_default_store_lies_under_mlruns_with_its_artifacts(store, tmp_path):

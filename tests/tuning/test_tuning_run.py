@@ -18,7 +18,8 @@ from schemas.errors import CpbError  # noqa: E402
 from schemas.run import RunSpec  # noqa: E402
 from schemas.tuning import TuneSpec  # noqa: E402
 from tasks.tracking.boards import leaderboard  # noqa: E402
-from tasks.tracking.store import open_store, search  # noqa: E402
+from tasks.tracking.runs import search  # noqa: E402
+from tasks.tracking.store import open_store  # noqa: E402
 from tasks.tuning import search as loop  # noqa: E402
 from tasks.tuning import trials as batches  # noqa: E402
 from tasks.tuning.study import Study  # noqa: E402
