@@ -16,7 +16,10 @@ def test_publish_without_a_repository_says_what_was_written_and_what_publishes_i
 ):
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
     monkeypatch.setattr("tasks.steps.publish", lambda *given: Publication(place="data/hub"))
-    assert cpb_here("publish")[2] == "written to data/hub; `cpb publish --market spot --repo USER/NAME` publishes it\n"
+    assert (
+        cpb_here("publish")[2]
+        == "written to data/hub; `cpb publish --market spot --repo USER/NAME` publishes it\n"
+    )
 
 
 @pytest.fixture
