@@ -44,12 +44,11 @@ docs: .venv/.installed-dev ## the documentation site, build/site/index.html; war
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "open build/site/index.html, or: $(BIN)/mkdocs serve"
 
-lint: .venv/.installed-dev ## ruff, mypy, import rules, limit of size
+lint: .venv/.installed-dev ## ruff, mypy, import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m benchmarks.size --check
 
 check: lint ## under a minute, for every commit: lint, types, and a tiny run from klines to forecasts
 	$(BIN)/pytest tests/golden -m '' -k demo

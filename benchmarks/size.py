@@ -1,8 +1,8 @@
-"""How large the code is, and whether the product is within its limit: `python -m benchmarks.size [--check] [--json]`.
+"""How large the code is: `python -m benchmarks.size [--json]`.
 
 Counted are lines that hold code: no blank lines, no comments, no docstrings (strings that stand by themselves, under a
 name as well), and the names, keywords, operators and numbers in them. A file without code, such as an empty
-`__init__.py`, is not counted. `--check` compares the product's lines with `LIMIT`.
+`__init__.py`, is not counted.
 """
 
 import argparse
@@ -18,8 +18,6 @@ from benchmarks._paired import table
 
 ROOT = Path(__file__).parents[1]
 PRODUCT = ("flows", "tasks", "cpbmodels", "schemas", "webapp")
-LIMIT = 25_900
-"""Code lines of the product: goes down with each landing, and up only with an issue that says so."""
 _NO_CODE = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
 }  # fmt: skip
@@ -81,23 +79,17 @@ def report(root: Path) -> dict[str, dict[str, Any]]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Print the table or JSON; with `--check` one sentence if the product is over its limit, and exit code 1."""
+    """Print the table or JSON."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--root", type=Path, default=ROOT, help="the clone that is counted; default: this one"
     )
-    parser.add_argument("--check", action="store_true", help="compare with the limit and print nothing else")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args(argv)
     rows = report(asked.root)
-    if not asked.check:
-        print(json.dumps(rows) if asked.json else table(rows))
-    elif (lines := rows["product"]["lines"]) > LIMIT:
-        raise SystemExit(
-            f"the product has {lines:,} lines of code, over its limit of {LIMIT:,} (benchmarks/size.py)"
-        )
+    print(json.dumps(rows) if asked.json else table(rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The counter on small made-up sources, and the limit."""
+"""The counter on small made-up sources."""
 
 import json
 
@@ -58,12 +58,3 @@ def test_a_row_for_product_benchmarks_tests_and_each_folder(clone, capsys):
         "product": [3, 15, 45, 7], "benchmarks": [0, 0, 0, 0], "tests": [1, 2, 6, 2], "flows": [1, 3, 9, 3],
         "tasks/b": [2, 12, 36, 7],
     }  # fmt: skip
-
-
-def test_the_product_within_its_limit_passes_in_silence(clone, capsys, monkeypatch):
-    monkeypatch.setattr(size, "LIMIT", 15)
-    size.main(["--root", str(clone), "--check"])
-    assert capsys.readouterr().out == ""
-    monkeypatch.setattr(size, "LIMIT", 14)
-    with pytest.raises(SystemExit, match="has 15 lines of code, over its limit of 14 "):
-        size.main(["--root", str(clone), "--check"])
