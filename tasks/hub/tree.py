@@ -54,13 +54,13 @@ def packaged_models(
         name = "-".join(path.parts[-3:-1])
         if not is_series_name(name):  # of a person
             continue
-        of, version, verdict = SeriesId.parse(name), "", ""
+        of, version, verdict, weights = SeriesId.parse(name), "", "", ""
         with suppress(DamagedError):  # reported when it is loaded
             config = read_config(path.parent)
-            version, verdict = config.model_version, config.verdict
+            version, verdict, weights = config.model_version, config.verdict, config.weights_sha256
             of = SeriesId.parse(version.partition("/")[0]) if version else of
         if series is None or of in series:
-            models.append(PackagedModel(of, version, verdict, path.parent))
+            models.append(PackagedModel(of, version, verdict, path.parent, weights))
     return models
 
 

@@ -50,13 +50,15 @@ FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
 class PackagedModel:
     """A champion in the packaged folder, from which it forecasts; `cpbmodels.load` checks its files.
 
-    `model_version`: registered model and version, `cpb-BTCUSDT-1h/3`; "" if `config.json` is damaged.
+    `model_version`: registered model and version, `cpb-BTCUSDT-1h/3`; `weights_sha256`: of the weights that
+    `config.json` was published with, which may not be those in the folder. Both are "" if `config.json` is damaged.
     """
 
     series: SeriesId
     model_version: str
     verdict: str
     folder: Path
+    weights_sha256: str
 
 
 class ModelConfig(BaseModel):
@@ -66,6 +68,7 @@ class ModelConfig(BaseModel):
     `rows`: candles of the training series.
     `training_span`: open times of the first and last candle that the weights were fitted to; `bounds`: start and end
     of each split (ISO, UTC). `model_version` and `verdict`: of a published model, its registered version's.
+    `weights_sha256`: of the weights that the file was written with.
     """
 
     model_config = ConfigDict(frozen=True, extra="allow", ser_json_inf_nan="constants")
@@ -85,6 +88,7 @@ class ModelConfig(BaseModel):
     flat_band: float | None = None
     model_version: str = ""
     verdict: str = ""
+    weights_sha256: str = ""
 
     def span(self, split: str) -> tuple[datetime, datetime] | tuple[None, None]:
         """Return start and end (UTC) of a split, or Nones if not recorded."""

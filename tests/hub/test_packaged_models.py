@@ -11,6 +11,7 @@ import cpbmodels
 from schemas.errors import CpbError
 from schemas.identity import ModelId, SeriesId
 from tasks.hub.tree import packaged_models, serving
+from tasks.storage.records import file_digest
 from tasks.tracking.registry import ALIAS, register, succeed
 from tasks.tracking.runs import MemberRecord, log_members, start_fleet, start_parent
 from tasks.tracking.store import open_store
@@ -59,6 +60,7 @@ def test_the_folder_follows_the_registry_and_forecasts_as_the_registered_model(h
     assert versions(models) == {s: (f"{s.registered}/1", "verdict 1") for s in (BTC, ETH)}
     assert versions(packaged_models(home, "spot", [ETH])) == {ETH: ("cpb-ETHUSDT-1h/1", "verdict 1")}
     assert serving(home, "um") == ([], [])
+    assert [m.weights_sha256 for m in models] == [file_digest(m.folder / "model.safetensors") for m in models]
     (btc, _) = models
     registered = cpbmodels.load(home.parent / f"model-{BTC.name}-1").forecast(walk())
     assert np.array_equal(cpbmodels.load(btc.folder).forecast(walk()).candle, registered.candle)
