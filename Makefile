@@ -5,8 +5,10 @@ BIN := .venv/bin
 UV ?= $(shell command -v uv >/dev/null && echo 1)
 ifeq ($(UV),1)
 INSTALL := uv pip install --python $(BIN)/python -c constraints.txt
+UNINSTALL := uv pip uninstall --quiet --python $(BIN)/python
 else
 INSTALL := $(BIN)/pip install --disable-pip-version-check -c constraints.txt
+UNINSTALL := $(BIN)/pip uninstall --quiet --yes --disable-pip-version-check
 endif
 
 .DEFAULT_GOAL := help
@@ -15,12 +17,13 @@ endif
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
 
-.venv/.installed: pyproject.toml cpbmodels/pyproject.toml constraints.txt
+.venv/.installed: pyproject.toml constraints.txt
 	@echo "Installing cpb into .venv: 0.6 GB to download and 2 GB on disk with a CPU build of torch, 3.5 and 7 GB with the"
 	@echo "CUDA build that PyPI has for Linux; 2 to 10 minutes. For the CPU build, stop here, make .venv and install torch into"
 	@echo "it as PyTorch's own page says, then run this again."
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(INSTALL) -e ./cpbmodels -e .
+	-$(UNINSTALL) cpbmodels # cpb contains this package: another copy of it would be imported instead
+	$(INSTALL) -e .
 	touch $@
 
 .venv/.installed-dev: .venv/.installed

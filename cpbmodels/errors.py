@@ -36,8 +36,12 @@ def unknown_choice(kind: str, value: object, allowed: Iterable[str]) -> str:
 
 def pip_install(*packages: str) -> str:
     """The command that installs packages for the running interpreter, in a clone of cpb at its pinned versions."""
-    python = shlex.quote(sys.executable)
-    # uv's environments have no pip
-    tool = f"{python} -m pip install" if find_spec("pip") else f"uv pip install --python {python}"
     pins = Path(__file__).parents[1] / "constraints.txt"
-    return " ".join([tool, *(["-c", shlex.quote(str(pins))] if pins.is_file() else []), shlex.join(packages)])
+    return pip("install", *(("-c", str(pins)) if pins.is_file() else ()), *packages)
+
+
+def pip(command: str, *arguments: str) -> str:
+    """A command of pip for the running interpreter, or of uv, whose environments have no pip."""
+    python = sys.executable
+    tool = (python, "-m", "pip", command) if find_spec("pip") else ("uv", "pip", command, "--python", python)
+    return shlex.join([*tool, *arguments])

@@ -15,6 +15,7 @@ from flows.console import echo, emit, log_to_console, show
 from schemas import __version__
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_INTERRUPTED, EXIT_USAGE, CpbError
 from tasks.storage.files import without_credentials
+from tasks.storage.wheel import second_library
 from tasks.tracking.store import store_errors
 
 COMMANDS = {
@@ -105,6 +106,8 @@ def run() -> None:
     # Imports create half a million objects; with Python's threshold of 700, garbage collection is a fifth of the time.
     gc.set_threshold(5000)
     log_to_console()
+    if found := second_library():
+        echo(f"warning: {'; '.join(found)}")
     try:
         # Not standalone, so that errors of the command line are raised here and all are printed in the same place.
         with store_errors():

@@ -153,12 +153,15 @@ def doctor(
         if json:
             emit({"services": problems, "exit": code})
         raise typer.Exit(code)
-    from cpbmodels.device.doctor import examine, lines
+    from cpbmodels.device.doctor import Problem, examine, lines
+    from tasks.storage.wheel import second_library
     from tasks.training.local import kernel_cache
 
     os.environ.update(kernel_cache(home()))  # where trainers look
 
     diagnosis = examine(steps=not quick)
+    if found := second_library():
+        diagnosis.problems.append(Problem(*found))
     if json:
         emit(diagnosis.as_dict() | {"exit": diagnosis.exit_code})
     else:

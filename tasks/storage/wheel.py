@@ -14,9 +14,11 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
+from cpbmodels.errors import pip
 from schemas.errors import CpbError
 
 _BUILD = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
@@ -78,6 +80,21 @@ def build_light_wheel(source: Path) -> Wheel:
             raise CpbError(f"the wheel of cpbmodels could not be built: {reason[:300]}", code="wheel")
         built = next(out.glob("*.whl"))
         return Wheel(built.name, built.read_bytes())
+
+
+def second_library() -> tuple[str, str] | None:
+    """Return what is wrong and its remedy where this environment has the light library's distribution beside cpb.
+
+    cpb contains the package `cpbmodels`: the two distributions write the same files, and which version runs is chance.
+    """
+    try:
+        found = version("cpbmodels")
+    except PackageNotFoundError:
+        return None
+    return (
+        f"cpbmodels {found} is installed beside cpb, which contains a package of that name: either may be imported",
+        f"run `{pip('uninstall', 'cpbmodels')}`, then install cpb again (`make install` in a clone does both)",
+    )
 
 
 def main(folder: Path) -> Path:

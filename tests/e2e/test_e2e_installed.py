@@ -1,7 +1,7 @@
-"""cpb installed as a user installs it, from two wheels into an environment of its own, far from any clone.
+"""cpb installed in each way that a user has, into an environment of its own, far from any clone.
 
-Third-party packages are those of the Python that runs the tests, read through a .pth file; what pip installs is the two
-wheels. The home is `~/.local/share/cpb`, as nothing names another.
+Nothing comes from an index: every requirement is met by `wheelhouse`, so that a package of ours that an installation
+asked an index for would not be found. The home is `~/.local/share/cpb`, as nothing names another.
 """
 
 import json
@@ -9,37 +9,60 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
+import wheelhouse
 from ports import free_port
 
 from tasks.storage.wheel import light_wheel
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("flows", "tasks", "schemas", "webapp", "cpbmodels")
-FILES = ("setup.py", "pyproject.toml", "prefect.yaml", "README.md", "LICENSE")
+PACKAGES = ("flows", "tasks", "schemas", "webapp", "cpbmodels", "benchmarks")
+FILES = ("setup.py", "pyproject.toml", "MANIFEST.in", "prefect.yaml", "README.md", "LICENSE")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    return wheelhouse.fill(tmp_path_factory.mktemp("wheels") / "house", needed)
+
+
+@pytest.fixture
+def source(tmp_path):
+    """A copy of what a clone has; building in the clone itself would leave folders there."""
+    return _source(tmp_path / "source")
+
+
+def _source(folder):
+    made = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
+    for name in PACKAGES:
+        shutil.copytree(ROOT / name, folder / name, ignore=made)
+    for name in FILES:
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+def _run(*command, **options):
+    options = {"env": wheelhouse.environment()} | options
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 class Installed:
     """The environment, a user's home and an empty folder to work in."""
 
-    def __init__(self, folder, wheels):
-        self.folder, self.wheels = folder, wheels
-        subprocess.run([sys.executable, "-m", "venv", folder / "env"], check=True)
-        self.python = folder / "env/bin/python"
-        subprocess.run(
-            [self.python, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", *wheels], check=True
-        )
-        (self.packages,) = folder.glob("env/lib/*/site-packages")
-        result = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
-        # The .pth files in these folders, which lead to the clone, are not read.
-        (self.packages / "third_party.pth").write_text("\n".join(result))
+    def __init__(self, folder, environment, programs):
+        self.folder, self.python, self.program = folder, environment / "bin/python", programs / "cpb"
+        (self.packages,) = environment.glob("lib/*/site-packages")
+        wheelhouse.lead_to_packages(self.packages)
         self.work = folder / "work"
         self.work.mkdir()
+        (folder / "home").mkdir()
         inherited = {
             key: value for key, value in os.environ.items()
             if not key.startswith(("CPB_", "MLFLOW_", "PREFECT_", "PYTHON", "HF_", "XDG_"))
@@ -49,40 +72,98 @@ class Installed:
 
     def cpb(self, *arguments, code=0):
         done = subprocess.run(
-            [self.folder / "env/bin/cpb", *map(str, arguments)],
+            [self.program, *map(str, arguments)],
             cwd=self.work, env=self.env, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
+        assert "installed beside cpb" not in done.stderr
         return done.stdout
 
     def json(self, *arguments, code=0):
         return json.loads(self.cpb(*arguments, "--json", code=code).strip().splitlines()[-1])
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("installed")
-    source = _source(folder / "source")
-    for place in (source / "cpbmodels", source):
-        subprocess.run(
-            [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation",
-             "--wheel-dir", folder / "dist", place],
-            check=True,
-        )  # fmt: skip
-    shutil.rmtree(source)
-    made = Installed(folder, sorted((folder / "dist").glob("*.whl")))
-    made.cpb("demo")
+def _by_pip(folder, wheels, *what):
+    _run(sys.executable, "-m", "venv", "--without-pip", folder / "env")
+    _run(
+        sys.executable, "-m", "pip", "--python", folder / "env/bin/python", "install", "--no-index",
+        "--find-links", wheels, *what,
+    )  # fmt: skip
+    return Installed(folder, folder / "env", folder / "env/bin")
+
+
+def by_folder(folder, wheels, source):
+    """`pip install .`."""
+    return _by_pip(folder, wheels, source)
+
+
+def by_editable(folder, wheels, source):
+    """`pip install -e .`: the source stays where it is, so the home is there too, as in a clone."""
+    made = _by_pip(folder, wheels, "-e", source)
+    made.share = made.work
     return made
 
 
-def _source(folder):
-    """A copy of what a clone has; building in the clone itself would leave folders there."""
-    made = shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
-    for name in PACKAGES:
-        shutil.copytree(ROOT / name, folder / name, ignore=made)
-    for name in FILES:
-        shutil.copy(ROOT / name, folder / name)
-    return folder
+def by_sdist(folder, wheels, source):
+    """A source archive, built and then installed."""
+    build = "import sys; from setuptools.build_meta import build_sdist; build_sdist(sys.argv[1])"
+    _run(sys.executable, "-c", build, folder / "sdist", cwd=source)
+    return _by_pip(folder, wheels, next((folder / "sdist").glob("*.tar.gz")))
+
+
+def by_git(folder, wheels, source):
+    """A repository's URL."""
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@localhost", "-C", source)
+    _run(*git, "init", "--quiet")
+    _run(*git, "add", ".")
+    _run(*git, "commit", "--quiet", "--message", "All")
+    return _by_pip(folder, wheels, f"git+file://{source}")
+
+
+def by_uv(folder, wheels, source):
+    """`uv tool install .`."""
+    env = wheelhouse.environment() | {
+        "UV_TOOL_DIR": str(folder / "tools"),
+        "UV_TOOL_BIN_DIR": str(folder / "bin"),
+    }
+    _run(
+        sys.executable, "-m", "uv", "tool", "install", "--python", sys.executable, "--no-index",
+        "--find-links", wheels, source, env=env,
+    )  # fmt: skip
+    return Installed(folder, folder / "tools/cpb-forecast", folder / "bin")
+
+
+def by_pipx(folder, wheels, source):
+    """`pipx install .`."""
+    env = wheelhouse.environment() | {"PIPX_HOME": str(folder / "pipx"), "PIPX_BIN_DIR": str(folder / "bin")}
+    _run(
+        sys.executable, "-m", "pipx", "install", "--python", sys.executable,
+        f"--pip-args=--no-index --find-links {wheels}", source, env=env,
+    )  # fmt: skip
+    return Installed(folder, folder / "pipx/venvs/cpb-forecast", folder / "bin")
+
+
+@pytest.mark.parametrize("way", [by_folder, by_editable, by_sdist, by_git, by_uv, by_pipx])
+def test_the_demo_runs_however_cpb_was_installed(way, tmp_path, wheels, source):
+    made = way(tmp_path, wheels, source)
+    made.cpb("demo")
+    assert len(made.json("champions", "--market", "sim")["champions"]) == 4
+    (published,) = made.share.glob("data/**/hub/cpbmodels-*.whl")
+    assert published.read_bytes() == light_wheel().data  # the clone's own build: the same bytes
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory, wheels):
+    folder = tmp_path_factory.mktemp("installed")
+    source = _source(folder / "source")
+    _run(
+        sys.executable, "-m", "pip", "wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir",
+        folder / "dist", source,
+    )  # fmt: skip
+    shutil.rmtree(source)
+    made = _by_pip(folder, wheels, *(folder / "dist").glob("*.whl"))
+    made.cpb("demo")
+    return made
 
 
 def test_every_module_and_file_is_in_the_environment_and_none_of_the_clone_is_used(installed):
@@ -103,13 +184,11 @@ def test_every_module_and_file_is_in_the_environment_and_none_of_the_clone_is_us
 def test_the_demo_leaves_everything_in_the_users_folder_and_nothing_in_the_current_one(installed):
     assert list(installed.work.iterdir()) == []
     assert {path.name for path in installed.share.iterdir()} >= {"data", "mlruns"}
-    (published,) = installed.share.glob("data/**/hub/cpbmodels-*.whl")
-    assert published.read_bytes() == light_wheel().data  # the clone's own build: the same bytes
 
 
 def test_the_page_is_served_with_its_files(installed):
     port = free_port()
-    command = [installed.folder / "env/bin/cpb", "serve", "--port", str(port)]
+    command = [installed.program, "serve", "--port", str(port)]
     with subprocess.Popen(
         command, cwd=installed.work, env=installed.env, stdout=subprocess.DEVNULL
     ) as served:

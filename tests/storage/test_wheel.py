@@ -1,9 +1,16 @@
 """The light library's wheel: everything in it, the same bytes each time, carried by an installed application."""
 
 import io
+import json
+import os
+import re
+import subprocess
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 import cpbmodels
 from tasks.storage import wheel
@@ -49,6 +56,47 @@ def test_the_wheel_that_an_installed_cpb_carries_is_the_one_that_travels(tmp_pat
     wheel.light_wheel.cache_clear()
 
 
-def test_the_application_needs_the_library_of_this_source():
-    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    assert f"cpbmodels=={cpbmodels.__version__}" in needed
+OURS = re.compile(r"cpb(models|-forecast)?", re.IGNORECASE)
+
+
+def test_nothing_of_ours_is_asked_of_an_index():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [
+        *project["dependencies"],
+        *(one for extra in project["optional-dependencies"].values() for one in extra),
+    ]
+    assert len(needed) > 30
+    assert not [one for one in needed if OURS.fullmatch(Requirement(one).name)]
+
+
+def test_the_application_needs_all_that_its_own_library_needs():
+    project, library = (
+        tomllib.loads((ROOT / name).read_text())["project"]["dependencies"]
+        for name in ("pyproject.toml", "cpbmodels/pyproject.toml")
+    )
+    asked = {requirement.name: requirement.specifier for requirement in map(Requirement, project)}
+    for requirement in map(Requirement, library):
+        assert requirement.name in asked
+        if requirement.name == "torch":
+            assert asked["torch"] == requirement.specifier
+
+
+def test_a_second_library_is_told_by_every_command(tmp_path):
+    folder = tmp_path / "cpbmodels-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: cpbmodels\nVersion: 0.1.0\n")
+    env = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),
+        "CPB_HOME": str(tmp_path / "data"),
+    }
+    told = subprocess.run(
+        [sys.executable, "-m", "flows.cli", "doctor", "--quick", "--json"],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+    assert "cpbmodels 0.1.0 is installed beside cpb" in told.stderr
+    assert "uninstall cpbmodels" in told.stderr
+    found = json.loads(told.stdout)
+    assert (found["ok"], told.returncode) == (False, 1)
+    assert "cpbmodels 0.1.0" in str(found["problems"])
