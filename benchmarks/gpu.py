@@ -202,12 +202,16 @@ def correctness(device: str, architecture: str, tiny: bool = False) -> dict[str,
         "float64": float(distances(eager, exact).max()),
     }
     limits = dict.fromkeys(row, EXACT)
+    # Rounding may turn an early stop that is decided by a near tie, and one epoch more is no distance: from here on every
+    # member runs all epochs. (An H100 reported infinity for the transformer, whose third member stops so; a CPU's bf16 too.)
+    usual["patience"] = usual["epochs"]
+    whole = trained(device="cpu", dtype="float64")
     for precision in ("off", *mixed(device)):
-        off, name = distances(trained(mixed_precision=precision), exact), precision.replace("off", "float32")
+        off, name = distances(trained(mixed_precision=precision), whole), precision.replace("off", "float32")
         row[name], row[f"{name}_largest"], limits[name] = float(off.mean()), float(off.max()), CLOSE
     on_gpu = device.startswith("cuda")
     # with options that the kernels know: a transformer's, without dropout
-    if on_gpu and "bf16" in mixed(device):
+    if "bf16" in mixed(device):
         simple = {"dropout": 0.0} if architecture == "transformer" else {}
         reference = trained(device="cpu", dtype="float64", **simple)
         for name, wanted in (("kernels_on", True), ("kernels_off", False)):
