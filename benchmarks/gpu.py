@@ -202,8 +202,8 @@ def correctness(device: str, architecture: str, tiny: bool = False) -> dict[str,
         "float64": float(distances(eager, exact).max()),
     }
     limits = dict.fromkeys(row, EXACT)
-    # Rounding may turn an early stop that is decided by a near tie, and one epoch more is no distance: from here on every
-    # member runs all epochs. (An H100 reported infinity for the transformer, whose third member stops so; a CPU's bf16 too.)
+    # Rounding may turn an early stop that a near tie decides, and an epoch more is no distance: from here on every
+    # member runs all epochs. (The transformer's third member stops so without dropout, on an H100 and in a CPU's bf16.)
     usual["patience"] = usual["epochs"]
     whole = trained(device="cpu", dtype="float64")
     for precision in ("off", *mixed(device)):

@@ -3,8 +3,8 @@
 Temporary failures are repeated by tenacity, also those of a body, which urllib3's `Retry` does not see. What the
 libraries lack is done here: a size cap and a deadline for every body.
 
-Redirects are not followed; credentials in a source's URL are sent only to its host and appear in no message; cookies
-are not stored.
+A redirect is followed within its host, or from HTTP to the same host's HTTPS. Credentials in a source's URL are sent
+only to its host and appear in no message; cookies are not stored.
 """
 
 import json
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from http.cookiejar import DefaultCookiePolicy
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urljoin, urlsplit
 from urllib.request import getproxies_environment
 
 from requests import Response, Session
@@ -69,7 +69,7 @@ class BadFile(Exception):
 
 
 class _Session(Session):
-    """A session that follows no redirect: it would read the redirect's body whole, whatever its size."""
+    """A session that leaves redirects to `HttpSource`: it would read a redirect's body whole, whatever its size."""
 
     def get_redirect_target(self, resp: Response) -> None:
         """Return no target."""
@@ -101,6 +101,8 @@ _FAULTS: dict[int, tuple[type[SourceFault], str]] = {
 }
 _LOOPBACK = "localhost,127.0.0.0/8,::1"  # this machine: a proxy would connect to itself
 _CHUNK = 1 << 18  # bytes per read
+_MAX_REDIRECTS = 5  # of a request
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 @dataclass(frozen=True)
@@ -206,12 +208,7 @@ class HttpSource:
         url, timeout = f"{self._private_urls[host]}{target}", (self.limits.connect, self.limits.read)
         body, until = bytearray(), time.monotonic() + self.limits.deadline
         try:
-            with self._session.request(method, url, timeout=timeout, **self._settings[host]) as response:
-                if response.is_redirect:
-                    moved = public_url(response.headers["Location"])[:200]
-                    raise SourceFault(
-                        f"redirected to {moved}, which is not followed; name it as the source if you trust it"
-                    )
+            with self._answer(method, url, timeout, host) as response:
                 while chunk := response.raw.read1(_CHUNK, decode_content=True):
                     body += chunk
                     if len(body) > max_bytes:
@@ -234,6 +231,16 @@ class HttpSource:
                 self.clock_ahead = 0.0
         return headers, bytes(body)
 
+    def _answer(self, method: str, url: str, timeout: tuple[float, float], host: str) -> Response:
+        """Return the first answer that is no redirect; the bodies of redirects are not read."""
+        for _ in range(_MAX_REDIRECTS + 1):
+            response = self._session.request(method, url, timeout=timeout, **self._settings[host])
+            if not response.is_redirect:
+                return response
+            response.close()
+            url = redirect_target(url, response.headers["Location"])
+        raise SourceFault(f"redirected more than {_MAX_REDIRECTS} times")
+
     def _temporary(self, status: int, retry_after: str) -> Unreachable:
         fault = Unreachable(f"server error {status}")
         try:  # a number or a date
@@ -245,6 +252,29 @@ class HttpSource:
             fault.wait = wait
             self.notes.append(f"server asked to wait {wait:.0f} s")
         return fault
+
+
+def redirect_target(url: str, location: str) -> str:
+    """Return the URL that a redirect leads to, with the user and password of `url`.
+
+    Raises:
+        SourceFault: it is on another host or port, or leaves HTTPS.
+    """
+    try:
+        asked, target = urlsplit(url), urlsplit(urljoin(url, location))
+        ports = [part.port or _DEFAULT_PORTS.get(part.scheme) for part in (asked, target)]
+    except ValueError as error:  # such as a port that is no number
+        raise SourceFault("redirected to an address that is no URL") from error
+    same = (target.scheme, ports[1]) == (asked.scheme, ports[0])
+    upgraded = (asked.scheme, target.scheme, *ports) == ("http", "https", 80, 443)
+    if target.hostname != asked.hostname or not (same or upgraded):
+        moved = public_url(location)[:200]
+        raise SourceFault(
+            f"redirected to {moved}, which is not followed; name it as the source if you trust it"
+        )
+    user, at, _ = asked.netloc.rpartition("@")
+    host = target.netloc.rpartition("@")[2]
+    return target._replace(netloc=f"{user}{at}{host}").geturl()
 
 
 def _requested_wait(retry_state: RetryCallState) -> float:

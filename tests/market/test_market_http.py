@@ -13,7 +13,7 @@ from market_tools import FAST, Flood, build, key, scope
 
 from schemas.errors import CpbError
 from tasks.market import simulator
-from tasks.market.client import HttpSource, SourceFault, Unreachable
+from tasks.market.client import HttpSource, SourceFault, Unreachable, redirect_target
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file
 
@@ -183,10 +183,67 @@ def test_the_body_of_a_redirect_is_not_read(tmp_path):
     flood = Flood("x", b"HTTP/1.1 302 Found\r\nLocation: /y\r\n\r\n")
     with (
         simulator.serve(FolderMirror(tmp_path), flood) as url,
-        pytest.raises(SourceFault, match="redirected to /y"),
+        pytest.raises(SourceFault, match="not there"),
     ):
         HttpSource(url, limits=FAST).get("x")
     assert flood.sent < 50
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_redirect_within_the_host_is_followed_with_its_credentials(tmp_path, absolute):
+    asked = []
+
+    def hook(handler, name, query):
+        asked.append((name, handler.headers.get("Authorization")))
+        if name == "old/x":
+            start = f"http://{handler.headers['Host']}" if absolute else ""
+            return 301, {"Location": f"{start}/new/x"}, b"moved"
+        return 200, {}, b"found"
+
+    with simulator.serve(FolderMirror(tmp_path), hook) as url:
+        assert HttpSource(with_credentials(url), limits=FAST).get("old/x") == b"found"
+    assert [name for name, _ in asked] == ["old/x", "new/x"]
+    assert {credentials for _, credentials in asked} == {"Basic bWU6czNjcmV0LXBhNTU="}
+
+
+def test_redirects_in_a_circle_end(tmp_path):
+    with simulator.serve(FolderMirror(tmp_path), lambda *_: (302, {"Location": "/x"}, b"")) as url:
+        with pytest.raises(SourceFault, match="redirected more than 5 times"):
+            HttpSource(url, limits=FAST).get("x")
+
+
+@pytest.mark.parametrize(
+    ("url", "location", "target"),
+    [
+        ("http://me:secret@a.org/x", "https://a.org/x", "https://me:secret@a.org/x"),
+        ("http://a.org:80/x", "https://A.org:443/x?y=1", "https://A.org:443/x?y=1"),
+        ("https://me:secret@a.org/x/", "y", "https://me:secret@a.org/x/y"),
+        ("https://a.org:8443/x", "//a.org:8443/y", "https://a.org:8443/y"),
+        ("https://me:secret@a.org/x", "https://thief:pw@a.org/y", "https://me:secret@a.org/y"),
+    ],
+)
+def test_a_redirect_that_is_followed(url, location, target):
+    assert redirect_target(url, location) == target
+
+
+@pytest.mark.parametrize(
+    ("url", "location"),
+    [
+        ("https://me:secret@a.org/x", "http://a.org/x"),
+        ("https://a.org/x", "https://b.a.org/x"),
+        ("https://a.org/x", "https://a.org@b.org/x"),
+        ("http://a.org/x", "http://a.org:81/x"),
+        ("http://a.org:8080/x", "https://a.org/x"),
+        ("https://a.org/x", "ftp://a.org/x"),
+        ("https://a.org/x", "file:///etc/passwd"),
+        ("https://a.org/x", "https://a.org:port/x"),
+        ("https://a.org/x", "https://[::1/x"),
+    ],
+)
+def test_a_redirect_that_is_not_followed(url, location):
+    with pytest.raises(SourceFault, match="redirected to") as caught:
+        redirect_target(url, location)
+    assert "secret" not in str(caught.value)
 
 
 def test_a_server_that_asks_for_an_hour_is_given_up(tmp_path):
