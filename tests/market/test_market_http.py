@@ -207,9 +207,11 @@ def test_a_redirect_within_the_host_is_followed_with_its_credentials(tmp_path, a
 
 
 def test_redirects_in_a_circle_end(tmp_path):
-    with simulator.serve(FolderMirror(tmp_path), lambda *_: (302, {"Location": "/x"}, b"")) as url:
-        with pytest.raises(SourceFault, match="redirected more than 5 times"):
-            HttpSource(url, limits=FAST).get("x")
+    with (
+        simulator.serve(FolderMirror(tmp_path), lambda *_: (302, {"Location": "/x"}, b"")) as url,
+        pytest.raises(SourceFault, match="redirected more than 5 times"),
+    ):
+        HttpSource(url, limits=FAST).get("x")
 
 
 @pytest.mark.parametrize(
