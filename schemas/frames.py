@@ -126,7 +126,7 @@ NOT_INCREASING = pl.col("open_time").diff().fill_null(pl.duration(microseconds=1
 @cache
 def features_contract() -> Contract:
     """Return the contract of a feature file."""
-    kinds = {"open_time": KLINES["open_time"], "segment": pl.Int32} | dict.fromkeys(
+    kinds = {"open_time": KLINES["open_time"], "segment": pl.Int32, "still": pl.Boolean} | dict.fromkeys(
         (*PRICES, *_RANGES), pl.Float64
     )
     faults = {

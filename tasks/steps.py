@@ -43,7 +43,7 @@ from tasks.market.report import FAILED_SERIES, leap_sentence
 from tasks.promotion.night import decide_night, idle_architectures
 from tasks.running.step import Retry, step
 from tasks.signals.feature_files import load_series, write_features
-from tasks.signals.splits import split_bounds
+from tasks.signals.splits import shortened, split_bounds
 from tasks.storage.model_folder import PackagedModel
 from tasks.training.local import LocalEngine, TrainerDied
 from tasks.training.plan import job_key, member_seed, plan_fleet, preset_label
@@ -133,7 +133,12 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
     stopped = [r for r in records if r.last_us < oldest]
     records = [r for r in records if r.last_us >= oldest]
     timeframes = dict.fromkeys(r.series.timeframe for r in records)
-    bounds = {t: split_bounds([r for r in records if r.series.timeframe == t]) for t in timeframes}
+    bounds = {}
+    for timeframe in timeframes:
+        of_timeframe = [r for r in records if r.series.timeframe == timeframe]
+        bounds[timeframe] = split_bounds(of_timeframe)
+        if sentence := shortened(of_timeframe, 1):
+            log.warning("%s", sentence)
     usable, failures = [], []
     for record in records:
         try:

@@ -137,9 +137,9 @@ def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:
         timeframe: Binance interval, such as `1h`.
 
     Returns:
-        `open_time` (UTC), `segment` (Int32), prices, `volatility` (EWMA σ of one candle's log-return) and
-        the columns of `FEATURES` (Float64, NaN in the warm-up), a row per candle; without a volume there is no
-        `log_volume_change`.
+        `open_time` (UTC), `segment` (Int32), `still` (Boolean, `stands_still`), prices, `volatility` (EWMA σ of one
+        candle's log-return) and the columns of `FEATURES` (Float64, NaN in the warm-up), a row per candle; without a
+        volume there is no `log_volume_change`.
     """
     volume = ["volume"] if "volume" in klines.columns else []
     frame = klines.select("open_time", *PRICES, *volume)
@@ -156,7 +156,22 @@ def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:
     frame = frame.with_columns(*_rolling("abs_return"), *_rolling("log_range"))
     present = [name for name in ("volatility", *FEATURES) if name in frame.columns]
     numbers = [pl.col(name).cast(pl.Float64).fill_null(math.nan) for name in present]
-    return frame.select("open_time", "segment", *PRICES, *numbers)
+    still = stands_still(volume=bool(volume)).alias("still")
+    return frame.select("open_time", "segment", still, *PRICES, *numbers)
+
+
+def stands_still(*, volume: bool = True) -> pl.Expr:
+    """Whether a candle stands still: open = high = low = close and nothing traded; row t knows the rows up to t.
+
+    Exchanges and tables fill hours without a trade so. Where no volume is known (none, or 0 in every row so far), the
+    candle must repeat the close before it: a table of closes alone moves although its candles are flat.
+    """
+    flat = (pl.col("high") == pl.col("low")) & (pl.col("open") == pl.col("close"))
+    repeated = pl.col("close") == pl.col("close").shift(1)
+    if not volume:
+        return (flat & repeated).fill_null(value=False)
+    known = pl.col("volume").cum_max() > 0
+    return (flat & (pl.col("volume") == 0) & (known | repeated)).fill_null(value=False)
 
 
 def _candle_shape() -> pl.Expr:

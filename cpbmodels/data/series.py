@@ -48,6 +48,7 @@ class Series:
     segments: int [rows], id of the run of candles without hole or leap of the price level; nothing crosses a change.
     spans: "train", "validation", "test" -> half-open row range [a, b).
     times: int64 [rows] open time in microseconds UTC, if known.
+    still: bool [rows], whether the candle stands still (`cpbmodels.data.columns.stands_still`), if known.
     market: what it shares with the other coins of its timeframe (`cpbmodels.data.wide.with_market`), if known.
     """
 
@@ -60,6 +61,7 @@ class Series:
     symbol: str = ""
     timeframe: str = ""
     times: np.ndarray | None = None
+    still: np.ndarray | None = None
     market: Market | None = None
 
     def __len__(self) -> int:
@@ -129,6 +131,11 @@ class Series:
         """Whether the price moves in no candle after these origins (int64 [N], N > 0): nothing can be learnt there."""
         return len(origins) > 0 and not self.columns(RETURNS)[origins + 1].any()
 
+    def still_share(self, split: str) -> float:
+        """The share of a split's candles that stand still; 0 where that is not known."""
+        first, end = self.spans.get(split, (0, 0))
+        return float(self.still[first:end].mean()) if self.still is not None and end > first else 0.0
+
     def newest_origin(self, context: int) -> int:
         """The last row from which a live forecast can be made."""
         rows = np.flatnonzero(self.usable(context))
@@ -149,6 +156,7 @@ class Series:
             volatility=self.volatility[cut],
             segments=self.segments[cut],
             times=self.times[cut] if self.times is not None else None,
+            still=self.still[cut] if self.still is not None else None,
             spans={},
         )
 
@@ -229,6 +237,7 @@ class Series:
             symbol=symbol,
             timeframe=timeframe,
             times=frame["open_time"].cast(pl.Int64).to_numpy(),
+            still=frame["still"].to_numpy(),
         )
 
     @classmethod

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.options import Preset
+from cpbmodels.data import MAX_STILL_SHARE
 from cpbmodels.data.columns import RETURNS, SCALED
 from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
@@ -167,6 +168,11 @@ def make_task(bank: Bank, series: list[Series], member: MemberPlan, options: Pre
             if candles.is_frozen(places):
                 raise ModelError(f"{candles.label}: its price never moves in its {span} span: leave it out.")
             origins[span].append(places + bank.starts[index])
+        if (share := candles.still_share("train")) > MAX_STILL_SHARE:
+            raise ModelError(
+                f"{candles.label}: {share:.0%} of the candles in its training span stand still (open = high = low = "
+                f"close, volume 0; {MAX_STILL_SHARE:.0%} may): leave it out, or remove the candles that were filled in."
+            )
         rows.append(candles.columns(names)[split[0]])
     train, validation = (np.concatenate(parts) for parts in origins.values())
     for span, places in zip(origins, (train, validation), strict=True):

@@ -17,6 +17,7 @@ from schemas.run import RunSpec
 from tasks.judging.member import stored_forecasts
 from tasks.signals.feature_files import market_key, markets, read_features, with_bounds
 from tasks.signals.splits import folds as fold_bounds
+from tasks.signals.splits import shortened
 from tasks.training.plan import member_seed, plan_fleet, preset_label
 from tasks.training.shard import member_folder, shard_folder
 
@@ -40,7 +41,8 @@ class FoldSeries:
 class Folds:
     """All series in all their folds, fold by fold; a failure for each series without any fold.
 
-    `incomplete`: a message for every fold and timeframe for which some series have too little history.
+    `incomplete`: a message for every timeframe whose test spans some series shorten, and for every fold and timeframe
+    for which some series have too little history.
     """
 
     loaded: tuple[FoldSeries, ...]
@@ -77,7 +79,9 @@ def load_folds(
         replace(fold, series=replace(fold.series, market=of_market[market_key(fold.id)])) for fold in loaded
     ]
     loaded.sort(key=lambda fold: fold.fold)
-    return Folds(tuple(loaded), tuple(failures), tuple(_incomplete(records, loaded, bounds)))
+    shorter = [shortened([r for r in records if r.series.timeframe == t], len(b)) for t, b in bounds.items()]
+    incomplete = (*filter(None, shorter), *_incomplete(records, loaded, bounds))
+    return Folds(tuple(loaded), tuple(failures), incomplete)
 
 
 def _load(
@@ -110,7 +114,7 @@ def _incomplete(
             if absent:
                 sentences.append(
                     f"Fold {fold} of {len(spans)} at {timeframe} is without {len(absent)} of {len(wanted)} coins, "
-                    f"which in one of its spans have too few candles or a price that never moves: {', '.join(absent)}"
+                    f"which in one of its spans have too few candles, or candles that do not move: {', '.join(absent)}"
                 )
     return sentences
 

@@ -8,7 +8,7 @@ horizon (10): no feature of a test row overlaps with a target of a training row.
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from cpbmodels.data import EMBARGO, FEATURE_WARMUP, HORIZON, INTERVAL_SECONDS
+from cpbmodels.data import EMBARGO, FEATURE_WARMUP, HORIZON, INTERVAL_SECONDS, MAX_STILL_SHARE
 from cpbmodels.data.series import Series, instant
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord, SplitBounds
@@ -55,6 +55,25 @@ def folds(records: Sequence[SeriesRecord], count: int) -> list[SplitBounds]:
             code="history", field="folds",
         )  # fmt: skip
     return shorter
+
+
+def shortened(records: Sequence[SeriesRecord], count: int) -> str:
+    """Return which series keep one timeframe's test spans from being `LONG_TEST`, in a sentence; "" if none does.
+
+    A history that is too short for that with every series is nobody's fault.
+    """
+    usual, (timeframe, step, *_) = _usual_test(max(r.rows for r in records)), _grid(records)
+    if usual * step >= LONG_TEST:
+        return ""
+    longer = _folds(records, count, LONG_TEST // step)
+    short = [r for r in records if not all(_is_long_enough(r, bounds) for bounds in longer)]
+    if not short or len(short) == len(records):
+        return ""
+    names, days = ", ".join(r.series.name for r in short), usual * step / timedelta(days=1)
+    return (
+        f"Test spans at {timeframe} are {days:.0f} days instead of {LONG_TEST.days}, because {len(short)} of {len(records)} "
+        f"series end or begin within the longer ones: {names}; without them the test is longer"
+    )
 
 
 def _usual_test(rows: int) -> int:
@@ -129,7 +148,10 @@ def _min_rows() -> int:
 
 
 def check_windows(series: Series, name: SeriesId | str, bounds: SplitBounds) -> None:
-    """Raise `MemberError` unless the price moves in each span after an origin: a complete row before a horizon."""
+    """Raise `MemberError` unless the price moves in each span after an origin: a complete row before a horizon.
+
+    In the training span at most `MAX_STILL_SHARE` of the candles may stand still.
+    """
     for split, (start, end) in bounds.items():
         origins, span = series.origins(split, 1, HORIZON), f"{split} span {start:%Y-%m-%d} to {end:%Y-%m-%d}"
         if series.is_frozen(origins):
@@ -143,6 +165,14 @@ def check_windows(series: Series, name: SeriesId | str, bounds: SplitBounds) -> 
                 f"candles after a listing, hole or leap of the price level and a target needs {HORIZON} more: choose "
                 "an earlier since or leave the coin out"
             )
+    if (share := series.still_share("train")) > MAX_STILL_SHARE:
+        start, end = bounds.train
+        raise MemberError(
+            f"{name}: {share:.0%} of the candles in the train span {start:%Y-%m-%d} to {end:%Y-%m-%d} stand still "
+            f"(open = high = low = close, volume 0; {MAX_STILL_SHARE:.0%} may), and a model would learn the filling: "
+            "leave the coin out, or begin later with since",
+            code="still",
+        )
 
 
 def _grid(records: Sequence[SeriesRecord]) -> tuple[str, timedelta, datetime, datetime]:

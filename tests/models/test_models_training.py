@@ -1,4 +1,5 @@
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -358,6 +359,23 @@ def test_a_price_that_never_moves_in_a_span_is_named(architecture, span):
             ModelError, match=f"^AAAUSDT 1h: its price never moves in its {word} span: leave it out.$"
         ):
             train_fleet([moving, frozen], architecture, "smoke", device="cpu")
+
+
+@pytest.mark.parametrize("share", [0.19, 0.25])
+def test_a_training_span_of_candles_that_stand_still_is_named(share):
+    moving = series_for("gru", 1200, validation=0.2, test=0.2)
+    first, end = moving.spans["train"]
+    still = np.zeros(len(moving), dtype=bool)
+    still[first : first + int(share * (end - first)) + 1] = True
+    still[end:] = True  # only what is learnt counts
+    filled = replace(moving, still=still)
+    reason = why_not(filled, "gru", "smoke")
+    assert reason.startswith("AAAUSDT 1h: 25% of the candles in its training span stand still") == (
+        share > 0.2
+    )
+    if reason:
+        with pytest.raises(ModelError, match=re.escape(reason)):
+            train_fleet([moving, filled], "gru", "smoke", device="cpu")
 
 
 def test_copies_for_checkpoints_wait_until_the_last_one_has_paid_for_itself(tmp_path, monkeypatch):

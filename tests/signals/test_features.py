@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpbmodels.data.columns import FLOOR, WINSOR, feature_frame
+from cpbmodels.data.columns import FLOOR, WINSOR, feature_frame, stands_still
 from schemas.frames import FEATURES, check_features
 
 START = datetime(2024, 3, 1, tzinfo=UTC)
@@ -29,6 +29,42 @@ def klines(rows=600, seed=0, hours=1):
             "volume": random.lognormal(3, 1, rows),
         }
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("volumes", "still"),
+    [
+        ([5, 5, 0, 0, 5, 0, 0], [False, False, True, True, False, False, True]),
+        (
+            [5, 0, 0, 0, 0, 0, 0],
+            [False, False, True, True, False, False, True],
+        ),  # a volume is known: no second rule
+        ([0, 0, 0, 0, 0, 0, 0], [False, False, True, True, False, False, False]),
+        (None, [False, False, True, True, False, False, False]),
+    ],
+)
+def test_which_candles_stand_still(volumes, still):
+    """Rows 2 and 3 repeat the close before them, row 6 is flat at another price; rows 0, 1, 4 and 5 move."""
+    low = [9, 9, 10, 10, 9, 10, 12]
+    prices = {
+        "open": [10] * 6 + [12],
+        "high": [10, 10, 10, 10, 10, 11, 12],
+        "low": low,
+        "close": [10] * 6 + [12],
+    }
+    frame = pl.DataFrame(prices | ({} if volumes is None else {"volume": volumes}))
+    assert frame.select(stands_still(volume=volumes is not None)).to_series().to_list() == still
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 59))
+@settings(max_examples=30, deadline=None)
+def test_whether_a_candle_stands_still_depends_on_no_later_one(seed, cut):
+    random = np.random.default_rng(seed)
+    close = np.repeat(random.integers(9, 12, 20), 3).astype(float)
+    frame = pl.DataFrame(dict.fromkeys(("open", "high", "low", "close"), close))
+    frame = frame.with_columns(volume=pl.Series(random.integers(0, 2, 60) * (np.arange(60) > 30)))
+    whole, begun = (f.select(still=stands_still())["still"] for f in (frame, frame.head(cut)))
+    assert whole.head(cut).equals(begun)
 
 
 def same(left, right):

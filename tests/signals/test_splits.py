@@ -7,7 +7,7 @@ import pytest
 from schemas.errors import MemberError, UsageError
 from schemas.handover import SeriesRecord
 from schemas.identity import INTERVAL_SECONDS, SeriesId
-from tasks.signals.splits import check_enough, folds, split_bounds
+from tasks.signals.splits import check_enough, folds, shortened, split_bounds
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -69,6 +69,20 @@ def test_fifteen_minutes_are_tested_on_120_days_where_every_series_keeps_180_to_
     assert days(split_bounds([year, short]).test) == 30
     assert [days(fold.test) for fold in folds([year], 2)] == [30, 30]
     assert [days(fold.test) for fold in folds([record(timeframe="15m", rows=96 * 500)], 2)] == [120, 120]
+
+
+def test_the_series_that_shorten_a_test_span_are_named():
+    """The last series has ended 100 days before the others: no long test span holds half of its candles."""
+    year, end = record(timeframe="15m", rows=96 * 500), datetime(2025, 2, 26, tzinfo=UTC)
+    ended = record("OLDUSDT", timeframe="15m", rows=96 * 400, end=end)
+    assert days(split_bounds([year, ended]).test) == 30
+    assert shortened([year, ended], 1) == (
+        "Test spans at 15m are 30 days instead of 120, because 1 of 2 series end or begin within the longer ones: "
+        "OLDUSDT-15m; without them the test is longer"
+    )
+    assert shortened([year], 1) == ""
+    assert shortened([ended], 3) == ""  # too short by itself
+    assert shortened([record(rows=20_000), record("NEWUSDT", rows=3000)], 1) == ""  # 1h: 120 days as it is
 
 
 @pytest.mark.parametrize(
