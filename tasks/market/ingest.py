@@ -353,4 +353,10 @@ def _failure_reason(run: Run, series: SeriesId) -> str:
         return ""
     if run.scope.offline:
         return "no candle of it is stored in this time range, and offline no source is read"
-    return f"not listed at {run.source.name} in this time range; check the name and --since"
+    others = run.catalogue.other_units(series)
+    remedy = (
+        f"{' and '.join(others)} is there: name that, as in coins {others[0]}"
+        if others
+        else "check the name and since"
+    )
+    return f"not listed at {run.source.name} in this time range; {remedy}"

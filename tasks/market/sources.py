@@ -147,6 +147,9 @@ class Catalogue:
     source: Source
     probe_with: Executor | None = None
     lists: bool = True
+    _symbols: dict[str, list[str]] = field(
+        default_factory=dict, repr=False
+    )  # by market, once it was asked for
 
     def files(self, series: SeriesId, kind: str, start: int, end: int) -> list[SourceFile]:
         """Return the published files of a series that overlap `[start, end)`, oldest first.
@@ -177,6 +180,8 @@ class Catalogue:
         Raises:
             SourceFault: the listing is incomplete, or the source cannot be reached.
         """
+        if market in self._symbols:
+            return self._symbols[market]
         names: set[str] = set()
         for kind in ("monthly", "daily"):
             prefix = f"data/{MARKET_FOLDERS[market]}/{kind}/klines/"
@@ -185,7 +190,21 @@ class Catalogue:
             elif isinstance(self.source, HttpSource):
                 pages = _pages(self.source, {"prefix": prefix})
                 names |= {folder.removeprefix(prefix).strip("/") for page in pages for folder in page.folders}
-        return sorted(name for name in names if SYMBOL.fullmatch(name))
+        self._symbols[market] = sorted(name for name in names if SYMBOL.fullmatch(name))
+        return self._symbols[market]
+
+    def other_units(self, series: SeriesId) -> list[str]:
+        """Return the listed symbols that name the same pair by another number of coins, as 1000PEPEUSDT does PEPEUSDT.
+
+        Empty where the source lists nothing or cannot be reached.
+        """
+        try:
+            listed = self.symbols(series.market)
+        except SourceFault:
+            return []
+        return [
+            name for name in listed if name != series.symbol and _one_coin(name) == _one_coin(series.symbol)
+        ]
 
     def _listed(self, source: HttpSource, series: SeriesId, kind: str, start: int, end: int) -> list[Remote]:
         prefix = listing_prefix(series, kind)
@@ -201,6 +220,11 @@ class Catalogue:
                 return [remote for page in pages for remote in page.files]
         ask = self.probe_with.map if self.probe_with else map
         return [r for r in ask(source.head, [source_file(series, p).key for p in periods]) if r]
+
+
+def _one_coin(symbol: str) -> str:
+    """Return a symbol without the number of coins that its unit has: futures trade 1000SHIB, 1000000MOG, 1MBABYDOGE."""
+    return re.sub("^(10{3,}|1M)(?=[A-Z])", "", symbol)
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,8 @@ def shortened(records: Sequence[SeriesRecord], count: int) -> str:
         return ""
     names, days = ", ".join(r.series.name for r in short), usual * step / timedelta(days=1)
     return (
-        f"Test spans at {timeframe} are {days:.0f} days instead of {LONG_TEST.days}, because {len(short)} of {len(records)} "
-        f"series end or begin within the longer ones: {names}; without them the test is longer"
+        f"Test spans at {timeframe} are {days:.0f} days instead of {LONG_TEST.days}, because {len(short)} of "
+        f"{len(records)} series end or begin within the longer ones: {names}; without them the test is longer"
     )
 
 

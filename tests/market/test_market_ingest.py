@@ -9,6 +9,7 @@ from folder_mirror import FolderMirror, rest_of
 from market_tools import FAST, build, csv_of, frame, key, lines, put, scope
 
 from schemas.errors import CpbError, MemberError
+from schemas.identity import SeriesId
 from tasks.market import simulator
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
@@ -47,6 +48,32 @@ def test_a_coin_that_is_not_listed_fails_alone(tmp_path):
     assert [s.status for s in report.series] == ["failed", "complete"]
     assert f"not listed at {root}" in report.series[0].reason
     assert report.exit == 3
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+@pytest.mark.parametrize(
+    ("coin", "listed", "named"),
+    [
+        ("PEPE", "1000PEPEUSDT", "1000PEPEUSDT"),
+        ("MOG", "1000000MOGUSDT", "1000000MOGUSDT"),
+        ("BABYDOGE", "1MBABYDOGEUSDT", "1MBABYDOGEUSDT"),
+        ("1000SHIB", "SHIBUSDT", "SHIBUSDT"),
+        ("INCH", "1INCHUSDT", ""),
+        ("PEPE", "1000PEPEUSDC", ""),
+    ],
+)
+def test_the_same_pair_by_another_number_of_coins_is_named(tmp_path, coin, listed, named, over_http):
+    root = tmp_path / "mirror"
+    for symbol in (listed, "BTCUSDT"):
+        put(root, source_file(SeriesId("um", symbol, "1h"), "2024-03"))
+    with simulator.serve(FolderMirror(root)) as url:
+        report = ingest(
+            scope(tmp_path / "home", url if over_http else root, coins=coin, market="um"), limits=FAST
+        )
+    reason = report.series[0].reason
+    assert (
+        (f"; {named} is there: name that" in reason) if named else reason.endswith("check the name and since")
+    )
 
 
 def test_no_candle_that_closes_after_as_of_is_seen(tmp_path):
