@@ -175,7 +175,7 @@ class RunSpec(ScopeSpec):
     repo: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$",
-        description="Hub repository USER/NAME; without it: a dry run",
+        description="USER/NAME of a Hub repository; without it: a dry run",
     )
     force: str | None = Field(
         None,

@@ -4,6 +4,7 @@ A scope is what these options resolve to: symbols, timeframes, instants, and the
 """
 
 import os
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -46,15 +47,16 @@ class Spec(BaseModel):
             first = error.errors()[0]
             field = str(first["loc"][0]) if first["loc"] else ""
             code = first["type"].replace("_", "-")
-            raise UsageError(
-                _sentence(first, field, list(cls.model_fields)), code=code, field=field
-            ) from None
+            raise UsageError(_sentence(first, field, cls), code=code, field=field) from None
 
 
-def _sentence(error: ErrorDetails, field: str, options: list[str]) -> str:
+def _sentence(error: ErrorDetails, field: str, spec: type[BaseModel]) -> str:
     """Return a pydantic error as a single sentence."""
     if error["type"] == "extra_forbidden":
-        return f"option {field!r} is unknown: choose from {', '.join(options)}"
+        return f"option {field!r} is unknown: choose from {', '.join(spec.model_fields)}"
+    if error["type"] == "string_pattern_mismatch":  # the field's description begins with what it takes
+        wanted = (spec.model_fields[field].description or "").partition(";")[0]
+        return f"{field} {error['input']!r} cannot be used: give {wanted}"
     if error["type"] == "literal_error":
         return (
             f"{field} {error['input']!r} is unknown: choose {error['ctx']['expected'].replace(chr(39), '')}"
@@ -95,12 +97,25 @@ def parse_instant(text: str, option: str) -> datetime:
                      code="date", field=option)  # fmt: skip
 
 
-def parse_prices(text: str) -> list[float]:
-    """Return the prices in a text such as `98000,105000`.
+_GROUPED = re.compile(r"(?<![^,])\d{1,3},\d{3}(?:\.\d*)?(?![^,])")
+"""Two prices, or one whose thousands are grouped: `98,500`."""
+
+
+def parse_prices(*texts: str) -> list[float]:
+    """Return the prices in texts such as `98000,105000`.
 
     Raises:
-        UsageError: one is no price, or there are more than 1,000.
+        UsageError: one is no price, or may be two, or there are more than 1,000.
     """
+    for text in texts:
+        if grouped := _GROUPED.search(text):
+            first, second = grouped[0].split(",")
+            raise UsageError(
+                f"{grouped[0]!r} can be read as one price or as two: write {first}{second} for one, "
+                f"{first}.0,{second} for two",
+                code="touch",
+            )
+    text = ",".join(texts)
     try:
         prices = [float(part) for part in text.split(",")]
     except ValueError:

@@ -75,7 +75,7 @@ Until = Annotated[
 ]
 Prices = Annotated[
     tuple[Annotated[float, Field(ge=1e-12, le=1e12)], ...],
-    BeforeValidator(lambda given: parse_prices(",".join(map(str, given))) if given else given),
+    BeforeValidator(lambda given: parse_prices(*map(str, given)) if given else given),
     Query(description="as in 98000,105000; at most 1,000"),
 ]
 IssuedAt = Annotated[

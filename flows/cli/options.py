@@ -126,9 +126,9 @@ def _settings(given: Collection[str]) -> dict[str, Any]:
         field = ALIASES.get(field, field)
         problem = ""
         if not field or "=" not in text:
-            problem = f"overrides {text!r} is not NAME=VALUE, as in epochs=5"
+            problem = f"--set {text!r} is not NAME=VALUE, as in --set epochs=5"
         if field in settings:
-            problem = f"overrides: {field} is given twice; leave one out"
+            problem = f"--set {field} is given twice; leave one out"
         if problem:
             raise UsageError(problem, code="overrides", field=OVERRIDES)
         settings[field] = parse_value(value)

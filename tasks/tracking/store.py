@@ -3,11 +3,15 @@
 import logging
 import os
 import re
+import shlex
 import sqlite3
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -122,7 +126,10 @@ def store_error(uri: str, error: BaseException) -> CpbError:
     of_network = [cause for cause in reversed(causes) if isinstance(cause, OSError)]
     innermost = next(iter((*of_driver, *of_network)), error)
     first_line = (str(innermost).strip() or type(innermost).__name__).splitlines()[0]
-    store, reason = f"the MLflow store {public_url(uri)}", without_credentials(first_line)[:300]
+    store, reason = (
+        f"the MLflow store {public_url(uri)}",
+        without_credentials(_remedied(first_line, uri))[:300],
+    )
     password = uri.partition("://")[2].rpartition("@")[0].partition(":")[2]
     if "://" not in uri:  # the scheme may have been forgotten before a password
         store, reason = (
@@ -137,6 +144,29 @@ def store_error(uri: str, error: BaseException) -> CpbError:
     return CpbError(
         f"{store} cannot be used: {reason.rstrip('.')}", code=UNUSABLE, field="MLFLOW_TRACKING_URI"
     )
+
+
+_SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+)")
+
+
+def _remedied(reason: str, uri: str) -> str:
+    """Return a reason of SQLite or MLflow that leaves open what to do, with what to do."""
+    if "malformed" in reason or "file is not a database" in reason:
+        return f"{reason}: its file is damaged; restore it from a backup, or move it away and train again"
+    if "unable to open database file" in reason:
+        return f"{reason}: check that its folder exists, and that this user may read and write there"
+    if found := _SCHEMA.search(reason):
+        # MLflow says the same of a schema that it does not know yet, and its upgrade would fail.
+        spec = find_spec("mlflow.store.db_migrations")
+        migrations = [Path(folder, "versions") for folder in (spec and spec.submodule_search_locations) or ()]
+        if not any(path for folder in migrations for path in folder.glob(f"{found[1]}_*.py")):
+            return (
+                f"a newer MLflow than {version('mlflow')} wrote its tables (version {found[1]}); use the cpb and the "
+                "MLflow that wrote them, or restore a backup from before"
+            )
+        upgrade = shlex.join([sys.executable, "-m", "mlflow", "db", "upgrade", public_url(uri)])
+        return f"an older MLflow wrote its tables (version {found[1]}); make a backup, then run `{upgrade}`"
+    return reason
 
 
 def make_sqlite(database: Path) -> None:

@@ -120,6 +120,27 @@ def test_a_settings_name_may_have_dashes_and_its_value_anything():
     assert call(*words).overrides == {"batch_size": 64, "calendar": "a=b"}
 
 
+@pytest.mark.parametrize(
+    "words", [["--set", "epochs"], ["--set", "=5"], ["--set", "lr=1", "--set", "learning_rate=2"]]
+)
+def test_the_sentence_of_a_wrong_setting_names_the_option_that_was_typed(words):
+    with pytest.raises(UsageError, match=r"^--set "):
+        command_of(RunSpec)(*words)
+
+
+@pytest.mark.parametrize("repo", ["models", "a b/c", "me/", "https://hub/me/models"])
+def test_the_sentence_of_a_wrong_repository_shows_no_regular_expression(repo):
+    with pytest.raises(UsageError) as caught:
+        RunSpec(repo=repo)
+    assert str(caught.value) == f"repo {repo!r} cannot be used: give USER/NAME of a Hub repository"
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:x"])
+def test_the_sentence_of_a_wrong_device_names_those_that_are(device):
+    with pytest.raises(UsageError, match=r"^device .* cannot be used: give auto, cpu or cuda$"):
+        RunSpec(device=device)
+
+
 def test_settings_become_overrides_by_the_presets_names():
     call = command_of(RunSpec)
     words = (

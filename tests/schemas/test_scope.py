@@ -1,4 +1,5 @@
 import contextlib
+import re
 from datetime import UTC, datetime
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 from schemas.errors import UsageError
 from schemas.identity import COINS, parse_coins, parse_timeframes, symbol_of
 from schemas.run import PRESET_ARCHITECTURES, RunSpec
-from schemas.scope import ScopeSpec, parse_instant
+from schemas.scope import ScopeSpec, parse_instant, parse_prices
 
 
 @pytest.mark.parametrize(
@@ -113,3 +114,35 @@ def test_an_override_is_refused_only_where_no_architecture_reads_it():
     with pytest.raises(UsageError) as refused:
         RunSpec(architectures="robust-har", overrides={"epochs": 3})
     assert refused.value.code == "without-effect"
+
+
+@pytest.mark.parametrize(
+    ("texts", "prices"),
+    [
+        (["98000,105000"], [98000, 105000]),
+        (["98.0,500"], [98, 500]),
+        (["98, 500"], [98, 500]),
+        (["98", "500"], [98, 500]),  # given apart, as in a query
+        (["1234,500"], [1234, 500]),
+        (["0.5,0.025"], [0.5, 0.025]),
+        (["1e-5,2e-5"], [1e-5, 2e-5]),
+    ],
+)
+def test_a_list_of_prices(texts, prices):
+    assert parse_prices(*texts) == prices
+
+
+@pytest.mark.parametrize(
+    "text", ["98,500", "98,500.5", "1,000,000", "98,500,105000", "105000,98,500", "1,234,50"]
+)
+def test_thousands_and_a_list_are_not_told_apart(text):
+    with pytest.raises(UsageError, match="can be read as one price or as two: write") as caught:
+        parse_prices(text)
+    assert caught.value.code == "touch"
+
+
+def test_both_ways_out_of_grouped_thousands_are_read():
+    with pytest.raises(UsageError) as caught:
+        parse_prices("98,500")
+    one, two = re.search("write (.+) for one, (.+) for two", str(caught.value)).groups()
+    assert (parse_prices(one), parse_prices(two)) == ([98_500], [98, 500])

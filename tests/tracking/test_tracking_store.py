@@ -1,4 +1,6 @@
 import shutil
+import sqlite3
+from contextlib import closing
 from functools import partial
 from multiprocessing import get_context
 
@@ -76,6 +78,47 @@ def test_the_artifact_folder_of_a_person_is_used_as_it_is(schema, tmp_path):
     assert (caught.value.code, caught.value.field) == ("artifacts", str(tmp_path / "large disk"))
     (tmp_path / "large disk").mkdir()
     check_place(store)
+
+
+def _with_schema(database, revision):
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (revision,))
+        connection.commit()
+
+
+def _overwrite(database, start):
+    content = database.read_bytes()
+    database.write_bytes(content[:start] + b"\xff" * (len(content) - start))
+
+
+@pytest.mark.parametrize(
+    ("damage", "remedy"),
+    [
+        (
+            lambda d: _with_schema(d, "ffff00001111"),
+            "a newer MLflow than .* wrote its tables .*restore a backup",
+        ),
+        (
+            lambda d: _with_schema(d, "0584bdc529eb"),
+            "an older MLflow wrote its tables .*`.* db upgrade sqlite:///",
+        ),
+        (
+            lambda d: _overwrite(d, 4096),
+            "malformed: its file is damaged; restore it from a backup, or move it away",
+        ),
+        (lambda d: _overwrite(d, 0), "its file is damaged; restore it from a backup, or move it away"),
+        (lambda d: (d.unlink(), d.mkdir()), "unable to open database file: check that its folder exists"),
+    ],
+)
+def test_a_database_that_cannot_be_read_is_refused_with_what_to_do(schema, tmp_path, damage, remedy):
+    database = tmp_path / "mlflow.db"
+    shutil.copyfile(schema, database)
+    damage(database)
+
+    with pytest.raises(CpbError, match=remedy) as caught:
+        open_store(f"sqlite:///{database}", create=False)
+
+    assert caught.value.code == store_module.UNUSABLE
 
 
 def test_an_empty_database_is_refused_and_stays_empty(tmp_path):
