@@ -53,6 +53,7 @@ def hourly_forecasts(
     return rows.with_columns(
         symbol=pl.lit(series.symbol), timeframe=pl.lit(series.timeframe), role=pl.lit("champion"),
         model_version=pl.Series([f"{series.registered}/{version(at)}" for at in rows["issued_at"]]),
-        last_close=pl.Series(np.repeat(last, STEPS)), made_at=pl.col("issued_at") + pl.duration(minutes=1),
+        last_close=pl.Series(np.repeat(last, STEPS)), weights_sha256=pl.lit("0" * 64), standing=pl.lit(0),
+        made_at=pl.col("issued_at") + pl.duration(minutes=1),
         **{name: pl.Series(reference[:, i]) for i, name in enumerate(REFERENCE_COLUMNS)},
     ).select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())  # fmt: skip

@@ -7,11 +7,11 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.runner import NOT_YET, STALE, Runner, failure_line, flow_parameters, plain_failures
+from flows.runner import NOT_YET, STALE, STANDING, Runner, failure_line, flow_parameters, plain_failures
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Failure
 from schemas.scope import ForecastSpec, Scope, home
-from tasks.forecasting.months import latest, series_with_forecasts
+from tasks.forecasting.months import latest, series_with_forecasts, standing_note
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.touch import touch_of, touched
 from tasks.forecasting.watch import find_stale
@@ -26,8 +26,9 @@ _NONE = "train first, as in `cpb train-all`"
 def run_forecast(spec: ForecastSpec, steps: Runner, report: Report = echo) -> dict[str, Any]:
     """Return the newest forecast rows of each series (also those stored before), and counts of new and scored rows.
 
-    `models`: each series' champion verdict and record. `touch`: the chances that the prices asked for are reached.
-    Exit 3 if a series could not be refreshed, forecast or scored.
+    `models`: each series' champion verdict and record. `standing`: a sentence for each series whose last candles stand
+    still. `touch`: the chances that the prices asked for are reached.
+    Exit 3 if a series could not be refreshed, forecast or scored, or if the only one asked for stands still.
 
     Raises:
         CpbError: no forecast could be made.
@@ -38,8 +39,8 @@ def run_forecast(spec: ForecastSpec, steps: Runner, report: Report = echo) -> di
 
 def _forecast(spec: ForecastSpec, steps: Runner, report: Report, outcome: Outcome) -> dict[str, Any]:
     served = steps.one(champions, spec.scope.market)
-    models = served.of(spec.scope)  # before anything is downloaded
-    scope = spec.scope.narrowed(list(models))
+    serving_now = served.of(spec.scope)  # before anything is downloaded
+    scope = spec.scope.narrowed(list(serving_now))
     fetched, issued = steps.one(ingest, scope, spec.tail), steps.one(forecast, scope)
     scored, watched = steps.one(score, scope), steps.one(watch, scope)
     failures = [*served.failures, *fetched.failures, *issued.failures, *scored.failures, *watched.failures]
@@ -47,12 +48,22 @@ def _forecast(spec: ForecastSpec, steps: Runner, report: Report, outcome: Outcom
     problems = list({(f.series, f.reason): f for f in reversed(failures)}.values())[::-1]
     stale = find_stale(home(), issued.series, scope.as_of)
     problems += [Failure(step="forecast", reason=str(s), code=STALE, series=s.series) for s in stale]
+    models = {about.series: about for about in issued.issued}
+    newest = {s: latest(home(), s, scope.as_of, about.model_version) for s, about in models.items()}
+    standing = {s: note for s, rows in newest.items() if (note := standing_note(rows))}
+    if (
+        len(spec.scope.symbols) == len(scope.series) == 1
+    ):  # asked for alone, its forecast is worth no more than that
+        problems += [Failure(step="forecast", reason=n, code=STANDING, series=s) for s, n in standing.items()]
     outcome.failures, outcome.alarms = problems, watched.alarms
     texts = list(map(failure_line, problems))
     if not issued.series:  # each reason names its own remedy
         raise CpbError(f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}", code="no-forecast")
     for problem, text in zip(problems, texts, strict=True):
-        report(f"{'STALE' if problem.code == STALE else 'FAILED'} {text}")
+        if problem.code != STANDING:
+            report(f"{'STALE' if problem.code == STALE else 'FAILED'} {text}")
+    for series, note in standing.items():
+        report(f"STANDING {series}: {note}")
     drifted = [str(alarm) for alarm in watched.alarms if alarm.state == "drifted"]
     for alarm in drifted:
         report(f"DRIFTED {alarm}")
@@ -64,7 +75,6 @@ def _forecast(spec: ForecastSpec, steps: Runner, report: Report, outcome: Outcom
     )
     report(f"{new}; {count(scored.rows, 'older row')} scored")
     records = champion_records(read_summary(home(), scope.market))
-    newest = {s: latest(home(), s, scope.as_of) for s in issued.series}
     result = {
         "rows": [row for rows in newest.values() for row in rows.to_dicts()],
         "models": [
@@ -76,6 +86,7 @@ def _forecast(spec: ForecastSpec, steps: Runner, report: Report, outcome: Outcom
         "series": len(issued.series),
         "scored": scored.rows,
         "drifted": drifted,
+        "standing": [f"{series}: {note}" for series, note in standing.items()],
         "failed": texts,
         "exit": EXIT_PARTIAL if problems else EXIT_COMPLETE,
     }

@@ -47,6 +47,9 @@ NOT_YET = "Not yet"
 STALE = "stale"
 """Code of the failure of a series whose candles or forecast are too old: a problem, but no step has failed."""
 
+STANDING = "standing"
+"""Code of the failure of a series that was asked for alone and whose last candles stand still."""
+
 
 @dataclass
 class Summary:

@@ -119,6 +119,14 @@ _RANGES: dict[str, tuple[float, float]] = {
     "hour_of_week_ny": (0, 167),
 }
 
+STANDS_STILL = (
+    (pl.col("open") == pl.col("high"))
+    & (pl.col("high") == pl.col("low"))
+    & (pl.col("low") == pl.col("close"))
+    & (pl.col("volume") == 0)
+)
+"""Whether a candle does not move: open = high = low = close, and nothing was traded."""
+
 NOT_INCREASING = pl.col("open_time").diff().fill_null(pl.duration(microseconds=1)) <= pl.duration()
 """Whether a candle does not open after the candle before it."""
 
@@ -184,17 +192,26 @@ _PREDICTION: dict[str, Any] = {
     "last_close": pl.Float64,
 }
 
+ADDED_COLUMNS: dict[str, Any] = {"weights_sha256": pl.String, "standing": pl.Int64}
+"""Columns of a forecast that rows stored by older versions lack: null there, and no part of their digests."""
+
+OF_BEFORE = pl.all_horizontal([pl.col(name).is_null() for name in ADDED_COLUMNS])
+"""Whether a row was stored by an older version. A row with one of the two columns breaks the contract."""
+
 FORECAST_SCHEMA: dict[str, Any] = {
     **_PREDICTION,
     "role": pl.String,
     "made_at": _TIME,
     **dict.fromkeys(REFERENCE_COLUMNS, pl.Float64),
+    **ADDED_COLUMNS,
 }
 """Columns and types of the forecast store. `issued_at` is the close of the last candle used; `target_time` is
 the close of the forecast candle, so step 1 ends an interval after `issued_at`. `made_at` is the wall-clock time at
 which the row was stored: it distinguishes live forecasts from replays, which `issued_at` cannot (it is the same in a
 run with `--as-of` in the past); null (unknown) counts as a replay. The reference's quantiles are all present or all
-null; rows stored before the reference was introduced have nulls."""
+null; rows stored before the reference was introduced have nulls. `weights_sha256` is that of the weights that made the
+forecast; `standing` the number of candles that stand still (`STANDS_STILL`), counted back from the last candle used;
+rows stored before these were introduced have nulls."""
 
 LEDGER_SCHEMA: dict[str, Any] = {
     **{name: FORECAST_SCHEMA[name] for name in KEY},
@@ -217,7 +234,7 @@ BACKTEST_SCHEMA: dict[str, Any] = {
 
 def check_forecasts(frame: pl.DataFrame) -> pl.DataFrame:
     """Return forecast rows that meet the contract; raises `MemberError` (code `rows`) naming the broken rule."""
-    rules = [*_forecast_rules(candle=True), *_PLAIN_TEXTS, _KNOWN_ROLE, *_REFERENCE_RULES]
+    rules = [*_forecast_rules(candle=True), *_PLAIN_TEXTS, _KNOWN_ROLE, *_REFERENCE_RULES, *_ADDED_RULES]
     return _checked("forecast rows", frame, FORECAST_SCHEMA, KEY, rules, {"made_at", *REFERENCE_COLUMNS})
 
 
@@ -235,6 +252,14 @@ def check_backtest_rows(frame: pl.DataFrame) -> pl.DataFrame:
     schema = {n: kind for n, kind in BACKTEST_SCHEMA.items() if candle or n not in MEDIAN_COLUMNS}
     rules = [*_forecast_rules(candle=candle), ("fold is 1 or more", pl.col("fold") >= 1)]
     return _checked("backtest rows", frame, schema, BACKTEST_KEY, rules)
+
+
+def with_added_columns(rows: pl.DataFrame, schema: Mapping[str, Any]) -> pl.DataFrame:
+    """Return rows with nulls in those of `ADDED_COLUMNS` that the schema has, if they have none: a file of before."""
+    if any(name in rows.columns for name in ADDED_COLUMNS):
+        return rows
+    added = {name: kind for name, kind in ADDED_COLUMNS.items() if name in schema}
+    return rows.with_columns(pl.lit(None, kind).alias(name) for name, kind in added.items())
 
 
 def check_columns(frame: pl.DataFrame, schema: Mapping[str, Any]) -> pl.DataFrame:
@@ -261,6 +286,10 @@ _KNOWN_TIMEFRAME: Rule = (
 _PLAIN_TEXTS: list[Rule] = [
     (f"{name} holds no comma and no control character", ~pl.col(name).str.contains(r"[,\p{Cc}]"))
     for name in ("symbol", "model_version")
+]
+_ADDED_RULES: list[Rule] = [
+    ("weights_sha256 is 64 hexadecimal digits", pl.col("weights_sha256").str.contains("^[0-9a-f]{64}$")),
+    ("standing is 0 or more", pl.col("standing") >= 0),
 ]
 _KNOWN_ROLE: Rule = (f"role is {CHAMPION}", pl.col("role") == CHAMPION)
 

@@ -356,13 +356,35 @@ class Decision(Record):
         return self.outcome in MOVED
 
 
+STANDING = 6
+"""So many candles that stand still are told with a forecast: a living market moves within a candle or two."""
+
+
+def stands_still(standing: int | None) -> bool:
+    """Whether a forecast must say that its last candles stand still; None: not known, of a row of before."""
+    return standing is not None and standing >= STANDING
+
+
+class Issued(Record):
+    """The model that forecast a series: registered model and version, and its verdict, of one reading of its folder."""
+
+    series: SeriesId
+    model_version: str
+    verdict: str
+
+
 class ForecastBatch(Record):
-    """Forecasts issued: new rows, `total_rows`: with those already stored, their series, and the failures."""
+    """Forecasts issued: new rows, `total_rows`: with those already stored, and the failures."""
 
     rows: int = 0
     total_rows: int = 0
-    series: tuple[SeriesId, ...] = ()
+    issued: tuple[Issued, ...] = ()
     failures: tuple[Failure, ...] = ()
+
+    @property
+    def series(self) -> tuple[SeriesId, ...]:
+        """The series that were forecast."""
+        return tuple(about.series for about in self.issued)
 
 
 class Publication(Record):

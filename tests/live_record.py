@@ -7,6 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 import polars as pl
+from packaged import weights_sha256
 
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.frames import FORECAST_SCHEMA, KLINES, REFERENCE_COLUMNS
@@ -88,6 +89,8 @@ def made_forecasts(
             "last_close": last,
             "role": role,
             **_columns(REFERENCE_COLUMNS, last[:, None] * np.exp(reference * spread)),
+            "weights_sha256": np.repeat(np.array([*map(weights_sha256, names)], dtype=object), HORIZON),
+            "standing": 0,
         }
     )
     delay = timedelta(minutes=1) if live else timedelta(days=365)

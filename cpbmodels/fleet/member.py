@@ -252,25 +252,42 @@ def load(folder: str | Path) -> Member:
     Raises:
         ModelError: what is wrong and where, in one sentence.
     """
-    from safetensors import SafetensorError
-    from safetensors.torch import load as from_bytes
-
     folder = Path(folder)
     if folder.is_file():
         raise ModelError(f"{folder} is a file: give the folder that holds it, {folder.parent}.")
     try:
         with (folder / CONFIG).open("rb") as file:
             config = parse(file.read(MAX_BYTES + 1), folder)
-        options = check_whole(config, folder)
+        check_whole(config, folder)
         weights = (folder / WEIGHTS).read_bytes()
-        # Both digests are those of the files: a member saved from this member has its own.
-        if config.pop(WEIGHTS_DIGEST) != hashlib.sha256(weights).hexdigest():
-            raise damaged(folder, "the sha256 of model.safetensors differs from config.json")
-        del config[DIGEST]
-        tensors = from_bytes(weights)
     except OSError as error:
         text = f"{error.filename or folder} cannot be read ({error.strerror}): a model is {CONFIG} and {WEIGHTS}."
         raise ModelError(text) from None
+    return member_of(config, weights, folder)
+
+
+def member_of(config: Mapping[str, Any], weights: bytes, folder: str | Path) -> Member:
+    """A member from the contents of its files, checked as by `load`, for whoever has read them already.
+
+    Args:
+        config: the fields of `config.json`, from `cpbmodels.fleet.config.parse`.
+        weights: the bytes of `model.safetensors`.
+        folder: where both were read, for messages.
+
+    Raises:
+        ModelError: as `load`.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load as from_bytes
+
+    folder, config = Path(folder), dict(config)
+    options = check_whole(config, folder)
+    # Both digests are those of the files: a member saved from this member has its own.
+    if config.pop(WEIGHTS_DIGEST) != hashlib.sha256(weights).hexdigest():
+        raise damaged(folder, "the sha256 of model.safetensors differs from config.json")
+    del config[DIGEST]
+    try:
+        tensors = from_bytes(weights)
     except SafetensorError as error:
         raise damaged(folder, str(error)) from None
     configs, parts, touch = part_configs(config), [], tensors.pop(KEY, None)

@@ -10,6 +10,7 @@ import typer
 from flows.cli.options import Json, cli_options
 from flows.console import Column, echo, emit, finding, price, print_table, quiet_libraries, shown_progress
 from schemas.errors import age, count
+from schemas.handover import stands_still
 from schemas.scope import ForecastSpec
 
 
@@ -84,12 +85,14 @@ _EVERYTHING = (
 
 
 def _about(row: dict[str, Any], model: dict[str, Any], now: datetime) -> list[str]:
-    """Return the line about a forecast: its series, the last close with its age, verdict and record."""
+    """Return the line about a forecast: its series, the last close with its age, verdict, record, and what is odd."""
 
     old = age(max((now - row["issued_at"]).total_seconds(), 0))
     said = [f"{row['symbol']} {row['timeframe']}", f"{price(row['last_close'])}, {old} old"]
     if "verdict" in model:
         said += [finding(model["verdict"]) or "not judged", _record(model)]
+    if stands_still(row["standing"]):
+        said.append(f"the last {row['standing']:,} candles stand still")
     return said
 
 

@@ -8,16 +8,18 @@ from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 import cpbmodels
 from cpbmodels.data.series import Series, forecast_rows
 from cpbmodels.data.wide import NO_MARKET, Market
-from schemas.errors import CpbError, DamagedError, MemberError
+from schemas.errors import CpbError, MemberError
 from schemas.frames import CHAMPION, FORECAST_SCHEMA, REFERENCE_COLUMNS
-from schemas.handover import Failure, ForecastBatch, Step
+from schemas.handover import Failure, ForecastBatch, Issued, Step
 from schemas.identity import SeriesId
 from schemas.ledger import Reference
 from schemas.scope import Scope
@@ -25,7 +27,7 @@ from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
 from tasks.judging.scores import Array, reference_quantiles
 from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.feature_files import market_key, newest_markets, newest_series
-from tasks.storage.model_folder import PackagedModel, read_config, read_reference
+from tasks.storage.model_folder import PackagedModel, ServedModel, read_packaged
 
 LEARNT = "learnt"
 """Code of the failure for an origin inside the candles that a model was trained or selected on."""
@@ -34,46 +36,65 @@ LEARNT = "learnt"
 def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> ForecastBatch:
     """Forecast with the champions; an error in one series becomes its `Failure`, the others are still forecast.
 
-    A series without a usable reference (code `reference`) is still forecast; its rows have null reference columns.
+    Whatever a row says of its model is of one reading of the model's folder (`read_packaged`): a night may replace it
+    at any moment. A series without a usable reference (code `reference`) is still forecast; its rows have null
+    reference columns.
     """
     failures: list[Failure] = []
-    readers = [market_key(champion.series) for champion in champions if _reads_market(champion)]
-    markets = newest_markets(scope.home, readers, since=scope.since, as_of=scope.as_of)
+    markets = _Markets(scope)
 
-    def rows_of(champion: PackagedModel) -> pl.DataFrame | None:
-        reference = None
+    def made_by(champion: PackagedModel) -> tuple[Issued, pl.DataFrame] | None:
+        series = champion.series
         try:
+            model = served_model(champion)
             try:
-                reference = reference_of(champion.series, champion.folder)
+                reference = reference_of(model)
             except MemberError as error:  # a forecast without reference is better than none
-                failures.append(failure(champion.series, "forecast", error))
-            rows = _forecast(champion, scope, reference, markets.get(market_key(champion.series)))
-            learnt, issued_at = read_config(champion.folder).learnt_until, rows["issued_at"][0]
+                reference = None
+                failures.append(failure(series, "forecast", error))
+            rows = _forecast(model, scope, reference, markets)
+            learnt, issued_at = model.config.learnt_until, rows["issued_at"][0]
             if learnt and issued_at <= learnt:
                 raise MemberError(
-                    f"{champion.series}: {champion.model_version} was trained or chosen on candles until "
+                    f"{series}: {model.model_version} was trained or chosen on candles until "
                     f"{learnt:%Y-%m-%d %H:%M}, so a forecast from {issued_at:%Y-%m-%d %H:%M} would not be out of "
                     "sample; give a later --as-of, or none",
                     code=LEARNT, field="as_of",
                 )  # fmt: skip
         except ANY_ERROR as error:
-            failures.append(failure(champion.series, "forecast", error))
+            failures.append(failure(series, "forecast", error))
             return None
-        return rows
+        about = Issued(series=series, model_version=model.model_version, verdict=model.config.verdict)
+        return about, rows
 
     # A thread per core: reading candles, computing columns and inference release the GIL.
-    made = run_each([partial(rows_of, champion) for champion in champions], workers=usable_cores())
+    made = run_each([partial(made_by, champion) for champion in champions], workers=usable_cores())
     failures.sort(key=lambda failed: str(failed.series))
-    batch = {
-        c.series: rows for c, rows in zip(champions, made, strict=True) if isinstance(rows, pl.DataFrame)
-    }
+    issued = [pair for pair in made if isinstance(pair, tuple)]
+    batch = {about.series: rows for about, rows in issued}
     stored, more = store_batch(scope.home, "forecasts", batch)
     return ForecastBatch(
         rows=sum(stored.values()),
         total_rows=sum(len(batch[series]) for series in stored),
-        series=tuple(stored),
+        issued=tuple(about for about, _ in issued if about.series in stored),
         failures=(*failures, *more),
     )
+
+
+def served_model(champion: PackagedModel) -> ServedModel:
+    """Return the model in a champion's folder, which may be of another version than when the folder was listed.
+
+    Raises:
+        DamagedError: it is damaged.
+        MemberError: it is of another series by now.
+    """
+    model = read_packaged(champion.folder)
+    if model.series != champion.series:
+        raise MemberError(
+            f"{champion.series}: {champion.folder} has become the folder of {model.series}; run the command again",
+            code="replaced",
+        )
+    return model
 
 
 def store_batch(
@@ -92,41 +113,57 @@ def failure(series: SeriesId, step: Step, error: BaseException) -> Failure:
     return Failure.of(series, step, reason)
 
 
-def _reads_market(champion: PackagedModel) -> bool:
-    try:
-        return NO_MARKET in read_config(champion.folder).features
-    except CpbError:  # reported when it is loaded
-        return False
+class _Markets:
+    """What the coins of a market and timeframe share at their newest candles, read when the first model needs it."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope, self._lock = scope, Lock()
+        self._known: dict[tuple[str, str], Market | None] = {}
+
+    def of(self, series: SeriesId) -> Market | None:
+        scope, key = self._scope, market_key(series)
+        with self._lock:
+            if key not in self._known:
+                found = newest_markets(scope.home, [key], since=scope.since, as_of=scope.as_of)
+                self._known[key] = found.get(key)
+            return self._known[key]
 
 
 def _forecast(
-    champion: PackagedModel, scope: Scope, reference: Reference | None, market: Market | None
+    model: ServedModel, scope: Scope, reference: Reference | None, markets: _Markets
 ) -> pl.DataFrame:
     """Return a model's forecast from the newest stored candles of its series, as rows of the contract.
 
     Args:
         reference: the model's reference; the rows contain its quantiles for the same origin, null without a reference.
-        market: what the coins share at their newest candles, for a model that reads it.
 
     Raises:
         MemberError: there are no candles in the scope.
         ModelError: too few candles for the model, or its forecast is not finite.
     """
-    series = newest_series(scope.home, champion.series, since=scope.since, as_of=scope.as_of)
-    if market is not None:
-        series = replace(series, market=market)
+    series, still = newest_series(scope.home, model.series, since=scope.since, as_of=scope.as_of)
+    if NO_MARKET in model.config.features:
+        series = replace(series, market=markets.of(model.series))
     # after a gap: the forecast before it is already stored
-    forecast = cpbmodels.load(champion.folder).forecast(series, go_back=True)
+    forecast = model.member().forecast(series, go_back=True)
     row, horizon = forecast.issued_row, len(forecast.candle)
     return contract_rows(
-        champion.series,
-        champion.model_version,
+        model.series,
+        model.model_version,
         issued_at=series.end_of(row),
         close=np.stack([forecast.close[q] for q in cpbmodels.QUANTILES]),
         candle=forecast.candle,
         last_close=forecast.last_close,
+        weights_sha256=model.weights_sha256,
+        standing=standing_until(still, row),
         reference=reference_prices(reference, series, row, horizon) if reference else None,
     )
+
+
+def standing_until(still: NDArray[np.bool_], row: int) -> int:
+    """Return how many candles up to a row stand still without one that moves between them; `still` [rows]."""
+    moving = np.flatnonzero(~still[: row + 1])
+    return row - (int(moving[-1]) if len(moving) else -1)
 
 
 def contract_rows(
@@ -137,6 +174,8 @@ def contract_rows(
     candle: np.ndarray,
     last_close: float,
     *,
+    weights_sha256: str,
+    standing: int,
     reference: np.ndarray | None = None,
 ) -> pl.DataFrame:
     """Return one forecast as rows of the contract, steps 1 … H; `made_at` is null, and set by `append`.
@@ -147,6 +186,8 @@ def contract_rows(
         close: float64 [19, H], the close's quantiles 0.05 … 0.95, in prices.
         candle: float64 [H, 4], the median candle's open, high, low, close, in prices.
         last_close: close of the last candle used.
+        weights_sha256: of the model's weights.
+        standing: number of candles that stand still, counted back from the last candle used.
         reference: float64 [19, H], the close's quantiles by the random walk from the same origin, in prices.
     """
     rows = forecast_rows([issued_at], series.seconds, close.T[None], candle[None])
@@ -157,6 +198,8 @@ def contract_rows(
         last_close=pl.lit(float(last_close)),
         role=pl.lit(CHAMPION),
         made_at=pl.lit(None),  # set when it is stored
+        weights_sha256=pl.lit(weights_sha256),
+        standing=pl.lit(standing),
         **{
             name: pl.lit(None) if reference is None else pl.Series(reference[i])
             for i, name in enumerate(REFERENCE_COLUMNS)
@@ -165,20 +208,17 @@ def contract_rows(
     return named.select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())
 
 
-def reference_of(series: SeriesId, folder: Path) -> Reference:
-    """Return the reference of the model in `folder`.
+def reference_of(model: ServedModel) -> Reference:
+    """Return the reference of a model.
 
     Raises:
-        MemberError: (code `reference`) the folder has no reference, or a damaged reference.
+        MemberError: (code `reference`) its folder has no reference, or a damaged reference.
     """
-    why = "its model has no record of its reference"
-    try:
-        if reference := read_reference(folder):
-            return reference
-    except DamagedError as error:
-        why = str(error)
-    retrain = f"train it again, as in `cpb train-all {series.options}`"
-    raise MemberError(f"{series}: {why}; {retrain}", code="reference")
+    if model.reference:
+        return model.reference
+    why = model.reference_fault or "its model has no record of its reference"
+    retrain = f"train it again, as in `cpb train-all {model.series.options}`"
+    raise MemberError(f"{model.series}: {why}; {retrain}", code="reference")
 
 
 def reference_prices(reference: Reference, series: Series, row: int, horizon: int) -> Array:

@@ -9,12 +9,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from schemas.errors import DamagedError
+from schemas.frames import ADDED_COLUMNS, OF_BEFORE
 from schemas.identity import tree_of
 
 BatchKind = Literal["forecasts", "scores", "before"]
@@ -171,28 +173,52 @@ class Chain:
         return chain
 
 
+_BEFORE = "of_before"
+
+
 class RowDigests:
     """Digests of slices of rows in their canonical form.
 
     The text columns of each row, joined with commas and ended with a line break; after the text of all rows, every
     other column as little-endian float64, row by row: times as microseconds since 1970 (exact until the year 2255), a
-    missing value as NaN. Whole files are converted to bytes once, so that each digest reads two slices of memory.
+    missing value as NaN. A row that has none of `ADDED_COLUMNS` is hashed without them, as when it was stored: so its
+    digest stays when newer rows are appended to its file. Whole files are converted to bytes once, so that each digest
+    reads two slices of memory.
     """
 
     def __init__(self, rows: pl.DataFrame) -> None:
+        has_added = ADDED_COLUMNS.keys() <= set(rows.columns)
+        rows = rows.with_columns((OF_BEFORE if has_added else pl.lit(value=True)).alias(_BEFORE))
         texts = [name for name, kind in rows.schema.items() if kind == pl.String]
-        lines = rows.select(pl.concat_str(texts, separator=",") + "\n").to_series()
+        numbers = [name for name in rows.columns if name not in (*texts, _BEFORE)]
+        whole, without = (
+            # "" for a missing text, which breaks the contract: such a row is found as another.
+            pl.concat_str([pl.col(name).fill_null("") for name in names], separator=",")
+            for names in (texts, [name for name in texts if name not in ADDED_COLUMNS])
+        )
+        lines = rows.select(pl.when(_BEFORE).then(without).otherwise(whole) + "\n").to_series()
         self._text = "".join(lines.to_list()).encode()
-        self._ends = np.concatenate([[0], lines.str.len_bytes().cast(pl.Int64).cum_sum().to_numpy()])
-        numbers = rows.select(pl.exclude(texts).to_physical().cast(pl.Float64).fill_null(float("nan")))
-        self._width = 8 * numbers.width
-        self._numbers = np.ascontiguousarray(numbers.to_numpy(), "<f8").tobytes()
+        self._text_ends = _ends(lines.str.len_bytes().to_numpy())
+        values = rows.select(
+            pl.col(numbers).to_physical().cast(pl.Float64).fill_null(float("nan"))
+        ).to_numpy()
+        is_hashed = np.ones(values.shape, dtype=np.bool_)
+        for place, name in enumerate(numbers):
+            if name in ADDED_COLUMNS:
+                is_hashed[:, place] = ~rows[_BEFORE].to_numpy()
+        self._numbers = np.ascontiguousarray(values[is_hashed], "<f8").tobytes()
+        self._number_ends = _ends(8 * is_hashed.sum(axis=1))
 
     def of(self, start: int, stop: int) -> str:
         """Return the sha256 of the rows `start … stop - 1`."""
-        digest = hashlib.sha256(self._text[self._ends[start] : self._ends[stop]])
-        digest.update(self._numbers[start * self._width : stop * self._width])
+        digest = hashlib.sha256(self._text[self._text_ends[start] : self._text_ends[stop]])
+        digest.update(self._numbers[self._number_ends[start] : self._number_ends[stop]])
         return digest.hexdigest()
+
+
+def _ends(lengths: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """Return where each row begins, and where the last one ends, from the rows' lengths in bytes."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
 def rows_digest(rows: pl.DataFrame) -> str:

@@ -21,7 +21,16 @@ from typing import Any
 import polars as pl
 
 from schemas.errors import DamagedError, MemberError
-from schemas.frames import FORECAST_SCHEMA, LEDGER_SCHEMA, check_columns, check_forecasts, check_ledger
+from schemas.frames import (
+    ADDED_COLUMNS,
+    FORECAST_SCHEMA,
+    LEDGER_SCHEMA,
+    check_columns,
+    check_forecasts,
+    check_ledger,
+    with_added_columns,
+)
+from schemas.handover import stands_still
 from schemas.identity import SeriesId, stored_series
 from tasks.storage.model_folder import read_config
 from tasks.storage.records import warn_once
@@ -133,8 +142,12 @@ def parse_rows(path: Path, schema: dict[str, Any], columns: list[str] | None = N
             path, content, start
         ):
             raise DamagedError("its sha256 differs from the recorded sha256")
-        rows = pl.read_parquet(content, columns=columns, hive_partitioning=False)
-        return check_columns(rows, {name: schema[name] for name in columns or schema})
+        asked = columns or list(schema)
+        # A file of before lacks the added columns, and polars refuses to read columns that are not there.
+        readable = None if ADDED_COLUMNS.keys() & set(asked) else columns
+        rows = pl.read_parquet(content, columns=readable, hive_partitioning=False)
+        rows = with_added_columns(rows, schema)
+        return check_columns(rows if columns is None else rows.select(columns), {n: schema[n] for n in asked})
     except FileNotFoundError:
         raise
     except MemberError as error:
@@ -186,15 +199,27 @@ def _digest(path: Path, content: bytes | bytearray, start: int) -> bytes:
     return digest.hexdigest().encode()
 
 
+def standing_note(rows: pl.DataFrame) -> str:
+    """Return what to say of a forecast (its rows) before which the candles stand still; "" if they move."""
+    standing = rows["standing"][0] if len(rows) else None
+    if not stands_still(standing):
+        return ""
+    return (
+        f"the last {standing:,} candles before the forecast stand still (open = high = low = close, volume 0): the "
+        "coin may not be traded, or its source repeats the last price"
+    )
+
+
 def forecast_command(series: SeriesId) -> str:
     """Return the command that forecasts a series, which also scores due forecasts."""
     return f"cpb forecast {series.options}"
 
 
-def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.DataFrame:
+def latest(home: Path, series: SeriesId, until: datetime | None = None, version: str = "") -> pl.DataFrame:
     """Return the newest forecast of one series (issued by `until`), its steps in order; empty without forecasts.
 
-    Of several champions' forecasts at the same time that of the packaged model, else the last written.
+    Of several champions' forecasts at the same time that of `version`, by default of the packaged model; else the last
+    written.
 
     Raises:
         DamagedError: its month is damaged: an older forecast is not the newest.
@@ -203,12 +228,12 @@ def latest(home: Path, series: SeriesId, until: datetime | None = None) -> pl.Da
         rows = _issued_by(load(home, series, FORECASTS, path), until)
         if not rows.is_empty():
             newest = rows.filter(pl.col("issued_at") == pl.col("issued_at").max())
-            version = newest["model_version"][-1]
+            shown = newest["model_version"][-1]
             if newest["model_version"].n_unique() > 1:
                 with suppress(DamagedError):
-                    packaged = read_config(series.packaged(home)).model_version
-                    version = packaged if packaged in newest["model_version"] else version
-            return newest.filter(pl.col("model_version") == version).sort("step")
+                    wanted = version or read_config(series.packaged(home)).model_version
+                    shown = wanted if wanted in newest["model_version"] else shown
+            return newest.filter(pl.col("model_version") == shown).sort("step")
     return pl.DataFrame(schema=FORECAST_SCHEMA)
 
 

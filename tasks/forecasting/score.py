@@ -162,9 +162,9 @@ def evidence_rows(
         since, until: bounds of `issued_at`, UTC, both inclusive.
 
     Returns:
-        `issued_at`; `model_version`; `crps`, `ref_crps`: means over all steps of the model's and the reference's CRPS
-        (log-return); `ref_width`, as in `with_scale`; `covered_N_step_1`, `ref_covered_N_step_1`: whether the first
-        close was inside the central band of N % of the model, of the reference.
+        `issued_at`; `model_version`; `weights_sha256`; `crps`, `ref_crps`: means over all steps of the model's and the
+        reference's CRPS (log-return); `ref_width`, as in `with_scale`; `covered_N_step_1`, `ref_covered_N_step_1`:
+        whether the first close was inside the central band of N % of the model, of the reference.
     """
     rows = read_months(home, series, FORECASTS, since, until).filter(pl.col("ref_q50").is_not_null())
     steps = rows.group_by(ORIGIN).agg(steps=pl.len())
@@ -173,7 +173,7 @@ def evidence_rows(
         pl.len().alias("scored"),
         pl.col("live").all(),
         pl.col("crps", "ref_crps").mean(),
-        pl.col("ref_width").first(),
+        pl.col("ref_width", "weights_sha256").first(),
         pl.col(_STEP_1).first().name.suffix("_step_1"),
     )
     whole = forecasts.join(steps, on=list(ORIGIN), how="inner")

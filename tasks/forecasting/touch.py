@@ -12,29 +12,36 @@ from cpbmodels.errors import ModelError
 from schemas.errors import DamagedError, MemberError
 from schemas.identity import SeriesId
 from tasks.forecasting.months import forecast_command
-from tasks.storage.model_folder import read_touch
+from tasks.storage.model_folder import read_packaged
 
 
 def touch_of(home: Path, series: SeriesId, rows: pl.DataFrame) -> Touch:
     """Return the chances of the newest forecast of a series by the packaged model; `rows`: its steps, at least one.
 
     Raises:
-        MemberError: that model is of another version than the one that forecast, is damaged, or has no table.
+        MemberError: that model is not the one that forecast (another version, or other weights under its name), is
+            damaged, or has no table.
     """
-    made_by = rows["model_version"][0]
+    made_by, weights = rows["model_version"][0], rows["weights_sha256"][0]
     try:
-        version, table = read_touch(series.packaged(home))
-        if version == made_by:
-            return Touch(table, rows.select(QUANTILE_COLUMNS).to_numpy(), rows["last_close"][0])
+        model = read_packaged(series.packaged(home))
+        # Rows of before do not say which weights made them.
+        if model.model_version == made_by and weights in (None, model.weights_sha256):
+            return Touch(model.touch_table(), rows.select(QUANTILE_COLUMNS).to_numpy(), rows["last_close"][0])
     except DamagedError as error:
         raise MemberError(
             f"the packaged model of {series} is damaged: `{forecast_command(series)}` packages it again"
         ) from error
     except ModelError as error:
         raise MemberError(f"{series}: {error}") from error
+    if model.model_version == made_by:
+        raise MemberError(
+            f"the newest forecast of {series} was made by other weights than those that serve as {made_by} now: "
+            f"forecast once the next candle has closed, with `{forecast_command(series)}`"
+        )
     raise MemberError(
-        f"the newest forecast of {series} is of {made_by}, and {version} serves now: forecast with it first, with "
-        f"`{forecast_command(series)}`"
+        f"the newest forecast of {series} is of {made_by}, and {model.model_version} serves now: forecast with it "
+        f"first, with `{forecast_command(series)}`"
     )
 
 

@@ -26,13 +26,13 @@ from schemas.identity import SIM, SeriesId, tree_of
 from schemas.ledger import BANDS, Alarm, JudgedMetrics, Reference, Watching
 from schemas.scope import Scope
 from tasks.forecasting.chain import ANY_ERROR
-from tasks.forecasting.issue import failure, reference_of
+from tasks.forecasting.issue import failure, reference_of, served_model
 from tasks.forecasting.months import forecast_command, latest
 from tasks.forecasting.score import evidence_rows
 from tasks.judging.drift import ALARM, NOTICEABLE, RECOVERED, Capital, Outcome, limits
 from tasks.market.klines import ingest_command, read_klines, with_source
 from tasks.storage.locks import locked
-from tasks.storage.model_folder import PackagedModel, read_config, recipe_of
+from tasks.storage.model_folder import PackagedModel, ServedModel, recipe_of
 from tasks.storage.records import find_record, write_record
 
 PUBLISHING_DELAY = timedelta(hours=6)
@@ -142,14 +142,16 @@ class SeriesWatch(Record):
     """The watch's state of one series.
 
     `recipe`: that of the watched models; `model_version`: the newest champion's; `promises`: of this version and the
-    previous version, whose last forecasts are not scored yet. `taken_to`: origin of the newest forecast processed.
-    `bands`, `excess` and `crps` [horizon]: the capital of the bets. `since`: when the state became `drifted`.
+    previous version, whose last forecasts are not scored yet; `weights`: sha256 of their weights. `taken_to`: origin of
+    the newest forecast processed. `bands`, `excess` and `crps` [horizon]: the capital of the bets. `since`: when the
+    state became `drifted`.
     """
 
     series: SeriesId
     recipe: str
     model_version: str
     promises: dict[str, JudgedMetrics | None]
+    weights: dict[str, str]
     bands: float = 0.0
     excess: float = 0.0
     crps: tuple[float, ...]
@@ -163,7 +165,7 @@ class SeriesWatch(Record):
 class Watch(Record):
     """The states of all series of one market."""
 
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     series: dict[str, SeriesWatch] = Field(default_factory=dict)
 
@@ -175,10 +177,10 @@ def check_drift(scope: Scope, champions: Sequence[PackagedModel]) -> Watching:
     watched: list[SeriesWatch] = []
     failures: list[Failure] = []
     for champion in champions:
-        series, folder = champion.series, champion.folder
+        series = champion.series
         try:
-            reference, recipe = reference_of(series, folder), str(recipe_of(read_config(folder)))
-            watch = follow(stored.get(series.name), series, champion.model_version, recipe, reference)
+            model = served_model(champion)
+            watch = follow(stored.get(series.name), model, reference_of(model))
             watch = update(watch, evidence_rows(scope.home, series, watch.taken_to, scope.as_of))
             watched.append(judge(watch, now))
         except ANY_ERROR as error:
@@ -188,34 +190,51 @@ def check_drift(scope: Scope, champions: Sequence[PackagedModel]) -> Watching:
     return Watching(alarms=tuple(map(alarm_of, watched)), failures=tuple(failures))
 
 
-def follow(
-    watch: SeriesWatch | None, series: SeriesId, version: str, recipe: str, reference: Reference
-) -> SeriesWatch:
+def follow(watch: SeriesWatch | None, model: ServedModel, reference: Reference) -> SeriesWatch:
     """Return the state to continue from under the current champion.
 
     A refresh (same recipe) continues: with a new version every night, evidence that restarted with each version would
-    never accumulate. Each forecast is compared with the promise of its own version. Another recipe restarts.
+    never accumulate. Each forecast is compared with the promise of its own version. Another recipe restarts, and so
+    does another model under the same name, as after a store was begun anew.
 
     Args:
-        version, recipe, reference: the champion's; `recipe` is unchanged by a refresh.
+        model: the champion; its recipe is unchanged by a refresh.
+        reference: that of the champion.
     """
-    promises = {version: reference.promised}
-    if watch is None or watch.recipe != recipe or len(watch.crps) != reference.horizon:
-        crps = (0.0,) * reference.horizon
-        return SeriesWatch(series=series, recipe=recipe, model_version=version, promises=promises, crps=crps)
+    version, recipe, crps = model.model_version, str(recipe_of(model.config)), (0.0,) * reference.horizon
+    promises, weights = {version: reference.promised}, {version: model.weights_sha256}
+    if (
+        watch is None
+        or watch.recipe != recipe
+        or len(watch.crps) != len(crps)
+        or watch.weights.get(version, model.weights_sha256) != model.weights_sha256
+    ):
+        return SeriesWatch(
+            series=model.series,
+            recipe=recipe,
+            model_version=version,
+            promises=promises,
+            weights=weights,
+            crps=crps,
+        )
     if watch.model_version == version:
         return watch
-    promises = {watch.model_version: watch.promises.get(watch.model_version), **promises}
-    return watch.model_copy(update={"model_version": version, "promises": promises})
+    last = watch.model_version
+    promises, weights = {last: watch.promises[last], **promises}, {last: watch.weights[last], **weights}
+    return watch.model_copy(update={"model_version": version, "promises": promises, "weights": weights})
 
 
 def update(watch: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     """Return the state after processing the new forecasts in `rows` (`evidence_rows` of this series' champions).
 
-    Forecasts of versions without a promise entry are skipped, and so are forecasts completed only after a later
-    forecast was processed.
+    Forecasts of versions without a promise entry are skipped, those of other weights under such a name too, and so are
+    forecasts completed only after a later forecast was processed.
     """
-    new = rows.filter(pl.col("model_version").is_in(list(watch.promises))).sort("issued_at")
+    weights = pl.col("model_version").replace_strict(watch.weights, default=None, return_dtype=pl.String)
+    is_watched = pl.col("model_version").is_in(list(watch.promises))
+    # rows of before do not say which weights made them
+    is_same = pl.col("weights_sha256").is_null() | (pl.col("weights_sha256") == weights)
+    new = rows.filter(is_watched & is_same).sort("issued_at")
     if watch.taken_to is not None:
         new = new.filter(pl.col("issued_at") > watch.taken_to)
     new = new.unique("issued_at", keep="last", maintain_order=True)

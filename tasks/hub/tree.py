@@ -24,6 +24,7 @@ from tasks.storage.model_folder import (
     PICTURES,
     REFERENCE,
     PackagedModel,
+    packaged_series,
     read_config,
     write_published_config,
 )
@@ -54,11 +55,11 @@ def packaged_models(
         name = "-".join(path.parts[-3:-1])
         if not is_series_name(name):  # of a person
             continue
-        of, version, verdict, weights = SeriesId.parse(name), "", "", ""
+        version = verdict = weights = ""
         with suppress(DamagedError):  # reported when it is loaded
             config = read_config(path.parent)
             version, verdict, weights = config.model_version, config.verdict, config.weights_sha256
-            of = SeriesId.parse(version.partition("/")[0]) if version else of
+        of = packaged_series(path.parent, version)
         if series is None or of in series:
             models.append(PackagedModel(of, version, verdict, path.parent, weights))
     return models

@@ -5,13 +5,18 @@ All reading of a folder's `config.json`, and all checking of its files, is in th
 The recipe of a trained model is read from its folder: models of the same recipe differ only in their candles.
 """
 
+import errno
 import hashlib
 import json
+import os
+import re
+import stat
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +27,9 @@ from safetensors.numpy import load
 from cpbmodels.arch.options import Preset
 from cpbmodels.data.touch import KEY
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.config import CONFIG, JUDGED, PARTS, WEIGHTS, WEIGHTS_DIGEST, parse, sealed
+from cpbmodels.fleet.config import CONFIG, JUDGED, PARTS, WEIGHTS, check_whole, parse, sealed
 from schemas.errors import CpbError, DamagedError
-from schemas.identity import Recipe, SeriesId
+from schemas.identity import Recipe, SeriesId, is_series_name
 from schemas.ledger import Reference
 from schemas.run import UNIVERSAL_SUFFIX
 from tasks.storage.files import write_json
@@ -32,10 +37,13 @@ from tasks.storage.records import (
     digest_fault,
     file_digest,
     member_subject,
-    parse_record,
+    record_in,
     value_digest,
     write_record,
 )
+
+if TYPE_CHECKING:
+    from cpbmodels.fleet.member import Member
 
 METRICS = "metrics.json"
 REFERENCE = "reference.json"
@@ -113,23 +121,145 @@ def read_config(folder: Path) -> ModelConfig:
     return ModelConfig.model_validate(_config_values(folder))
 
 
-def read_touch(folder: Path) -> tuple[str, NDArray[np.float64] | None]:
-    """Return a model's version and its table of extremes [2, H, 99] (`cpbmodels.data.touch`), None if it has none.
+@dataclass(frozen=True)
+class ServedModel:
+    """A packaged model as one reading of its folder found it: whatever is taken of it is of the same version.
 
-    Torch is not loaded.
+    `config.json` has the digest of its fields and that of `weights`; the reference was read from the same folder.
+
+    Attributes
+    ----------
+    weights: the bytes of `model.safetensors`.
+    reference: None without a usable one; `reference_fault` says why ("" where the folder has none).
+    """
+
+    folder: Path
+    series: SeriesId
+    config: ModelConfig
+    values: Mapping[str, Any]
+    weights: bytes
+    reference: Reference | None
+    reference_fault: str
+
+    @property
+    def model_version(self) -> str:
+        """Registered model and version, `cpb-BTCUSDT-1h/3`."""
+        return self.config.model_version
+
+    @property
+    def weights_sha256(self) -> str:
+        """Of `weights`."""
+        return self.config.weights_sha256
+
+    def member(self) -> "Member":
+        """Return the model, which forecasts; errors as in `cpbmodels.load`."""
+        from cpbmodels.fleet.member import member_of
+
+        return member_of(self.values, self.weights, self.folder)
+
+    def touch_table(self) -> NDArray[np.float64] | None:
+        """Return the table of extremes [2, H, 99] (`cpbmodels.data.touch`), None if it has none; torch is not loaded.
+
+        Raises:
+            DamagedError: the weights are not in the format of safetensors.
+        """
+        try:
+            table = load(self.weights).get(KEY)
+        except SafetensorError as error:
+            raise _damaged(self.folder, f"{WEIGHTS} cannot be read ({error})") from error
+        return None if table is None else table.astype(np.float64)
+
+
+def packaged_series(folder: Path, model_version: str) -> SeriesId:
+    """Return the series of a packaged model: that of its version, so that exchanged folders forecast nothing else.
+
+    Args:
+        model_version: where it names no series, as of a damaged `config.json`, the folder's name tells.
+    """
+    name = model_version.partition("/")[0]
+    return SeriesId.parse(name if is_series_name(name) else "-".join(folder.parts[-2:]))
+
+
+_VERSION = re.compile(r"(?P<name>cpb-[\w-]+)/[0-9]+")
+_READINGS, _BETWEEN_READINGS_S = 10, 0.02
+
+
+def read_packaged(folder: Path) -> ServedModel:
+    """Return the model in a folder that may be replaced meanwhile, as by a nightly training: the old or the new model.
 
     Raises:
-        DamagedError: the config or the weights are missing, or differ.
+        DamagedError: a file is missing or damaged, or config and weights do not belong together.
     """
-    config = _config_values(folder)
+    for _ in range(_READINGS):
+        before, fault = _state(folder), None
+        try:
+            model = _read_packaged(folder)
+        except DamagedError as error:
+            fault = error
+        if before is not None and _state(folder) == before:
+            if fault is not None:
+                raise fault
+            return model
+        # It was replaced during the reading, so files may be missing because the old folder is being deleted; or there
+        # is none, as between the two renames of a replacement.
+        time.sleep(_BETWEEN_READINGS_S)
+    raise fault or _damaged(folder, "it was replaced each time that it was read")
+
+
+def _state(folder: Path) -> tuple[object, ...] | None:
+    """Return what differs after a folder or one of its files was replaced or written to; None without the folder."""
+    state: list[object] = []
+    for path in (folder, *(folder / name for name in (*NEEDED, REFERENCE))):
+        try:
+            status = path.stat()
+            state.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:
+            state.append(None)
+    return tuple(state) if state[0] else None
+
+
+def _read_packaged(folder: Path) -> ServedModel:
     try:
-        weights = (folder / WEIGHTS).read_bytes()
-        if hashlib.sha256(weights).hexdigest() != config.get(WEIGHTS_DIGEST):
-            raise _damaged(folder, f"the sha256 of {WEIGHTS} differs from {CONFIG}")
-        table = load(weights).get(KEY)
-    except (OSError, SafetensorError) as error:
-        raise _damaged(folder, f"{WEIGHTS} cannot be read ({error})") from error
-    return config.get("model_version", ""), None if table is None else table.astype(np.float64)
+        # Its files are opened in the folder that has this name now, whatever is renamed to it afterwards.
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _damaged(folder, f"it cannot be read ({error.strerror})") from error
+    try:
+        values = _config_in(folder, _content(handle, CONFIG))
+        weights, reference = _content(handle, WEIGHTS), _content(handle, REFERENCE)
+    finally:
+        os.close(handle)
+    if isinstance(weights, OSError):
+        raise _damaged(folder, f"{WEIGHTS} cannot be read ({weights.strerror})") from weights
+    try:
+        check_whole(values, folder)
+    except ModelError as error:
+        raise _damaged(folder, str(error)) from error
+    config, fault = ModelConfig.model_validate(values), ""
+    if hashlib.sha256(weights).hexdigest() != config.weights_sha256:
+        raise _damaged(folder, f"the sha256 of {WEIGHTS} differs from {CONFIG}")
+    try:
+        found = None if isinstance(reference, FileNotFoundError) else _reference(folder, reference)
+    except DamagedError as error:  # a model without its reference forecasts all the same
+        found, fault = None, str(error)
+    version = _VERSION.fullmatch(config.model_version)
+    if not version or not is_series_name(version["name"]):
+        raise _damaged(folder, f"{CONFIG} names no registered version")
+    series = SeriesId.parse(version["name"])
+    return ServedModel(folder, series, config, values, weights, found, fault)
+
+
+def _content(handle: int, name: str) -> bytes | OSError:
+    """Return the bytes of a file of an open folder, or the error: whether one may be missing, its reader knows."""
+    try:
+        # without waiting for a writer where the name is that of a pipe
+        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=handle)
+        with os.fdopen(file, "rb") as content:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                return OSError(errno.EINVAL, "it is no regular file")
+            return content.read()
+    except OSError as error:
+        return error
 
 
 def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> None:
@@ -169,23 +299,30 @@ def write_reference(folder: Path, reference: Reference) -> None:
     write_record(path, reference, of=member_subject(path), compact=True)
 
 
-def read_reference(folder: Path, *, of: str | None = None) -> Reference | None:
-    """Return a model's reference; None if missing.
+def read_reference(folder: Path, *, of: str) -> Reference | None:
+    """Return the reference of a fleet's member; None if missing.
 
     Args:
-        of: required subject (`member_subject`); None for a copy, whose files are verified by sha256.
+        of: required subject (`member_subject`).
 
     Raises:
         DamagedError: it is not the file that cpb wrote.
     """
     try:
-        return parse_record(folder / REFERENCE, Reference, of=of)
+        return _reference(folder, (folder / REFERENCE).read_bytes(), of=of)
     except FileNotFoundError:
         return None
+
+
+def _reference(folder: Path, content: bytes | OSError, *, of: str | None = None) -> Reference:
+    """Return the reference in these bytes; `of`: None for a copy, which has another path; errors as above."""
+    path = folder / REFERENCE
+    if isinstance(content, OSError):
+        raise DamagedError(f"{path} cannot be read ({content.strerror})", field=str(path)) from content
+    try:
+        return record_in(content, Reference, of=of)
     except DamagedError as error:
-        raise DamagedError(
-            f"{folder / REFERENCE} is damaged: {error}", field=str(folder / REFERENCE)
-        ) from error
+        raise DamagedError(f"{path} is damaged: {error}", field=str(path)) from error
 
 
 def write_published_config(source: Path, target: Path, model_version: str, verdict: str) -> None:
@@ -255,14 +392,23 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
 
 def _config_values(folder: Path) -> dict[str, Any]:
     """Return all validated fields of `config.json`, unchanged and in order."""
-    path = folder / CONFIG
     try:
-        values = parse(path.read_bytes(), CONFIG)
-    except FileNotFoundError as error:
-        raise _damaged(folder, f"{CONFIG} is missing") from error
-    except (OSError, ModelError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise _damaged(folder, f"{CONFIG} cannot be read ({why})") from error
+        content: bytes | OSError = (folder / CONFIG).read_bytes()
+    except OSError as error:
+        content = error
+    return _config_in(folder, content)
+
+
+def _config_in(folder: Path, content: bytes | OSError) -> dict[str, Any]:
+    """Return the fields in these bytes of `config.json`, or raise what is wrong with them."""
+    if isinstance(content, FileNotFoundError):
+        raise _damaged(folder, f"{CONFIG} is missing") from content
+    if isinstance(content, OSError):
+        raise _damaged(folder, f"{CONFIG} cannot be read ({content.strerror})") from content
+    try:
+        values = parse(content, CONFIG)
+    except ModelError as error:
+        raise _damaged(folder, f"{CONFIG} cannot be read ({error})") from error
     if "architecture" not in values:
         raise _damaged(folder, f"{CONFIG} names no architecture")
     return values

@@ -101,8 +101,13 @@ def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
 
 def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
     """Return the record in `path`; errors as in `read_record`, but the message is only the reason."""
+    return record_in(path.read_bytes(), kind, of=of)
+
+
+def record_in(data: bytes, kind: type[R], *, of: str | None = "") -> R:
+    """Return the record in the bytes of its file; errors as in `parse_record`."""
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(data)
         name, version, subject, digest, body = (content[key] for key in _HEAD)
         is_whole = value_digest({key: content[key] for key in _HEAD if key != "digest"}) == digest
     except (ValueError, TypeError, KeyError):

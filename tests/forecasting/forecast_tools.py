@@ -17,6 +17,9 @@ PEPE, BTC = SeriesId("spot", "PEPEUSDT", "1h"), SeriesId("spot", "BTCUSDT", "1h"
 UM_PEPE, SIM_PEPE = SeriesId("um", "PEPEUSDT", "1h"), SeriesId("sim", "PEPEUSDT", "1h")
 
 
+WEIGHTS = "5" * 64
+"""sha256 of the weights that made the forecasts."""
+
 LATER = datetime(2026, 1, 1, tzinfo=UTC)
 """When replays are made."""
 
@@ -29,13 +32,17 @@ def append(home, series, rows):
     return done
 
 
-def rows_at(hours=0, last=8.25e-6, series=PEPE, version=1, horizon=10, made_at=LATER):
+def rows_at(
+    hours=0, last=8.25e-6, series=PEPE, version=1, horizon=10, made_at=LATER, weights=WEIGHTS, standing=0
+):
     """One forecast, issued `hours` after START; a replay unless `made_at` says otherwise."""
     spread = 0.01 * np.sqrt(np.arange(1, horizon + 1))
     close = last * np.exp(np.linspace(-1.6, 1.6, 19)[:, None] * spread)
     candle = np.stack([close[9], close[9] * 1.01, close[9] * 0.99, close[9]], axis=1)
     model = f"{series.registered}/{version}"
-    rows = contract_rows(series, model, START + hours * HOUR, close, candle, last)
+    rows = contract_rows(
+        series, model, START + hours * HOUR, close, candle, last, weights_sha256=weights, standing=standing
+    )
     return rows.with_columns(made_at=pl.lit(made_at, rows.schema["made_at"]))
 
 

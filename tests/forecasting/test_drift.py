@@ -3,10 +3,13 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import polars as pl
 import pytest
 from live_record import HORIZON, made_forecasts, write_walk
+from packaged import weights_sha256, write_packaged
 
 from schemas.identity import SeriesId
 from schemas.ledger import BANDS, JudgedMetrics, Reference
@@ -24,8 +27,7 @@ from tasks.forecasting.watch import (
     read_watch,
     update,
 )
-from tasks.storage.files import write_json
-from tasks.storage.model_folder import write_reference
+from tasks.storage.model_folder import ModelConfig
 
 PEPE, BTC = SeriesId("spot", "PEPEUSDT", "1h"), SeriesId("spot", "BTCUSDT", "1h")
 FIRST = datetime(2025, 1, 1, tzinfo=UTC)
@@ -62,10 +64,18 @@ class Served:
 def champion(home, number=1, series=PEPE, options=None, **promised):
     folder = home / f"model-{series.name}-{number}"
     folder.mkdir(exist_ok=True)
-    config = {"architecture": "har", "preset": "default", "horizon": HORIZON, **(options or {})}
-    write_json(folder / "config.json", config)
-    write_reference(folder, reference(series, **promised))
+    options = {"preset": "default", "horizon": HORIZON, **(options or {})}
+    write_packaged(folder, f"{series.registered}/{number}", reference(series, **promised), **options)
     return Served(folder, series, number)
+
+
+def model(series=PEPE, number=1, weights=None):
+    """What was read of a champion's folder."""
+    name = f"{series.registered}/{number}"
+    config = ModelConfig(architecture="har")
+    return SimpleNamespace(
+        series=series, model_version=name, config=config, weights_sha256=weights or weights_sha256(name)
+    )
 
 
 def scope(home, now):
@@ -124,7 +134,7 @@ def test_a_forecast_is_taken_once_and_in_order_however_often_one_looks(tmp_path)
     again = looked(tmp_path, now + HOUR)
     assert (again.evidence, again.forecasts) == (whole.evidence, whole.forecasts)
 
-    watch, rows = follow(None, PEPE, f"{PEPE.registered}/1", "r", reference()), frame(tmp_path)
+    watch, rows = follow(None, model(), reference()), frame(tmp_path)
     for first in range(0, len(rows), 7):
         watch = update(watch, rows[: first + 7].sample(fraction=1.0, shuffle=True, seed=first))
     assert evidence_of(watch) == pytest.approx(whole.evidence)
@@ -143,10 +153,8 @@ def test_a_refresh_goes_on_by_its_own_promise_and_another_recipe_begins_anew(tmp
 
     strict = update(
         follow(
-            update(follow(None, PEPE, f"{PEPE.registered}/1", "r", reference()), frame(tmp_path)),
-            PEPE,
-            f"{PEPE.registered}/2",
-            "r",
+            update(follow(None, model(), reference()), frame(tmp_path)),
+            model(number=2),
             reference(),
         ),
         frame(tmp_path),
@@ -156,8 +164,21 @@ def test_a_refresh_goes_on_by_its_own_promise_and_another_recipe_begins_anew(tmp
     assert other.forecasts == 120
 
 
+def test_another_model_under_the_same_name_begins_anew_and_is_not_held_to_the_others_forecasts(tmp_path):
+    filled(tmp_path, 10, width=0.8)
+    old = update(follow(None, model(), reference()), frame(tmp_path))
+    assert old.taken == 240
+
+    new = follow(old, model(weights="e" * 64), reference())
+
+    assert (new.taken, new.bands, new.taken_to) == (0, 0.0, None)
+    assert update(new, frame(tmp_path)).taken == 0
+    of_before = frame(tmp_path).with_columns(weights_sha256=pl.lit(None, pl.String))
+    assert update(new, of_before).taken == 240  # whose weights nobody knows
+
+
 def test_drifted_ends_only_when_the_evidence_has_gone(tmp_path):
-    watch = follow(None, PEPE, "v", "r", reference())
+    watch = follow(None, model(), reference())
     steps = (
         (1.5, "fine"), (2.5, "watch"), (11.0, "drifted"), (3.0, "drifted"), (0.9, "fine"), (3.0, "watch"),
     )  # fmt: skip
@@ -179,7 +200,7 @@ def test_one_champions_fault_stops_no_other(tmp_path):
 
 
 def test_the_record_survives_damage_and_keeps_the_series_of_others(tmp_path):
-    first, two = (follow(None, s, f"{s.registered}/1", "r", reference(s)) for s in (PEPE, BTC))
+    first, two = (follow(None, model(s), reference(s)) for s in (PEPE, BTC))
     keep(tmp_path, "spot", [first])
     keep(tmp_path, "spot", [two])
     assert set(read_watch(tmp_path, "spot").series) == {PEPE.name, BTC.name}

@@ -9,7 +9,7 @@ from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candle
 from flows.console import price
 from flows.forecast import run_forecast
 from schemas.errors import CpbError
-from schemas.handover import Failure, ForecastBatch, IngestResult
+from schemas.handover import Failure, ForecastBatch, IngestResult, Issued
 from schemas.ledger import Score, Watching
 from schemas.scope import ForecastSpec
 from tasks.steps import Serving
@@ -27,7 +27,12 @@ class Steps:
         series = tuple(scope.series)
         results = {
             "ingest": IngestResult(series=series),
-            "forecast": ForecastBatch(series=series, total_rows=10 * len(series)),
+            "forecast": ForecastBatch(
+                issued=tuple(
+                    Issued(series=s, model_version=f"{s.registered}/1", verdict=VERDICT) for s in series
+                ),
+                total_rows=10 * len(series),
+            ),
             "score": Score(),
             "watch": Watching(),
         }

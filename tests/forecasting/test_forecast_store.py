@@ -3,7 +3,7 @@ from datetime import timedelta
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, PEPE, SIM_PEPE, START, UM_PEPE, append, files_of, rows_at
+from forecast_tools import BTC, PEPE, SIM_PEPE, START, UM_PEPE, WEIGHTS, append, files_of, rows_at
 from live_record import read
 
 from schemas.errors import MemberError
@@ -54,7 +54,8 @@ def test_the_reference_is_stored_beside_the_forecast(tmp_path):
     close, candle = np.full((19, 10), 2.0), np.full((10, 4), 2.0)
     reference = np.linspace(1.0, 3.0, 19)[:, None] * np.linspace(1.0, 1.1, 10)
 
-    append(tmp_path, BTC, contract_rows(BTC, "m/1", START, close, candle, 2.0, reference=reference))
+    how = {"weights_sha256": WEIGHTS, "standing": 0, "reference": reference}
+    append(tmp_path, BTC, contract_rows(BTC, "m/1", START, close, candle, 2.0, **how))
 
     assert read(tmp_path, BTC).select("^ref_.*$").to_numpy().T.tolist() == reference.tolist()
 

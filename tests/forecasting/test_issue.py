@@ -1,6 +1,5 @@
 """Issuing forecasts: one series' failure, whatever it is, leaves the others' forecasts in place."""
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, START
+from packaged import weights_sha256, write_packaged
 
 import cpbmodels
 from cpbmodels.data.columns import LAMBDA
@@ -19,7 +19,7 @@ from schemas.ledger import Reference
 from schemas.scope import ScopeSpec
 from tasks.forecasting import issue
 from tasks.forecasting.months import latest, series_with_forecasts
-from tasks.storage.model_folder import write_reference
+from tasks.storage.model_folder import ServedModel
 
 LINK = BTC.__class__("spot", "LINKUSDT", "1h")
 
@@ -43,24 +43,18 @@ class Model:
     bounds: dict = field(default_factory=dict)
     has_reference: bool = True
     features: tuple = ("log_sigma",)
+    row: int = 0
     read: list = field(default_factory=list)
 
     @property
     def folder(self):
         """The folder of a model whose reference is as wide as the median candle is long."""
         place = ROOT[0] / self.series.name
-        place.mkdir(exist_ok=True)
-        config = {"architecture": "har", "preset": "smoke", "horizon": 10, "bounds": self.bounds}
-        config["features"] = list(self.features)
-        (place / "config.json").write_text(json.dumps(config))
-        if self.has_reference:
-            write_reference(place, reference_of(self.series))
+        reference = reference_of(self.series) if self.has_reference else None
+        fields = {"preset": "smoke", "horizon": 10, "bounds": self.bounds, "features": list(self.features)}
+        write_packaged(place, f"{self.series.registered}/1", reference, **fields)
         MODELS[place] = self
         return place
-
-    @property
-    def model_version(self):
-        return f"{self.series.registered}/1"
 
     def forecast(self, series, **_):
         if self.error:
@@ -70,7 +64,7 @@ class Model:
         close = 100 * self.scale * np.exp(spread)
         candle = np.repeat(close[9][:, None], 4, axis=1)
         quantiles = dict(zip(cpbmodels.QUANTILES, close, strict=True))
-        return SimpleNamespace(close=quantiles, candle=candle, last_close=100.0, issued_row=0)
+        return SimpleNamespace(close=quantiles, candle=candle, last_close=100.0, issued_row=self.row)
 
 
 @dataclass
@@ -79,7 +73,7 @@ class Newest:
 
     market: object = None
     prices: np.ndarray = field(default_factory=lambda: np.full((1, 4), 100.0))
-    volatility: np.ndarray = field(default_factory=lambda: np.array([SIGMA]))
+    volatility: np.ndarray = field(default_factory=lambda: np.full(4, SIGMA))
 
     def end_of(self, row):
         return START
@@ -87,8 +81,8 @@ class Newest:
 
 @pytest.fixture
 def scope(tmp_path, monkeypatch):
-    monkeypatch.setattr(issue, "newest_series", lambda *_, **__: Newest())
-    monkeypatch.setattr(cpbmodels, "load", MODELS.__getitem__)
+    monkeypatch.setattr(issue, "newest_series", lambda *_, **__: (Newest(), np.array([False])))
+    monkeypatch.setattr(ServedModel, "member", lambda self: MODELS[self.folder])
     ROOT[0] = tmp_path / "models"
     ROOT[0].mkdir()
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
@@ -157,6 +151,18 @@ def test_each_row_carries_the_references_prices_for_its_origin(scope):
     expected = 100 * np.exp(SIGMA * steps * np.linspace(-1.6, 1.6, 19))
     np.testing.assert_allclose(rows.select(REFERENCE_COLUMNS).to_numpy(), expected, rtol=1e-14)
     assert rows["role"].unique().to_list() == ["champion"]
+
+
+def test_each_row_says_which_weights_made_it_and_how_many_candles_stood_still(scope, monkeypatch):
+    still = np.array([True, False, True, True])
+    monkeypatch.setattr(
+        issue, "newest_series", lambda *_, **__: (Newest(prices=np.full((4, 4), 100.0)), still)
+    )
+    issue.issue_forecasts(scope, [Model(BTC, row=3), Model(PEPE, row=1), Model(LINK, row=0)])
+    rows = {s: latest(scope.home, s) for s in (BTC, PEPE, LINK)}
+    for series, standing in ((BTC, 2), (PEPE, 0), (LINK, 1)):
+        assert rows[series]["weights_sha256"].unique().to_list() == [weights_sha256(f"{series.registered}/1")]
+        assert rows[series]["standing"].unique().to_list() == [standing]
 
 
 def test_without_a_reference_a_forecast_is_issued_all_the_same_and_it_is_said(scope):

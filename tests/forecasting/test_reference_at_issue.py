@@ -3,24 +3,27 @@
 import numpy as np
 import pytest
 from known_markets import A, H, market
+from packaged import write_packaged
 
 from schemas.errors import MemberError
 from tasks.forecasting.issue import reference_of, reference_prices
 from tasks.judging.scores import fit_reference, reference
-from tasks.storage.model_folder import REFERENCE, write_reference
+from tasks.storage.model_folder import REFERENCE, read_packaged, write_reference
 
 COLUMNS = ("r_close", "log_range_mean_24")
 
 
 def test_a_missing_or_damaged_record_is_a_failure_of_the_series_that_says_what_to_do(tmp_path):
     with pytest.raises(MemberError, match="no record of its reference; train it again") as caught:
-        reference_of(A, tmp_path)
+        reference_of(read_packaged(write_packaged(tmp_path, f"{A.registered}/1")))
     assert caught.value.code == "reference"
-    write_reference(tmp_path, fit_reference(market(), A, H))
+    walk = fit_reference(market(), A, H)
+    write_reference(tmp_path, walk)
+    assert reference_of(read_packaged(tmp_path)) == walk
     path = tmp_path / REFERENCE
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(MemberError, match=r"reference\.json is damaged.*; train it again") as caught:
-        reference_of(A, tmp_path)
+        reference_of(read_packaged(tmp_path))
     assert caught.value.code == "reference"
 
 

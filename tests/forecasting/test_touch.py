@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from flows import cli
 from schemas.errors import MemberError
 from tasks.forecasting.months import latest
 from tasks.forecasting.touch import stops, touch_of, touched
+from tasks.storage.records import file_digest
 
 LAST = 104_321.5
 
@@ -34,14 +36,17 @@ def member():
 def home(tmp_path, monkeypatch, member):
     """A home with one forecast, and the packaged model that made it."""
     monkeypatch.setenv("CPB_HOME", str(tmp_path))
-    package(tmp_path, member)
-    append(tmp_path, BTC, rows_at(0, LAST, BTC))
+    append(tmp_path, BTC, rows_at(0, LAST, BTC, weights=weights_in(package(tmp_path, member))))
     return tmp_path
 
 
 def package(home, member, version=1):
     about = {"model_version": f"{BTC.registered}/{version}", "market": "spot", "symbol": BTC.symbol}
     return member.save(home / "hub" / BTC.label / BTC.timeframe, about)
+
+
+def weights_in(folder):
+    return file_digest(folder / "model.safetensors")
 
 
 def newest_touch(home):
@@ -61,7 +66,7 @@ def test_chances_are_those_of_the_models_table_at_the_widths_of_the_stored_forec
 
 
 def test_the_newest_of_two_versions_is_that_of_the_packaged_model(home, member):
-    append(home, BTC, rows_at(0, LAST, BTC, version=2))
+    append(home, BTC, rows_at(0, LAST, BTC, version=2, weights=weights_in(package(home, member))))
     assert newest_touch(home)[0]["model_version"][0] == f"{BTC.registered}/1"
     package(home, member, version=2)
     assert newest_touch(home)[0]["model_version"][0] == f"{BTC.registered}/2"
@@ -85,8 +90,17 @@ def test_a_forecast_of_another_version_than_the_packaged_has_no_chances(home, me
         newest_touch(home)
 
 
+def test_a_forecast_of_other_weights_under_the_same_version_has_no_chances(home, member):
+    other = package(home, replace(member, rows=member.rows + 1))
+    with pytest.raises(MemberError, match="other weights than those that serve as cpb-BTCUSDT-1h/1 now"):
+        newest_touch(home)
+    append(home, BTC, rows_at(1, LAST, BTC, weights=weights_in(other)))
+    assert newest_touch(home)[1].chance(LAST) == pytest.approx(1)
+
+
 def test_a_model_without_a_table_and_a_damaged_model_say_so(home, member):
-    folder = package(home, replace(member, touch=None))
+    folder = package(home, replace(member, touch=None), version=2)
+    append(home, BTC, rows_at(1, LAST, BTC, version=2, weights=weights_in(folder)))
     with pytest.raises(MemberError, match="BTCUSDT 1h: The model has no table of extremes"):
         newest_touch(home)
     flip(folder / "model.safetensors")
@@ -120,7 +134,9 @@ def test_the_command_gives_a_row_for_each_price_and_json(home, monkeypatch, caps
 
 
 def test_the_command_says_in_a_sentence_that_a_model_has_no_table(home, member, monkeypatch, capsys):
-    package(home, replace(member, touch=None))
+    shutil.rmtree(home / "forecasts")
+    folder = package(home, replace(member, touch=None))
+    append(home, BTC, rows_at(0, LAST, BTC, weights=weights_in(folder)))
     assert command(monkeypatch, "BTC", "1h", "--touch", "98000", "--json") == 3
     out, err = capsys.readouterr()
     assert "BTCUSDT 1h: The model has no table of extremes" in json.loads(out.splitlines()[-1])["error"]

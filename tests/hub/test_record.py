@@ -114,9 +114,9 @@ def test_a_stranger_checks_the_record_without_cpb(tree, home):
     assert "python verify.py --head HASH" in (tree / "README.md").read_text()
 
 
-def test_the_verifier_is_forty_lines_of_the_standard_library_for_python_3_8(tree):
+def test_the_verifier_is_a_page_of_the_standard_library_for_python_3_8(tree):
     text = (tree / "verify.py").read_text()
-    assert len(text.splitlines()) <= 40
+    assert len(text.splitlines()) <= 60  # a stranger reads all of it first
     assert max(map(len, text.splitlines())) <= 120
     nodes = list(ast.walk(ast.parse(text, feature_version=(3, 8))))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}

@@ -45,7 +45,8 @@ def forecasts(reference=True):
         for name in QUANTILE_COLUMNS
     ]
     made_at = pl.lit(ISSUED_AT, FORECAST_SCHEMA["made_at"])
-    return rows.with_columns(ref, role=pl.lit("champion"), made_at=made_at).select(*FORECAST_SCHEMA)
+    added = {"weights_sha256": pl.lit("a1" * 32), "standing": pl.lit(0, pl.Int64)}
+    return rows.with_columns(ref, role=pl.lit("champion"), made_at=made_at, **added).select(*FORECAST_SCHEMA)
 
 
 def test_good_rows_pass_with_or_without_a_candle():
@@ -83,6 +84,10 @@ BAD = {
     "half a reference": (check_forecasts, forecasts().with_columns(ref_q95=pl.lit(None, pl.Float64))),
     "a crossing reference": (check_forecasts, forecasts().with_columns(ref_q95=pl.lit(1.0))),
     "a NaN in the reference": (check_forecasts, forecasts().with_columns(ref_q95=pl.lit(float("nan")))),
+    "no weights": (check_forecasts, forecasts().with_columns(weights_sha256=pl.lit(None, pl.String))),
+    "half a digest": (check_forecasts, forecasts().with_columns(weights_sha256=pl.lit("a1"))),
+    "no count of still candles": (check_forecasts, forecasts().with_columns(standing=pl.lit(None, pl.Int64))),
+    "a negative count": (check_forecasts, forecasts().with_columns(standing=pl.lit(-1, pl.Int64))),
     "a missing close": (check_forecasts, forecasts().with_columns(last_close=pl.lit(None, pl.Float64))),
 }
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import polars as pl
 from live_record import made_forecasts, write_walk
+from packaged import weights_sha256
 from registering import register_champion
 
 from schemas.frames import KLINES
@@ -58,7 +59,9 @@ def forecast_at(series, last_row, close, sigma=0.004, horizon=10, version=1, sta
     ones = np.ones(horizon)
     candle = last * np.stack([ones, np.exp(sigma * ones), np.exp(-sigma * ones), ones], axis=1)
     issued = start + timedelta(seconds=series.seconds * (last_row + 1))
-    return contract_rows(series, f"{series.registered}/{version}", issued, quantiles, candle, last)
+    name = f"{series.registered}/{version}"
+    made = {"weights_sha256": weights_sha256(name), "standing": 0}
+    return contract_rows(series, name, issued, quantiles, candle, last, **made)
 
 
 def fill(home, series=BTC, price=108_000.0, rows=300, open_end=True, seed=0, start=START):

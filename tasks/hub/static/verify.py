@@ -4,6 +4,7 @@ from pathlib import Path
 HERE, LEVELS = Path(__file__).resolve().parent, [f"q{percent:02}" for percent in range(5, 100, 5)]
 KEY, CANDLE = ["symbol", "timeframe", "model_version", "issued_at", "step"], ["q50_open", "q50_high", "q50_low"]
 FORECAST = [*KEY, "target_time", *LEVELS, *CANDLE, "last_close", "role", "made_at", *("ref_" + q for q in LEVELS)]
+ADDED = ["weights_sha256", "standing"]  # rows that were stored before these columns existed have neither
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--head", metavar="HASH", help="hash that was printed earlier: it must still be in the chain")
 head = parser.parse_args().head
@@ -21,7 +22,9 @@ if head and head not in chain[1:]:
     sys.exit(f"{head} is not in the chain, which ends with {chain[-1]}: the record was made anew or cut off")
 there = {path.relative_to(HERE).as_posix() for path in HERE.rglob("*.jsonl.gz")}
 for file in sorted(there | files.keys()):
-    place, done, names = f"{file}, row 1", 0, FORECAST if file.startswith("forecasts") else SCORE
+    place, done = f"{file}, row 1", 0
+    forms = [FORECAST, FORECAST + ADDED] if file.startswith("forecasts") else [SCORE]
+    fits = [[(name, name in (*KEY[:3], "role", ADDED[0])) for name in form] for form in forms]  # True: holds a text
     lines = gzip.decompress((HERE / file).read_bytes()).splitlines()
     for number, entry in files.get(file, []):
         rows = [json.loads(line, object_pairs_hook=list) for line in lines[done : done + entry["rows"]]]
@@ -29,8 +32,8 @@ for file in sorted(there | files.keys()):
         texts = "".join(",".join(v for _, v in row if isinstance(v, str)) + "\n" for row in rows)
         values = [float("nan") if v is None else v for row in rows for _, v in row if not isinstance(v, str)]
         sha = hashlib.sha256(texts.encode() + struct.pack(f"<{len(values)}d", *values)).hexdigest()
-        fit = [(name, name in (*KEY[:3], "role")) for name in names]  # and which of them hold texts
-        if sha != entry["rows_sha256"] or any(fit != [(n, type(v) in (str, bool)) for n, v in row] for row in rows):
+        is_odd = any([(n, type(v) in (str, bool)) for n, v in row] not in fits for row in rows)
+        if sha != entry["rows_sha256"] or is_odd:
             sys.exit(f"{file}, rows {done + 1} to {done + entry['rows']}: not those of line {number}")
         done, total, place = done + len(rows), total + len(rows), f"{file}, row {done + len(rows) + 1}"
     if lines[done:]:
