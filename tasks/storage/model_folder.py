@@ -166,7 +166,8 @@ class ServedModel:
         try:
             table = load(self.weights).get(KEY)
         except SafetensorError as error:
-            raise _damaged(self.folder, f"{WEIGHTS} cannot be read ({error})") from error
+            why = f"{WEIGHTS} cannot be read ({error})"
+            raise _damaged(self.folder, why, self.series.options) from error
         return None if table is None else table.astype(np.float64)
 
 
@@ -203,7 +204,7 @@ def read_packaged(folder: Path) -> ServedModel:
         # It was replaced during the reading, so files may be missing because the old folder is being deleted; or there
         # is none, as between the two renames of a replacement.
         time.sleep(_BETWEEN_READINGS_S)
-    raise fault or _damaged(folder, "it was replaced each time that it was read")
+    raise fault or _damaged(folder, "it was replaced each time that it was read", _options_of(folder))
 
 
 def _state(folder: Path) -> tuple[object, ...] | None:
@@ -219,34 +220,41 @@ def _state(folder: Path) -> tuple[object, ...] | None:
 
 
 def _read_packaged(folder: Path) -> ServedModel:
+    options = _options_of(folder)
     try:
         # Its files are opened in the folder that has this name now, whatever is renamed to it afterwards.
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise _damaged(folder, f"it cannot be read ({error.strerror})") from error
+        raise _damaged(folder, f"it cannot be read ({error.strerror})", options) from error
     try:
-        values = _config_in(folder, _content(handle, CONFIG))
+        values = _config_in(folder, _content(handle, CONFIG), options)
         weights, reference = _content(handle, WEIGHTS), _content(handle, REFERENCE)
     finally:
         os.close(handle)
     if isinstance(weights, OSError):
-        raise _damaged(folder, f"{WEIGHTS} cannot be read ({weights.strerror})") from weights
+        raise _damaged(folder, f"{WEIGHTS} cannot be read ({weights.strerror})", options) from weights
     try:
-        check_whole(values, folder)
+        check_whole(values, CONFIG)
     except ModelError as error:
-        raise _damaged(folder, str(error)) from error
+        raise _damaged(folder, f"{CONFIG} cannot be used ({error})", options) from error
     config, fault = ModelConfig.model_validate(values), ""
     if hashlib.sha256(weights).hexdigest() != config.weights_sha256:
-        raise _damaged(folder, f"the sha256 of {WEIGHTS} differs from {CONFIG}")
+        raise _damaged(folder, f"the sha256 of {WEIGHTS} differs from {CONFIG}", options)
     try:
         found = None if isinstance(reference, FileNotFoundError) else _reference(folder, reference)
     except DamagedError as error:  # a model without its reference forecasts all the same
         found, fault = None, str(error)
     version = _VERSION.fullmatch(config.model_version)
     if not version or not is_series_name(version["name"]):
-        raise _damaged(folder, f"{CONFIG} names no registered version")
+        raise _damaged(folder, f"{CONFIG} names no registered version", options)
     series = SeriesId.parse(version["name"])
     return ServedModel(folder, series, config, values, weights, found, fault)
+
+
+def _options_of(folder: Path) -> str:
+    """Return the options that train a packaged model again, "" where the folder's name tells no series."""
+    name = "-".join(folder.parts[-2:])
+    return SeriesId.parse(name).options if is_series_name(name) else ""
 
 
 def _content(handle: int, name: str) -> bytes | OSError:
@@ -399,24 +407,26 @@ def _config_values(folder: Path) -> dict[str, Any]:
     return _config_in(folder, content)
 
 
-def _config_in(folder: Path, content: bytes | OSError) -> dict[str, Any]:
-    """Return the fields in these bytes of `config.json`, or raise what is wrong with them."""
+def _config_in(folder: Path, content: bytes | OSError, options: str = "") -> dict[str, Any]:
+    """Return the fields in these bytes of `config.json`, or raise what is wrong with them (`_damaged`)."""
     if isinstance(content, FileNotFoundError):
-        raise _damaged(folder, f"{CONFIG} is missing") from content
+        raise _damaged(folder, f"{CONFIG} is missing", options) from content
     if isinstance(content, OSError):
-        raise _damaged(folder, f"{CONFIG} cannot be read ({content.strerror})") from content
+        raise _damaged(folder, f"{CONFIG} cannot be read ({content.strerror})", options) from content
     try:
         values = parse(content, CONFIG)
     except ModelError as error:
-        raise _damaged(folder, f"{CONFIG} cannot be read ({error})") from error
+        raise _damaged(folder, f"{CONFIG} cannot be read ({error})", options) from error
     if "architecture" not in values:
-        raise _damaged(folder, f"{CONFIG} names no architecture")
+        raise _damaged(folder, f"{CONFIG} names no architecture", options)
     return values
 
 
-def _damaged(folder: Path, why: str) -> DamagedError:
+def _damaged(folder: Path, why: str, options: str = "") -> DamagedError:
+    """Return the error of a damaged folder; `options`: those that train its series alone."""
+    command = f"cpb train-all {options}".rstrip()
     return DamagedError(
-        f"the model in {folder} is damaged: {why}; train it again with `cpb train-all`", field=str(folder)
+        f"the model in {folder} is damaged: {why}; train it again with `{command}`", field=str(folder)
     )
 
 

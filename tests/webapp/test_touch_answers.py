@@ -8,16 +8,17 @@ import pytest
 from browser import needs_browser
 from browsing import until
 from serving import client_of
-from webapp_store import BTC, ETH, small_home
+from webapp_store import BTC, ETH, fill
 
 import cpbmodels
 from cpbmodels.data.series import Series
+from tasks.storage.records import file_digest
 
 
 @pytest.fixture(scope="module")
 def touchable(tmp_path_factory):
     """A home with forecasts of two packaged champions; that of ETH has no table of extremes."""
-    folder = small_home(tmp_path_factory.mktemp("touchable"), BTC, ETH)
+    folder = tmp_path_factory.mktemp("touchable")
     close = 100 * np.exp(np.cumsum(np.random.default_rng(3).normal(0, 0.01, 600)))
     opened = np.r_[100.0, close[:-1]]
     high, low = np.maximum(opened, close) * 1.002, np.minimum(opened, close) / 1.002
@@ -25,7 +26,8 @@ def touchable(tmp_path_factory):
     (member,) = cpbmodels.train_fleet([series], "linear", "smoke", seeds=[1], device="cpu", epochs=1)
     for coin, model in ((BTC, member), (ETH, replace(member, touch=None))):
         about = {"model_version": f"{coin.registered}/1", "market": "spot", "symbol": coin.symbol}
-        model.save(folder / "data" / "hub" / coin.label / coin.timeframe, about)
+        packaged = model.save(folder / "data" / "hub" / coin.label / coin.timeframe, about)
+        fill(folder / "data", coin, weights=file_digest(packaged / "model.safetensors"))
     return folder
 
 
