@@ -119,14 +119,6 @@ _RANGES: dict[str, tuple[float, float]] = {
     "hour_of_week_ny": (0, 167),
 }
 
-STANDS_STILL = (
-    (pl.col("open") == pl.col("high"))
-    & (pl.col("high") == pl.col("low"))
-    & (pl.col("low") == pl.col("close"))
-    & (pl.col("volume") == 0)
-)
-"""Whether a candle does not move: open = high = low = close, and nothing was traded."""
-
 NOT_INCREASING = pl.col("open_time").diff().fill_null(pl.duration(microseconds=1)) <= pl.duration()
 """Whether a candle does not open after the candle before it."""
 
@@ -210,7 +202,7 @@ the close of the forecast candle, so step 1 ends an interval after `issued_at`. 
 which the row was stored: it distinguishes live forecasts from replays, which `issued_at` cannot (it is the same in a
 run with `--as-of` in the past); null (unknown) counts as a replay. The reference's quantiles are all present or all
 null; rows stored before the reference was introduced have nulls. `weights_sha256` is that of the weights that made the
-forecast; `standing` the number of candles that stand still (`STANDS_STILL`), counted back from the last candle used;
+forecast; `standing` the number of candles that stand still (`Series.still`), counted back from the last candle used;
 rows stored before these were introduced have nulls."""
 
 LEDGER_SCHEMA: dict[str, Any] = {

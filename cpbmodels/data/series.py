@@ -93,6 +93,13 @@ class Series:
             )
         return int(np.median(np.diff(self.times))) // 1_000_000
 
+    def still_until(self, row: int) -> int:
+        """How many candles up to and with a row stand still, without one that moves between; 0 where not known."""
+        if self.still is None:
+            return 0
+        moving = np.flatnonzero(~self.still[: row + 1])
+        return row - (int(moving[-1]) if len(moving) else -1)
+
     def end_of(self, row: int) -> datetime:
         """The close (UTC) of the candle in a row, at which a forecast from it can be issued.
 

@@ -12,7 +12,6 @@ from threading import Lock
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 import cpbmodels
 from cpbmodels.data.series import Series, forecast_rows
@@ -141,7 +140,7 @@ def _forecast(
         MemberError: there are no candles in the scope.
         ModelError: too few candles for the model, or its forecast is not finite.
     """
-    series, still = newest_series(scope.home, model.series, since=scope.since, as_of=scope.as_of)
+    series = newest_series(scope.home, model.series, since=scope.since, as_of=scope.as_of)
     if NO_MARKET in model.config.features:
         series = replace(series, market=markets.of(model.series))
     # after a gap: the forecast before it is already stored
@@ -155,15 +154,9 @@ def _forecast(
         candle=forecast.candle,
         last_close=forecast.last_close,
         weights_sha256=model.weights_sha256,
-        standing=standing_until(still, row),
+        standing=series.still_until(row),
         reference=reference_prices(reference, series, row, horizon) if reference else None,
     )
-
-
-def standing_until(still: NDArray[np.bool_], row: int) -> int:
-    """Return how many candles up to a row stand still without one that moves between them; `still` [rows]."""
-    moving = np.flatnonzero(~still[: row + 1])
-    return row - (int(moving[-1]) if len(moving) else -1)
 
 
 def contract_rows(

@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-from numpy.typing import NDArray
 
 from cpbmodels.data.columns import PRICES, feature_frame
 from cpbmodels.data.series import Series
 from cpbmodels.data.wide import Market
 from schemas.errors import DamagedError, MemberError, log
-from schemas.frames import STANDS_STILL, check_features
+from schemas.frames import check_features
 from schemas.handover import SeriesRecord, SplitBounds
 from schemas.identity import SeriesId, stored_series
 from tasks.market.klines import find_runs, read_klines
@@ -145,8 +144,8 @@ def newest_series(
     since: datetime | None = None,
     as_of: datetime | None = None,
     rows: int = NEWEST_ROWS,
-) -> tuple[Series, NDArray[np.bool_]]:
-    """Return the newest rows of a series for a forecast, without spans, and whether the candle of each stands still.
+) -> Series:
+    """Return the newest rows of a series for a forecast: no spans, nothing to train on.
 
     It includes the newest candles, which no archive has confirmed yet. Their features are not stored: a new file every
     hour would evict files that a training is still reading.
@@ -160,8 +159,7 @@ def newest_series(
         frame = pl.scan_parquet(path).tail(rows).collect()
     else:
         frame = check_features(feature_frame(klines, series.timeframe)).tail(rows)
-    still = klines.tail(rows).select(STANDS_STILL).to_series().to_numpy()
-    return Series.from_columns(frame, series.label, series.timeframe), still
+    return Series.from_columns(frame, series.label, series.timeframe)
 
 
 def market_key(series: SeriesId) -> tuple[str, str]:
@@ -190,7 +188,7 @@ def newest_markets(
     for name in stored_series(home, "klines") if keys else ():
         if market_key(name) in keys:
             with suppress(MemberError):
-                coins[name], _ = newest_series(home, name, rows=MARKET_ROWS, **how)
+                coins[name] = newest_series(home, name, rows=MARKET_ROWS, **how)
     return markets(coins)
 
 

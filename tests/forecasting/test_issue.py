@@ -43,7 +43,6 @@ class Model:
     bounds: dict = field(default_factory=dict)
     has_reference: bool = True
     features: tuple = ("log_sigma",)
-    row: int = 0
     read: list = field(default_factory=list)
 
     @property
@@ -64,7 +63,7 @@ class Model:
         close = 100 * self.scale * np.exp(spread)
         candle = np.repeat(close[9][:, None], 4, axis=1)
         quantiles = dict(zip(cpbmodels.QUANTILES, close, strict=True))
-        return SimpleNamespace(close=quantiles, candle=candle, last_close=100.0, issued_row=self.row)
+        return SimpleNamespace(close=quantiles, candle=candle, last_close=100.0, issued_row=0)
 
 
 @dataclass
@@ -72,16 +71,20 @@ class Newest:
     """The newest rows of a series."""
 
     market: object = None
+    standing: int = 0
     prices: np.ndarray = field(default_factory=lambda: np.full((1, 4), 100.0))
-    volatility: np.ndarray = field(default_factory=lambda: np.full(4, SIGMA))
+    volatility: np.ndarray = field(default_factory=lambda: np.array([SIGMA]))
 
     def end_of(self, row):
         return START
 
+    def still_until(self, row):
+        return self.standing
+
 
 @pytest.fixture
 def scope(tmp_path, monkeypatch):
-    monkeypatch.setattr(issue, "newest_series", lambda *_, **__: (Newest(), np.array([False])))
+    monkeypatch.setattr(issue, "newest_series", lambda *_, **__: Newest())
     monkeypatch.setattr(ServedModel, "member", lambda self: MODELS[self.folder])
     ROOT[0] = tmp_path / "models"
     ROOT[0].mkdir()
@@ -154,15 +157,11 @@ def test_each_row_carries_the_references_prices_for_its_origin(scope):
 
 
 def test_each_row_says_which_weights_made_it_and_how_many_candles_stood_still(scope, monkeypatch):
-    still = np.array([True, False, True, True])
-    monkeypatch.setattr(
-        issue, "newest_series", lambda *_, **__: (Newest(prices=np.full((4, 4), 100.0)), still)
-    )
-    issue.issue_forecasts(scope, [Model(BTC, row=3), Model(PEPE, row=1), Model(LINK, row=0)])
-    rows = {s: latest(scope.home, s) for s in (BTC, PEPE, LINK)}
-    for series, standing in ((BTC, 2), (PEPE, 0), (LINK, 1)):
-        assert rows[series]["weights_sha256"].unique().to_list() == [weights_sha256(f"{series.registered}/1")]
-        assert rows[series]["standing"].unique().to_list() == [standing]
+    monkeypatch.setattr(issue, "newest_series", lambda *_, **__: Newest(standing=7))
+    issue.issue_forecasts(scope, [Model(BTC)])
+    rows = latest(scope.home, BTC)
+    assert rows["weights_sha256"].unique().to_list() == [weights_sha256(f"{BTC.registered}/1")]
+    assert rows["standing"].unique().to_list() == [7]
 
 
 def test_without_a_reference_a_forecast_is_issued_all_the_same_and_it_is_said(scope):

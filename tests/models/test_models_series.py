@@ -1,9 +1,12 @@
 from dataclasses import replace
+from itertools import takewhile
 
 import numpy as np
 import polars as pl
 import pytest
 from candles import walk
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cpbmodels import train_fleet
 from cpbmodels.data.columns import LAMBDA, candle_columns
@@ -117,3 +120,13 @@ def test_what_is_learnt_after_a_leap_does_not_depend_on_what_came_before():
         first, other = train_fleet(pair, architecture, "smoke", seeds=[0, 0], device="cpu", epochs=1)
         np.testing.assert_allclose(first.rows, other.rows, rtol=1e-4, atol=1e-6)
         np.testing.assert_allclose(first.forecast(pair[0]).close, other.forecast(pair[1]).close, rtol=1e-5)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=30), st.integers(0, 29))
+def test_candles_that_stand_still_are_counted_back_from_a_row(still, row):
+    row = min(row, len(still) - 1)
+    series = replace(Series.from_ohlc(np.full((len(still), 4), 5.0)), still=np.array(still))
+    counted = len(list(takewhile(lambda is_still: is_still, reversed(still[: row + 1]))))
+    assert series.still_until(row) == counted
+    assert replace(series, still=None).still_until(row) == 0

@@ -68,12 +68,11 @@ def test_loaded_series_has_the_rows_of_its_spans(tmp_path, market):
         assert origins.min() >= a
         assert origins.max() + 10 < b
     np.testing.assert_array_equal(series.prices[:, 3], market["BTCUSDT"]["close"].to_numpy())
-    newest, still = feature_files.newest_series(tmp_path, BTC, rows=200)
-    assert still.shape == (200,)
+    newest = feature_files.newest_series(tmp_path, BTC, rows=200)
     np.testing.assert_array_equal(newest.features, series.features[-200:])
     (tmp_path / record.path).unlink()
     np.testing.assert_array_equal(
-        feature_files.newest_series(tmp_path, BTC, rows=200)[0].features, newest.features
+        feature_files.newest_series(tmp_path, BTC, rows=200).features, newest.features
     )
     assert not (tmp_path / record.path).exists()
 
@@ -85,7 +84,7 @@ def test_a_live_forecast_reads_provisional_candles_and_stores_nothing(tmp_path, 
         return archive.head(2997) if confirmed else archive
 
     monkeypatch.setattr(feature_files, "read_klines", read)
-    live, _ = feature_files.newest_series(tmp_path, BTC)
+    live = feature_files.newest_series(tmp_path, BTC)
     assert live.times[-1] == archive["open_time"].to_physical()[-1]
     assert not list(tmp_path.iterdir())
 
