@@ -16,15 +16,15 @@ import numpy as np
 
 from cpbmodels.data import SEGMENT_JUMP
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
-from schemas.identity import SeriesId
+from schemas.identity import OWN, SeriesId
 from tasks.market.klines import digest_and_zeros
 from tasks.market.layout import DAY, SourceFile, grid_of, text, whole_candles
 from tasks.market.manifest import Anomaly, FileRecord, Part
 
 Runs = list[tuple[int, int]]
 
-OUTAGE, UNPUBLISHED, ABSENT, QUARANTINED, FAILED = (
-    "exchange outage", "not published", "absent at source", "quarantined", "download failed"
+OUTAGE, UNPUBLISHED, ABSENT, QUARANTINED, FAILED, NOT_IN_TABLE = (
+    "exchange outage", "not published", "absent at source", "quarantined", "download failed", "not in the table"
 )  # fmt: skip
 LACKING = (ABSENT, QUARANTINED, FAILED)
 """Causes that make a series partial: the source should have had these candles."""
@@ -207,7 +207,9 @@ def _causes(
     inside_a_file = any(
         a < start and end < b for f in holdings.wanted for a, b in [f.bounds] if f.period in holdings.files
     )
-    causes[(silent > 1) | ((silent == 1) & (inside_a_file and silence <= _MAX_OUTAGE)) | off_grid] = OUTAGE
+    # of a table nobody knows whether its exchange was at rest or its maker lost a candle
+    short = NOT_IN_TABLE if holdings.series.market == OWN else OUTAGE
+    causes[(silent > 1) | ((silent == 1) & (inside_a_file and silence <= _MAX_OUTAGE)) | off_grid] = short
     causes[~_inside(times, _join(sorted([*intact, *holdings.runs])))] = UNPUBLISHED
     uncovered = ~_inside(times, intact)
     for status, cause in (("quarantined", QUARANTINED), ("failed", FAILED)):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 
+from schemas.errors import count
 from schemas.frames import KLINES
 from schemas.identity import SeriesId, market_home
 from tasks.market.client import BadFile
@@ -135,17 +136,19 @@ class Writing:
         self.stored_months = manifest.parts(series).keys()
         rows = validate_klines(with_stored_columns(self.checked.rows), series.timeframe)
         fresh = dict(split_months(rows))
-        self.parts: list[Future[Part | None]] = [
+        self.parts: list[Future[tuple[Part | None, int]]] = [
             writers.submit(self._write, month, fresh.get(month, rows.clear())) for month in months
         ]
 
-    def _write(self, month: str, fresh: pl.DataFrame) -> Part | None:
+    def _write(self, month: str, fresh: pl.DataFrame) -> tuple[Part | None, int]:
+        """Write a month; return its part, and how many stored candles the source has changed."""
         files = [item for item in self.good.values() if item.file.period[:7] == month]
         spans = [] if self.status == "repaired" else [item.file.covered for item in files]
         # a month that was forgotten as damaged is not read
         old = read_part(self.home, self.series, month) if month in self.stored_months else fresh.clear()
         rows = merge(old, fresh, spans)
-        return write_part(self.home, self.series, month, rows) if rows.height else None
+        changed = old.join(rows, on=old.columns, how="anti").height
+        return (write_part(self.home, self.series, month, rows) if rows.height else None), changed
 
     def finish(self) -> list[SourceFile]:
         """Wait for the months, then record the whole batch; return its faulty files.
@@ -153,7 +156,12 @@ class Writing:
         Raises:
             CpbError: the disk is full or the folder cannot be written.
         """
-        parts = [written for future in self.parts if (written := future.result())]
+        written = [future.result() for future in self.parts]
+        parts = [part for part, _ in written if part]
+        if changed := sum(number for _, number in written):
+            self.notes.append(
+                f"{self.series}: {count(changed, 'stored candle')} replaced: the source has changed them"
+            )
         if parts:
             sync(self.series.folder(self.home, "klines"))
         for month, part in split_months(with_stored_columns(self.checked.off_grid)):

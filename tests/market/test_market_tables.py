@@ -111,6 +111,13 @@ def test_a_table_without_volume_says_so_and_stores_zeros(tmp_path):
     assert "own BTCUSDT 1h: BTCUSDT-1h.csv has no volume, so 0 is stored" in report.notes
 
 
+def test_a_hole_in_a_table_is_no_outage_of_an_exchange(tmp_path):
+    hours().filter(~pl.int_range(pl.len()).is_between(20, 24)).write_csv(tmp_path / "BTCUSDT-1h.csv")
+    report, _ = stored(tmp_path / "home", tmp_path)
+    assert [(hole["bars"], hole["cause"]) for hole in report.series[0].holes] == [(5, "not in the table")]
+    assert report.exit == 0
+
+
 def test_a_table_may_grow_and_have_a_candle_put_right(tmp_path):
     path, home = tmp_path / "BTCUSDT-1h.csv", tmp_path / "home"
     for count in (30, 31, 60, 100):
