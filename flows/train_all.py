@@ -44,6 +44,7 @@ from tasks.judging.fleet import Judges
 from tasks.market.ingest import with_listed_pairs
 from tasks.notices import Outcome, tell_outcome
 from tasks.running.parallel import Report, run_each
+from tasks.signals.splits import FROZEN, STILL
 from tasks.steps import Engine, Plan, forecast, opened_engine, plan, promote, publish, train
 from tasks.storage.files import public_url
 from tasks.storage.records import value_digest
@@ -195,8 +196,10 @@ def _run(
         last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
         report(f"{record.series} has stopped trading (last candle {last:%Y-%m-%d}) and is left out")
     if not planned.fleets:
-        frozen = all(failure.code == "frozen" for failure in summary.failures)  # nothing failed: exit 3
-        raise (MemberError if summary.failures and frozen else CpbError)(
+        idle = all(
+            failure.code in (FROZEN, STILL) for failure in summary.failures
+        )  # nothing went wrong: exit 3
+        raise (MemberError if summary.failures and idle else CpbError)(
             f"no series can be trained ({summary.reasons}); check coins, since, as_of and source",
             code="no-series",
         )

@@ -22,6 +22,8 @@ extended to `LONG_TEST` if every series keeps `LONG_TRAIN` to learn from and hal
 VALIDATION_SHARE = 0.5
 """Length of a validation span, as a share of the test span."""
 MIN_ROWS = 48
+FROZEN, STILL = "frozen", "still"
+"""Codes of series from whose candles nothing can be learnt, although nothing went wrong."""
 
 
 def split_bounds(records: Sequence[SeriesRecord]) -> SplitBounds:
@@ -157,7 +159,7 @@ def check_windows(series: Series, name: SeriesId | str, bounds: SplitBounds) -> 
         if series.is_frozen(origins):
             raise MemberError(
                 f"{name}: its price never moves in the {span}, so nothing can be learnt or "
-                "judged: leave the coin out", code="frozen",
+                "judged: leave the coin out", code=FROZEN,
             )  # fmt: skip
         if not len(origins):
             raise MemberError(
@@ -171,7 +173,7 @@ def check_windows(series: Series, name: SeriesId | str, bounds: SplitBounds) -> 
             f"{name}: {share:.0%} of the candles in the train span {start:%Y-%m-%d} to {end:%Y-%m-%d} stand still "
             f"(open = high = low = close, volume 0; {MAX_STILL_SHARE:.0%} may), and a model would learn the filling: "
             "leave the coin out, or begin later with since",
-            code="still",
+            code=STILL,
         )
 
 

@@ -148,10 +148,15 @@ def test_a_hub_that_is_away_costs_nothing_but_the_commit(cpb, tmp_path):
 
 
 def test_a_leap_of_the_price_level_and_prices_that_never_move_are_named_and_the_rest_goes_on(cpb, tmp_path):
-    """Tables: a coin in another unit from some candle on, a stablecoin, and a price that freezes in its test span."""
+    """Tables: a coin in another unit from some candle on, a stablecoin, a price that freezes in its test span, and one
+    with three of four candles filled in."""
     hours = pl.concat([hours_of(month) for month in ("2025-01", "2025-02", "2025-03", "2025-04")])
     row, prices = pl.int_range(pl.len()), pl.col("open", "high", "low", "close")
+    kept = row % 4 == 0
+    last = pl.when(kept).then("close").forward_fill()
+    filled = {name: pl.when(kept).then(name).otherwise(last) for name in ("open", "high", "low", "close")}
     tables = {
+        "FILL": hours.with_columns(volume=pl.when(kept).then("volume").otherwise(0), **filled),
         "BTC": hours,
         "XEC": hours.with_columns(pl.when(row < 1000).then(prices).otherwise(prices * 1000)),
         "USDC": hours.with_columns(prices * 0 + 1),
@@ -170,10 +175,12 @@ def test_a_leap_of_the_price_level_and_prices_that_never_move_are_named_and_the_
     assert f" at {leap}: " in reasons["XECUSDT"]
     assert "its price never moves in the train span" in reasons["USDCUSDT"]
     assert "its price never moves in the test span" in reasons["ICEUSDT"]
+    assert ": 75% of the candles in the train span " in reasons["FILLUSDT"]
     runs = member_runs(tmp_path)
     trained = {name for name, run in runs.items() if run.info.status == "FINISHED"}
     assert trained == {f"{a}/own-{s}/1h" for a in ("linear", "har") for s in ("BTCUSDT", "XECUSDT")}
     assert cpb.json("train", "XEC", "1h", "--source", folder, "--preset", "smoke", code=3)["verdict"]
-    alone = cpb("train-all", "--source", folder / "USDCUSDT-1h.parquet", *SMALL)
-    assert alone.returncode == 3
-    assert "its price never moves" in alone.stderr.strip().splitlines()[-1]
+    for coin, reason in (("USDC", "its price never moves"), ("FILL", "stand still")):
+        alone = cpb("train-all", "--source", folder / f"{coin}USDT-1h.parquet", *SMALL)
+        assert alone.returncode == 3
+        assert reason in alone.stderr.strip().splitlines()[-1]
