@@ -36,13 +36,15 @@ class Health(BaseModel):
     """State of the service: `series`, the number of series with a forecast, and stale data.
 
     `stale`: real candles or forecasts more than two intervals behind Binance's published data, a sentence each.
-    `empty`: nothing is stored yet. Simulated series only count if there are no others.
+    `standing`: a sentence for each series of which the last candles before the newest forecast stand still. `empty`:
+    nothing is stored yet. Simulated series only count if there are no others.
     """
 
     status: Literal["ok", "stale", "empty"]
     series: int
     newest_forecast: datetime | None
     stale: list[str] = []
+    standing: list[str] = []
 
 
 class SeriesInfo(OfSeries):
@@ -64,11 +66,19 @@ Step = create_model("Step", __base__=_Step, **_prices)
 
 
 class Forecast(OfSeries):
-    """The newest stored forecast of a series; `issued_at` is the close of the last candle used."""
+    """The newest stored forecast of a series; `issued_at` is the close of the last candle used.
+
+    `weights_sha256`: of the weights that made it. `standing`: number of candles that stand still (open = high = low =
+    close, volume 0), counted back from the last candle used; `standing_note`: a sentence from six on. Both are null in
+    forecasts stored by older versions.
+    """
 
     issued_at: datetime
     model_version: str
     last_close: float
+    weights_sha256: str | None
+    standing: int | None
+    standing_note: str | None
     steps: list[Step]
 
 
@@ -231,7 +241,8 @@ class OverviewRow(OfSeries):
     `verdict` and `crps_ratio` are the champion's on its test span; `selected_on`: the rows of the span that its recipe
     was chosen on, which make it no result. `record_…`: scores of this series' live
     forecasts, or of its replays if there are no live forecasts (`record_live`). `watch`: the newest state of the drift
-    watch. `stale`: a message if candles or forecast are too old. `sparkline`: the newest closes, at most 48.
+    watch. `stale`: a message if candles or forecast are too old. `standing_note`: a message if the last candles before
+    the newest forecast, `standing` of them, stand still. `sparkline`: the newest closes, at most 48.
     `command`: makes a new forecast; `cpb train-all …` before the first.
     """
 
@@ -259,6 +270,8 @@ class OverviewRow(OfSeries):
     watch: Literal["fine", "watch", "drifted"] | None = None
     watch_reason: str | None = None
     stale: str | None = None
+    standing: int | None = None
+    standing_note: str | None = None
     sparkline: list[float] = []
     command: str
 

@@ -76,6 +76,9 @@ def health(home: Path) -> answers.Health:
         series=len(with_forecast),
         newest_forecast=max((info.issued_at for info in with_forecast if info.issued_at), default=None),
         stale=list(stale.values()),
+        standing=[
+            f"{series}: {note}" for series in served if (note := months.standing_note(newest(home, series)))
+        ],
     )
 
 
@@ -154,7 +157,8 @@ def forecast_at(home: Path, series: SeriesId, issued_at: datetime | None = None)
 def forecast(home: Path, series: SeriesId, issued_at: datetime | None = None) -> answers.Forecast:
     """Return a forecast; arguments and errors as in `forecast_at`."""
     rows = forecast_at(home, series, issued_at)
-    return answers.Forecast(market=series.market, **rows.row(0, named=True), steps=rows.rows(named=True))
+    fields = {"standing_note": months.standing_note(rows) or None, "steps": rows.rows(named=True)}
+    return answers.Forecast(market=series.market, **rows.row(0, named=True), **fields)
 
 
 def touch(home: Path, series: SeriesId, prices: Sequence[float]) -> answers.Touch:
@@ -343,6 +347,8 @@ def _forecast_fields(rows: pl.DataFrame) -> dict[str, Any]:
         "range_80_low": 100 * (last["q10"] / last["last_close"] - 1),
         "range_80_high": 100 * (last["q90"] / last["last_close"] - 1),
         "range_at": last["target_time"],
+        "standing": last["standing"],
+        "standing_note": months.standing_note(rows) or None,
     }
 
 

@@ -195,3 +195,17 @@ def _texts(path: Path) -> list[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             texts.append(node.value)
     return texts
+
+
+def test_every_column_of_a_forecast_row_is_described():
+    from schemas.frames import FORECAST_SCHEMA
+
+    table = (ROOT / "docs/reference.md").read_text().partition("## Forecast rows")[2].partition("## HTTP")[0]
+    named = set()
+    for row in re.findall(r"^\| (`.+?) \|", table, flags=re.M):
+        names = re.findall(r"`(\w+)`", row)
+        if "…" in row:
+            prefix = names[0].removesuffix("05")
+            names = [f"{prefix}{level:02}" for level in range(5, 100, 5)]
+        named |= set(names)
+    assert named == set(FORECAST_SCHEMA)

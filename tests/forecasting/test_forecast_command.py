@@ -4,7 +4,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
+from forecast_tools import BTC, HOUR, PEPE, START, WEIGHTS, append, rows_at, write_candles
 
 from flows.console import price
 from flows.forecast import run_forecast
@@ -88,6 +88,44 @@ def test_of_a_single_series_every_step_and_quantile_is_shown(cpb):
     assert [line.split()[0] for line in steps] == [str(step) for step in range(1, 11)]
     last = rows_at(0, 104_321.5, BTC).row(-1, named=True)
     assert steps[-1].split()[3:] == [price(last[f"q{level:02}"]) for level in range(5, 100, 5)]
+
+
+@pytest.fixture
+def standing(stored, monkeypatch):
+    """A newer forecast of each coin: before BTC's the last 7 candles stand still, before PEPE's 5."""
+    for series, last, still in ((BTC, 104_321.5, 7), (PEPE, 8.25e-6, 5)):
+        append(stored, series, rows_at(1, last, series, standing=still))
+    monkeypatch.setattr("flows.runner.Runner", Steps)
+    return stored
+
+
+NOTE = "the last 7 candles before the forecast stand still (open = high = low = close, volume 0)"
+
+
+def test_a_forecast_after_candles_that_stand_still_is_made_and_says_so(standing, cpb_here):
+    code, out, err = cpb_here("forecast", "--as-of", "2025-05-31T21:25")
+    assert code == 0  # it is one of several
+    assert f"STANDING BTCUSDT 1h: {NOTE}" in err
+    assert "PEPEUSDT 1h: the last" not in err
+    assert "the last 7 candles stand still" in " ".join(out.split())
+    assert "the last 5 candles" not in out
+
+    code, out, _ = cpb_here("forecast", "--as-of", "2025-05-31T21:25", "--json")
+    told = json.loads(out)
+    assert (code, told["exit"], told["failed"]) == (0, 0, [])
+    assert [text[: len(NOTE) + 12] for text in told["standing"]] == [f"BTCUSDT 1h: {NOTE}"]
+    assert {(row["symbol"], row["standing"], row["weights_sha256"]) for row in told["rows"]} == {
+        ("BTCUSDT", 7, WEIGHTS), ("PEPEUSDT", 5, WEIGHTS),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("coin", "exit_code"), [("BTC", 3), ("PEPE", 0)])
+def test_alone_it_is_a_problem(standing, cpb_here, coin, exit_code):
+    code, out, err = cpb_here("forecast", coin, "1h", "--as-of", "2025-05-31T21:25", "--json")
+    told = json.loads(out)
+    assert (code, told["exit"], len(told["rows"])) == (exit_code, exit_code, 10)
+    assert len(told["failed"]) == len(told["standing"]) == (exit_code == 3)
+    assert err.count("stand still") == (exit_code == 3)
 
 
 def test_rows_come_as_json(cpb):

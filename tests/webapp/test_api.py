@@ -1,11 +1,14 @@
 from datetime import UTC, datetime, timedelta
 
+import polars as pl
 import pytest
+from packaged import weights_sha256
 from serving import client_of
 from webapp_store import BTC, ETH, SIM_BTC, UM_BTC, VERDICT, fill, small_home, write_candles
 
 from cpbmodels.data.series import QUANTILE_COLUMNS
 from schemas.identity import SeriesId
+from tasks.forecasting.months import month_bytes
 
 SERIES_PATHS = ["forecast", "ledger", "candles"]
 
@@ -34,6 +37,35 @@ def test_simulated_data_is_never_stale(tmp_path):
     with client_of(tmp_path) as client:
         body = client.get("/healthz").json()
     assert (body["status"], body["series"], body["stale"]) == ("ok", 1, [])
+
+
+def test_a_forecast_after_candles_that_stand_still_says_so_everywhere(tmp_path):
+    for series, standing in ((BTC, 6), (ETH, 5)):
+        fill(tmp_path / "data", series, standing=standing)
+    with client_of(tmp_path) as client:
+        btc, eth = (client.get(f"/api/forecast/{coin}/1h").json() for coin in ("BTC", "ETH"))
+        health = client.get("/healthz").json()
+        rows = {row["symbol"]: row for row in client.get("/api/overview").json()["rows"]}
+    assert [answer["weights_sha256"] for answer in (btc, eth)] == [
+        weights_sha256(f"{s.registered}/1") for s in (BTC, ETH)
+    ]
+    assert (btc["standing"], eth["standing"], eth["standing_note"]) == (6, 5, None)
+    assert btc["standing_note"].startswith("the last 6 candles before the forecast stand still")
+    assert health["standing"] == [f"BTCUSDT 1h: {btc['standing_note']}"]
+    assert (rows["BTCUSDT"]["standing"], rows["BTCUSDT"]["standing_note"]) == (6, btc["standing_note"])
+    assert (rows["ETHUSDT"]["standing"], rows["ETHUSDT"]["standing_note"]) == (5, None)
+
+
+def test_a_forecast_of_an_older_version_does_not_know_its_weights_and_candles(tmp_path, monkeypatch):
+    fill(tmp_path / "data", BTC)
+    for path in (tmp_path / "data/forecasts").rglob("*.parquet"):
+        rows = pl.read_parquet(path, hive_partitioning=False).drop("weights_sha256", "standing")
+        path.write_bytes(month_bytes(path, rows))
+    with client_of(tmp_path) as client:
+        answer = client.get("/api/forecast/BTC/1h").json()
+        (row,) = client.get("/api/overview").json()["rows"]
+    assert [answer[name] for name in ("weights_sha256", "standing", "standing_note")] == [None] * 3
+    assert (row["standing"], row["standing_note"]) == (None, None)
 
 
 @pytest.mark.parametrize("name", ["BTCUSDT", "btc", "BTC"])
@@ -253,7 +285,7 @@ def test_a_parameter_that_cannot_be_used_is_422_with_a_sentence(client, path, as
 
 def test_an_empty_store_answers_politely(empty_client):
     assert empty_client.get("/healthz").json() == {
-        "status": "empty", "series": 0, "newest_forecast": None, "stale": [],
+        "status": "empty", "series": 0, "newest_forecast": None, "stale": [], "standing": [],
     }  # fmt: skip
     assert empty_client.get("/api/symbols").json() == []
     board = empty_client.get("/api/leaderboard").json()

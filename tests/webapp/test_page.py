@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from browser import needs_browser
 from browsing import WAIT_S, until
-from webapp_store import BTC, forecast_at, small_home, write_candles
+from webapp_store import BTC, ETH, fill, forecast_at, small_home, write_candles
 
 from tasks.forecasting.chain import append
 
@@ -93,6 +93,20 @@ def test_the_overview_is_searched_filtered_and_sorted(open_page, filled):
     page.locator(".tile a").first.press("Enter")
     page.wait_for_selector("#chart path.box", state="attached")
     assert "#/series/" in page.url
+
+
+def test_candles_that_stand_still_are_told_on_card_and_page(open_page, tmp_path):
+    fill(tmp_path / "data", BTC, standing=9)
+    fill(tmp_path / "data", ETH)
+    page = open_page(tmp_path)
+    expect(page.locator(".tile")).to_have_count(2)
+    chip = page.locator(".tile .chip", has_text="stands still")
+    expect(chip).to_have_count(1)
+    assert chip.get_attribute("title").startswith("the last 9 candles before the forecast stand still")
+    for coin, count in (("BTC", 1), ("ETH", 0)):
+        page = open_series(open_page, tmp_path, f"{coin}USDT/1h/spot")
+        expect(page.locator(".chip", has_text="stands still")).to_have_count(count)
+        expect(page.locator("p.note", has_text="The last 9 candles before the forecast")).to_have_count(count)
 
 
 def open_series(open_page, home, series="BTCUSDT/1h/spot", **options):

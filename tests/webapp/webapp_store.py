@@ -51,7 +51,9 @@ def write_candles(home, series, rows=300, price=108_000.0, seed=0, sigma=0.004, 
     return close
 
 
-def forecast_at(series, last_row, close, sigma=0.004, horizon=10, version=1, start=START, weights=None):
+def forecast_at(
+    series, last_row, close, sigma=0.004, horizon=10, version=1, start=START, weights=None, standing=0
+):
     """A random walk's forecast after the candle `last_row`."""
     spread = sigma * np.sqrt(np.arange(1, horizon + 1))
     last = close[last_row]
@@ -60,17 +62,20 @@ def forecast_at(series, last_row, close, sigma=0.004, horizon=10, version=1, sta
     candle = last * np.stack([ones, np.exp(sigma * ones), np.exp(-sigma * ones), ones], axis=1)
     issued = start + timedelta(seconds=series.seconds * (last_row + 1))
     name = f"{series.registered}/{version}"
-    made = {"weights_sha256": weights or weights_sha256(name), "standing": 0}
+    made = {"weights_sha256": weights or weights_sha256(name), "standing": standing}
     return contract_rows(series, name, issued, quantiles, candle, last, **made)
 
 
-def fill(home, series=BTC, price=108_000.0, rows=300, open_end=True, seed=0, start=START, weights=None):
-    """Candles and hourly forecasts of the last 60; with `open_end` the newest ends the candles."""
+def fill(home, series=BTC, price=108_000.0, rows=300, open_end=True, seed=0, start=START, **made):
+    """Candles and hourly forecasts of the last 60; with `open_end` the newest ends the candles.
+
+    `made`: weights and standing candles, as for `forecast_at`.
+    """
     close = write_candles(home, series, rows, price, seed, start=start)
     newest = rows - 1 if open_end else rows - 8
     for last_row in range(newest - 60, newest + 1, 4):
-        made = forecast_at(series, last_row, close, start=start, weights=weights)
-        append(home, series.market, "forecasts", {series: made})
+        rows_of = forecast_at(series, last_row, close, start=start, **made)
+        append(home, series.market, "forecasts", {series: rows_of})
     score_due(home, [series], start + timedelta(seconds=series.seconds * rows))
     return close
 

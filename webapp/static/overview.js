@@ -132,7 +132,7 @@ function tile(row) {
     fact("stored", row.issued_at ? storedWords(row) : "–"));
   return h("li", {}, h("article", { class: "tile card" },
     h("div", { class: "headline" }, name, h("span", { class: "chips" }, simulatedChip(row.market), watchChip(row),
-      row.stale && chip("stale", "bad", row.stale))),
+      row.stale && chip("stale", "bad", row.stale), row.standing_note && chip("stands still", "bad", row.standing_note))),
     h("div", { class: "quote" }, h("b", {}, price(row.last_close)), moved), spark(row.sparkline), facts));
 }
 

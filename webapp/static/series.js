@@ -115,15 +115,17 @@ function navigation({ rows, markets }, series) {
 }
 
 function heading(target, series, forecast, issue, isNewest) {
+  const standing = forecast && forecast.standing_note;
   const last = h("b", { class: "last" }, price(series.last_close));
   const moved = known(series.change_1d) ? h("span", { class: series.change_1d >= 0 ? "up" : "down" }, `${signed(series.change_1d / 100)} in 24 h`) : null;
   const chips = h("span", { class: "chips" }, simulatedChip(series.market), series.stale && chip("stale", "bad", series.stale),
+    standing && chip("stands still", "bad", standing),
     series.watch && series.watch !== "fine" && chip(`drift: ${series.watch}`, "bad", series.watch_reason), issue && !isNewest && chip("an earlier forecast"));
   const over = forecast && isNewest && Date.parse(forecast.steps.at(-1).target_time) < Date.now();
   const issued = issue ? `Forecast from the close of ${dayAndTime(issue.issued_at)} UTC by version ${versionOf(issue.model_version)}; stored ${storedWords(issue)}.` : "";
   target.replaceChildren(h("div", { class: "headline" }, h("h1", { id: "title" }, seriesName(series), " ", chips), h("p", {}, last, " ", moved)),
     h("p", { class: "note" }, issued, over && !series.stale ? [" All its candles have closed; ", h("code", {}, series.command), " makes a new one."] : "",
-      ...(series.stale ? [" ", ...sentence(series.stale)] : [])),
+      ...(series.stale ? [" ", ...sentence(series.stale)] : []), ...(standing ? [" ", ...sentence(standing)] : [])),
     ...(series.market === "sim" ? [h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED)] : []));
 }
 
