@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
 from cpbmodels.data import FEATURE_WARMUP, INTERVAL_SECONDS
-from cpbmodels.data.columns import PRICES, is_candle
+from cpbmodels.data.candles import Candles, check_candles, check_series, read_table
+from cpbmodels.data.columns import PRICES, feature_frame, is_candle
 from cpbmodels.data.paths import SCORES
 from cpbmodels.data.series import QUANTILE_COLUMNS, Series, microseconds
 from cpbmodels.data.touch import SIDES, Numbers, Touch, numbers
@@ -91,11 +93,9 @@ def add_forecasts(
     kinds = ["sigma", *QUANTILE_COLUMNS, *(f"stop_{side}_{p:g}" for p in chances for side in SIDES)]
     names = [f"cpb_{name}_{step}" for step in wanted for name in kinds]
     values = np.full((len(dataframe), len(wanted), len(kinds)), np.nan)
-    rows = _possible_rows(dataframe, pair)
-    if len(rows) >= member.context:
-        read = ["date", *PRICES, "volume"]  # where they have these names, no other column
-        table = dataframe[read] if {*read} <= {*dataframe.columns} else dataframe
-        series = Series.from_frame(table.iloc[rows], pair, timeframe, partial="drop")
+    candles = _possible_candles(dataframe, pair, timeframe) if len(dataframe) >= member.context else None
+    if candles and len(candles.rows) >= member.context:
+        series = Series.from_columns(feature_frame(candles.frame, timeframe), pair, timeframe)
         assert series.times is not None
         closes = series.times + series.step_seconds * 1_000_000
         origins = np.flatnonzero(series.usable(member.context) & (closes >= first)).astype(np.int64)
@@ -108,7 +108,7 @@ def add_forecasts(
             prices = np.concatenate([close, *(price[..., None] for price in touched.values())], axis=-1)
             sigma = forecast_sigma(prediction.quantiles)[..., None]
             chosen = [step - 1 for step in wanted]
-            values[rows[origins]] = np.concatenate([sigma, prices], axis=-1)[:, chosen]
+            values[candles.rows[origins]] = np.concatenate([sigma, prices], axis=-1)[:, chosen]
     if np.isnan(values).all():
         log.warning(
             "%s %s: no forecast in these %d candles: they end before %s, the end of the model's training data, or "
@@ -251,16 +251,21 @@ def _steps(steps: Iterable[int] | None, horizon: int) -> list[int]:
     return wanted
 
 
-def _possible_rows(dataframe: pd.DataFrame, pair: str) -> np.ndarray:
-    """Rows that hold a candle. Exchanges occasionally send impossible candles; such a candle counts as a hole."""
-    if not set(PRICES) <= set(dataframe.columns):
-        return np.arange(len(dataframe))  # other spellings, or an error that Series.from_frame describes
-    good = is_candle(dataframe[list(PRICES)].to_numpy(dtype=np.float64, na_value=np.nan))
-    if "volume" in dataframe:
-        good &= dataframe["volume"].between(0, np.finfo(np.float64).max).to_numpy()
+def _possible_candles(dataframe: pd.DataFrame, pair: str, timeframe: str) -> Candles | None:
+    """The closed candles; None without any. Exchanges occasionally send impossible candles: they count as holes."""
+    read = ["date", *PRICES, "volume"]  # where they have these names, no other column
+    named = dataframe[read] if {*read} <= {*dataframe.columns} else dataframe
+    table = read_table(named, pair)
+    check_series(table, pair, timeframe)
+    good = is_candle(table.frame.select(PRICES).to_numpy())
+    if "volume" in table.frame.columns:
+        volume = table.frame["volume"].to_numpy()
+        good &= np.isfinite(volume) & (volume >= 0)
     if not good.all():
         log.warning("%s: %d invalid candles are treated as missing", pair, (~good).sum())
-    return np.flatnonzero(good)
+    if not good.any():
+        return None
+    return check_candles(replace(table, frame=table.frame.filter(pl.Series(good))), timeframe, "drop")
 
 
 def forecast_sigma(returns: np.ndarray) -> np.ndarray:

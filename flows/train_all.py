@@ -390,10 +390,10 @@ def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
     # What the records of the series and the scope contain, and what changes the way of training but not its result.
     aside = {
         "coins", "timeframes", "source", "since", "as_of", "train_timeout_s", "tail", "offline", "prune", "wandb",
-        "engine",
+        "engine", "columns", "decimal",
     }  # fmt: skip
     options = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
-        mode="json", exclude={"home", "source", "offline"}
+        mode="json", exclude={"home", "source", "offline", "reading"}
     )
     data = [(r.series.name, r.digest) for r in records]
     return value_digest([options, data, training_code()])[:16]

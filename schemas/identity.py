@@ -37,7 +37,8 @@ MARKET_FOLDERS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm", "sim":
 """Markets and their folders under `data/` in Binance Vision's layout, also used for the simulator and tables."""
 
 _MAX_NAMED, _MAX_LISTED = 3, 12
-_QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
+QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
+"""Currencies that end the symbols of pairs, each before those that end it."""
 _COIN_QUOTES = ("BTC", "ETH", "BNB")
 SYMBOL = re.compile(r"[^\W_a-z]{2,30}(_PERP|_[0-9]{6})?")
 """Pattern of Binance symbols, and therefore of folders in the store. Some coins have Chinese names."""
@@ -79,7 +80,7 @@ def symbol_of(coin: str, *, quoted: bool = False) -> str:
     if not SYMBOL.fullmatch(name):
         raise UsageError(f"coins {coin!r} is not a symbol: use letters and digits, as in BTC or BTCUSDT",
                          code="coins")  # fmt: skip
-    if quoted or "_" in name or any(name.endswith(q) and name != q for q in _QUOTES):
+    if quoted or "_" in name or any(name.endswith(q) and name != q for q in QUOTES):
         return name
     if any(name.endswith(q) and name[: -len(q)] in COINS for q in _COIN_QUOTES):
         return name

@@ -5,11 +5,12 @@ A scope is what these options resolve to: symbols, timeframes, instants, and the
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
@@ -28,7 +29,7 @@ from schemas.identity import (
     parse_coins,
     parse_timeframes,
 )
-from schemas.tables import is_table, tables_of
+from schemas.tables import SUFFIXES, Reading, is_table, remembered, tables_of
 
 _CODE = Path(__file__).resolve().parents[1]
 
@@ -134,8 +135,8 @@ class Scope(BaseModel):
     `source` is a URL, a folder, a table of candles, `sim`, or None for Binance Vision. `since` (inclusive) is compared
     with `open_time`; `as_of` with the candle's end: candles that close after it are ignored. `home` is `CPB_HOME`;
     `root` holds the files of a single market (manifest, fleets, packages). `offline`: no
-    source is read, the stored candles are used as they are. `chosen`: the series, if they are not every symbol at
-    every timeframe.
+    source is read, the stored candles are used as they are. `reading`: how a table is read. `chosen`: the series, if
+    they are not every symbol at every timeframe.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -148,6 +149,7 @@ class Scope(BaseModel):
     as_of: datetime | None = None
     home: Path
     offline: bool = False
+    reading: Reading = Reading()
     chosen: tuple[SeriesId, ...] | None = None
 
     @property
@@ -220,6 +222,16 @@ class ScopeSpec(Spec):
     source: str | None = Field(
         None, description="URL, folder, table of candles or sim; default: Binance Vision itself"
     )
+    columns: str | None = Field(
+        None,
+        description="of a table: which columns are meant, as in time=Date,open=Open,high=High,low=Low,close=Last,"
+        "volume=Amount; remembered with the source",
+    )
+    decimal: Literal["point", "comma"] | None = Field(
+        None,
+        description="of a table: point or comma, where no number tells whether 3,364 is three or three thousand; "
+        "remembered with the source",
+    )
     market: Market = Field("spot", description="spot, um, cm, or sim and own (which a source implies)")
     since: str | None = Field(
         None, description="first candle, as in 2024-01 or 2024-01-31 (UTC); default: the oldest available"
@@ -253,6 +265,11 @@ class ScopeSpec(Spec):
             )  # fmt: skip
         if implied == OWN:
             return values | {"market": OWN} | cls._of_tables(values)
+        if given := [name for name in Reading._fields if values.get(name) is not None]:
+            raise UsageError(
+                f"{given[0]} says how a table is read, and the source is none: leave it out, or give --source FILE",
+                code=given[0],
+            )  # fmt: skip
         return values | {"source": SIM, "market": SIM} if SIM in (implied, market) else values
 
     @classmethod
@@ -260,7 +277,23 @@ class ScopeSpec(Spec):
         """`all` coins and the default timeframes mean all coins and timeframes in the tables."""
         fields = cls.model_fields
         coins = values.get("coins", fields["coins"].default)
-        held = tables_of(values["source"], coins)
+        given = values.get("timeframes", fields["timeframes"].default)
+        given = "" if given == fields["timeframes"].default else str(given).strip()
+        before = remembered(home()).get(os.path.abspath(values["source"]), Reading())  # noqa: PTH100
+        typed = {name: values[name] for name in Reading._fields if values.get(name) is not None}
+        reading = before._replace(**typed)
+        if reading.decimal not in (None, "point", "comma"):
+            reading = reading._replace(decimal=None)  # refused below, as a value of the field
+        try:
+            held = tables_of(values["source"], coins, given, reading)
+        except UsageError as error:
+            kept = [f"--{n} {shlex.quote(v)}" for n, v in before._asdict().items() if v and n not in typed]
+            if not kept:
+                raise
+            raise UsageError(
+                f"{error} ({' '.join(kept)} is remembered from an earlier run with this source; give another value to "
+                "replace it)", code=error.code, field=error.field,
+            ) from error  # fmt: skip
         timeframes = values.get("timeframes", fields["timeframes"].default)
         if timeframes == fields["timeframes"].default:
             timeframes = ",".join(held.timeframes)
@@ -272,7 +305,8 @@ class ScopeSpec(Spec):
                 f"{', '.join(missing)}; name one of these",
                 code="timeframes",
             )  # fmt: skip
-        return {"coins": held.coins("all" if coins == CHAMPIONS else coins), "timeframes": timeframes}
+        chosen = {"coins": held.coins("all" if coins == CHAMPIONS else coins), "timeframes": timeframes}
+        return chosen | {name: value for name, value in reading._asdict().items() if name not in typed}
 
     @property
     def whole_exchange(self) -> bool:
@@ -296,8 +330,10 @@ class ScopeSpec(Spec):
         if "://" in self.source:
             check_url(self.source)
         elif not os.path.isdir(self.source):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
+            name = "" if "@" in self.source else f" {self.source!r}"  # it may be a URL with a password
             raise UsageError(
-                "source: it is neither a URL nor a folder or table of this machine; give one, or sim",
+                f"source{name} is neither a URL, nor a folder of this machine, nor a file of a kind that is read "
+                f"({', '.join(SUFFIXES)}); give one, or sim",
                 code="source",
             )  # fmt: skip
         return self
@@ -340,6 +376,7 @@ class ScopeSpec(Spec):
             as_of=parse_instant(self.as_of, "as_of") if self.as_of else None,
             home=home(),
             offline=self.offline,
+            reading=Reading(self.columns, self.decimal),
         )
 
 

@@ -1,53 +1,118 @@
 """Tables of candles as a source: `--source candles.csv`, or a folder of `SYMBOL-INTERVAL.csv` (parquet, feather).
 
-The series of a table is given by its columns `symbol` and `timeframe`, otherwise by its file name; as a last resort the
-timeframe is the interval between candles. `cpbmodels.data.candles` reads the candles, as it does for the library.
+The series of a table is given by its columns `symbol` and `timeframe`, otherwise by the command for a single file, or
+by a file name that is understood as a whole (`schemas.file_names`); as a last resort the timeframe is the interval
+between candles. `cpbmodels.data.candles` reads the candles, as it does for the library.
+
+How a table is to be read where it does not tell (`Reading`) is remembered in the home with its path, so that later runs
+without the options read it alike.
 """
 
+import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.errors import ModelError
 from schemas.errors import UsageError
-from schemas.identity import COINS, SYMBOL, symbol_of
+from schemas.file_names import base_of_pair, read_name
+from schemas.identity import OWN, SYMBOL, market_home, symbol_of
 
 if TYPE_CHECKING:
     import polars as pl  # imported when a table is read: most commands read no table
 
     from cpbmodels.data.candles import Candles
+    from cpbmodels.data.candles import Table as ReadTable
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather")
-SYMBOL_NAMES, TIMEFRAME_NAMES = ("symbol", "pair"), ("timeframe", "interval")
-"""Columns that may name the series of a row; the first existing column is used."""
 
-_NAMED = re.compile(rf"(?P<symbol>.+?)[-_ ](?P<timeframe>{'|'.join(INTERVAL_SECONDS)})")
-_TRADINGVIEW = re.compile(r"[A-Z0-9]+_(?P<symbol>[A-Z0-9.]+), (?P<length>\d*[A-Z]?)\b.*")
-"""`BINANCE_BTCUSDT, 60`: the name of TradingView's exports."""
-_LENGTHS = {str(seconds // 60): name for name, seconds in INTERVAL_SECONDS.items() if seconds >= 60}
-_LENGTHS |= {"D": "1d", "1D": "1d", "3D": "3d", "W": "1w", "1W": "1w"}
-_HELP = "as in BTCUSDT-1h.csv, add a column symbol, or name the coin of a single file with --coins"
+REMEMBERED = "sources.json"
+"""In the home of market `own`: the readings of the sources, by their absolute paths."""
+
+BINANCE_NAME = re.compile(
+    r"(?P<symbol>\w+)-(?P<interval>[0-9]+\w+)-(?P<period>[0-9]{4}-[0-9]{2}(-[0-9]{2})?)\.(zip|csv)"
+)
+"""Binance's own names of files: BTCUSDT-1h-2024-01.zip, and unzipped."""
+
+_HELP = "as in BTCUSDT-1h.csv, or add a column symbol"
+
+
+class Reading(NamedTuple):
+    """How a table is read where it does not tell: the texts of `--columns` and `--decimal`, None where not given."""
+
+    columns: str | None = None
+    decimal: str | None = None
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The columns by their role; raises `UsageError` for a text that names none."""
+        from cpbmodels.data.column_names import check_roles
+
+        pairs = [part.partition("=") for part in (self.columns or "").split(",") if part.strip()]
+        roles = {role.strip().lower(): column.strip() for role, _, column in pairs}
+        if not all(roles.values()) or len(roles) < len(pairs):
+            raise UsageError(
+                f"columns {self.columns!r} is not NAME=COLUMN,…, each name once, as in time=Date,close=Last",
+                code="columns",
+            )  # fmt: skip
+        try:
+            check_roles(roles)
+        except ModelError as error:
+            raise UsageError(str(error), code="columns") from None
+        return roles
+
+
+def remembered(home: Path) -> dict[str, Reading]:
+    """Return how the sources of a home are read, by their absolute paths.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    path = market_home(home, OWN) / REMEMBERED
+    try:
+        return {source: Reading(**options) for source, options in json.loads(path.read_bytes()).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{path} is damaged: remove it, and give --columns and --decimal again where a table needs them",
+            code="damaged", field=str(path),
+        ) from error  # fmt: skip
 
 
 def is_table(source: str | None) -> bool:
-    """Whether a source is a table file or a folder of tables, and not a mirror of Binance Vision."""
+    """Whether a source is a table file or a folder of tables, and not a mirror of Binance Vision.
+
+    Raises:
+        UsageError: a folder holds tables beside Binance's own files.
+    """
     if not source or "://" in source:
         return False
     path = Path(source)
     if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
-        return not (path / "data").is_dir() and bool(_files(path))
+        if (path / "data").is_dir():
+            return False
+        files = _files(path)
+        if files and (binances := sorted(p.name for p in path.iterdir() if BINANCE_NAME.fullmatch(p.name))):
+            raise UsageError(
+                f"source: {path} holds the table {files[0].name} beside Binance's own {binances[0]}: put one of the "
+                "two kinds into another folder", code="table", field="source",
+            )  # fmt: skip
+        return bool(files)
     return path.name.lower().endswith(SUFFIXES)
 
 
-def tables_of(source: str, coins: str = "all") -> "Tables":
+def tables_of(
+    source: str, coins: str = "all", timeframes: str = "", reading: Reading | None = None
+) -> "Tables":
     """Return the tables of a file or folder, cached while the files are unchanged.
 
-    coins: those of the command. A single one names the series of a single file whose name does not.
+    coins, timeframes: those of the command. A single one names the series of a single file whose name does not.
 
     Raises:
         UsageError: a file does not exist, cannot be read, or names no series; says what to do.
@@ -56,34 +121,35 @@ def tables_of(source: str, coins: str = "all") -> "Tables":
     files = _files(path) if os.path.isdir(path) else [path]  # noqa: PTH112
     try:
         versions = tuple((file, file.stat().st_mtime_ns, file.stat().st_size) for file in files)
-        asked = "" if coins.strip().lower() in ("", "all", "champions") or "," in coins else _clean(coins)
-        return _opened(path, versions, asked)
     except OSError as error:
         raise _wrong(path, f"cannot be read ({error.strerror}); check its name") from error
+    asked = ("", "")
+    if len(files) == 1:
+        coin = "" if coins.strip().lower() in ("", "all", "champions") or "," in coins else _clean(coins)
+        asked = coin, timeframes if timeframes in INTERVAL_SECONDS else ""
+    return _opened(path, versions, asked, reading or Reading())
 
 
 @dataclass(frozen=True)
 class Table:
-    """The candles of a series in a file. `label`: its name in messages."""
+    """The candles of a series in a file."""
 
     path: Path
-    label: str
     symbol: str
     timeframe: str | None
-    table: "pl.DataFrame" = field(repr=False)
-    notes: list[str] = field(default_factory=list)
+    table: "ReadTable" = field(repr=False)
 
     @cached_property
     def read(self) -> "Candles":
-        """The validated, closed candles; see `cpbmodels.data.candles.read_candles`.
+        """The validated, closed candles; see `cpbmodels.data.candles.check_candles`.
 
         Raises:
             UsageError: names the file, the row and what to do.
         """
-        from cpbmodels.data.candles import read_candles
+        from cpbmodels.data.candles import check_candles
 
         try:
-            candles = read_candles(self.table, self.label, self.timeframe, partial="drop", naive_is_utc=True)
+            candles = check_candles(self.table, self.timeframe, partial="drop")
         except ModelError as error:
             raise _unread(error) from error
         if candles.frame.is_empty():
@@ -91,7 +157,7 @@ class Table:
                 self.path, "has no candle that closes before now: its times may be shifted, they must be those at "
                 "which candles open, in UTC",
             )  # fmt: skip
-        return candles._replace(notes=[*self.notes, *candles.notes])
+        return candles
 
 
 @dataclass(frozen=True)
@@ -112,16 +178,17 @@ class Tables:
         return tuple(sorted({timeframe for _, timeframe in self.series}, key=list(INTERVAL_SECONDS).index))
 
     def coins(self, text: str) -> str:
-        """Return the symbols that a `--coins` text selects: `BTC` is BTCUSDT unless a table is named BTC.
+        """Return the symbols that a `--coins` text selects.
+
+        `BTC` is BTC where a table has this name, else BTCUSDT, else its pair with another currency if there is one.
 
         Raises:
-            UsageError: a symbol is in no table.
+            UsageError: a symbol is in no table, or a coin in several.
         """
         if text.strip().lower() == "all":
             return ",".join(self.symbols)
         names = [part for part in text.split(",") if part.strip()]
-        held = set(self.symbols)
-        symbols = [next((n for n in _meant(_clean(name)) if n in held), "") for name in names]
+        symbols = [self._selected(name.strip()) for name in names]
         missing = [name.strip() for name, symbol in zip(names, symbols, strict=True) if not symbol]
         if missing or not names:
             raise UsageError(
@@ -131,12 +198,26 @@ class Tables:
             )  # fmt: skip
         return ",".join(symbols)
 
+    def _selected(self, name: str) -> str:
+        """Return the symbol that a name means, "" for none."""
+        coin = _clean(name)
+        if exact := [symbol for symbol in _meant(coin) if symbol in self.symbols]:
+            return exact[0]
+        pairs = [symbol for symbol in self.symbols if base_of_pair(symbol) == coin]
+        if len(pairs) > 1:
+            raise UsageError(
+                f"coins {name!r}: {self.path} holds {', '.join(pairs)}; name one of these", code="coins"
+            )
+        return pairs[0] if pairs else ""
+
 
 @lru_cache(maxsize=4)
-def _opened(path: Path, versions: tuple[tuple[Path, int, int], ...], symbol: str) -> Tables:
+def _opened(
+    path: Path, versions: tuple[tuple[Path, int, int], ...], asked: tuple[str, str], reading: Reading
+) -> Tables:
     series: dict[tuple[str, str], Table] = {}
     for file, _, _ in versions:
-        for table in _tables_in(file, symbol if len(versions) == 1 else ""):
+        for table in _tables_in(file, asked, reading):
             name = table.symbol, table.timeframe or table.read.timeframe
             if name in series:
                 raise _wrong(
@@ -146,72 +227,90 @@ def _opened(path: Path, versions: tuple[tuple[Path, int, int], ...], symbol: str
     return Tables(path, series)
 
 
-def _tables_in(file: Path, asked: str) -> list[Table]:
-    """Return the tables of a file; the series is taken from the columns, missing parts from the file name.
+def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Table]:
+    """Return the tables of a file; the series is taken from the columns, missing parts from command and file name.
 
-    asked: the coin that the command asks for, of a file whose name has no symbol or it as a word; "" without one.
+    asked: coin and timeframe that the command asks for of this file alone; "" without one.
     """
-    from cpbmodels.data.candles import read_file
+    from cpbmodels.data.candles import ROW, read_table
 
-    symbol, timeframe = _told_by_name(file)
-    meant = _meant(asked) if asked else ()
-    # BTCUSDT is one of Bitstamp_BTC_USDT, not of WBTCUSDT
-    word = "|".join("[-/_ ]?".join(name) for name in meant)
-    if meant and _clean(symbol) not in meant and (
-        not SYMBOL.fullmatch(_clean(symbol)) or re.search(rf"(?<![A-Z0-9])({word})(?![A-Z])", _stem(file).upper())
-    ):  # fmt: skip
-        symbol = meant[-1]
     try:
-        rows, notes = read_file(file)
+        whole = read_table(file, str(file), columns=reading.roles, decimal=reading.decimal)  # type: ignore[arg-type]
     except ModelError as error:
         raise _unread(error) from error
-    columns = [name for names in (SYMBOL_NAMES, TIMEFRAME_NAMES) if (name := _column(rows, names))]
-    if not columns:
-        if not symbol:
-            raise _wrong(file, f"names no symbol: call it SYMBOL-INTERVAL, {_HELP}")
-        return [Table(file, str(file), _symbol(symbol, file), timeframe, rows, notes)]
-    if empty := [name for name in columns if rows[name].null_count()]:
-        raise _wrong(file, f"has rows without a {empty[0]}: fill it in or remove them")
-    if rows.is_empty():
-        raise _wrong(file, "holds no candle: there is nothing below its header")
-    parts = rows.partition_by(columns, as_dict=True, maintain_order=True)
-    return [
-        _part(file, dict(zip(columns, key, strict=True)), (symbol, timeframe), part, notes)
-        for key, part in parts.items()
-    ]
-
-
-def _told_by_name(file: Path) -> tuple[str, str | None]:
-    """Return symbol and timeframe from a file's name; `candles-1h` gives no symbol: it is no pair, and lower case."""
-    stem = _stem(file)
-    if exported := _TRADINGVIEW.fullmatch(stem):
-        return exported["symbol"], _LENGTHS.get(exported["length"])
-    named = _NAMED.fullmatch(stem)
-    symbol, timeframe = (named["symbol"], named["timeframe"]) if named else (stem, None)
-    coin = _clean(symbol)
-    is_symbol = (
-        symbol == symbol.upper() or coin in COINS or (SYMBOL.fullmatch(coin) and symbol_of(coin) == coin)
-    )
-    return symbol if is_symbol else "", timeframe
-
-
-def _part(
-    file: Path, key: dict[str, object], named: tuple[str, str | None], rows: "pl.DataFrame", notes: list[str]
-) -> Table:
-    """Return a series of a file by its columns; `named`: symbol and timeframe from the file name."""
-    by_kind = {name.lower(): str(value) for name, value in key.items()}
-    symbol = next((by_kind[n] for n in SYMBOL_NAMES if n in by_kind), named[0] or _stem(file))
-    timeframe = next((by_kind[n] for n in TIMEFRAME_NAMES if n in by_kind), named[1])
-    if timeframe is not None and timeframe not in INTERVAL_SECONDS:
+    rows, name = whole.frame, read_name(_stem(file))
+    keys = [role for role in ("symbol", "timeframe") if role in rows.columns]
+    for key in keys:
+        if (missing := rows[key].is_null() | (rows[key] == "")).any():
+            place = whole.place(int(rows[ROW].filter(missing)[0]))
+            raise _wrong(file, f"has rows without a {key}, first {place}: fill it in or remove them")
+    if "symbol" not in keys:
+        rows = rows.with_columns(symbol=_literal(_symbol_of_file(file, asked[0])))
+    if "timeframe" not in keys:
+        rows = rows.with_columns(timeframe=_literal(name.timeframe if not name.unknown or asked[0] else None))
+    tables = []
+    for (symbol, timeframe), part in rows.partition_by(
+        "symbol", "timeframe", as_dict=True, maintain_order=True
+    ).items():
+        if timeframe is not None and timeframe not in INTERVAL_SECONDS:
+            raise _wrong(
+                file,
+                f"has candles of {timeframe!r}, which is not a timeframe: write {', '.join(INTERVAL_SECONDS)}",
+            )
+        label = f"{file}, {symbol}" if "symbol" in keys else str(file)
+        table = Table(file, _symbol(str(symbol), file), timeframe, replace(whole, frame=part, label=label))
+        if timeframe is None and asked[1] and not _tells_timeframe(table):
+            table = replace(table, timeframe=asked[1])
+        tables.append(table)
+    symbols = {table.symbol for table in tables}
+    told = _clean(name.symbol) if name.is_pair and not name.unknown else ""
+    if (
+        "symbol" in keys
+        and told
+        and len(symbols) == 1
+        and told not in symbols
+        and not symbols & {*_meant(asked[0])}
+    ):
         raise _wrong(
-            file,
-            f"has candles of {timeframe!r}, which is not a timeframe: write {', '.join(INTERVAL_SECONDS)}",
-        )
-    return Table(file, f"{file}, {symbol}", _symbol(symbol, file), timeframe, rows, notes)
+            file, f"is called {told}, and its column symbol says {', '.join(symbols)}: rename it, or name the right "
+            f"one with --coins {', '.join(symbols)}",
+        )  # fmt: skip
+    return tables
 
 
-def _column(frame: "pl.DataFrame", names: tuple[str, ...]) -> str:
-    return next((column for name in names for column in frame.columns if column.lower() == name), "")
+def _literal(text: str | None) -> "pl.Expr":
+    import polars as pl
+
+    return pl.lit(text, pl.String)
+
+
+def _tells_timeframe(table: Table) -> bool:
+    """Whether the interval between candles tells the timeframe."""
+    try:
+        return bool(table.read.timeframe)
+    except UsageError:
+        return False
+
+
+def _symbol_of_file(file: Path, asked: str) -> str:
+    """Return the symbol of a file of one series; see `_tables_in`.
+
+    Raises:
+        UsageError: neither its name nor the command tells; the message names the part that is not understood.
+    """
+    name = read_name(_stem(file))
+    if asked and name.symbol in _meant(asked):
+        return name.symbol
+    if asked and not name.is_pair and (name.unknown or not name.symbol):
+        return symbol_of(asked)
+    if name.symbol and (asked or not name.unknown):
+        return name.symbol  # of another coin, `Tables.coins` refuses it
+    what = f"{name.unknown!r} in its name is not understood" if name.unknown else "its name tells no symbol"
+    raise _wrong(
+        file, f"names no symbol that is certain, because {what}: say which series it holds, with "
+        f"--coins {name.symbol or 'BTCUSDT'} --timeframes {name.timeframe or '1h'} for this file alone, call it "
+        f"SYMBOL-INTERVAL, {_HELP}",
+    )  # fmt: skip
 
 
 def _symbol(text: str, file: Path) -> str:
@@ -223,19 +322,24 @@ def _symbol(text: str, file: Path) -> str:
     return symbol
 
 
-def _meant(coin: str) -> tuple[str, str]:
-    """Return the symbols that a coin may mean: itself, and its pair."""
-    return coin, symbol_of(coin)
+def _meant(coin: str) -> tuple[str, ...]:
+    """Return the symbols that a coin may mean: itself, and its pair; none for ""."""
+    return (coin, symbol_of(coin)) if coin else ()
 
 
 def _clean(text: str) -> str:
     """`BTC/USDT`, `btc_usdt`, `BTC/USDT:USDT` -> `BTCUSDT`."""
-    return re.sub(r"[-/_ ]", "", text.partition(":")[0]).upper()
+    from cpbmodels.data.column_names import clean_symbol
+
+    return clean_symbol(text)
 
 
 def _files(folder: Path) -> list[Path]:
+    """Return the tables in a folder, without Binance's own files."""
     return sorted(
-        path for path in folder.iterdir() if path.name.lower().endswith(SUFFIXES) and path.is_file()
+        path
+        for path in folder.iterdir()
+        if path.name.lower().endswith(SUFFIXES) and path.is_file() and not BINANCE_NAME.fullmatch(path.name)
     )
 
 

@@ -6,6 +6,7 @@ a segment are warm-up and NaN. Ranges enter as logarithms and are winsorised, ne
 """
 
 import math
+from collections.abc import Callable
 from datetime import timedelta
 from itertools import pairwise
 
@@ -25,8 +26,8 @@ CANDLE_COLUMNS = (*RETURNS, "abs_return", "log_sigma")
 SCALED = (*RETURNS, "abs_return")  # columns that models read divided by the origin's volatility
 
 
-def check_prices(prices: np.ndarray, label: str) -> np.ndarray:
-    """The candles as float64 [rows, 4], or a ModelError naming the first impossible row."""
+def check_prices(prices: np.ndarray, label: str, place: Callable[[int], str] = "row {}".format) -> np.ndarray:
+    """The candles as float64 [rows, 4], or a ModelError naming the first impossible row; `place` gives its name."""
     try:
         prices = np.ascontiguousarray(prices, dtype=np.float64)
     except (TypeError, ValueError):  # numpy's sentence names neither column nor remedy
@@ -39,8 +40,8 @@ def check_prices(prices: np.ndarray, label: str) -> np.ndarray:
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise ModelError(
-            f"{label}: row {row} is not a valid candle ({prices[row].tolist()}): prices must be positive and finite, "
-            "with low <= open, close <= high."
+            f"{label}: {place(row)} is not a valid candle ({prices[row].tolist()}): prices must be positive and "
+            "finite, with low <= open, close <= high."
         )
     return prices
 

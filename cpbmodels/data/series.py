@@ -5,10 +5,12 @@ Reading or scoring data does not import torch. Everything at row t is known when
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -25,12 +27,15 @@ from cpbmodels.data.columns import (
     feature_frame,
     segment_ids,
 )
+from cpbmodels.data.numbers import Decimal
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import WIDE_COLUMNS, Market, wide_columns
 from cpbmodels.errors import ModelError
 
 if TYPE_CHECKING:
     import pandas as pd
+
+log = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 
@@ -205,6 +210,8 @@ class Series:
         timeframe: str | None = None,
         *,
         partial: Literal["refuse", "drop"] = "refuse",
+        columns: Mapping[str, str] | None = None,
+        decimal: Decimal | None = None,
         validation: float = 0.15,
         test: float = 0.0,
         embargo: int | None = None,
@@ -216,9 +223,13 @@ class Series:
                 (`open_time`, `timestamp`, `unix`, `ts`, `t`, `datetime`, `date`, `time`; aware datetimes, texts with an
                 offset, or seconds to nanoseconds since 1970) and `open high low close`, and `volume` if it is known,
                 oldest or newest first. Missing candles are fine: nothing is computed across a gap.
-            symbol: name for messages and results; nothing is looked up by it.
+            symbol: name for messages and results; nothing is looked up by it. A table whose column `symbol` names
+                another one is refused.
             timeframe: length of a candle as Binance names it, such as `1h`; by default what the times show.
             partial: what happens to a last candle that has not closed yet, by this machine's clock.
+            columns: which column is the `time`, `open`, `high`, `low`, `close`, `volume`, `symbol` or `timeframe`,
+                where the columns' names do not tell, as in `{"close": "Last"}`.
+            decimal: "point" or "comma": the decimal mark of prices given as texts, where none of them tells.
             validation: share of the rows that stop a training, as in `from_ohlc`.
             test: share of the newest rows that no training sees.
             embargo: rows left out between the spans; by default 178, and 40 for fewer than 4,000 rows.
@@ -226,9 +237,14 @@ class Series:
         Raises:
             ModelError: the frame holds no such candles; the sentence names the column or row.
         """
-        candles = read_candles(frame, symbol or "the frame", timeframe, partial)
-        columns = feature_frame(candles.frame, candles.timeframe)
-        series = cls.from_columns(columns, symbol or "", candles.timeframe)
+        label = symbol or ("the frame" if not isinstance(frame, (str, Path)) else str(frame))
+        candles = read_candles(
+            frame, label, timeframe, partial, symbol=symbol, columns=columns, decimal=decimal
+        )
+        for note in candles.notes:
+            log.warning("%s %s", label, note)
+        table = feature_frame(candles.frame, candles.timeframe)
+        series = cls.from_columns(table, symbol or "", candles.timeframe)
         return replace(series, spans=split_rows(len(series), validation, test, embargo))
 
     @classmethod

@@ -31,13 +31,15 @@ BY_SET = ("seed", "dtype", "kernels", "train_timeout_s")
 """Fields of a specification that `--set` sets too, instead of an option each."""
 
 _PANELS = {
-    "Which data": ("coins", "timeframes", "market", "source", "since", "as_of", "tail", "offline"),
+    "Which data": (
+        "coins", "timeframes", "market", "source", "columns", "decimal", "since", "as_of", "tail", "offline",
+    ),
     "Which models": ("architectures", "preset", "seeds", "serving", "overrides", "max_epochs", "baselines"),
     "Periods": ("folds", "check_lookahead"),
     "Search": ("trials", "budget", "search"),
     "How it trains": ("device", "profile", "engine"),
     "What becomes of it": ("repo", "force", "prune", "wandb", "gate", "out"),
-}
+}  # fmt: skip
 """Panel of the help -> the specification fields in it; all other options are in the panel `Options`."""
 
 _PANEL_OF = {field: panel for panel, fields in _PANELS.items() for field in fields}

@@ -47,7 +47,7 @@ from tasks.market.report import (
     find_holes,
 )
 from tasks.market.sources import Catalogue, Source, open_source
-from tasks.market.tables import TableSource, refuse_other_tables
+from tasks.market.tables import TableSource, refuse_other_tables, remember
 from tasks.market.writer import forget_damaged, store_all
 from tasks.running.parallel import report_progress, thread_pool
 from tasks.storage.files import check_home, mark_home
@@ -199,6 +199,7 @@ def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
 def _bring_up_to_date(run: Run, *, tail: bool) -> IngestReport:
     if isinstance(run.source, TableSource):
         refuse_other_tables(run.source, run.scope.series, run.home, run.manifest)
+        remember(run.source, run.home)
     plans = _plans(run, checks_stored=not tail)  # an hourly run must not read the whole store
     store_all(run, ((plan.series, plan.fetch) for plan in plans))
     holdings, calendar = run.calendars()

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from cpbmodels.data.candles import OFF_GRID
 from cpbmodels.data.series import instant
 from schemas.frames import CANDLE_FAULTS, KLINES, NOT_INCREASING, Contract
 from schemas.identity import OWN, SeriesId
 from tasks.market.client import BadFile
-from tasks.market.layout import DAY, Grid, grid_of, period_bounds, text
+from tasks.market.layout import DAY, Grid, grid_of, text
 from tasks.market.sources import Fetched
 
 COLUMNS = (
@@ -51,9 +52,6 @@ _MICRO = 10**14  # the year 5138 in milliseconds, 1973 in microseconds: decided 
 # the year 2255; larger numbers, in milliseconds those below _MICRO, are not valid times
 _LAST_US = 9 * 10**15
 _FIRST_LINE = re.compile(rb"-?\d")
-
-OFF_GRID = (period_bounds("2018-02-08")[0], period_bounds("2018-02-12")[0])
-"""After the halt of February 2018 Binance's candles opened 28 minutes past the hour (binance-public-data#14, #77)."""
 
 FILE_JUMP = 1.1
 """|ln(open / previous close)| between two adjacent source files above which one file has another symbol's data.

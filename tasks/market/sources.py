@@ -118,7 +118,9 @@ def open_source(scope: Scope, limits: Limits | None = None) -> Iterator[Source]:
         yield FolderSource(scope.root)
         return
     if scope.market == OWN:
-        yield TableSource(Path(source), ",".join(scope.symbols) or "all")
+        yield TableSource(
+            Path(source), ",".join(scope.symbols) or "all", ",".join(scope.timeframes), scope.reading
+        )
         return
     if source and scope.market != SIM and "://" not in source:
         yield FolderSource(Path(source))

@@ -10,6 +10,8 @@ at its ends, lose its oldest candles and correct some candles. Candles of the sa
 ever equal.
 """
 
+import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +23,12 @@ from cpbmodels.data.columns import PRICES
 from schemas.errors import UsageError
 from schemas.frames import KLINES
 from schemas.identity import OWN, SeriesId, market_home
-from schemas.tables import tables_of
+from schemas.tables import REMEMBERED, Reading, remembered, tables_of
 from tasks.market.klines import damage_of, digest_of, part_path, read_part, split_months
 from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file
 from tasks.market.manifest import Manifest
 from tasks.market.simulator import to_csv
+from tasks.storage.files import write_bytes
 
 
 @dataclass
@@ -34,13 +37,18 @@ class TableSource:
 
     root: Path
     coins: str = "all"  # of the command
+    timeframes: str = ""
+    reading: Reading = field(default_factory=Reading)
     requests: int = 0
     notes: list[str] = field(default_factory=list)  # sentences for the report
     _lock: Lock = field(default_factory=Lock, repr=False)
     _months: dict[SeriesId, dict[SourceFile, pl.DataFrame]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        self.name, self.tables = str(self.root), tables_of(str(self.root), self.coins)
+        self.name, self.tables = (
+            str(self.root),
+            tables_of(str(self.root), self.coins, self.timeframes, self.reading),
+        )
 
     def holds(self, series: SeriesId) -> bool:
         """Whether any of its tables contains a series."""
@@ -80,6 +88,18 @@ class TableSource:
                     )  # fmt: skip
                     self._months[series][file] = part
             return self._months[series]
+
+
+def remember(source: TableSource, home: Path) -> None:
+    """Keep how the source is read, so that later runs without the options read it alike."""
+    known, name = remembered(home), os.path.abspath(source.root)  # noqa: PTH100
+    if known.get(name, Reading()) == source.reading:
+        return
+    known |= {name: source.reading}
+    sources = {path: reading._asdict() for path, reading in sorted(known.items()) if any(reading)}
+    write_bytes(
+        market_home(home, OWN) / REMEMBERED, json.dumps(sources, indent=1, ensure_ascii=False).encode()
+    )
 
 
 def refuse_other_tables(

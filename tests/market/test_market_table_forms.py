@@ -113,9 +113,11 @@ def test_encodings(tmp_path, encoding):
         ([], "no line in it"),
         ([f"time,{HEAD}"], "no candle in it"),
         ([f"{row}" for row in lines(unit="s")], "no header line"),
-        ([f"time,{HEAD}", *lines("%d.%m.%Y %H:%M")], "'30.01.2024 00:00' in row 0 is not a time"),
-        ([f"time,{HEAD}", *lines()[:3], "soon,1,1,1,1,1"], "'soon' in row 3 is not a time like those before"),
-        ([f"time,{HEAD}", *lines(unit="s")[:3], "Source: example.com"], "'Source: example.com' in row 3 is not a time"),
+        ([f"time,{HEAD}", *lines("%d.%m.%Y %H:%M")], r"'30.01.2024 00:00' in row 0 \(line 2\) is not a time"),
+        ([f"time,{HEAD}", *lines()[:3], "soon,1,1,1,1,1"],
+         r"'soon' in row 3 \(line 5\) is not a time like those before"),
+        ([f"time,{HEAD}", *lines(unit="s")[:3], "Source: example.com"],
+         r"'Source: example.com' in row 3 \(line 5\) is not a time"),
         (lines("%Y-%m-%d %H:%M"), "no header line"),
         (["<html>", "<h1>404</h1>"], "no header line"),
         (["Price,Close,Close,High,High,Low,Low,Open,Open", "Ticker,A,B,A,B,A,B,A,B", "Date,,,,,,,,",
@@ -167,7 +169,7 @@ def test_files_that_are_damaged_or_hold_nothing(tmp_path):
     packed[40:60] = b"\xff" * 20
     for name, content, words in (
         ("BTCUSDT-1h.csv.gz", bytes(packed), "cannot be read"),
-        ("table.csv", f"symbol,time,{HEAD}\n".encode(), "holds no candle"),
+        ("table.csv", f"symbol,time,{HEAD}\n".encode(), "no candle in it"),
         ("BTCUSDT-1h.csv", "© Börse\n".encode("latin-1") + b"\xff\x00", "no header line"),
     ):
         (tmp_path / name).write_bytes(content)

@@ -220,7 +220,7 @@ LATE = hours().with_columns(pl.col("open_time") + pl.duration(minutes=5))
         ("BTCUSDT-15m.csv", LATE, ("row 0", "grid of 15m")),
         ("BTCUSDT-1h.csv", spoiled(hours(), 7, volume=-1.0), ("volume in row 7",)),
         ("candles.csv", hours(), ("candles.csv names no symbol", "SYMBOL-INTERVAL")),
-        ("€-1h.csv", hours(), ("'€'", "letters and digits")),
+        ("€-1h.csv", hours(), ("'€' in its name is not understood", "SYMBOL-INTERVAL")),
         ("BTCUSDT.csv", hours().with_columns(timeframe=pl.lit("7m")), ("'7m'", "15m")),
         ("candles.csv", spoiled(hours().with_columns(symbol=pl.lit("A")), 3, symbol=None), ("without a symbol",)),
     ],

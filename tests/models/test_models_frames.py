@@ -92,7 +92,7 @@ WRONG = {
     "row numbers": (lambda f: f.with_columns(open_time=pl.int_range(pl.len())), "not a time since 1970"),
     "missing time": (change(3, open_time=None), "open_time is missing in 1 rows"),
     "no close": (lambda f: f.drop("close"), "the column close is missing"),
-    "words": (lambda f: f.with_columns(close=pl.lit("much")), "close is of the type"),
+    "words": (lambda f: f.with_columns(close=pl.lit("much")), "close 'much' in row 0 is not a number: write it as"),
     "not sorted": (lambda f: pl.concat([f[9:], f[:9]]), "is earlier than the candle before"),
     "twice": (lambda f: pl.concat([f[:5], f[4:]]), "in row 5 appears twice"),
     "negative": (change(7, low=-1.0), "row 7 is not a valid candle"),

@@ -1,0 +1,124 @@
+"""Which series a file's name tells: understood to its last letter, or the part that is not is named.
+
+`BTCUSDT-1h`, `ETH_EUR-15m`, `Binance_ETHUSDT_1h` (CryptoDataDownload), `XBTUSD_60` (Kraken), `BINANCE_BTCUSDT, 60`
+(TradingView), `BTCUSD_H1_202401010000_202412312300`, `BTCUSD60` (MetaTrader), `BTC-USD` (yfinance), `BTC_USDT-1h`
+(freqtrade), `BTCUSDT_60_2024-01-01_2024-01-31` (Bybit), `BTCUSDT-1h-2024-01` (Binance).
+"""
+
+import re
+from typing import NamedTuple
+
+from cpbmodels.data import INTERVAL_SECONDS
+from cpbmodels.data.numbers import CURRENCIES
+from schemas.identity import COINS, SYMBOL
+
+_EXCHANGES = {
+    "BACKPACK", "BINANCE", "BINANCEUS", "BINGX", "BITFINEX", "BITFLYER", "BITGET", "BITHUMB", "BITMEX", "BITPANDA",
+    "BITSO", "BITSTAMP", "BITTREX", "BITVAVO", "BTCTURK", "BYBIT", "CEXIO", "COINBASE", "COINBASEPRO", "COINEX",
+    "COINONE", "CRYPTOCOM", "CRYPTODATADOWNLOAD", "DERIBIT", "DUKASCOPY", "EXMO", "FTX", "GATEIO", "GDAX", "GEMINI",
+    "HITBTC", "HTX", "HUOBI", "ITBIT", "KRAKEN", "KUCOIN", "LBANK", "MEXC", "NASDAQ", "NYSE", "OKCOIN", "OKEX", "OKX",
+    "PHEMEX", "POLONIEX", "UPBIT", "WHITEBIT", "YAHOO", "YFINANCE",
+}  # fmt: skip
+_COIN_CURRENCIES = ("BTC", "XBT", "ETH", "BNB")
+_WORDS = {
+    "CANDLE", "CANDLES", "DATA", "EXPORT", "HISTORICAL", "HISTORY", "KLINE", "KLINES", "OHLC", "OHLCV", "PRICE",
+    "PRICES",
+}  # fmt: skip
+"""Words that say what a file holds, and nothing of its series."""
+
+_UNITS = {
+    "S": 1, "SEC": 1, "M": 60, "MIN": 60, "MINS": 60, "MINUTE": 60, "MINUTES": 60, "H": 3600, "HR": 3600, "HOUR": 3600,
+    "HOURS": 3600, "D": 86_400, "DAY": 86_400, "DAYS": 86_400, "W": 604_800, "WEEK": 604_800, "WEEKS": 604_800,
+}  # fmt: skip
+_ALONE = {"MINUTE": 60, "HOUR": 3600, "HOURLY": 3600, "H": 3600, "D": 86_400, "DAY": 86_400, "DAILY": 86_400,
+          "W": 604_800, "WEEK": 604_800, "WEEKLY": 604_800}  # fmt: skip
+_OF_SECONDS = {seconds: name for name, seconds in INTERVAL_SECONDS.items()}
+_MONTHS_OR_MINUTES = re.compile(r"(1|3|12)?M")
+"""`1M`: a month for exchanges, a minute for some programs."""
+
+_TRADINGVIEW = re.compile(r"[A-Z0-9]+_(?P<symbol>[A-Z0-9]+), (?P<length>\d*[SDW]?)(_[0-9a-f]{5})?( \(\d+\))?")
+_PART = re.compile(r"[^-_ ,]+")
+_DATE = re.compile(r"(19|20)\d\d([.]?\d\d([.]?\d\d([T.]?\d{4,6})?)?)?")
+_DATE_PARTS = re.compile(r"(?<![0-9A-Za-z])(19|20)\d\d-\d\d(-\d\d)?(?![0-9A-Za-z])")
+_COPY = re.compile(r"\(\d+\)")
+_GLUED = re.compile(r"(?P<symbol>[A-Z0-9]+?)(?P<length>\d+[SMHDWsmhdw]?)")
+
+
+class FileName(NamedTuple):
+    """What a file's name tells. `unknown`: the part that is not understood, "" if there is none.
+
+    symbol: "" if none is told. is_pair: it is a coin and the currency it is priced in, as in BTCUSD.
+    """
+
+    symbol: str
+    timeframe: str | None
+    unknown: str
+    is_pair: bool
+
+
+def read_name(stem: str) -> FileName:
+    """Return what a name, without its suffix, tells of the series in the file."""
+    if exported := _TRADINGVIEW.fullmatch(stem):
+        timeframe = _timeframe(exported["length"])
+        symbol = exported["symbol"]
+        return FileName(symbol, timeframe, "" if timeframe else exported["length"], is_pair(symbol))
+    parts = _PART.findall(_COPY.sub("", _DATE_PARTS.sub("", stem)))
+    symbols: list[str] = []
+    timeframes: list[str] = []
+    unknown: list[str] = []
+    at = 0
+    while at < len(parts):
+        part, following = parts[at], parts[at + 1] if at + 1 < len(parts) else ""
+        at += 1
+        if timeframe := _timeframe(part):
+            timeframes.append(timeframe)
+        elif part.upper() in _EXCHANGES | _WORDS or _DATE.fullmatch(part):
+            pass
+        elif is_pair(part.upper()) and part in (part.upper(), part.lower()):
+            symbols.append(part.upper())
+        elif following.upper() in CURRENCIES and SYMBOL.fullmatch(part.upper()) and part != following:
+            symbols.append(f"{part}{following}".upper())
+            at += 1
+        elif (
+            (glued := _GLUED.fullmatch(part))
+            and is_pair(glued["symbol"])
+            and (length := _timeframe(glued["length"]))
+        ):
+            symbols.append(glued["symbol"])
+            timeframes.append(length)
+        elif SYMBOL.fullmatch(part) or part.upper() in COINS:  # BTC, AAPL
+            symbols.append(part.upper())
+        else:
+            unknown.append(part)
+    unknown += [name for found in (symbols, timeframes) for name in list(dict.fromkeys(found))[1:]]
+    symbol = symbols[0] if symbols else ""
+    return FileName(symbol, timeframes[0] if timeframes else None, " ".join(unknown), is_pair(symbol))
+
+
+def is_pair(symbol: str) -> bool:
+    """Whether a symbol is a coin and a known currency: BTCUSD, 1000PEPEUSDT, XBTEUR."""
+    return bool(SYMBOL.fullmatch(symbol)) and bool(base_of_pair(symbol))
+
+
+def base_of_pair(symbol: str) -> str:
+    """Return the coin of a pair, "" if the symbol ends with no known currency."""
+    bases = [symbol.removesuffix(c) for c in CURRENCIES if symbol.endswith(c) and symbol not in CURRENCIES]
+    # WBTC and STETH are coins
+    return next((b for b in bases if len(b) > 2 or not symbol.endswith(_COIN_CURRENCIES)), "")
+
+
+def _timeframe(text: str) -> str | None:
+    """`1h`, `1H`, `H1`, `60`, `60min`, `hourly` -> `1h`; None for other texts, and for `1M`."""
+    if text in INTERVAL_SECONDS:
+        return text
+    if _MONTHS_OR_MINUTES.fullmatch(text):
+        return None
+    upper = text.upper()
+    if upper in _ALONE:
+        return _OF_SECONDS[_ALONE[upper]]
+    if upper in ("M1", "M5", "M15", "M30", "H1", "H4", "D1", "W1"):  # MetaTrader's
+        upper = upper[1:] + upper[0]
+    match = re.fullmatch(r"(\d{1,5})([A-Z]*)", upper)
+    if not match or (match[2] and match[2] not in _UNITS):
+        return None
+    return _OF_SECONDS.get(int(match[1]) * _UNITS[match[2] or "M"])
