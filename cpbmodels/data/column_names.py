@@ -66,13 +66,11 @@ def is_known(column: object) -> bool:
 def is_read(column: object) -> bool:
     """Whether a column may be read, or say something of the form of its table."""
     name = folded(column)
-    others = {*SYMBOL_NAMES, *TIMEFRAME_NAMES, "s", "i", "price", *_UNNAMED}
+    others = {*SYMBOL_NAMES, *TIMEFRAME_NAMES, "s", "i", "price"}
     repeated = _REPEATED.fullmatch(str(column))
-    return (
-        is_known(repeated[1] if repeated else column)
-        or name in others
-        or bool(re.match(r"volume[_ (]", name))
-    )
+    if is_known(repeated[1] if repeated else column) or name in others or str(column) in _UNNAMED:
+        return True
+    return re.match(r"volume[_ (]", name) is not None
 
 
 def choose(names: Sequence[str], label: str, given: Mapping[str, str] | None = None) -> Chosen:

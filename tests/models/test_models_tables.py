@@ -1,0 +1,296 @@
+"""Tables in the library: columns by their exact names first, no guess between two readings, the row of the file."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+from candles import table as candles
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cpbmodels import ModelError, Series, train_fleet
+from cpbmodels.data.candles import read_candles
+from cpbmodels.data.column_names import choose
+from cpbmodels.freqtrade import add_forecasts
+
+PRICES = ["open", "high", "low", "close"]
+FEBRUARY = datetime(2018, 2, 7, tzinfo=UTC)
+
+
+def pandas_of(frame):
+    times = pd.to_datetime(frame["open_time"].dt.replace_time_zone(None).to_numpy(), utc=True)
+    return pd.DataFrame(
+        {"open_time": times, **{n: frame[n].to_numpy() for n in frame.columns if n != "open_time"}}
+    )
+
+
+def with_thousands(frame, scale=1000, digits=2):
+    return frame.with_columns(
+        pl.col(name).map_elements(lambda value: f"{value * scale:,.{digits}f}", pl.String) for name in PRICES
+    )
+
+
+def websocket(frame):
+    """Binance's kline messages: L is the last trade's id, V the takers' volume and stands before v."""
+    names = {"open_time": "t", "open": "o", "close": "c", "high": "h", "low": "l"}
+    close = (frame["open_time"].dt.epoch("ms") + 3_599_999).alias("T")
+    return frame.with_columns(pl.col("open_time").dt.epoch("ms")).rename(names).select(
+        "t", close, pl.lit("BTCUSDT").alias("s"), pl.lit("1h").alias("i"), pl.lit(1).alias("f"),
+        (pl.int_range(pl.len()) * 7 + 3).alias("L"), (pl.col("volume") / 2).alias("V"), "o", "c", "h", "l",
+        pl.col("volume").alias("v"), pl.lit(False).alias("x"),
+    )  # fmt: skip
+
+
+def test_an_exact_name_wins_and_capital_letters_are_no_prices():
+    frame = candles()
+    wanted, read = Series.from_frame(frame), Series.from_frame(websocket(frame), "BTCUSDT")
+    for name in ("prices", "features", "times"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(wanted, name))
+    both = frame.with_columns(Close=pl.lit(1.0), LOW=pl.lit(1e-9))
+    np.testing.assert_array_equal(Series.from_frame(both).prices, wanted.prices)
+    capitals = frame.rename({"open": "O", "high": "H", "low": "L", "close": "C", "volume": "V"})
+    with pytest.raises(
+        ModelError, match=r"column open is missing .*--columns open=NAME .*columns=\{'open': 'NAME'\}"
+    ):
+        Series.from_frame(capitals)
+    given = dict(zip(("open", "high", "low", "close", "volume"), "OHLCV", strict=True))
+    np.testing.assert_array_equal(Series.from_frame(capitals, columns=given).features, wanted.features)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (("date", "Close", "CLOSE"), r"'Close' and 'CLOSE' may both be the close: .*--columns close=Close"),
+        (("date", "close", "c"), "'close' and 'c' may both be the close"),
+        (("date", "close", "close_duplicated_0"), "'close' and 'close' may both be the close"),
+        (("Date", "DATE"), "'Date' and 'DATE' may both be the time"),
+        (("date", "Volume ETH", "Volume BTC"), "'Volume ETH' and 'Volume BTC' may both be the volume"),
+    ],
+)
+def test_two_columns_of_one_meaning_are_refused_by_name(names, words):
+    with pytest.raises(ModelError, match=words):
+        choose([*names, *(n for n in PRICES if not any(n == x.lower() or n[0] == x for x in names))], "x")
+
+
+def test_given_columns_are_found_or_named():
+    names = ["Date", "Open", "High", "Low", "Last", "Amount"]
+    given = {"time": "date", "close": "Last", "volume": "Amount"}
+    chosen = choose(names, "x", given)
+    assert (chosen.times, chosen.numbers["close"], chosen.numbers["volume"]) == (
+        {"time": "Date"},
+        "Last",
+        "Amount",
+    )
+    with pytest.raises(ModelError, match=r"no column called 'Lasst', given as close \(columns: Date, Open"):
+        choose(names, "x", {"close": "Lasst"})
+    with pytest.raises(ModelError, match="'price' is unknown: choose one of time, open"):
+        choose(names, "x", {"price": "Last"})
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                "open",
+                "Open",
+                "OPEN",
+                "<open>",
+                "o",
+                "O",
+                "high",
+                "low",
+                "l",
+                "L",
+                "close",
+                "c",
+                "v",
+                "V",
+                "volume",
+                "date",
+                "t",
+                "T",
+                "Time",
+            ]
+        ),
+        unique=True,
+    )
+)
+def test_any_names_are_chosen_without_a_guess(names):
+    try:
+        chosen = choose(names, "x")
+    except ModelError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    if refused:
+        assert "may both be" in refused
+        return
+    assert not {*chosen.numbers.values(), *chosen.times.values()} & {"L", "V", "O", "T"}
+    for role, column in chosen.numbers.items():
+        assert column in (role, role[0]) or not {role, role[0]} & {*names}
+
+
+def test_prices_as_texts_with_thousands_separators():
+    frame = candles()
+    wanted = Series.from_frame(frame.with_columns((pl.col(PRICES) * 1000).round(2)))
+    for texts in (with_thousands(frame), pandas_of(with_thousands(frame))):
+        np.testing.assert_array_equal(Series.from_frame(texts).prices, wanted.prices)
+    whole = with_thousands(frame, digits=0)  # 98,765 everywhere
+    with pytest.raises(ModelError, match=r"open '\d+,\d+' in row \d+ can be read as .* or .*decimal='point'"):
+        Series.from_frame(whole)
+    rounded = Series.from_frame(frame.with_columns((pl.col(PRICES) * 1000).round(0)))
+    np.testing.assert_array_equal(Series.from_frame(whole, decimal="point").prices, rounded.prices)
+    with pytest.raises(ModelError, match="decimal 'dot' is unknown: choose one of point, comma"):
+        Series.from_frame(whole, decimal="dot")
+
+
+def test_aware_times_of_two_zones_in_one_column():
+    frame = candles()
+    zones = [timezone(timedelta(hours=1 + (row > 100))) for row in range(len(frame))]
+    times = [time.astimezone(zone) for time, zone in zip(frame["open_time"], zones, strict=True)]
+    wanted = Series.from_frame(frame).times
+    table = pandas_of(frame).assign(open_time=pd.Series(times, dtype=object))
+    np.testing.assert_array_equal(Series.from_frame(table).times, wanted)
+    np.testing.assert_array_equal(Series.from_frame(table.set_index("open_time")).times, wanted)
+    objects = frame.with_columns(pl.Series("open_time", times, dtype=pl.Object))
+    np.testing.assert_array_equal(Series.from_frame(objects).times, wanted)
+    times[7] = times[7].replace(tzinfo=None)
+    with pytest.raises(ModelError, match="in row 7 is not a time like those before"):
+        Series.from_frame(pandas_of(frame).assign(open_time=pd.Series(times, dtype=object)))
+
+
+@pytest.mark.parametrize("suffix", ["frame", "csv", "parquet"])
+def test_a_column_that_names_another_coin_is_refused(tmp_path, suffix):
+    def source(frame):
+        if suffix == "frame":
+            return frame
+        getattr(frame, f"write_{suffix}")(path := tmp_path / f"x.{suffix}")
+        return path
+
+    frame = candles()
+    eth = source(frame.with_columns(symbol=pl.lit("ETH/USDT")))
+    with pytest.raises(ModelError, match="column symbol names ETH/USDT, not BTCUSDT"):
+        Series.from_frame(eth, "BTCUSDT")
+    for name in ("ETHUSDT", "ETH", "eth/usdt", "ETH/USDT:USDT", None):
+        assert len(Series.from_frame(eth, name)) == len(frame)
+    with pytest.raises(ModelError, match="names ETH/USDT, not ETHUSD:"):
+        Series.from_frame(eth, "ETHUSD")
+    two = source(pl.concat([frame.with_columns(pair=pl.lit(name)) for name in ("BTCUSDT", "ETHUSDT")]))
+    for name in ("BTCUSDT", None):
+        with pytest.raises(ModelError, match=r"column symbol names BTCUSDT, ETHUSDT: give the rows of one"):
+            Series.from_frame(two, name)
+    with pytest.raises(ModelError, match="column timeframe names 1h, not 4h"):
+        Series.from_frame(frame.with_columns(interval=pl.lit("1h")), timeframe="4h")
+
+
+def test_an_index_without_a_name_in_files_that_pandas_wrote(tmp_path):
+    frame = candles()
+    table = pandas_of(frame).set_index("open_time").rename_axis(None)
+    wanted = Series.from_frame(table)
+    table.to_parquet(tmp_path / "x.parquet")
+    table.to_csv(tmp_path / "x.csv")
+    for source in (tmp_path / "x.parquet", tmp_path / "x.csv", pd.read_csv(tmp_path / "x.csv")):
+        np.testing.assert_array_equal(Series.from_frame(source).times, wanted.times)
+        np.testing.assert_allclose(Series.from_frame(source).prices, wanted.prices, rtol=1e-15)
+    table.reset_index(drop=True).to_csv(tmp_path / "numbers.csv")
+    with pytest.raises(ModelError, match=r"the index 0 in row 0 \(line 2\) is not a time since 1970"):
+        Series.from_frame(tmp_path / "numbers.csv")
+
+
+def february(rows=400):
+    """Hourly candles around Binance's halt: for two days they opened 28 minutes past the hour."""
+    times = [FEBRUARY + timedelta(hours=hour) for hour in range(rows)]
+    late = {hour: times[hour] + timedelta(minutes=28) for hour in range(57, 81)}
+    return candles(rows).with_columns(
+        open_time=pl.Series(
+            [late.get(hour, time) for hour, time in enumerate(times)], dtype=pl.Datetime("us", "UTC")
+        )
+    )
+
+
+def test_binances_own_candles_off_the_grid_are_kept_apart():
+    frame = february()
+    assert frame["open_time"][57] == datetime(2018, 2, 9, 9, 28, tzinfo=UTC)
+    read = read_candles(frame, "x")
+    assert (len(read.frame), read.timeframe) == (400 - 24, "1h")
+    np.testing.assert_array_equal(read.rows, [*range(57), *range(81, 400)])
+    assert any("24 candles of February 2018 that open off the grid" in note for note in read.notes)
+    assert Series.from_frame(frame).segments[-1] == 1  # a hole, and nothing is computed across it
+    elsewhere = frame.with_columns(pl.col("open_time") + pl.duration(days=7))
+    with pytest.raises(ModelError, match="2018-02-16 09:28:00 UTC in row 57 is not on the UTC grid"):
+        Series.from_frame(elsewhere)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return train_fleet([Series.from_frame(candles(700))], "robust-har", "smoke", seeds=[1], device="cpu")[0]
+
+
+def test_freqtrades_table_with_texts_off_grid_candles_or_the_newest_first(model):
+    frame = pandas_of(candles(900)).rename(columns={"open_time": "date"})
+    plain = add_forecasts(frame, "BTC/USDT", "1h", model)
+    assert plain["cpb_q50_1"].notna().any()
+    texts = add_forecasts(frame.astype(dict.fromkeys(PRICES, str)), "BTC/USDT", "1h", model)
+    pd.testing.assert_frame_equal(texts.filter(like="cpb_"), plain.filter(like="cpb_"))
+    with pytest.raises(ModelError, match="close 'soon' in row 5 is not a number"):
+        add_forecasts(
+            frame.assign(close=["soon" if row == 5 else "1.5" for row in range(900)]), "BTC/USDT", "1h", model
+        )
+    # each forecast stands in the row of its candle
+    backwards = add_forecasts(frame[::-1], "BTC/USDT", "1h", model)
+    pd.testing.assert_frame_equal(backwards[::-1], plain)
+    late = pandas_of(february(900)).rename(columns={"open_time": "date"})
+    early = {**model.config, "known_until": "2018-02-08T00:00:00+00:00"}
+    out = add_forecasts(late, "BTC/USDT", "1h", replace(model, config=early))
+    known = out["cpb_q50_1"].notna()
+    assert not known[57 : 81 + 160].any()
+    assert known[81 + 170 :].all()
+
+
+def test_the_line_of_a_file_and_the_row_of_a_frame(tmp_path):
+    frame = candles(60).with_columns(pl.col("open_time").dt.epoch("s"))
+    broken = frame.with_columns(low=pl.when(pl.int_range(pl.len()) == 49).then(1e9).otherwise("low"))
+    lines = broken[::-1].write_csv().splitlines()
+    path = tmp_path / "x.csv"
+    for more in (0, 3):
+        path.write_text("\n".join(["# about"] * more + lines[:5] + [",,,,,"] + lines[5:]))
+        with pytest.raises(ModelError, match=rf"row 10 \(line {13 + more}\) is not a valid candle"):
+            Series.from_frame(path)
+    with pytest.raises(ModelError, match="row 10 is not a valid candle"):
+        Series.from_frame(broken[::-1])
+
+
+@pytest.mark.parametrize("digits", [5, 6])
+def test_times_that_a_spreadsheet_has_cut(tmp_path, digits):
+    frame = candles(60)
+    cut = [f"{value:.{digits}E}" for value in frame["open_time"].dt.epoch("ms")]
+    table = frame.with_columns(open_time=pl.Series(cut))
+    table.write_csv(tmp_path / "x.csv")
+    for source in (tmp_path / "x.csv", table, table.with_columns(pl.col("open_time").cast(pl.Float64))):
+        with pytest.raises(ModelError, match=r"the times have lost digits, .* export them again"):
+            Series.from_frame(source, timeframe="1h")
+    whole = frame.with_columns(open_time=pl.Series([f"{v:.12E}" for v in frame["open_time"].dt.epoch("ms")]))
+    assert len(Series.from_frame(whole)) == 60
+
+
+@pytest.mark.parametrize(
+    ("begin", "kind"), [(b"PK\x03\x04", "zip"), (b"PAR1", "parquet"), (b"\x1f\x8b", "gzip")]
+)
+def test_a_file_that_is_no_text_is_named_with_the_kinds_that_are_read(tmp_path, begin, kind):
+    path = tmp_path / "BTCUSDT-1h.csv"
+    path.write_bytes(begin + bytes(range(256)))
+    with pytest.raises(
+        ModelError, match=rf"x.csv|BTCUSDT-1h.csv is .*{kind}.*\.csv, \.csv\.gz, \.parquet, \.feather"
+    ):
+        Series.from_frame(path)
+
+
+def test_a_line_with_more_cells_than_the_header(tmp_path):
+    path = tmp_path / "x.csv"
+    path.write_text("date,open,high,low,close\n2024-01-01,1.5,1.5,1.5,1.5\n2024-01-02,1,5,1.5,1.5,1.5\n")
+    with pytest.raises(ModelError, match="line 3 has 6 cells and the header 5"):
+        Series.from_frame(path)
