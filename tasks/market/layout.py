@@ -4,7 +4,6 @@
 All times in this package are integers: microseconds since 1970, UTC.
 """
 
-import re
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
@@ -15,6 +14,7 @@ import numpy as np
 from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.data.series import instant
 from schemas.identity import MARKET_FOLDERS, MONTH, SeriesId
+from schemas.tables import BINANCE_NAME
 
 US = 1_000_000
 DAY = 86_400 * US
@@ -79,7 +79,6 @@ def whole_candles(grid: Grid, start: int, end: int, anchor: int) -> tuple[int, i
     return first, max(first, grid.floor(end, anchor))
 
 
-_NAME = re.compile(r"(?P<symbol>\w+)-(?P<interval>[0-9]+\w+)-(?P<period>[0-9]{4}-[0-9]{2}(-[0-9]{2})?)\.zip")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -204,7 +203,7 @@ class Remote:
 
 def listed_file(series: SeriesId, remote: Remote) -> SourceFile | None:
     """Return the file of a listed key, or None for CHECKSUMs and files of other series."""
-    match = _NAME.fullmatch(remote.key.rsplit("/", 1)[-1])
+    match = BINANCE_NAME.fullmatch(remote.key.rsplit("/", 1)[-1])
     if not match or (match["symbol"], match["interval"]) != (series.symbol, series.timeframe):
         return None
     file = source_file(series, match["period"])

@@ -33,6 +33,7 @@ from tasks.market.client import (
     Unreachable,
     whole_number,
 )
+from tasks.market.folder import FolderIndex
 from tasks.market.layout import (
     Remote,
     SourceFile,
@@ -47,10 +48,12 @@ from tasks.market.layout import (
 )
 from tasks.market.tables import TableSource
 
+CHECKSUM = ".CHECKSUM"  # suffix of the file with a zip's sha256
+
 
 @dataclass
 class FolderSource:
-    """A folder with Binance Vision's layout.
+    """A folder with Binance's files; see `tasks.market.folder`.
 
     Links inside the folder are followed only within it: a mirror filled by other users must not make cpb read, and
     quarantine, other files of this machine.
@@ -62,11 +65,13 @@ class FolderSource:
 
     def __post_init__(self) -> None:
         self.name, self._real_root = str(self.root), self.root.resolve()
+        self._index = FolderIndex(self.root, self.notes)
+        self._paths: dict[str, Path] = {}  # of listed files, by their keys
 
     def get(self, key: str, max_bytes: int = 0) -> bytes:
         """Return a file's bytes; raises `NotFound` or `SourceFault`."""
         self.requests += 1
-        path = self.root / key
+        path = self._path(key)
         try:
             if not path.resolve(strict=True).is_relative_to(self._real_root):
                 raise SourceFault(
@@ -78,20 +83,33 @@ class FolderSource:
         except (OSError, RuntimeError) as error:  # RuntimeError: a link loop
             raise SourceFault(f"{path} cannot be read: {error}") from error
 
-    def files(self, prefix: str) -> list[Remote]:
-        """Return the files of a folder; modification time and size are used as ETag."""
-        self.requests += 1
-        folder = self.root / prefix
-        paths = [p for p in folder.iterdir() if p.suffix == ".zip" and p.is_file()] if folder.is_dir() else []
-        return [
-            Remote(prefix + path.name, f"{info.st_mtime_ns:x}-{info.st_size}", info.st_size)
-            for path, info in ((path, path.stat()) for path in paths)
-        ]
+    def files(self, series: SeriesId, kind: str) -> list[Remote]:
+        """Return the `monthly` or `daily` files of a series; modification time and size are used as ETag.
 
-    def folders(self, prefix: str) -> list[str]:
-        """Return the names of the folders in a folder."""
-        folder = self.root / prefix
-        return [path.name for path in folder.iterdir() if path.is_dir()] if folder.is_dir() else []
+        Raises:
+            SourceFault: two files are of one period.
+        """
+        self.requests += 1
+        remotes = []
+        for period, path in self._index.files(series, kind).items():
+            key, info = source_file(series, period).key, path.stat()
+            self._paths[key] = path
+            remotes.append(Remote(key, f"{info.st_mtime_ns:x}-{info.st_size}", info.st_size))
+        return remotes
+
+    def symbols(self, market: str) -> set[str]:
+        """Return the symbols of which the folder has files."""
+        return self._index.symbols(market)
+
+    def is_unzipped(self, key: str) -> bool:
+        """Whether a listed file is a CSV instead of a zip."""
+        return self._path(key).suffix == ".csv"
+
+    def _path(self, key: str) -> Path:
+        """Return the place of a listed file, or of its CHECKSUM."""
+        zipped = key.removesuffix(CHECKSUM)
+        path = self._paths.get(zipped, self.root / zipped)
+        return path if zipped == key else path.with_name(path.name + CHECKSUM)
 
 
 Source = HttpSource | FolderSource | TableSource
@@ -159,14 +177,13 @@ class Catalogue:
         Raises:
             SourceFault: the listing is incomplete, or the source cannot be reached.
         """
-        prefix = listing_prefix(series, kind)
         if (kind, series.timeframe) == ("daily", MONTH):  # 1mo has no daily files
             return []
         if isinstance(self.source, TableSource):
             files = self.source.files(series) if kind == "monthly" else []
         else:
             remotes = (
-                self.source.files(prefix)
+                self.source.files(series, kind)
                 if isinstance(self.source, FolderSource)
                 else self._listed(self.source, series, kind, start, end)
             )
@@ -188,7 +205,7 @@ class Catalogue:
         for kind in ("monthly", "daily"):
             prefix = f"data/{MARKET_FOLDERS[market]}/{kind}/klines/"
             if isinstance(self.source, FolderSource):
-                names |= set(self.source.folders(prefix))
+                names |= self.source.symbols(market)
             elif isinstance(self.source, HttpSource):
                 pages = _pages(self.source, {"prefix": prefix})
                 names |= {folder.removeprefix(prefix).strip("/") for page in pages for folder in page.folders}
@@ -319,6 +336,9 @@ def fetch(source: Source, file: SourceFile) -> Fetched:
         return Fetched(file, csv, hashlib.sha256(csv).hexdigest())
     for _ in range(_TRIES):
         try:
+            if isinstance(source, FolderSource) and source.is_unzipped(file.key):
+                csv = source.get(file.key, _cap(file))
+                return Fetched(file, csv, hashlib.sha256(csv).hexdigest(), verified=False, payload=csv)
             expected = _published_sha(source, file)
             payload = source.get(file.key, max(_SMALL, 2 * file.size if file.size >= 0 else _cap(file)))
             return Fetched(file, *open_zip(payload, file, expected), payload)
@@ -378,7 +398,7 @@ def _published_sha(source: HttpSource | FolderSource, file: SourceFile) -> str |
     Of several lines the line with the file's name is used; a lone hash is taken as the file's.
     """
     try:
-        body = source.get(f"{file.key}.CHECKSUM", _SMALL)
+        body = source.get(f"{file.key}{CHECKSUM}", _SMALL)
     except NotFound:
         return None
     lines = body.decode("ascii", "replace").splitlines()

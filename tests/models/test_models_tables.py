@@ -93,7 +93,28 @@ def test_given_columns_are_found_or_named():
 @settings(max_examples=200, deadline=None)
 @given(
     st.lists(
-        st.sampled_from(
+        st.lists(
+            st.sampled_from(
+                [
+                    "open",
+                    "Open",
+                    "OPEN",
+                    "<open>",
+                    "o",
+                    "O",
+                    "high",
+                    "low",
+                    "l",
+                    "L",
+                    "close",
+                    "c",
+                    "v",
+                    "V",
+                    "date",
+                    "t",
+                    "T",
+                ]
+            ),
             [
                 "open",
                 "Open",
@@ -114,7 +135,7 @@ def test_given_columns_are_found_or_named():
                 "t",
                 "T",
                 "Time",
-            ]
+            ],
         ),
         unique=True,
     )

@@ -1,0 +1,146 @@
+"""Binance's own files in a folder, found by their names, zipped or not, wherever they lie below it.
+
+`BTCUSDT-1h-2024-01.zip` names its series and its month, but not its market: that is told by Binance's own layout
+(`spot/monthly/klines/…`, `futures/um/…`), else it is the market that the command asks for. Of two files for one series
+and month none is chosen.
+"""
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+
+from schemas.identity import MARKET_FOLDERS, SIM, SPOT, SYMBOL, SeriesId, market_option
+from schemas.tables import BINANCE_NAME, SUFFIXES
+from tasks.market.client import SourceFault
+
+_LAYOUT = re.compile(r"(?:^|/)(spot|futures/um|futures/cm)/(?:monthly|daily)/klines/")
+_MARKETS = {folder: market for market, folder in MARKET_FOLDERS.items() if market != SIM}
+_OTHER_PRICES = {"markPriceKlines", "indexPriceKlines", "premiumIndexKlines"}
+"""Binance's folders of files that are named as candles are, of prices at which nothing was traded."""
+_MAX_ENTRIES = 2_000_000  # all of Binance's spot candles are 1.3 million files
+
+
+@dataclass
+class FolderIndex:
+    """The files in a folder by series and kind (`monthly`, `daily`); it is searched once, when it is first asked.
+
+    notes: links that are not followed, in a sentence each.
+    """
+
+    root: Path
+    notes: list[str] = field(default_factory=list)
+    _lock: Lock = field(default_factory=Lock, repr=False)
+    _found: dict[tuple[str, str, str], dict[str, list[Path]]] | None = field(default=None, repr=False)
+
+    def files(self, series: SeriesId, kind: str) -> dict[str, Path]:
+        """Return the file of each period of a series in its market.
+
+        Raises:
+            SourceFault: two files are of one period, or of one the market is not certain; the sentence names them.
+        """
+        periods = self._files().get((series.symbol, series.timeframe, kind), {})
+        chosen = {period: self._chosen(series, period, paths) for period, paths in periods.items()}
+        return {period: path for period, path in chosen.items() if path}
+
+    def symbols(self, market: str) -> set[str]:
+        """Return the symbols of a market, with those of files whose market is not told."""
+        return {
+            symbol
+            for (symbol, _, _), periods in self._files().items()
+            if SYMBOL.fullmatch(symbol)
+            and any(self._told(path) in ("", market) for paths in periods.values() for path in paths)
+        }
+
+    def _chosen(self, series: SeriesId, period: str, paths: list[Path]) -> Path | None:
+        told = {path: self._told(path) for path in paths}
+        mine = [path for path in paths if told[path] == series.market]
+        untold = [path for path in paths if not told[path]]
+        if len({path.resolve() for path in mine + untold}) > 1:
+            raise SourceFault(
+                f"{_names(mine + untold)} are both {series} {period}: keep one of the two, and give spot and futures a "
+                "folder each"
+            )
+        if untold and not mine:
+            (path, *_), others = untold, [path for path in paths if told[path]]
+            if others:
+                raise SourceFault(
+                    f"{_names([path, *others])} are of the same series and month, and the market of the first is not "
+                    "certain: give spot and futures a folder each"
+                )
+            names = {part.lower() for part in (self.root.name, *path.relative_to(self.root).parts[:-1])}
+            spoken = names & ({"futures", "um", "cm"} if series.market == SPOT else {"spot"})
+            if spoken:
+                raise SourceFault(
+                    f"{path} lies in a folder {min(spoken)!r}, and {series} is of the market {series.market}: "
+                    + (
+                        "add --market um or cm"
+                        if series.market == SPOT
+                        else f"leave{market_option(series.market)} out"
+                    )
+                )
+        return next(iter(mine + untold), None)
+
+    def _told(self, path: Path) -> str:
+        """Return the market that Binance's layout tells of a file, "" without it."""
+        layout = _LAYOUT.search(path.relative_to(self.root).as_posix())
+        return _MARKETS[layout[1]] if layout else ""
+
+    def _files(self) -> dict[tuple[str, str, str], dict[str, list[Path]]]:
+        with self._lock:
+            if self._found is None:
+                found: dict[tuple[str, str, str], dict[str, list[Path]]] = defaultdict(
+                    lambda: defaultdict(list)
+                )
+                for path, name in self._named():
+                    kind = "daily" if len(name["period"]) == 10 else "monthly"
+                    found[name["symbol"], name["interval"], kind][name["period"]].append(path)
+                self._found = found
+            return self._found
+
+    def _named(self) -> Iterator[tuple[Path, re.Match[str]]]:
+        """Yield the files with Binance's names; each folder once, and never one outside the root."""
+        if not self.root.is_dir():
+            return
+        top, entries, is_empty = self.root.resolve(), 0, True
+        waiting, seen = [self.root], set()
+        while waiting:
+            folder = waiting.pop()
+            real = folder.resolve()
+            if not real.is_relative_to(top):
+                self.notes.append(
+                    f"{folder} is a link that leads out of the mirror folder, and is not followed"
+                )
+                continue
+            if real in seen:
+                continue
+            seen.add(real)
+            links, folders = [], []
+            try:
+                for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                    entries += 1
+                    if (name := BINANCE_NAME.fullmatch(entry.name)) and entry.is_file():
+                        is_empty = False
+                        yield folder / entry.name, name
+                    elif entry.name not in _OTHER_PRICES and entry.is_dir():
+                        (links if entry.is_symlink() else folders).append(folder / entry.name)
+            except OSError as error:
+                raise SourceFault(f"{folder} cannot be read: {error.strerror}") from error
+            if entries > _MAX_ENTRIES:
+                raise SourceFault(
+                    f"{self.root} holds more than {_MAX_ENTRIES:,} files: name the folder in which Binance's lie"
+                )
+            waiting[:0] = links  # looked into last, so that a file's own path is found before a link's
+            waiting += reversed(folders)
+        if is_empty and entries:
+            raise SourceFault(
+                f"{self.root} holds none of Binance's files, as BTCUSDT-1h-2024-01.zip or .csv, and no table of a kind "
+                f"that is read ({', '.join(SUFFIXES)})"
+            )
+
+
+def _names(paths: list[Path]) -> str:
+    return " and ".join(map(str, paths[:2]))
