@@ -106,7 +106,7 @@ class FolderIndex:
         if not self.root.is_dir():
             return
         top, entries, is_empty = self.root.resolve(), 0, True
-        waiting, seen = [self.root], set()
+        waiting, seen, first = [self.root], set(), ""
         while waiting:
             folder = waiting.pop()
             real = folder.resolve()
@@ -118,10 +118,11 @@ class FolderIndex:
             if real in seen:
                 continue
             seen.add(real)
-            links, folders = [], []
+            links: list[Path] = []
+            folders: list[Path] = []
             try:
                 for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-                    entries += 1
+                    entries, first = entries + 1, first or entry.name
                     if (name := BINANCE_NAME.fullmatch(entry.name)) and entry.is_file():
                         is_empty = False
                         yield folder / entry.name, name
@@ -138,7 +139,7 @@ class FolderIndex:
         if is_empty and entries:
             raise SourceFault(
                 f"{self.root} holds none of Binance's files, as BTCUSDT-1h-2024-01.zip or .csv, and no table of a kind "
-                f"that is read ({', '.join(SUFFIXES)})"
+                f"that is read ({', '.join(SUFFIXES)}): in it lies {first!r}"
             )
 
 
