@@ -74,9 +74,13 @@ def read_name(stem: str) -> FileName:
             timeframes.append(timeframe)
         elif part.upper() in _EXCHANGES | _WORDS or _DATE.fullmatch(part):
             pass
-        elif is_pair(part.upper()) and part in (part.upper(), part.lower()):
+        elif is_pair(part.upper()) and _is_of_one_case(part):
             symbols.append(part.upper())
-        elif following.upper() in CURRENCIES and SYMBOL.fullmatch(part.upper()) and part != following:
+        elif (
+            following.upper() in CURRENCIES
+            and SYMBOL.fullmatch(part.upper())
+            and _is_of_one_case(part + following)
+        ):
             symbols.append(f"{part}{following}".upper())
             at += 1
         elif (
@@ -95,6 +99,10 @@ def read_name(stem: str) -> FileName:
     return FileName(symbol, timeframes[0] if timeframes else None, " ".join(unknown), is_pair(symbol))
 
 
+def _is_of_one_case(text: str) -> bool:
+    return text in (text.upper(), text.lower())
+
+
 def is_pair(symbol: str) -> bool:
     """Whether a symbol is a coin and a known currency: BTCUSD, 1000PEPEUSDT, XBTEUR."""
     return bool(SYMBOL.fullmatch(symbol)) and bool(base_of_pair(symbol))
@@ -103,8 +111,9 @@ def is_pair(symbol: str) -> bool:
 def base_of_pair(symbol: str) -> str:
     """Return the coin of a pair, "" if the symbol ends with no known currency."""
     bases = [symbol.removesuffix(c) for c in CURRENCIES if symbol.endswith(c) and symbol not in CURRENCIES]
-    # WBTC and STETH are coins
-    return next((b for b in bases if len(b) > 2 or not symbol.endswith(_COIN_CURRENCIES)), "")
+    # WBTC and STETH are coins; BNBUSD is BNB in USD, not BN in BUSD
+    possible = [b for b in bases if len(b) > 2 or b in COINS or not symbol.endswith(_COIN_CURRENCIES)]
+    return next((b for b in possible if b in COINS), possible[0] if possible else "")
 
 
 def _timeframe(text: str) -> str | None:

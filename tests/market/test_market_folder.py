@@ -1,0 +1,142 @@
+"""Binance's own files in a folder are found by their names, zipped or not, wherever they lie."""
+
+import os
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from market_tools import csv_of, key, put, scope, zip_of
+
+from schemas.errors import UsageError
+from schemas.scope import IngestSpec
+from tasks.market.folder import FolderIndex
+from tasks.market.ingest import ingest
+from tasks.market.klines import read_klines
+from tasks.market.layout import source_file
+
+JANUARY, FEBRUARY = (source_file(key(), month) for month in ("2024-01", "2024-02"))
+NAMES = [file.key.rsplit("/", 1)[-1] for file in (JANUARY, FEBRUARY)]
+
+
+def lay(folder, file, *, zipped=True):
+    name = file.key.rsplit("/", 1)[-1]
+    folder.mkdir(parents=True, exist_ok=True)
+    if zipped:
+        (folder / name).write_bytes(zip_of(file))
+    else:
+        (folder / name.replace(".zip", ".csv")).write_bytes(csv_of(file))
+
+
+@pytest.mark.parametrize(
+    ("folders", "zipped"),
+    [(("", ""), (True, True)), (("", ""), (False, False)), (("2024/a b/c", "deep/er"), (True, False)),
+     (("BTCUSDT/1h", "BTCUSDT/1h"), (True, True)), (("data/spot/monthly/klines/BTCUSDT/1h", ""), (False, True))],
+)  # fmt: skip
+def test_files_are_found_wherever_they_lie(tmp_path, folders, zipped):
+    root = tmp_path / "mirror"
+    for file, folder, is_zip in zip((JANUARY, FEBRUARY), folders, zipped, strict=True):
+        lay(root / folder, file, zipped=is_zip)
+    wanted = tmp_path / "wanted"
+    for file in (JANUARY, FEBRUARY):
+        put(wanted, file)
+    reports = [ingest(scope(tmp_path / name, source, coins="BTC", as_of="2024-03-01"))
+               for name, source in (("a", root), ("b", wanted))]  # fmt: skip
+    assert [report.exit for report in reports] == [0, 0]
+    assert read_klines(tmp_path / "a", key()).equals(read_klines(tmp_path / "b", key()))
+    again = ingest(scope(tmp_path / "a", root, coins="BTC", as_of="2024-03-01"))
+    assert again.exit == 0
+
+
+def failure(tmp_path, root, **options):
+    report = ingest(scope(tmp_path / "home", root, coins="BTC,ETH", as_of="2024-03-01", **options))
+    return {entry.series.symbol: entry.reason for entry in report.series}, report.exit
+
+
+def test_two_files_of_one_month_are_refused_by_name_and_other_series_go_on(tmp_path):
+    root = tmp_path / "mirror"
+    lay(root / "a", JANUARY)
+    lay(root / "b", JANUARY, zipped=False)
+    lay(root, source_file(key("ETHUSDT"), "2024-01"))
+    reasons, code = failure(tmp_path, root)
+    assert code == 3
+    assert all(word in reasons["BTCUSDT"] for word in (
+        f"a/{NAMES[0]} and ", f"b/{NAMES[0].replace('.zip', '.csv')} are both BTCUSDT 1h 2024-01: keep one of the two",
+    ))  # fmt: skip
+    assert not reasons["ETHUSDT"]
+
+
+@pytest.mark.parametrize(
+    ("folders", "words"),
+    [
+        (("spot", "futures"), "are both BTCUSDT 1h 2024-01"),
+        (("", "futures/um/monthly/klines/BTCUSDT/1h"), "the market of the first is not certain"),
+        (
+            ("futures",),
+            "lies in a folder 'futures', and BTCUSDT 1h is of the market spot: add --market um or cm",
+        ),
+    ],
+)
+def test_spot_beside_futures_is_refused(tmp_path, folders, words):
+    root = tmp_path / "mirror"
+    for folder in folders:
+        lay(root / folder, JANUARY)
+    assert words in failure(tmp_path, root)[0]["BTCUSDT"]
+
+
+def test_the_layout_tells_the_market(tmp_path):
+    root = tmp_path / "mirror"
+    for folder in ("spot", "futures/um"):
+        lay(root / folder / "monthly/klines/BTCUSDT/1h", JANUARY)
+    lay(root / "futures/um/monthly/markPriceKlines/BTCUSDT/1h", JANUARY)
+    for market, place in (("spot", "spot"), ("um", "futures/um")):
+        index = FolderIndex(root)
+        assert index.files(key(market=market), "monthly") == {
+            "2024-01": root / place / "monthly/klines/BTCUSDT/1h" / NAMES[0]
+        }
+        assert index.symbols(market) == {"BTCUSDT"}
+    assert FolderIndex(root).files(key(market="cm"), "monthly") == {}
+
+
+def test_links_are_followed_once_and_never_out_of_the_folder(tmp_path):
+    root, outside = tmp_path / "mirror", tmp_path / "outside"
+    lay(root / "real", JANUARY)
+    lay(outside, FEBRUARY)
+    (root / "again").symlink_to(root / "real")
+    (root / "real/loop").symlink_to(root)
+    (root / "real/copy").mkdir()
+    (root / "real/copy" / NAMES[0]).symlink_to(root / "real" / NAMES[0])
+    (root / "out").symlink_to(outside)
+    index = FolderIndex(root)
+    assert {period: path.resolve() for period, path in index.files(key(), "monthly").items()} == {
+        "2024-01": root / "real" / NAMES[0]
+    }
+    assert index.notes == [
+        f"{root / 'out'} is a link that leads out of the mirror folder, and is not followed"
+    ]
+
+
+def test_a_named_pipe_is_no_file(tmp_path):
+    lay(tmp_path, JANUARY)
+    os.mkfifo(tmp_path / NAMES[1])
+    assert list(FolderIndex(tmp_path).files(key(), "monthly")) == ["2024-01"]
+
+
+def test_tables_beside_binances_files_are_refused_by_name(tmp_path):
+    lay(tmp_path, JANUARY, zipped=False)
+    (tmp_path / "ETHUSDT-1h.csv").write_text("date,open,high,low,close\n2024-01-01,1.5,1.5,1.5,1.5\n")
+    with pytest.raises(
+        UsageError, match=r"holds the table ETHUSDT-1h.csv beside Binance's own BTCUSDT-1h-2024-01.csv"
+    ):
+        IngestSpec(source=str(tmp_path))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(["", "a", "a/b", "x/y/z"]), min_size=1, max_size=4), st.booleans())
+def test_the_index_does_not_depend_on_the_place(tmp_path_factory, folders, zipped):
+    root = tmp_path_factory.mktemp("mirror")
+    months = [source_file(key(), f"2024-{month:02d}") for month in range(1, len(folders) + 1)]
+    for file, folder in zip(months, folders, strict=True):
+        name = file.key.rsplit("/", 1)[-1]
+        (root / folder).mkdir(parents=True, exist_ok=True)
+        (root / folder / (name if zipped else name.replace(".zip", ".csv"))).touch()
+    assert sorted(FolderIndex(root).files(key(), "monthly")) == [file.period for file in months]
