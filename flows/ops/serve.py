@@ -4,6 +4,7 @@ The foreground command is the server itself, so kill -9 ends both. uvicorn's mes
 warnings; a service's stderr is its log file.
 """
 
+import asyncio
 import errno
 import os
 import secrets
@@ -16,7 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flows.ops.guard import LISTENERS, UI, USER, Guard, Listener
 from schemas.errors import CpbError
@@ -29,6 +32,10 @@ if TYPE_CHECKING:
 
 
 _GRACE_S = 10  # for requests in progress at the end
+REQUEST_S = 10
+"""Time from a request's first byte, or from the connection before the first request, to its last byte."""
+_BODY_BYTES_S = 16_384
+"""Bytes of a body for which a request gets another second: uploads may be long, but not trickle."""
 _LOG = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -36,6 +43,77 @@ _LOG = {
     "handlers": {"cpb": {"class": "flows.console.ConsoleHandler", "formatter": "cpb"}},
     "loggers": {"uvicorn": {"handlers": ["cpb"], "level": "WARNING", "propagate": False}},
 }
+
+
+class HalfSentEnds(H11Protocol):
+    """HTTP/1.1 that ends connections whose request is not complete in time, which uvicorn would hold for ever.
+
+    uvicorn's only time limit is that of idle connections after an answer, and a single further byte lifts it. A request
+    that is complete is never ended, however long its answer takes.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+    _begun = _received = 0.0
+    """When the request began (the loop's clock), and how many bytes have come since."""
+
+    def connection_made(self, transport: Any) -> None:
+        """Await the first request."""
+        super().connection_made(transport)
+        self._begin()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle bytes of a request; the first after an answer begin another."""
+        if self.timeout_keep_alive_task is not None and self.conn.their_state is h11.IDLE:
+            self._begin()
+        self._received += len(data)
+        super().data_received(data)
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """Await the rest of the request, or the next, parts of which may have come already."""
+        super().on_response_complete()
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Await nothing more."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def _begin(self) -> None:
+        self._stop()
+        self._begun, self._received = self.loop.time(), 0.0
+        self._deadline = self.loop.call_later(REQUEST_S, self._expire)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _look(self) -> None:
+        """Stop the clock of a complete request, and start it for one of which something is still to come."""
+        is_open = self.conn.their_state in (h11.IDLE, h11.SEND_BODY)
+        # the connection of a WebSocket has another protocol from its handshake on
+        if not is_open or self.transport.is_closing() or self.transport.get_protocol() is not self:
+            self._stop()
+        elif self._deadline is None:
+            self._begin()
+
+    def _expire(self) -> None:
+        left = self._begun + REQUEST_S - self.loop.time()
+        # after the answer nobody reads the rest of a body
+        if self.conn.their_state is h11.SEND_BODY and not self.cycle.response_complete:
+            left += self._received / _BODY_BYTES_S
+        if self.flow.read_paused:  # by the application, which has not taken what came before
+            left = REQUEST_S
+        if left > 0:
+            self._deadline = self.loop.call_later(left, self._expire)
+        elif self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+            why = h11.Response(status_code=408, headers=[("connection", "close")], reason=b"Request Timeout")
+            for event in (why, h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
+        else:
+            self.transport.abort()
 
 
 class _Server(uvicorn.Server):
@@ -82,7 +160,7 @@ def serve(
     with suppress(KeyboardInterrupt):
         app = make_app()
         config = uvicorn.Config(
-            guard, host=host, port=port, log_config=_LOG, access_log=False, proxy_headers=False,
+            guard, host=host, port=port, http=HalfSentEnds, log_config=_LOG, access_log=False, proxy_headers=False,
             server_header=False, timeout_graceful_shutdown=_GRACE_S, **options,
         )  # fmt: skip
         server = _Server(config, partial(ready, url_of(host, port)))
