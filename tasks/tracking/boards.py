@@ -1,14 +1,16 @@
 """What MLflow knows about trained models: the leaderboard, a series' models, their losses, and the newest runs.
 
-A row of the leaderboard is the newest run of a recipe that has scores on the same coins. All runs are read in one
-search, about 2 ms a run: 2 s for 14 nights of 80 models.
+A row of the leaderboard is the newest run of a recipe that has scores on the same coins. MLflow takes 2 to 4 ms to read
+a run, so the runs of these rows are read alone: the tag `BOARD` of a fleet's run says which fleets are of one row.
 """
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field
@@ -29,25 +31,36 @@ from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, full_name, vers
 from tasks.tracking.runs import dead_runs, search
 from tasks.tracking.store import Store, find_run, find_runs, open_store
 from tasks.tracking.tags import (
+    AS_OF,
+    BOARD,
     FLEET,
     FLOW,
+    KEEP,
     KEY,
     KIND,
     MEMBER,
+    NEWEST,
+    NO_SCORE,
     OUTCOME,
     PARENT,
     PRUNED,
+    RATIO,
     REASON,
     STUDY,
     SYMBOL,
     TIMEFRAME,
-    TRIAL,
     age_of,
+    architecture_of,
     as_of,
+    board_of,
+    is_judged,
     market_of,
     recipe_of_run,
     series_tags,
 )
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 COLUMNS = {
     "market": "spot, um, cm, own for a user's tables, or sim for simulated candles",
@@ -81,7 +94,6 @@ COLUMNS = {
 }
 """The columns of a row and their meaning."""
 
-_RATIO = "test_crps_ratio"
 _TEST = ("crps_ratio", "touch_brier_ratio", "mae_ratio", "directional_accuracy", "coverage_80", "coverage_90")
 _MEANS = {name: f"test_{name}" for name in _TEST} | {n: n for n in ("windows_per_s", "train_seconds")}
 _PEAKS = ("rss_peak_mb", "gpu_mem_allocated_peak_mb")
@@ -104,9 +116,11 @@ _SCHEMA = {
 }
 """Columns of `read_members`."""
 
-MAX_RUNS_SEARCHED = 300  # of a series, the newest: a month of nights with ten architectures
 MAX_HISTORIES = 7  # models of a fleet whose losses are shown: the number of colours in a figure
 _NEWEST = "attributes.start_time DESC"
+_FLEETS = f"tags.`{KIND}` = '{FLEET}' and tags.`{PRUNED}` IS NULL"
+_MAX_EXCLUDED = 20  # values in one filter, each a join: SQLite joins at most 64 tables
+_FLEETS_READ = 20  # at a time, of which most are usually of values that are known after the first
 
 
 def leaderboard(
@@ -125,14 +139,14 @@ def leaderboard(
     Args:
         parent: run id of a flow, or its first characters, for the rows of that run alone, finished or not; filters are
             then ignored.
-        members: of `read_members`, if they were read before.
+        members: of `read_members` with the same `parent`, if they were read before.
         market: default: all real markets, or the simulated market if nothing real was trained.
         symbols, timeframes: filters; default all.
 
     Raises:
         CpbError: there is no such run, the id is ambiguous, or nothing was judged.
     """
-    members = read_members(open_store(create=False)) if members is None else members
+    members = read_members(open_store(create=False), parent) if members is None else members
     if parent is not None:
         return _rows(_of_run(members, parent))
     members = members.filter("flow_finished")
@@ -148,43 +162,131 @@ def leaderboard(
     return rows
 
 
-def read_members(store: Store) -> pl.DataFrame:
-    """Return the members of all fleets with a score, a row each, with values of their fleets and flows.
+def read_members(store: Store, run: str | None = None) -> pl.DataFrame:
+    """Return the members of the fleets that a board shows, a row each, with values of their fleets and flows.
 
-    Metrics of failed members are null. Pruned fleets, whose remaining members are no complete fleet, are left out.
+    These are the newest fleet of a finished flow of each value of `BOARD`, and newer ones of flows that have not
+    finished. Metrics of failed members are null. Pruned fleets, whose remaining members are no complete fleet, are left
+    out.
+
+    Args:
+        run: id of a flow, of its fleet or member, or the first characters of a flow's, for all fleets of these flows.
     """
-    runs = {run.info.run_id: run for run in search(store, f"tags.`{KIND}` != '{TRIAL}'")}
-    rows = []
-    for run in runs.values():
-        fleet = runs.get(run.data.tags.get(PARENT, ""))
-        flow = runs.get(fleet.data.tags.get(PARENT, "")) if fleet else None
-        judged = run.info.status == "FINISHED" and _RATIO in run.data.metrics
-        if not (fleet and flow) or PRUNED in fleet.data.tags or not (judged or run.info.status == "FAILED"):
+    fleets = _newest_fleets(store) if run is None else _fleets_named(store, run)
+    rows = [row for fleet in fleets for row in _rows_of(fleet)]
+    return pl.DataFrame(rows, _SCHEMA).filter(pl.col(RATIO).count().over("run_id", "timeframe") > 0)
+
+
+@dataclass(frozen=True)
+class _Fleet:
+    """A fleet's run with those of its flow and its members."""
+
+    flow: "Run"
+    run: "Run"
+    members: "list[Run]"
+
+    @property
+    def key(self) -> str:
+        return str(self.run.info.run_id)
+
+
+def _read_fleet(store: Store, run: "Run", flows: "dict[str, Run | None]") -> _Fleet | None:
+    """Return a fleet, None if its flow was deleted; `flows`: those that were read before."""
+    parent = run.data.tags.get(PARENT, "")
+    if parent not in flows:
+        flows[parent] = find_run(store, parent)
+    flow = flows[parent]
+    if flow is None or flow.info.lifecycle_stage == "deleted":
+        return None
+    return _Fleet(flow, run, [*search(store, f"tags.`{PARENT}` = '{run.info.run_id}'")])
+
+
+def _newest_fleets(store: Store) -> Iterator[_Fleet]:
+    """Yield the fleets of `read_members`, and all others of their flows: a later one may be of the same models."""
+    flows, read = dict[str, "Run | None"](), dict[str, _Fleet]()
+
+    def unread(runs: "Iterable[Run]") -> Iterator[_Fleet]:
+        for run in runs:
+            if run.info.run_id not in read and (fleet := _read_fleet(store, run, flows)):
+                read[fleet.key] = fleet
+                yield fleet
+
+    yield from unread(search(store, f"{_FLEETS} and tags.`{BOARD}` IS NULL"))  # logged by an earlier version
+    for first in _first_of_each_board(store):
+        board = first.data.tags[BOARD]
+        # the newest began last, unless the ends of their candles were requested
+        requested = first.data.tags.get(AS_OF, NEWEST) != NEWEST
+        order = [f"tags.`{AS_OF}` DESC", _NEWEST] if requested else [_NEWEST]
+        for fleet in unread(search(store, f"{_FLEETS} and tags.`{BOARD}` = '{board}'", order, page_size=1)):
+            yield fleet
+            # members may have been deleted since the tag was written
+            if fleet.flow.info.status == "FINISHED" and board_of(fleet.run, fleet.members) == board:
+                break
+    for flow in {fleet.flow.info.run_id for fleet in read.values()}:
+        yield from unread(search(store, f"{_FLEETS} and tags.`{PARENT}` = '{flow}'"))
+
+
+def _first_of_each_board(store: Store) -> "Iterator[Run]":
+    """Yield a fleet's run for each value of `BOARD`; known values are excluded from the next search."""
+    known = [NO_SCORE]
+    while True:
+        excluded = known[:_MAX_EXCLUDED]
+        condition = " and ".join([_FLEETS, *(f"tags.`{BOARD}` != '{board}'" for board in excluded)])
+        for number, run in enumerate(search(store, condition, page_size=_FLEETS_READ), 1):
+            if (board := run.data.tags[BOARD]) not in known:
+                known.append(board)
+                yield run
+            if number == _FLEETS_READ and len(excluded) < min(len(known), _MAX_EXCLUDED):
+                break  # the rest may be of known values alone
+        else:
+            return
+
+
+def _fleets_named(store: Store, text: str) -> Iterator[_Fleet]:
+    """Yield the fleets of the flows whose ids begin with a text, or whose fleet or member has it as its id."""
+    begun = text.strip().lower()
+    if not re.fullmatch("[0-9a-f]{1,32}", begun):
+        return
+    named = find_run(store, begun)
+    while named and named.data.tags.get(KIND) in (FLEET, MEMBER):
+        named = find_run(store, named.data.tags.get(PARENT))
+    found = search(store, f"tags.`{KIND}` = '{FLOW}' and attributes.run_id LIKE '{begun}%'")
+    flows: dict[str, Run | None] = {flow.info.run_id: flow for flow in (*found, *([named] if named else []))}
+    for flow in [*flows]:
+        for run in search(store, f"{_FLEETS} and tags.`{PARENT}` = '{flow}'"):
+            if fleet := _read_fleet(store, run, flows):
+                yield fleet
+
+
+def _rows_of(fleet: _Fleet) -> Iterator[dict[str, Any]]:
+    run, flow = fleet.run, fleet.flow
+    until, started = age_of(flow)
+    for member in fleet.members:
+        judged = is_judged(member)
+        if not judged and member.info.status != "FAILED":
             continue
-        metrics, timeframe = run.data.metrics if judged else {}, run.data.tags.get(TIMEFRAME, "")
-        until, started = age_of(flow)
-        rows.append(
+        metrics, timeframe = member.data.metrics if judged else {}, member.data.tags.get(TIMEFRAME, "")
+        yield (
             {name: metrics.get(name) for name in (*_MEANS.values(), *_PEAKS)}
-            | {name: fleet.data.metrics.get(metric.format(timeframe)) for name, metric in _POOLED.items()}
+            | {name: run.data.metrics.get(metric.format(timeframe)) for name, metric in _POOLED.items()}
             | {
                 "market": market_of(flow),
                 "as_of": until,
                 "started_at": started,
                 "flow_run": flow.info.run_id,
                 "flow_finished": flow.info.status == "FINISHED",
-                "run_id": fleet.info.run_id,
-                "fleet_started": fleet.info.start_time,
-                "train_seconds": fleet.data.metrics.get("train_seconds", metrics.get("train_seconds")),
-                "architecture": fleet.data.tags.get("architecture") or fleet.info.run_name or "",
-                "preset": recipe_of_run(fleet.data.params, fleet.data.tags, flow.data.tags),
-                "member_run": run.info.run_id,
-                "symbol": run.data.tags.get(SYMBOL, ""),
+                "run_id": fleet.key,
+                "fleet_started": run.info.start_time,
+                "train_seconds": run.data.metrics.get("train_seconds", metrics.get("train_seconds")),
+                "architecture": architecture_of(run),
+                "preset": recipe_of_run(run.data.params, run.data.tags, flow.data.tags),
+                "member_run": member.info.run_id,
+                "symbol": member.data.tags.get(SYMBOL, ""),
                 "timeframe": timeframe,
-                "key": run.data.tags.get(KEY, ""),
-                "test_span": _span(fleet.data.params | run.data.params),
+                "key": member.data.tags.get(KEY, ""),
+                "test_span": _span(run.data.params | member.data.params),
             }
         )
-    return pl.DataFrame(rows, _SCHEMA).filter(pl.col(_RATIO).count().over("run_id", "timeframe") > 0)
 
 
 def _of_run(members: pl.DataFrame, text: str) -> pl.DataFrame:
@@ -209,7 +311,7 @@ def _of_run(members: pl.DataFrame, text: str) -> pl.DataFrame:
 def _rows(members: pl.DataFrame, **wanted: Collection[str] | None) -> list[dict[str, Any]]:
     """Return the rows of these members: the newest run of each recipe on the same judged coins; `wanted`: values of
     columns to show. Pooled figures are only shown for complete fleets."""
-    judged = pl.col(_RATIO).is_not_null()
+    judged = pl.col(RATIO).is_not_null()
     # A flow continued with other shards, as on a GPU, has a second fleet of an architecture.
     newest = pl.col("run_id").last().over("flow_run", "architecture", "timeframe")
     members = members.sort("fleet_started", maintain_order=True).filter(pl.col("run_id") == newest)
@@ -224,7 +326,7 @@ def _rows(members: pl.DataFrame, **wanted: Collection[str] | None) -> list[dict[
             **{name: pl.col(metric).mean() for name, metric in _MEANS.items()},
             **{name: pl.col(name).max() for name in _PEAKS},
             **{name: pl.when(whole).then(pl.col(name).first()) for name in _POOLED},
-            better_share=(pl.col(_RATIO) < 1).mean(),
+            better_share=(pl.col(RATIO) < 1).mean(),
             coins=pl.col("symbol").filter(judged).unique().sort().str.join(","),
             members=judged.sum(),
             failed=(~judged).sum(),
@@ -257,11 +359,11 @@ def coin_ratios(members: pl.DataFrame, rows: Iterable[Mapping[str, Any]]) -> lis
     model = ("symbol", "timeframe", "architecture", "preset")
     newest = (
         members.filter(pl.concat_str("run_id", pl.lit("/"), "timeframe").is_in(shown))
-        .drop_nulls(_RATIO)
+        .drop_nulls(RATIO)
         .sort(_AGE)
         .unique(model, keep="last", maintain_order=True)
     )
-    return newest.select(*model, pl.col(_RATIO).alias("crps_ratio"), "test_span", "key").to_dicts()
+    return newest.select(*model, pl.col(RATIO).alias("crps_ratio"), "test_span", "key").to_dicts()
 
 
 class JudgedModel(BaseModel):
@@ -287,17 +389,36 @@ class JudgedModel(BaseModel):
     metrics: dict[str, float]
 
 
-def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
-    """Return the newest judged model of each architecture and recipe on a series, best CRPS ratio first."""
+def judged_models(store: Store, series: SeriesId, members: pl.DataFrame) -> list[JudgedModel]:
+    """Return the newest judged model of each architecture and recipe on a series, best CRPS ratio first.
+
+    Args:
+        members: of `read_members`. The models that serve, and those that people keep, are added.
+    """
+    aliases = aliases_of(store, series) or {}
+    versions = {str(version.run_id): version for version in versions_of(store, series)}
+    of_series = {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
+    newest_runs = (
+        members.filter(pl.all_horizontal(pl.col(name) == value for name, value in of_series.items()))
+        .drop_nulls(RATIO)
+        .sort(_AGE)
+        .unique(["architecture", "preset"], keep="last", maintain_order=True)
+    )
     tags = {KIND: MEMBER, **series_tags(series)}
     condition = " and ".join(f"tags.`{name}` = '{value}'" for name, value in tags.items())
-    runs = search(store, f"{condition} and attributes.status = 'FINISHED'", [_NEWEST], page_size=100)
-    judged = [run for run in islice(runs, MAX_RUNS_SEARCHED) if _RATIO in run.data.metrics]
+    serving = [run_id for run_id, version in versions.items() if str(version.version) in aliases.values()]
+    runs = [*find_runs(store, {*newest_runs["member_run"], *serving}).values()]
+    runs += search(store, f"{condition} and tags.`{KEEP}` IS NOT NULL")
+    judged = [
+        run
+        for run in runs
+        if is_judged(run)
+        and run.info.lifecycle_stage != "deleted"
+        and all(run.data.tags.get(name) == value for name, value in tags.items())
+    ]
     # Params common to all members are stored on their fleet's run.
     fleets = find_runs(store, {run.data.tags[PARENT] for run in judged if PARENT in run.data.tags})
-    aliases = aliases_of(store, series) or {}
     alias_of = {aliases[name]: name for name in (PREVIOUS, ALIAS) if name in aliases}
-    versions = {str(version.run_id): version for version in versions_of(store, series)}
     newest, shown = {}, ("test_", "epochs_run", "windows_per_s", "train_seconds")
     for run in sorted(judged, key=age_of):
         tags, version = run.data.tags, versions.get(run.info.run_id)
@@ -316,7 +437,7 @@ def judged_models(store: Store, series: SeriesId) -> list[JudgedModel]:
             model_version=full_name(version) if version else None,
             metrics={name: value for name, value in run.data.metrics.items() if name.startswith(shown)},
         )
-    return sorted(newest.values(), key=lambda model: model.metrics[_RATIO])
+    return sorted(newest.values(), key=lambda model: model.metrics[RATIO])
 
 
 def _span(params: Mapping[str, str]) -> str | None:

@@ -25,6 +25,8 @@ from tasks.storage.locks import ProcessId
 from tasks.storage.model_folder import damaged, digests_to_log
 from tasks.tracking.store import PAGE, Store, exclusive, open_store, pages
 from tasks.tracking.tags import (
+    AS_OF,
+    BOARD,
     COMPLETE,
     FAILED,
     FILES,
@@ -41,6 +43,7 @@ from tasks.tracking.tags import (
     REASON,
     TRIAL,
     WARNINGS,
+    board_of,
     digests_of,
     logged,
     market_of,
@@ -144,10 +147,12 @@ def start_fleet(
     tags: Mapping[str, Any] | None = None,
     name: str = "",
 ) -> OpenRun:
-    """Open the run of one fleet under its parent run, whose market it shares; an unfinished run is continued."""
+    """Open the run of one fleet under its parent run, whose market, preset and `as_of` it shares unless `tags` says
+    otherwise; an unfinished run is continued."""
     store = open_store()
-    market = market_of(store.client.get_run(parent))
-    tags = {KIND: FLEET, "architecture": architecture, PARENT: parent, MARKET: market, **(tags or {})}
+    flow = store.client.get_run(parent)
+    shared = {name: flow.data.tags.get(name) for name in ("preset", AS_OF)} | {MARKET: market_of(flow)}
+    tags = {KIND: FLEET, "architecture": architecture, PARENT: parent, **shared, **(tags or {})}
     return _open_run(store, key, name or architecture, tags, config or {}, parent)
 
 
@@ -170,7 +175,10 @@ def log_members(fleet_run: str, records: Iterable[MemberRecord]) -> list[str]:
             before.setdefault(run.data.tags.get(KEY, ""), []).append(run)
         shared = _share_params(store, fleet_run, records)
         ids = [_log_one(store, fleet_run, record, shared, before.get(record.key, [])) for record in records]
-        if PRUNED in store.client.get_run(fleet_run).data.tags:  # its members exist again
+        fleet = store.client.get_run(fleet_run)
+        members = search(store, f"tags.`{PARENT}` = '{fleet_run}'")
+        store.client.set_tag(fleet_run, BOARD, board_of(fleet, members))
+        if PRUNED in fleet.data.tags:  # its members exist again
             store.client.delete_tag(fleet_run, PRUNED)
         return ids
 

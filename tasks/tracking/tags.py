@@ -52,6 +52,9 @@ KEEP = "keep"
 """Tag of a run or a version that pruning must keep; set by people, with any value."""
 PRUNED = "cpb.pruned"
 """Time at which members of a fleet were pruned: the remaining members, such as champions, are not a complete fleet."""
+BOARD, NO_SCORE = "cpb.board", "none"
+"""Of a fleet's run: digest of its market, recipe and judged series, so that the board reads the newest of equal fleets
+alone (`board_of`); and its value for a fleet without a score."""
 PROCESS = "cpb.process"
 """The process that opened a run."""
 Age = tuple[str, str]
@@ -60,8 +63,10 @@ _TEXT_LIMIT = 6000  # MLflow's limit for a param; a tag may have 8000
 SEPARATOR = " · "
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
 """Outcomes of a flow or fleet; `partial` keeps good results, and the same command continues it."""
+RATIO = "test_crps_ratio"
+"""Metric of a member's run: its CRPS against the random walk's."""
 _CONTRACT = (
-    "test_crps", "test_crps_ratio", "test_mae_ratio", "test_directional_accuracy", "test_coverage_80", "windows_per_s",
+    "test_crps", RATIO, "test_mae_ratio", "test_directional_accuracy", "test_coverage_80", "windows_per_s",
     "epochs_run", "gpu_mem_allocated_peak_mb", "gpu_mem_reserved_peak_mb", "gpu_util_mean", "rss_peak_mb",
 )  # fmt: skip
 _READ = (
@@ -120,6 +125,34 @@ def age_of(run: "Run") -> Age:
 def recipe_of_run(params: Mapping[str, str], *tags: Mapping[str, str]) -> str:
     """Return the preset of a run's models, with the digest of its changed options if the run's params include it."""
     return params.get("recipe") or next((named["preset"] for named in tags if named.get("preset")), "")
+
+
+def board_of(fleet: "Run", members: Iterable["Run"]) -> str:
+    """Return the value of a fleet's tag `BOARD`: equal for fleets of which the board shows the newest alone.
+
+    Fleets whose `as_of` was requested are told apart from those that saw the newest candles: of these the one that
+    began last is the newest.
+    """
+    tags = fleet.data.tags
+    judged = sorted(
+        {f"{m.data.tags.get(SYMBOL)} {m.data.tags.get(TIMEFRAME)}" for m in members if is_judged(m)}
+    )
+    if not judged:
+        return NO_SCORE
+    requested = tags.get(AS_OF, NEWEST) != NEWEST
+    recipe = recipe_of_run(fleet.data.params, tags)
+    parts = [market_of(fleet), architecture_of(fleet), recipe, requested, judged]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
+
+
+def is_judged(member: "Run") -> bool:
+    """Whether a member's run has a score that the board shows."""
+    return bool(member.info.status == "FINISHED" and RATIO in member.data.metrics)
+
+
+def architecture_of(fleet: "Run") -> str:
+    """Return the architecture of a fleet's run, as the board shows it."""
+    return fleet.data.tags.get("architecture") or fleet.info.run_name or ""
 
 
 def text(value: Any) -> str:

@@ -415,7 +415,7 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     store, database = server
     made = {n: add_night(store, nights.home, n, "um", ("BTCUSDT",), database=database) for n in range(1, 5)}
     flows = {n: night[0] for n, night in made.items()}
-    board = leaderboard(flows[4], read_members(store))
+    board = leaderboard(flows[4], read_members(store, flows[4]))
     before = rows_by_table(f"sqlite:///{database}")["runs"]
 
     report = prune(nights.home, dry_run=False, nights=1)
@@ -424,9 +424,11 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     assert (report.runs, len(report.versions), report.kept) == (12, 2, [])
     assert rows_by_table(f"sqlite:///{database}")["runs"] == before
     assert {find_run(store, run).info.lifecycle_stage for run in made[1][2]} == {"deleted"}
-    (row,) = leaderboard(flows[3], read_members(store))  # a fleet of one member, which stays, is whole
+    (row,) = leaderboard(
+        flows[3], read_members(store, flows[3])
+    )  # a fleet of one member, which stays, is whole
     assert (row["architecture"], row["members"]) == ("gru", 1)
-    assert leaderboard(flows[4], read_members(store)) == board
+    assert leaderboard(flows[4], read_members(store, flows[4])) == board
     add_night(store, nights.home, 5, "um", ("BTCUSDT",), database=database)
     report = prune(nights.home, dry_run=False, nights=1)
     assert report.runs == 5

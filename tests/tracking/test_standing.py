@@ -40,7 +40,8 @@ def test_figures_and_the_list_of_a_series_have_the_same_models(several):
     rows = coin_ratios(read_members(store), leaderboard())
     for listed_series in series:
         listed = {
-            (m.preset, m.metrics["test_crps_ratio"], m.test_span) for m in judged_models(store, listed_series)
+            (m.preset, m.metrics["test_crps_ratio"], m.test_span)
+            for m in judged_models(store, listed_series, read_members(store))
         }
         drawn = {
             (r["preset"], r["crps_ratio"], r["test_span"])
