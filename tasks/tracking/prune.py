@@ -124,11 +124,11 @@ def prune(home: Path, *, dry_run: bool = True, nights: int = 14) -> PruneReport:
 
 def _prune(store: Store, nights: int, *, dry_run: bool) -> PruneReport:
     report = PruneReport(dry_run)
-    runs = [_Run.of(run) for run in search(store, deleted=True)]
-    for run in runs:
-        if run.kind and run.info.status == "RUNNING" and not run.deleted:
+    since = _first_nights(map(_Run.of, search(store, f"tags.`{KIND}` = '{FLOW}'")), nights)
+    runs = _read_old(store, max(since.values())) if since else []
+    for run in map(_Run.of, search(store, "attributes.status = 'RUNNING'")):
+        if run.kind:
             raise BusyError(f"run {run.id} is being written; prune again when it has ended")
-    since = _first_nights(runs, nights)
     versions, needed = _old_versions(store, since, {run.id for run in runs if run.kind == MEMBER})
     old, thinned = _old_runs(store, runs, since, needed, report.kept)
     report.runs, report.versions = len(old), [full_name(version) for version in versions]
@@ -142,6 +142,21 @@ def _prune(store: Store, nights: int, *, dry_run: bool) -> PruneReport:
             store.client.set_tag(fleet, PRUNED, datetime.now(UTC).isoformat(timespec="seconds"))
         _delete_runs(store, old)
     return report
+
+
+def _read_old(store: Store, first: date) -> list[_Run]:
+    """Return the runs that began before a day, of which pruning deletes some, and later runs that people put below any.
+
+    MLflow takes 2 to 4 ms to read a run, so the nights that stay are not read.
+    """
+    began = int(datetime(first.year, first.month, first.day, tzinfo=UTC).timestamp() * 1000)
+    before = search(store, f"attributes.start_time < {began}", deleted=True)
+    added = search(
+        store,
+        f"attributes.start_time >= {began} and tags.`{PARENT}` IS NOT NULL and tags.`{KIND}` IS NULL",
+        deleted=True,
+    )
+    return [_Run.of(run) for run in (*before, *added)]
 
 
 def _first_nights(runs: Iterable[_Run], nights: int) -> dict[str, date]:

@@ -10,7 +10,7 @@ from schemas.errors import CpbError
 from tasks.tracking import boards
 from tasks.tracking.boards import leaderboard
 from tasks.tracking.runs import finish, log_members, search, start_fleet, start_parent
-from tasks.tracking.tags import BOARD, KIND, MEMBER, PARENT, PRUNED
+from tasks.tracking.tags import BOARD, KEY, KIND, MEMBER, PARENT, PRUNED
 
 
 @pytest.fixture
@@ -56,8 +56,15 @@ def test_more_boards_than_one_filter_excludes_are_all_shown(store, read, monkeyp
     assert len(leaderboard()) == 7
 
 
+def test_a_deleted_member_does_not_hide_the_whole_fleet_before_it(store, read):
+    old, new = flow("old", {"har": [0.9, 0.8]}), flow("new", {"har": [0.7, 0.6]})
+    deleted = next(m for m in search(store, f"tags.`{KIND}` = '{MEMBER}'") if m.data.tags[KEY] == "new/har/0")
+    store.client.delete_run(deleted.info.run_id)
+    assert {(row["flow_run"], row["coins"]) for row in leaderboard()} == {(old, "C0, C1"), (new, "C1")}
+
+
 def history(store, seed):
-    """Flows as a store may hold them: of several recipes, coins and ends of candles, failed, open, pruned, deleted."""
+    """Flows as a store may hold them: of several recipes, coins and ends of candles, failed, open, pruned."""
     choose = random.Random(seed)
     for number in range(9):
         as_of = choose.choice(["newest", None, *(f"2025-0{m}-01T00:00:00+00:00" for m in (1, 2, 3))])
@@ -74,9 +81,7 @@ def history(store, seed):
                           else {"metrics": {"test_crps_ratio": choose.random()}}))
                 for coin in coins
             ]  # fmt: skip
-            ids = log_members(fleet.run_id, records)
-            if choose.random() < 0.15:
-                store.client.delete_run(ids[0])
+            log_members(fleet.run_id, records)
             if choose.random() < 0.15:
                 store.client.set_tag(fleet.run_id, PRUNED, "2025")
             if choose.random() < 0.15:

@@ -24,7 +24,7 @@ from tasks.tracking import store as store_module
 from tasks.tracking.boards import leaderboard, read_members
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
-from tasks.tracking.runs import start_parent
+from tasks.tracking.runs import search, start_parent
 from tasks.tracking.store import find_run, open_store, sqlite_path
 from tasks.tracking.tags import KEEP, PRUNED
 from webapp import runs
@@ -436,3 +436,26 @@ def test_a_tracking_server_marks_runs_as_deleted(nights, server):
     (champion,) = champions(store)
     champion.check()
     assert champion.version == "5"
+
+
+def test_the_nights_that_stay_are_not_read(nights, monkeypatch):
+    read = set()
+
+    def noted(*arguments, **options):
+        for run in search(*arguments, **options):
+            read.add(run.info.run_id)
+            yield run
+
+    monkeypatch.setattr(pruning, "search", noted)
+    assert nights.prune().runs == 28
+    recent = {run for night in (5, 6, 7) for run in nights.tree(night)}
+    assert read & recent == {nights.flow(night) for night in (5, 6, 7)}
+
+
+def test_a_recent_run_of_a_person_keeps_the_old_run_above_it(nights):
+    fleet, member = nights.fleets(1)[0], nights.members(1)[0]
+    own = nights.store.client.create_run(nights.store.experiment_id, tags={"mlflow.parentRunId": member})
+    nights.prune()
+    stays = {own.info.run_id, member, fleet, nights.flow(1)}
+    assert nights.there(*stays) == stays
+    assert nights.there(*nights.tree(1)) == nights.tree(1) & stays
