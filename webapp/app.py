@@ -4,7 +4,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -70,8 +70,10 @@ def _warmed(home: Path) -> Callable[[FastAPI], AbstractAsyncContextManager[None]
         with suppress(Exception):  # a request reports it
             await run_in_threadpool(read.warm, home)
         # During the first requests: it takes seconds, for which the first overview would have to wait.
-        Thread(target=runs.load, daemon=True, name="mlflow").start()
+        ended = Event()
+        Thread(target=runs.keep_fresh, args=(ended,), daemon=True, name="mlflow").start()
         yield
+        ended.set()
 
     return warmed
 

@@ -92,7 +92,7 @@ def over_time(
 def board(market: Market, timeframe: str | None) -> dict[str, Any]:
     """Return the architectures of a market's leaderboard; none if the store cannot be read."""
     try:
-        return board_figure(runs.board_rows(market, timeframe, None))
+        return board_figure(runs.board_rows(market, timeframe, None)[0])
     except CpbError:
         return board_figure([])
 

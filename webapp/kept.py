@@ -1,15 +1,15 @@
-"""What is kept between requests until anything stored changes: answers, and results that many answers need.
+"""What is kept between requests until the stored files change: answers, and results that many answers need.
 
-Whether it has changed is looked at every `_LOOK_S` seconds. Nothing is kept for more than `_KEEP_S` seconds, because
-ages and the processes of runs change without a write.
+Whether they have changed is looked at every `_LOOK_S` seconds. No answer is kept for more than `_KEEP_S` seconds,
+because ages and the processes of runs change without a write. Only options that a route knows tell its answers apart,
+and keys count towards the memory that answers may take: what a client makes up is not kept.
 """
 
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Callable, Coroutine
 from functools import wraps
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -18,34 +18,42 @@ from cachetools import LRUCache, TTLCache, cached
 from cachetools.keys import hashkey
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from pydantic_core import to_json
 
 from schemas.identity import APART, MARKETS, SPOT, market_home, tree_of
-from tasks.tracking.store import sqlite_path, tracking_uri
 from tasks.training.shard import RESULT, is_training, shard_folders
-from webapp import answers
+from webapp import answers, last
 
 _LOOK_S, _KEEP_S = 5, 60
 _ANSWER_BYTES = 64 << 20
-_seen: dict[str, Any] = {"at": 0.0, "stored": None}
-"""When it was last looked at what is stored, and what that was."""
+_RESPONSE_BYTES = 2048
+"""Of a kept answer's objects, besides its body and key."""
+_MAX_RESULTS = 1000
+_seen: dict[str, Any] = {"at": 0.0, "stored": None, "files": None}
+"""When it was last looked at what is stored; what that was; and its part that is not MLflow's."""
+_kept: list[Any] = []
+"""The functions of `kept`."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def kept(function: F) -> F:
-    """Keep a function's results until anything stored changes; one thread computes a result, the others wait for it."""
-    cache: LRUCache[Any, Any] = LRUCache(1000)
-    keep = cached(cache, lambda *args: hashkey(_seen["stored"], *args), condition=threading.Condition())
-    return cast(F, keep(function))
+    """Keep a function's results until files change; one thread computes a result, the others wait for it.
+
+    Its arguments exist in the home: of anything else nothing is asked of it.
+    """
+    cache: LRUCache[Any, Any] = LRUCache(_MAX_RESULTS)
+    keep = cached(cache, lambda *args: hashkey(_seen["files"], *args), condition=threading.Condition())
+    _kept.append(made := keep(function))
+    return cast(F, made)
 
 
 def keeping(home: Path) -> type[APIRoute]:
     """Return the kind of routes whose answers are kept until anything stored changes."""
-    bodies: TTLCache[Any, Response] = TTLCache(
-        _ANSWER_BYTES, _KEEP_S, getsizeof=lambda answer: len(answer.body)
-    )
+    bodies: TTLCache[Any, tuple[Response, int]] = TTLCache(_ANSWER_BYTES, _KEEP_S, getsizeof=itemgetter(1))
+    of: dict[str, Any] = {"stored": None}
 
     class Kept(APIRoute):
         def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
@@ -62,20 +70,36 @@ def keeping(home: Path) -> type[APIRoute]:
             super().__init__(path, respond, **options)
 
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            make = super().get_route_handler()
+            make, names = super().get_route_handler(), _option_names(self.dependant)
 
             async def answer(request: Request) -> Response:
                 if time.monotonic() > _seen["at"] + _LOOK_S:
                     _seen["at"] = time.monotonic()  # other requests do not wait for this look
                     await run_in_threadpool(look, home)
-                key = (_seen["stored"], request["path"], request["query_string"])
-                if not (response := bodies.get(key)):
-                    bodies[key] = response = await make(request)
+                stored = _seen["stored"]
+                if of["stored"] != stored:
+                    of["stored"] = stored
+                    bodies.clear()
+                options = [
+                    (name, given) for name, given in request.query_params.multi_items() if name in names
+                ]
+                key = (stored, request["path"], *sorted(options, key=itemgetter(0)))
+                if found := bodies.get(key):
+                    return found[0]
+                response = await make(request)
+                size = len(response.body) + len(str(key)) + _RESPONSE_BYTES
+                bodies[key] = response, size
                 return response
 
             return answer
 
     return Kept
+
+
+def _option_names(dependant: Dependant) -> set[str]:
+    """Return the names of a route's options in the query, its dependencies' too."""
+    names = {str(option.alias) for option in dependant.query_params}
+    return names.union(*map(_option_names, dependant.dependencies))
 
 
 def json_of(answer: Any, name: str = "", rows: pl.DataFrame | None = None) -> bytes:
@@ -95,9 +119,14 @@ def texts(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def look(home: Path) -> None:
-    """Look at what is stored now."""
-    # a server's changes are not seen
-    _seen["stored"] = f"{changes(home)} {sqlite_path(tracking_uri()) or time.monotonic()}"
+    """Look at what is stored now, and forget what was kept of files that have changed."""
+    now = changes(home)
+    files = f"{home} {now.candles} {now.forecasts} {now.ledger}"
+    if files != _seen["files"]:
+        _seen["files"] = files
+        for function in _kept:
+            function.cache_clear()
+    _seen["stored"] = f"{files} {now.runs}"
 
 
 def changes(home: Path) -> answers.Changes:
@@ -108,24 +137,14 @@ def changes(home: Path) -> answers.Changes:
         roots = [tree_of(home, name, market) for name in names for market in MARKETS]
         return [*roots, *(folder for root in roots for folder in root.glob("interval=*/symbol=*"))]
 
-    database = sqlite_path(tracking_uri())
-    board = [database, database.with_name(f"{database.name}-wal")] if database else []
-    minute = "" if database else f"-{datetime.now(UTC):%H%M}"
+    board = last.version()
     return answers.Changes(
-        candles=_token(trees("klines", "provisional")),
-        forecasts=_token(trees("forecasts", "hub")),
-        ledger=_token(trees("ledger")),
-        board=_token(board) + minute,
-        runs=_token([*board, *at_work(home)]) + minute,
+        candles=last.file_times(trees("klines", "provisional")),
+        forecasts=last.file_times(trees("forecasts", "hub")),
+        ledger=last.file_times(trees("ledger")),
+        board=board,
+        runs=f"{board} {last.file_times(at_work(home))}",
     )
-
-
-def _token(paths: Iterable[Path]) -> str:
-    times = []
-    for path in paths:
-        with suppress(FileNotFoundError):
-            times.append(path.stat().st_mtime_ns)
-    return f"{len(times)}-{sum(times)}"
 
 
 def at_work(home: Path) -> list[Path]:

@@ -320,7 +320,7 @@ def _missing(market: Market, everything: list[SeriesId], with_forecast: list[Ser
 
 def _served(market: Market) -> tuple[dict[SeriesId, dict[str, Any]], str | None]:
     try:
-        serving, _ = champions_of(market)
+        serving, _, old = champions_of(market)
     except CpbError as error:
         return {}, str(error)
     return {
@@ -332,7 +332,7 @@ def _served(market: Market) -> tuple[dict[SeriesId, dict[str, Any]], str | None]
             "crps_ratio": champion.metrics.get("test_crps_ratio"),
         }
         for champion in serving
-    }, None
+    }, old
 
 
 def _forecast_fields(rows: pl.DataFrame) -> dict[str, Any]:

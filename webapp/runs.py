@@ -3,7 +3,7 @@
 import gc
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -18,54 +18,46 @@ from tasks.hub.card import verdict
 from tasks.storage.files import read_json_or_none
 from tasks.tracking import boards
 from tasks.tracking.registry import Champion, champions, decisions_on, newest_decisions
-from tasks.tracking.store import Store, open_store, store_errors
+from tasks.tracking.store import Store
 from tasks.training.shard import JOB, PROGRESS, read_job
-from webapp import answers
-from webapp.kept import at_work, kept
-
-_reading_store = threading.RLock()
+from webapp import answers, last
+from webapp.kept import at_work
 
 T = TypeVar("T")
 
-
-@contextmanager
-def _store() -> Iterator[Store]:
-    """Yield the store, locked for this thread; raises `CpbError` if it cannot be read."""
-    with _reading_store, store_errors():
-        yield open_store(create=False)
+_MAX_DECISIONS, _MAX_RUNS = 1000, 200
+"""Of a series, and of the newest runs, that are read; fewer are cut from these."""
 
 
 @cache
 def load() -> None:
-    """Load MLflow and open its store so that no request has to wait; errors are reported by the first request."""
-    with suppress(CpbError), _store():
-        pass
+    """Load MLflow and read what most pages show, so that few requests have to wait; errors are reported by requests."""
+    for read in (_members, _champions, _flow_runs):
+        with suppress(CpbError):
+            read()
     # What is loaded stays: a garbage collection of all of it would stop every request for a tenth of a second.
     gc.freeze()
 
 
-def _or_note(read: Callable[[Store], list[T]], missing: str | None = None) -> tuple[list[T], str | None]:
-    """Return what `read` finds in the store, and a note if that is nothing: `missing`, or why it cannot be read."""
-    try:
-        with _store() as store:
-            results = read(store)
-    except CpbError as error:
-        return [], str(error)
-    return results, None if results else missing
+def keep_fresh(stop: threading.Event) -> None:
+    """Load, then read anew what has changed until `stop` is set: the work of one thread."""
+    load()
+    last.refreshing(stop)
 
 
 def leaderboard(market: Market, timeframe: str | None = None, run: str | None = None) -> answers.Leaderboard:
-    """Return a market's leaderboard over its finished runs, and its champions; a note says why it is empty.
+    """Return a market's leaderboard over its finished runs, and its champions; a note says why it is empty or old.
 
     Args:
         run: id of a flow's run, or the beginning of an id, to restrict the rows to that run.
     """
     board = answers.Leaderboard(market=market, rows=[], columns=boards.COLUMNS, champions=[])
     try:
-        serving, decided = champions_of(market)
+        serving, decided, board.note = champions_of(market)
         board.champions = [_champion(champion, decided.get(champion.series)) for champion in serving]
         board.verdict = verdict(serving) if serving else None
-        board.rows = board_rows(market, timeframe, run)
+        board.rows, old = board_rows(market, timeframe, run)
+        board.note = board.note or old
     except CpbError as error:
         board.note = str(error)
     return board
@@ -90,66 +82,100 @@ def identity(series: SeriesId) -> dict[str, Any]:
     return {"market": series.market, "symbol": series.symbol, "timeframe": series.timeframe}
 
 
-@kept
-def _members() -> pl.DataFrame:
-    with _store() as store:
-        return boards.read_members(store)
+def _members() -> tuple[pl.DataFrame, str | None]:
+    return last.last("members", boards.read_members)
 
 
-def board_rows(market: Market, timeframe: str | None, run: str | None) -> list[dict[str, Any]]:
-    """Return the rows of a market's leaderboard; arguments as in `leaderboard`.
+def _rows_of_run(store: Store, run: str) -> list[dict[str, Any]]:
+    return boards.leaderboard(run, boards.read_members(store, run))
+
+
+def board_rows(
+    market: Market, timeframe: str | None, run: str | None
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the rows of a market's leaderboard, and a note if they are old; arguments as in `leaderboard`.
 
     Raises:
         CpbError: there are none, or the run is of another market.
     """
-    rows = boards.leaderboard(run, _members(), market=market, timeframes=[timeframe] if timeframe else None)
-    of_market = [row for row in rows if row["market"] == market]  # rows of a run are not filtered by market
+    if run is None:
+        members, old = _members()
+        rows = boards.leaderboard(None, members, market=market, timeframes=[timeframe] if timeframe else None)
+        return rows, old
+    rows, old = last.last("run", _rows_of_run, run)
+    of_market = [row for row in rows if row["market"] == market]
     if not of_market:
         other = rows[0]["market"]
         raise CpbError(f"run {run} is of market {other}: ask for it with market={other}")
-    return [row for row in of_market if timeframe in (None, row["timeframe"])]
+    return [row for row in of_market if timeframe in (None, row["timeframe"])], old
 
 
 def coin_rows(market: Market, timeframe: str | None) -> list[dict[str, Any]]:
     """Return the ratio of each architecture of the leaderboard on each coin; empty if there are none."""
     with suppress(CpbError):
-        return boards.coin_ratios(_members(), board_rows(market, timeframe, None))
+        return boards.coin_ratios(_members()[0], board_rows(market, timeframe, None)[0])
     return []
 
 
 def loss_histories(run_id: str) -> dict[str, list[dict[str, float]]]:
     """Return the losses per epoch of a run's models; errors as in `boards.loss_histories`."""
-    with _store() as store:
-        return boards.loss_histories(store, run_id)
+    return last.last("losses", boards.loss_histories, run_id)[0]
 
 
-@kept
-def champions_of(market: Market) -> tuple[list[Champion], dict[SeriesId, Decision]]:
-    """Return a market's champions, and the newest decision on every series; raises `CpbError` without a store."""
-    with _store() as store:
-        return champions(store, market=market), newest_decisions(store)
+def _champions() -> tuple[tuple[list[Champion], dict[SeriesId, Decision]], str | None]:
+    return last.last("champions", lambda store: (champions(store), newest_decisions(store)))
+
+
+def champions_of(market: Market) -> tuple[list[Champion], dict[SeriesId, Decision], str | None]:
+    """Return a market's champions, the newest decision on every series, and a note if these are old.
+
+    Raises:
+        CpbError: the store could not be read yet.
+    """
+    (everyone, decided), old = _champions()
+    return [champion for champion in everyone if champion.series.market == market], decided, old
+
+
+def _or_note(read: Callable[[], tuple[list[T], str | None]], missing: str) -> tuple[list[T], str | None]:
+    """Return what `read` returns, and a note if that is old or nothing: `missing`, or why it cannot be read."""
+    try:
+        results, old = read()
+    except CpbError as error:
+        return [], str(error)
+    return results, old or (None if results else missing)
+
+
+def _models(store: Store, series: SeriesId) -> list[boards.JudgedModel]:
+    return boards.judged_models(store, series, _members()[0])
 
 
 def models(series: SeriesId) -> answers.Models:
     """Return a series' newest judged model of each architecture and preset; a note says why there are none."""
     missing = f"no judged model of {series} is in the MLflow store; train some with `cpb train-all {series.options}`"
-    judged, note = _or_note(lambda store: boards.judged_models(store, series), missing)
+    judged, note = _or_note(lambda: last.last("models", _models, series), missing)
     return answers.Models(**identity(series), models=judged, note=note)
 
 
 def decisions(series: SeriesId, limit: int) -> answers.Decisions:
     """Return the newest decisions on a series, newest first; a note says why there are none."""
     missing = f"nothing has been decided on {series} yet; `cpb train-all {series.options}` trains candidates"
-    made, note = _or_note(lambda store: decisions_on(store, series, limit), missing)
-    return answers.Decisions(**identity(series), decisions=made, note=note)
+    made, note = _or_note(lambda: last.last("decisions", _decisions, series), missing)
+    return answers.Decisions(**identity(series), decisions=made[:limit], note=note)
+
+
+def _decisions(store: Store, series: SeriesId) -> list[Decision]:
+    return decisions_on(store, series, _MAX_DECISIONS)
+
+
+def _flow_runs() -> tuple[list[boards.FlowRunInfo], str | None]:
+    return last.last("runs", lambda store: boards.newest_flow_runs(store, _MAX_RUNS))
 
 
 def runs(home: Path, limit: int) -> answers.Runs:
     """Return the trainings in progress, and the newest `limit` runs of the flow."""
-    flow_runs, note = _or_note(
-        lambda store: [answers.FlowRun(**dict(run)) for run in boards.newest_flow_runs(store, limit)]
-    )
-    return answers.Runs(trainings=list(_trainings(home)), runs=flow_runs, note=note)
+    made, note = _or_note(_flow_runs, "")
+    flow_runs = [answers.FlowRun(**dict(run)) for run in made[:limit]]
+    return answers.Runs(trainings=list(_trainings(home)), runs=flow_runs, note=note or None)
 
 
 def _trainings(home: Path) -> Iterator[answers.Training]:

@@ -14,7 +14,7 @@ from tasks.storage.files import local_path
 from tasks.storage.wheel import Wheel
 from tasks.tracking.registry import champions, decisions_on, register
 from tasks.tracking.store import open_store
-from webapp import kept, read, runs
+from webapp import last, read, runs
 
 WHEEL = Wheel("cpbmodels-0-py3-none-any.whl", b"")
 
@@ -183,7 +183,7 @@ def test_a_registered_version_without_an_alias_can_be_promoted(cpb):
 
 
 def test_page_and_card_say_why(cpb):
-    kept._seen.update(stored=object())
+    last._results.clear()
     (btc, _) = runs.leaderboard("sim").champions
     assert (btc.preset, btc.decision.outcome, btc.selected_on) == ("smoke", "first", None)
     store = open_store()
@@ -191,7 +191,7 @@ def test_page_and_card_say_why(cpb):
         champions(store, market="sim"), "alice/cpb-models", WHEEL
     )
     store.client.set_model_version_tag(BTC.registered, "1", "cpb.selected_on", "2024-12-20/2024-12-31")
-    kept._seen.update(stored=object())
+    last._results.clear()
     assert runs.leaderboard("sim").champions[0].selected_on == "2024-12-20/2024-12-31"
     shown = {row.symbol: row.selected_on for row in read.overview(home(), "sim").rows}
     assert shown == {"BTCUSDT": "2024-12-20/2024-12-31", "ETHUSDT": None}

@@ -5,12 +5,16 @@ from browsing import browsing
 from serving import client_of
 from webapp_store import BTC, ETH, PEPE, SIM_BTC, UM_BTC, fill, fill_record, track
 
-from webapp import kept
+from webapp import kept, last
 
 
 @pytest.fixture(autouse=True)
 def _always_looking(monkeypatch):
+    """Changes are seen at once, and nothing is left of what another test has read of a store."""
     monkeypatch.setattr(kept, "_LOOK_S", 0.0)
+    monkeypatch.setattr(last, "_LOOK_S", 0.01)
+    monkeypatch.setattr(last, "_REST", 0)
+    last._results.clear()
 
 
 @pytest.fixture(scope="session")
