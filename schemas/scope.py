@@ -134,9 +134,9 @@ class Scope(BaseModel):
 
     `source` is a URL, a folder, a table of candles, `sim`, or None for Binance Vision. `since` (inclusive) is compared
     with `open_time`; `as_of` with the candle's end: candles that close after it are ignored. `home` is `CPB_HOME`;
-    `root` holds the files of a single market (manifest, fleets, packages). `offline`: no
-    source is read, the stored candles are used as they are. `reading`: how a table is read. `chosen`: the series, if
-    they are not every symbol at every timeframe.
+    `root` holds the files of a single market (manifest, fleets, packages). `offline`: no source is read, the stored
+    candles are used as they are. `reading`: how a table is read; `rewrite`: it may replace stored candles. `chosen`:
+    the series, if they are not every symbol at every timeframe.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -150,6 +150,7 @@ class Scope(BaseModel):
     home: Path
     offline: bool = False
     reading: Reading = Reading()
+    rewrite: bool = False
     chosen: tuple[SeriesId, ...] | None = None
 
     @property
@@ -232,6 +233,10 @@ class ScopeSpec(Spec):
         description="of a table: point or comma, where no number tells whether 3,364 is three or three thousand; "
         "remembered with the source",
     )
+    rewrite: bool = Field(
+        False,
+        description="of a table: replace stored candles where the table has changed more than 1 % of them",
+    )
     market: Market = Field("spot", description="spot, um, cm, or sim and own (which a source implies)")
     since: str | None = Field(
         None, description="first candle, as in 2024-01 or 2024-01-31 (UTC); default: the oldest available"
@@ -265,9 +270,10 @@ class ScopeSpec(Spec):
             )  # fmt: skip
         if implied == OWN:
             return values | {"market": OWN} | cls._of_tables(values)
-        if given := [name for name in Reading._fields if values.get(name) is not None]:
+        if given := [name for name in (*Reading._fields, "rewrite") if values.get(name) not in (None, False)]:
             raise UsageError(
-                f"{given[0]} says how a table is read, and the source is none: leave it out, or give --source FILE",
+                f"{given[0]} says how a table is read or stored, and the source is none: leave it out, or give "
+                "--source FILE",
                 code=given[0],
             )  # fmt: skip
         return values | {"source": SIM, "market": SIM} if SIM in (implied, market) else values
@@ -377,6 +383,7 @@ class ScopeSpec(Spec):
             home=home(),
             offline=self.offline,
             reading=Reading(self.columns, self.decimal),
+            rewrite=self.rewrite,
         )
 
 

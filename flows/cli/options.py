@@ -32,7 +32,7 @@ BY_SET = ("seed", "dtype", "kernels", "train_timeout_s")
 
 _PANELS = {
     "Which data": (
-        "coins", "timeframes", "market", "source", "columns", "decimal", "since", "as_of", "tail", "offline",
+        "coins", "timeframes", "market", "source", "columns", "decimal", "rewrite", "since", "as_of", "tail", "offline",
     ),
     "Which models": ("architectures", "preset", "seeds", "serving", "overrides", "max_epochs", "baselines"),
     "Periods": ("folds", "check_lookahead"),

@@ -198,7 +198,7 @@ def with_listed_pairs(spec: S, report: Callable[[str], None]) -> S:
 
 def _bring_up_to_date(run: Run, *, tail: bool) -> IngestReport:
     if isinstance(run.source, TableSource):
-        refuse_other_tables(run.source, run.scope.series, run.home, run.manifest)
+        refuse_other_tables(run.source, run.scope, run.manifest)
         remember(run.source, run.home)
     plans = _plans(run, checks_stored=not tail)  # an hourly run must not read the whole store
     store_all(run, ((plan.series, plan.fetch) for plan in plans))

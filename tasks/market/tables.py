@@ -7,12 +7,11 @@ and a digest of its candles: only changed months are stored again.
 A series of this market belongs to one table: another table of its symbol is refused, never joined to it. A table is
 recognised as the same if it overlaps with the stored candles and most of the common candles are equal: so it may grow
 at its ends, lose its oldest candles and correct some candles. Candles of the same coin from two exchanges are hardly
-ever equal.
+ever equal. More than a few changed candles are stored only with `rewrite`.
 """
 
 import json
 import os
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -23,6 +22,7 @@ from cpbmodels.data.columns import PRICES
 from schemas.errors import UsageError
 from schemas.frames import KLINES
 from schemas.identity import OWN, SeriesId, market_home
+from schemas.scope import Scope
 from schemas.tables import REMEMBERED, Reading, remembered, tables_of
 from tasks.market.klines import damage_of, digest_of, part_path, read_part, split_months
 from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file
@@ -102,29 +102,47 @@ def remember(source: TableSource, home: Path) -> None:
     )
 
 
-def refuse_other_tables(
-    source: TableSource, asked: Iterable[SeriesId], home: Path, manifest: Manifest
-) -> None:
-    """Compare the tables of these series with their stored candles, before anything is stored.
+MAX_CHANGED = 0.01
+"""Share of the stored candles in a table's time range that it may change without `rewrite`."""
 
-    Damaged months, which are stored again, are not compared.
+
+def refuse_other_tables(source: TableSource, scope: Scope, manifest: Manifest) -> None:
+    """Compare the tables of the scope's series with their stored candles, before anything is stored.
+
+    Damaged months, which are stored again, are not compared. A table that differs in most candles is another one, which
+    `rewrite` may still store if it replaces every stored candle: two tables never become one series.
 
     Raises:
-        UsageError: a table is not the source of its stored series; the message names the table and the remedy.
+        UsageError: a table is not the source of its stored series, or has another history and `rewrite` was not given;
+            the message names the table and the remedy.
     """
-    for series in filter(source.holds, asked):
+    for series in filter(source.holds, scope.series):
         months = list(manifest.parts(series))
-        sound = [month for month in months if not damage_of(part_path(home, series, month))]
+        sound = [month for month in months if not damage_of(part_path(scope.home, series, month))]
         if not sound:
             continue
         table = pl.concat(source.months(series).values())
-        stored = pl.concat([read_part(home, series, month) for month in sound])
-        stored = stored.filter(pl.col("open_time").is_between(table["open_time"][0], table["open_time"][-1]))
+        every = pl.concat([read_part(scope.home, series, month) for month in sound])
+        stored = every.filter(pl.col("open_time").is_between(table["open_time"][0], table["open_time"][-1]))
         differing = stored.join(table, on=["open_time", *PRICES], how="anti").height
-        if 2 * differing > stored.height or (stored.is_empty() and sound == months):
-            why = f"differs in {differing:,} of the {stored.height:,}" if differing else "has none of the"
+        replaces_all = stored.height == every.height and sound == months
+        if differing <= MAX_CHANGED * stored.height and not (stored.is_empty() and sound == months):
+            continue
+        if scope.rewrite and (replaces_all or 0 < 2 * differing <= stored.height):
+            continue
+        path = source.path(series).absolute()
+        if 0 < 2 * differing <= stored.height:
             raise UsageError(
-                f"{series}: {source.path(series).absolute()} {why} stored candles, so it is another table: give its "
-                f"coin another symbol, set CPB_HOME to another folder, or remove {market_home(home, OWN)} and all that "
-                "was learned from it", code="another-table", field="source",
+                f"{series}: {path} has changed {differing:,} of the {stored.height:,} stored candles in its time "
+                f"range, more than {MAX_CHANGED:.0%}: check where it came from; with --rewrite its candles replace "
+                "them, and what was learned from the old ones stays until it is trained again",
+                code="rewritten", field="source",
             )  # fmt: skip
+        why = f"differs in {differing:,} of the {stored.height:,}" if differing else "has none of the"
+        rewriting = "add --rewrite if it is the same table with another history, " if replaces_all else ""
+        raise UsageError(
+            f"{series}: {path} {why} stored candles, so it is another table: {rewriting}give its coin another symbol, "
+            f"set CPB_HOME to another folder, or remove {market_home(scope.home, OWN)} and all that was "
+            "learned from it",
+            code="another-table", field="source",
+        )  # fmt: skip

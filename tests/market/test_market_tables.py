@@ -186,6 +186,63 @@ def test_another_table_of_a_symbol_is_refused_and_nothing_is_stored(tmp_path, fi
     assert stored(home, first_path)[1].equals(before)
 
 
+def changed(count, rows=400):
+    """A table of which the last `count` candles lie 10 % higher."""
+    prices, last = pl.col(PRICES), pl.int_range(pl.len()) >= rows - count
+    return hours(rows).with_columns(pl.when(last).then(prices * 1.1).otherwise(prices))
+
+
+def changes(report):
+    return [note.partition(": ")[2] for note in report.notes if "stored candle" in note]
+
+
+def test_a_few_changed_candles_of_a_table_are_stored_and_counted(tmp_path):
+    path, home = tmp_path / "BTCUSDT-1h.csv", tmp_path / "home"
+    for table in (hours(400), changed(4)):
+        table.write_csv(path)
+        report, rows = stored(home, path)
+    assert rows.equals(changed(4))
+    assert changes(report) == ["4 stored candles replaced: the source has changed them"]
+
+
+@pytest.mark.parametrize("count", [5, 160, 200])
+def test_a_changed_history_of_a_table_is_stored_with_rewrite_alone(tmp_path, count):
+    path, home = tmp_path / "BTCUSDT-1h.csv", tmp_path / "home"
+    hours(400).write_csv(path)
+    _, before = stored(home, path)
+    changed(count).write_csv(path)
+    with pytest.raises(
+        UsageError, match=f"has changed {count} of the 400 stored candles .* with --rewrite"
+    ) as refused:
+        stored(home, path)
+    assert refused.value.code == "rewritten"
+    assert read_klines(home, OWN("BTCUSDT")).select(PLAIN).equals(before)
+    report, rows = stored(home, path, rewrite=True)
+    assert rows.equals(changed(count))
+    assert changes(report) == [f"{count} stored candles replaced: the source has changed them"]
+    assert stored(home, path)[1].equals(rows)  # the next run needs the option no more
+
+
+def test_rewrite_replaces_a_whole_history_but_never_joins_two(tmp_path):
+    path, home = tmp_path / "BTCUSDT-1h.csv", tmp_path / "home"
+    hours(400).write_csv(path)
+    stored(home, path)
+    other = dearer(hours(400))
+    other[150:].write_csv(path)
+    with pytest.raises(UsageError, match="so it is another table: give its coin"):
+        stored(home, path, rewrite=True)
+    other.write_csv(path)
+    with pytest.raises(UsageError, match="add --rewrite if it is the same table"):
+        stored(home, path)
+    assert stored(home, path, rewrite=True)[1].equals(other)
+
+
+@pytest.mark.parametrize("values", [{}, {"source": "sim"}, {"source": "https://mirror.org"}])
+def test_rewrite_is_for_tables(values):
+    with pytest.raises(UsageError, match=r"^rewrite says how a table is read or stored"):
+        ScopeSpec(rewrite=True, **values)
+
+
 def test_a_table_that_was_renamed_or_given_volumes_is_the_same(tmp_path):
     home = tmp_path / "home"
     hours(100).drop("volume").write_csv(tmp_path / "BTCUSDT-1h.csv")
