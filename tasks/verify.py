@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,7 +22,9 @@ from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import SPOT, SeriesId, market_home, options_of, stored_series, tree_of
 from schemas.ledger import LedgerSummary, Reference
 from tasks.forecasting import months
-from tasks.forecasting.chain import check_months
+from tasks.forecasting.chain import check_months, pending_path
+from tasks.forecasting.lines import Chain, chain_path
+from tasks.forecasting.published import CHAIN, RESTORE, is_restorable, record_loss, restore_command
 from tasks.forecasting.record import DAILY, parse_sums
 from tasks.forecasting.watch import Watch
 from tasks.hub.tree import SUMS, packaged_models, tree_faults
@@ -240,9 +242,23 @@ def champion_files(home: Path, market: str) -> Iterator[Check]:
 
 
 def forecasts(home: Path, market: str) -> Iterator[Check]:
-    """Yield a market's chain and its months of forecasts and scores, which no command makes again."""
+    """Yield a market's chain and its months of forecasts and scores, which come back from a published record alone."""
+    published = cache(partial(Chain.read, tree_of(home, "hub", market) / CHAIN))
     for path, fault in check_months(home, market):
-        yield path, partial(str, fault), months.RESTORE
+        command = RESTORE
+        if fault and path == pending_path(home, market):
+            command = _remove(path)
+        elif (
+            fault and (chain := published()) and not chain.fault and is_restorable(home, market, path, chain)
+        ):
+            command = restore_command(home, market)
+        yield path, partial(str, fault), command
+
+
+def published_record(home: Path, market: str) -> Iterator[Check]:
+    """Yield a market's chain if it lacks what is published in the home, which is then the last copy."""
+    if reason := record_loss(home, market):
+        yield chain_path(home, market), partial(str, reason), restore_command(home, market)
 
 
 def ledger_records(home: Path, market: str) -> Iterator[Check]:
@@ -259,9 +275,9 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
         folder, again = series.folder(home, "ledger"), months.forecast_command(series)
         yield folder / DAILY, partial(parse_sums, folder / DAILY), again
     for path in by_backtest.switch_files(home, market):
-        yield _record(path, by_backtest.Switch, by_backtest.record_subject(path), months.RESTORE)
+        yield _record(path, by_backtest.Switch, by_backtest.record_subject(path), RESTORE)
     for path in by_backtest.register_files(home, market):
-        yield _record(path, by_backtest.Submission, by_backtest.record_subject(path), months.RESTORE)
+        yield _record(path, by_backtest.Submission, by_backtest.record_subject(path), RESTORE)
 
 
 def published(home: Path, market: str) -> Iterator[Check]:
@@ -279,6 +295,7 @@ KINDS: dict[str, Callable[..., Iterator[Check]]] = {
     "features": features,
     "champions": champion_files,
     "fleets": fleets,
+    "published record": published_record,
     "forecasts": forecasts,
     "records of the ledger": ledger_records,
     "published models": published,

@@ -24,7 +24,7 @@ from schemas.identity import (
     symbol_of,
 )
 from tasks.forecasting import months
-from tasks.forecasting.months import forecast_command, month_files
+from tasks.forecasting.months import IS_LIVE, forecast_command, month_files
 from tasks.forecasting.record import champion_records, read_summary
 from tasks.forecasting.score import newest_scored
 from tasks.forecasting.touch import stops, touch_of, touched
@@ -338,11 +338,11 @@ def _served(market: Market) -> tuple[dict[SeriesId, dict[str, Any]], str | None]
 def _forecast_fields(rows: pl.DataFrame) -> dict[str, Any]:
     if rows.is_empty():
         return {}
-    first, last = rows.row(0, named=True), rows.row(-1, named=True)
+    last = rows.row(-1, named=True)
     return {
         "issued_at": last["issued_at"],
         "made_at": last["made_at"],
-        "live": last["made_at"] is not None and last["made_at"] < first["target_time"],
+        "live": rows.select(IS_LIVE)[0, 0],
         "model_version": last["model_version"],
         "range_80_low": 100 * (last["q10"] / last["last_close"] - 1),
         "range_80_high": 100 * (last["q90"] / last["last_close"] - 1),

@@ -37,6 +37,7 @@ COMMANDS = {
         "champions": ("flows.cli.models", "champions"),
         "promote": ("flows.cli.models", "promote"),
         "publish": ("flows.cli.models", "publish"),
+        "restore": ("flows.cli.models", "restore"),
     },
     "Data and machine": {
         "ingest": ("flows.cli.data", "ingest"),

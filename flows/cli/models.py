@@ -1,5 +1,7 @@
 """`cpb leaderboard`, `ledger`: results, and what came true; `champions`, `promote`, `publish`: who serves."""
 
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +12,7 @@ from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError, co
 from schemas.identity import SIM, SPOT, check_known
 from schemas.run import BoardSpec, RunSpec
 from schemas.scope import ScopeSpec
-from tasks.storage.files import checked_home, stored_home
+from tasks.storage.files import checked_home, mark_home, stored_home
 
 if TYPE_CHECKING:
     from schemas.ledger import Alarm
@@ -295,4 +297,48 @@ def publish(
         then = f"; `cpb publish --market {spec.market} --repo USER/NAME` publishes it"
         written = f"written to {result.place}{'' if result.failures else then}"
         echo(f"published: {result.place}" if repo else written)
+    raise typer.Exit(code)
+
+
+@cli_options(ScopeSpec, only=("market",))
+def restore(
+    spec: ScopeSpec,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="the published record, as fetched from the Hub; default HOME/hub"
+        ),
+    ] = None,
+    set_aside: Annotated[
+        bool,
+        typer.Option(
+            "--set-aside", help="go back to the record as published; what differs is moved to HOME/set-aside"
+        ),
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Bring a market's lost forecasts, scores and their chain back from the published record.
+
+    Each row is compared with the published chain. What is intact stays, with what was stored since it was published.
+
+    Example: cpb restore --record copy
+    """
+    from tasks.hub.restore import restore_record
+
+    home = checked_home()
+    if not home.is_dir():
+        mark_home(home)
+    done = restore_record(home, spec.market, record, set_aside=set_aside)
+    for sentence in done.failures:
+        echo(f"FAILED {sentence}")
+    code = EXIT_PARTIAL if done.failures else EXIT_COMPLETE
+    if json:
+        aside = str(done.set_aside) if done.set_aside else None
+        emit({**asdict(done), "set_aside": aside, "exit": code})
+    elif done.lines or done.months or done.set_aside:
+        lines = f"{count(done.lines, 'line')} of the chain and {count(len(done.months), 'month')} of rows"
+        kept = f"; what was there before is in {done.set_aside}" if done.set_aside else ""
+        echo(f"restored {lines}{kept}")
+    elif not done.failures:
+        echo("nothing to restore: the published record is stored as it is")
     raise typer.Exit(code)

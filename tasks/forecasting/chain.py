@@ -14,7 +14,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -34,6 +34,7 @@ from tasks.forecasting.lines import (
     Slice,
     chain_path,
     first_misfit,
+    has_line,
     last_line,
     line_hash,
     parse_line,
@@ -42,7 +43,6 @@ from tasks.forecasting.lines import (
 from tasks.forecasting.months import (
     FORECASTS,
     LEDGER,
-    RESTORE,
     Tree,
     files_of_market,
     load,
@@ -50,6 +50,7 @@ from tasks.forecasting.months import (
     owner_of,
     parse_rows,
 )
+from tasks.forecasting.published import RESTORE, loss_sentence, restore_command, way_back
 from tasks.running.parallel import run_each, thread_pool
 from tasks.storage.files import DiskFull, is_disk_full, sync, write_bytes
 from tasks.storage.locks import locked
@@ -63,6 +64,10 @@ ANY_ERROR = (Exception, pl.exceptions.PanicException)
 WRITERS = 8
 """Files written concurrently: a disk handles many syncs in hardly more time than a single sync."""
 
+CLOCK_STEP = timedelta(minutes=1)
+"""A clock that is corrected by less, as a time service does, is no clock that was set back."""
+
+_TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 _CHECKERS = 2  # Python threads; polars and hashing use further threads
 
 
@@ -87,7 +92,7 @@ def append(
     staged = dict[SeriesId, list[Entry] | CpbError]()
     try:
         with chain_lock(home, market):
-            now, is_valid = datetime.now(UTC), _is_valid(tree, batch)
+            now, is_valid = _batch_time(home, market), _is_valid(tree, batch)
             with _drafts(home, market, [series.folder(home, tree.name) for series in batch]):
                 calls = [
                     partial(_stage, home, market, series, tree, rows, now, is_valid=is_valid)
@@ -113,7 +118,9 @@ def as_error(series: SeriesId, error: BaseException) -> CpbError:
     if isinstance(error, CpbError):
         return error
     if is_disk_full(error):
-        return DiskFull(f"{series}: no space left on the disk; free some, or set CPB_HOME to another disk")
+        return DiskFull(
+            f"{series}: no space left on the disk of CPB_HOME; free some, then run the same command again"
+        )
     log.debug("%s failed", series, exc_info=error)
     reason = (str(error).splitlines() or [""])[0][:200]
     return CpbError(f"{series}: {type(error).__name__}: {reason}".rstrip(": "), code="unexpected")
@@ -124,25 +131,67 @@ def chain_lock(home: Path, market: str) -> Iterator[None]:
     """Hold the write lock of a market's forecasts and scores; an interrupted batch is completed first.
 
     Raises:
-        DamagedError: the line of an interrupted batch is damaged, or the chain is missing.
+        DamagedError: the line of an interrupted batch is damaged or not the next of the chain, the chain is missing, or
+            it does not go on from the published record.
     """
-    chain, pending = chain_path(home, market), pending_path(home, market)
-    with locked(chain.with_name(".chain.lock")):
-        if pending.exists():
-            try:
-                line = parse_line(pending.read_bytes())
-            except DamagedError as error:  # written by rename, so a crash never leaves it partial
-                raise DamagedError(
-                    f"{pending} is damaged: {error}; {RESTORE} with all of forecasts and ledger, or delete it: rows "
-                    "of its batch that are in place then have no line in the chain", field=str(pending),
-                ) from error  # fmt: skip
-            _put_in_place(home, market, line)
-        if not chain.exists() and any(files_of_market(home, market)):
+    with record_lock(home, market):
+        if sentence := loss_sentence(home, market):
+            raise DamagedError(sentence, field=str(chain_path(home, market)))
+        complete_pending(home, market)
+        chain = chain_path(home, market)
+        if (not chain.exists() or not chain.stat().st_size) and any(files_of_market(home, market)):
             raise DamagedError(
-                f"{chain} is missing though rows were stored with lines in it: {RESTORE} or from what `cpb publish` "
-                "wrote; until then nothing is stored", field=str(chain),
+                f"{chain} is missing or empty though rows were stored with lines in it: {RESTORE}, or fetch what "
+                f"`cpb publish` sent and run `{restore_command(home, market)} --record FOLDER`; until then nothing is "
+                "stored", field=str(chain),
             )  # fmt: skip
         yield
+
+
+@contextmanager
+def record_lock(home: Path, market: str) -> Iterator[None]:
+    """Hold the write lock of a market's forecasts and scores, without any check of what is stored."""
+    with locked(chain_path(home, market).with_name(".chain.lock")):
+        yield
+
+
+def complete_pending(home: Path, market: str) -> None:
+    """Complete an interrupted batch, under the lock; a pending line that the chain has is only removed.
+
+    Raises:
+        DamagedError: the pending line is damaged, or neither the next nor a line of the chain, as after one of both was
+            restored from a backup.
+    """
+    chain, pending = chain_path(home, market), pending_path(home, market)
+    if not pending.exists():
+        return
+    fault = ""
+    try:
+        line = parse_line(pending.read_bytes())
+    except DamagedError as error:  # written by rename, so a crash never leaves it partial
+        fault = f"is damaged: {error}"
+    else:
+        if _is_next(chain, line):
+            _put_in_place(home, market, line)
+        elif has_line(chain, line.encode()):
+            pending.unlink()
+        else:
+            fault = f"is of another time: its line {line.number} does not follow the last line of {chain}"
+    if fault:
+        raise DamagedError(
+            f"{pending} {fault}; {RESTORE} with all of forecasts and ledger, or delete it: rows of its batch that are "
+            "in place then have no line in the chain", field=str(pending),
+        )  # fmt: skip
+
+
+def _is_next(chain: Path, line: Line) -> bool:
+    """Whether a line belongs at the chain's end, where a crash may have left all or a part of it."""
+    last = b""
+    with suppress(FileNotFoundError):
+        last = last_line(chain)
+        if line.encode().startswith(last):
+            last = last_line(chain, cut=len(last))
+    return line.previous == (line_hash(last) if last else ORIGIN)
 
 
 @contextmanager
@@ -159,6 +208,30 @@ def _drafts(home: Path, market: str, folders: Sequence[Path]) -> Iterator[None]:
     finally:
         if not pending_path(home, market).exists():
             sweep()
+
+
+def _batch_time(home: Path, market: str) -> datetime:
+    """Return the time of a batch, which is never before that of the chain's last line.
+
+    Raises:
+        CpbError: (code `clock`) the clock was set back since by more than `CLOCK_STEP`: what is made now may be a
+            replay that would count as live.
+    """
+    now, last = datetime.now(UTC), None
+    with suppress(OSError, DamagedError, ValueError):
+        last = datetime.strptime(parse_line(last_line(chain_path(home, market))).time, _TIME).replace(
+            tzinfo=UTC
+        )
+    if last is None or last <= now:
+        return now
+    if last - now > CLOCK_STEP:
+        raise CpbError(
+            f"the clock of this machine says {now:%Y-%m-%d %H:%M} UTC, but the last batch was stored at "
+            f"{last:%Y-%m-%d %H:%M}, so nothing is stored: set the clock; if it was wrong then, "
+            f"`{restore_command(home, market, set_aside=True)}` goes back to the published record", code="clock",
+            field=str(chain_path(home, market)),
+        )  # fmt: skip
+    return last
 
 
 def _is_valid(tree: Tree, batch: Mapping[SeriesId, pl.DataFrame]) -> bool:
@@ -181,7 +254,10 @@ def _stage(
             text = f"rows of another series cannot be stored under {series}"
             raise MemberError(text, code="rows", field=others[0])
         if "made_at" in rows.columns:
-            rows = rows.with_columns(pl.col("made_at").fill_null(now))
+            # The exchange's clock, by which a candle has closed, may be a little ahead.
+            ahead = (pl.col("issued_at") > now) & (pl.col("issued_at") <= now + CLOCK_STEP)
+            made_at = pl.when(ahead).then("issued_at").otherwise(pl.lit(now))
+            rows = rows.with_columns(pl.col("made_at").fill_null(made_at))
         months = rows.group_by(pl.col("issued_at").dt.strftime("%Y-%m"), maintain_order=True)
         return [
             entry
@@ -204,8 +280,9 @@ def _draft(home: Path, series: SeriesId, tree: Tree, name: str, rows: pl.DataFra
     except FileNotFoundError:
         if _is_recorded(chain_path(home, series.market), place):
             raise DamagedError(
-                f"{path.relative_to(home)} is missing, though the chain has rows of it; {RESTORE}: until then {series} "
-                "stores nothing in that month", field=place,
+                f"{path.relative_to(home)} is missing, though the chain has rows of it; "
+                f"{way_back(home, series.market, place)}: until then {series} stores nothing in that month",
+                field=place,
             ) from None  # fmt: skip
     if new.is_empty():
         return None
@@ -247,7 +324,7 @@ def _commit(home: Path, market: str, kind: Kind, entries: Sequence[Entry], now: 
                 number = parse_line(raw).number
             except DamagedError:
                 number = len(chain.read_bytes().splitlines())
-    time = now.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    time = now.strftime(_TIME)
     line = Line(number + 1, time, kind, tuple(entries), previous)
     write_bytes(pending_path(home, market), line.encode())
     sync(chain.parent)
@@ -300,18 +377,19 @@ def check_months(home: Path, market: str) -> Iterator[tuple[Path, str]]:
     base, path, pending = market_home(home, market), chain_path(home, market), pending_path(home, market)
     with ExitStack() as stack:
         if (pending.exists() or any(files_of_market(home, market))) and os.access(base, os.W_OK):
+            stack.enter_context(record_lock(home, market))
             try:
-                stack.enter_context(chain_lock(home, market))
+                complete_pending(home, market)
             except DamagedError as error:
-                if error.field == str(pending):
-                    yield pending, str(error)
+                yield pending, str(error)
         chain = Chain.read(path)
         stored = {month.relative_to(base).as_posix() for _, _, month in files_of_market(home, market)}
         if chain is None:
             if stored:
                 yield path, "the file is missing, though rows were stored with lines in it"
         elif stored or chain.lines:  # else the file may not be cpb's
-            yield path, chain.fault
+            empty = "the file is empty, though rows were stored with lines in it"
+            yield path, chain.fault if path.stat().st_size else empty
         records = None if chain is None or chain.fault else chain.files
 
         def check(name: str) -> tuple[Path, str]:

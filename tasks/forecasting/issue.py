@@ -4,8 +4,9 @@ Beside it the reference's forecast, which is stored in the model's folder as fit
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -14,6 +15,7 @@ import numpy as np
 import polars as pl
 
 import cpbmodels
+from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.data.series import Series, forecast_rows
 from cpbmodels.data.wide import NO_MARKET, Market
 from schemas.errors import CpbError, MemberError
@@ -22,8 +24,9 @@ from schemas.handover import Failure, ForecastBatch, Issued, Step
 from schemas.identity import SeriesId
 from schemas.ledger import Reference
 from schemas.scope import Scope
-from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
+from tasks.forecasting.chain import ANY_ERROR, CLOCK_STEP, Kind, append, as_error
 from tasks.judging.scores import Array, reference_quantiles
+from tasks.market.klines import read_klines
 from tasks.running.parallel import run_each, usable_cores
 from tasks.signals.feature_files import market_key, newest_markets, newest_series
 from tasks.storage.model_folder import PackagedModel, ServedModel, read_packaged
@@ -60,6 +63,7 @@ def issue_forecasts(scope: Scope, champions: Sequence[PackagedModel]) -> Forecas
                     "sample; give a later --as-of, or none",
                     code=LEARNT, field="as_of",
                 )  # fmt: skip
+            _check_clock(scope.home, champion.series, issued_at)
         except ANY_ERROR as error:
             failures.append(failure(series, "forecast", error))
             return None
@@ -94,6 +98,24 @@ def served_model(champion: PackagedModel) -> ServedModel:
             code="replaced",
         )
     return model
+
+
+def _check_clock(home: Path, series: SeriesId, issued_at: datetime) -> None:
+    """Refuse a replay where the clock is behind a stored candle: its rows would count as made before their candles.
+
+    Raises:
+        MemberError: (code `clock`) that is so.
+    """
+    now, closed = datetime.now(UTC), None
+    with suppress(CpbError):  # damaged candles after the forecast are reported when they are read
+        later = read_klines(home, series, since=issued_at, columns=["open_time"], confirmed=False)
+        opened: datetime | None = later["open_time"].max()  # type: ignore[assignment]
+        closed = opened and opened + timedelta(seconds=INTERVAL_SECONDS.get(series.timeframe, 0))
+    if closed is not None and closed > now + CLOCK_STEP:
+        raise MemberError(
+            f"{series}: the clock of this machine says {now:%Y-%m-%d %H:%M} UTC, but a candle is stored that closed at "
+            f"{closed:%Y-%m-%d %H:%M}: set the clock, then forecast again", code="clock",
+        )  # fmt: skip
 
 
 def store_batch(

@@ -5,7 +5,9 @@ docs/publishing.md describes both, so that they can be recomputed without cpb. T
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -24,6 +26,9 @@ BatchKind = Literal["forecasts", "scores", "before"]
 
 ORIGIN = "0" * 64
 """`previous` of the first line."""
+
+MONTH_FILE = re.compile(r"(forecasts|ledger)(-\w+)?/interval=(\w+)/symbol=(\w+)/([0-9]{4}-[0-9]{2})\.parquet")
+"""Path of a month file below a market's home, or in a published record."""
 
 _TAIL = ',"hash":"'
 _TAIL_BYTES = len(_TAIL) + 64 + len('"}\n')
@@ -84,8 +89,10 @@ def parse_line(raw: bytes) -> Line:
         fields = json.loads(raw)
         entries = tuple(Entry(**entry) for entry in fields["entries"])
         line = Line(fields["number"], fields["time"], fields["kind"], entries, fields["previous"])
-        is_valid = line.kind in get_args(BatchKind) and all(
-            type(e.rows) is int and e.rows >= 0 for e in entries
+        is_valid = (
+            line.kind in get_args(BatchKind)
+            and isinstance(line.time, str)
+            and all(type(e.rows) is int and e.rows >= 0 for e in entries)
         )
     except (ValueError, KeyError, TypeError):
         is_valid = False
@@ -101,7 +108,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         FileNotFoundError: there is no chain.
         DamagedError: a line is invalid; the message names the line and the reason.
     """
-    previous = ORIGIN
+    previous, time = ORIGIN, ""
     with path.open("rb") as file:
         for number, raw in enumerate(file, 1):
             try:
@@ -110,17 +117,38 @@ def read_lines(path: Path) -> Iterator[Line]:
                 raise DamagedError(f"line {number} does not fit: {error}") from error
             if (line.number, line.previous) != (number, previous):
                 raise DamagedError(f"line {number} does not fit: it does not follow line {number - 1}")
+            if line.time < time:
+                raise DamagedError(
+                    f"line {number} does not fit: its time, {line.time}, is before that of line {number - 1}, {time}"
+                )
+            time = line.time
             previous = raw[-_TAIL_BYTES + len(_TAIL) : -3].decode()
             yield line
 
 
-def last_line(path: Path) -> bytes:
-    """Return the bytes of a file's last line, empty if the file is empty; errors as in `open`."""
+def last_line(path: Path, *, cut: int = 0) -> bytes:
+    """Return the bytes of a file's last line, empty if the file is empty; errors as in `open`.
+
+    Args:
+        cut: number of bytes at the file's end that are left out.
+    """
     with path.open("rb") as file:
-        if not file.seek(0, 2):
+        if (end := file.seek(0, 2) - cut) <= 0:
             return b""
         with mmap(file.fileno(), 0, access=ACCESS_READ) as content:  # only the pages at its end are read
-            return content[content.rfind(b"\n", 0, -1) + 1 :]
+            return content[content.rfind(b"\n", 0, end - 1) + 1 : end]
+
+
+def has_line(path: Path, line: bytes) -> bool:
+    """Whether a file has exactly this line, searched from its end; False if there is no file."""
+    with (
+        suppress(FileNotFoundError, ValueError),  # mmap refuses an empty file
+        path.open("rb") as file,
+        mmap(file.fileno(), 0, access=ACCESS_READ) as content,
+    ):
+        place = content.rfind(line)
+        return place == 0 or (place > 0 and content[place - 1] == ord("\n"))
+    return False
 
 
 class Slice(NamedTuple):

@@ -10,11 +10,10 @@ allocation of exabytes) for about one in a thousand flipped bits of a page, whic
 
 import hashlib
 import io
-import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,23 +30,29 @@ from schemas.frames import (
     with_added_columns,
 )
 from schemas.handover import stands_still
-from schemas.identity import SeriesId, stored_series
+from schemas.identity import SeriesId, market_home, stored_series
+from tasks.forecasting.lines import MONTH_FILE
+from tasks.forecasting.published import way_back
 from tasks.storage.model_folder import read_config
 from tasks.storage.records import warn_once
 
-MONTH_FILE = re.compile(r"(forecasts|ledger)(-\w+)?/interval=(\w+)/symbol=(\w+)/([0-9]{4}-[0-9]{2})\.parquet")
-"""Path of a month file below a market's home, or in a published record."""
-
 NO_PARQUET = (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError)
 """Errors of polars for bytes that are not a complete parquet file. Some of them cause a Rust panic."""
-
-RESTORE = "restore it from a backup"
-"""What to do about a damaged file that no command makes again."""
 
 _KEY, _BLANK = "cpb.sha256", b"0" * 64
 _MARK = b"\x18\x0a" + _KEY.encode() + b"\x18\x40"
 """The bytes before the 64 hex digits, in the footer's metadata: both texts with their lengths, as Thrift has them."""
 _TAIL = 8  # a parquet file ends with the length of its footer, 4 bytes, and "PAR1"
+
+
+MADE_EARLY = timedelta(minutes=1)
+"""How much earlier than its last candle's close a live forecast may be stored: the exchange's clock may be ahead."""
+
+IS_LIVE = (
+    (pl.col("made_at") < pl.col("target_time")) & (pl.col("made_at") >= pl.col("issued_at") - MADE_EARLY)
+).fill_null(value=False)
+"""Whether a forecast was made before its candle closed. One that was stored before its own last candle had closed was
+stored by a clock that was set back, so it may be a replay, and is none."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +131,8 @@ def load(home: Path, series: SeriesId, tree: Tree, path: Path) -> pl.DataFrame:
         return parse_rows(path, tree.schema, tree.columns)
     except DamagedError as error:
         place = path.relative_to(home).as_posix()
-        text = f"{place} is damaged: {error}; {RESTORE}: until then {series} stores nothing in that month"
+        back = way_back(home, series.market, path.relative_to(market_home(home, series.market)).as_posix())
+        text = f"{place} is damaged: {error}; {back}: until then {series} stores nothing in that month"
         raise DamagedError(text, field=place) from error
 
 
@@ -244,7 +250,7 @@ def issues(home: Path, series: SeriesId, limit: int, until: datetime | None = No
     Months are read from the newest backwards, only as many as needed; a damaged one is skipped and logged once.
     """
     columns = ["issued_at", "model_version", "role", "made_at"]
-    live = (pl.col("made_at") < pl.col("target_time")).fill_null(value=False).alias("live")
+    live = IS_LIVE.alias("live")
     tree = replace(FORECASTS, columns=[*columns, "target_time", "step"])
     shown = pl.DataFrame(schema={**{name: FORECAST_SCHEMA[name] for name in columns}, "live": pl.Boolean})
     for path in _newest_first(home, series, until):

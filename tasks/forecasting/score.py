@@ -19,7 +19,16 @@ from cpbmodels.data.series import QUANTILE_COLUMNS
 from schemas.frames import KEY, LEDGER_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
 from schemas.ledger import BANDS
-from tasks.forecasting.months import FORECASTS, LEDGER, count_rows, load, month_files, read_month, read_months
+from tasks.forecasting.months import (
+    FORECASTS,
+    IS_LIVE,
+    LEDGER,
+    count_rows,
+    load,
+    month_files,
+    read_month,
+    read_months,
+)
 from tasks.judging.scores import BANDS as BAND_LEVELS
 from tasks.judging.scores import TAILS, pinball
 from tasks.market.klines import read_klines
@@ -87,7 +96,7 @@ def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:
     moved = (closes - pl.col("last_close")).sign() * (pl.col("q50") - pl.col("last_close")).sign()
     model, reference = (_losses(joined, columns) for columns in (QUANTILE_COLUMNS, REFERENCE_COLUMNS))
     return joined.with_columns(
-        (pl.col("made_at") < pl.col("target_time")).fill_null(value=False).alias("live"),
+        IS_LIVE.alias("live"),
         pl.when(moved != 0).then(moved > 0).alias("direction_hit"),
         **model,
         **{f"ref_{name}": values for name, values in reference.items()},

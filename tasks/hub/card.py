@@ -1,8 +1,10 @@
 """The model card: what the models forecast, how to load them, their test scores, training spans and limits."""
 
+import hashlib
 import math
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 
 from schemas.identity import OWN, SIM, SPOT
@@ -128,7 +130,7 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, *, record
     hub = without_credentials(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     rest = first.market if first.market in BINANCE_REST else SPOT  # simulated coins: the candles of spot
     snippet = _OWN_SNIPPET if first.market == OWN else _SNIPPET
-    return _CARD.format(
+    text = _CARD.format(
         timeframes=" and ".join(sorted({c.series.timeframe for c in champions})),
         count=f"{len(champions)} models" if len(champions) > 1 else "1 model",
         market=market,
@@ -145,6 +147,20 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, *, record
         record=_RECORD if record else "",
         data=data,
     )
+    return f"{text}{_seal(text)}"
+
+
+def is_card(path: Path) -> bool:
+    """Whether a file is a card as cpb wrote it: it ends with the digest of its text, in a comment."""
+    text = path.read_text("utf-8", errors="replace")
+    return text.endswith(_seal(text[:-_SEAL_LENGTH]))
+
+
+def _seal(text: str) -> str:
+    return f"\n<!-- cpb {hashlib.sha256(text.encode()).hexdigest()} -->\n"
+
+
+_SEAL_LENGTH = len(_seal(""))
 
 
 def verdict(champions: Sequence[Champion]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
 from schemas.errors import CpbError
-from tasks.hub.record import CHAIN
+from tasks.forecasting.published import CHAIN
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -113,8 +113,9 @@ def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
         )
     if is_other:
         raise CpbError(
-            f"{repo} holds the record of another chain, so nothing was published; restore the chain that was "
-            f"published, name another USER/NAME, or move the repository's {CHAIN} away",
+            f"{repo} holds the record of another chain, so nothing was published; fetch it with `hf download {repo} "
+            "--local-dir copy` and go back to it with `cpb restore --record copy` (with its --market), name another "
+            f"USER/NAME, or move the repository's {CHAIN} away",
             code="other-record", field="repo",
         )  # fmt: skip
     additions = [

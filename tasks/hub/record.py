@@ -7,7 +7,9 @@ one that `cpb verify` recomputes. The date of the Hub's commit is a witness of t
 import gzip
 import io
 import shutil
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -20,19 +22,25 @@ from schemas.handover import Failure
 from schemas.identity import market_home
 from tasks.forecasting.chain import chain_lock
 from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
-from tasks.forecasting.months import MONTH_FILE, files_of_market, load, owner_of
+from tasks.forecasting.months import files_of_market, load, owner_of
+from tasks.forecasting.published import (
+    CHAIN,
+    loss_sentence,
+    month_name,
+    published_files,
+    restore_command,
+    rows_name,
+    way_back,
+)
 from tasks.storage.files import write_bytes
 from tasks.storage.records import digest_fault
 
-CHAIN, VERIFIER = "chain.jsonl", "verify.py"
-_ROWS, _MONTH = ".jsonl.gz", ".parquet"
+VERIFIER = "verify.py"
 
 
 def is_record_file(place: str) -> bool:
     """Whether a path in a published folder belongs to the record."""
-    return place in (CHAIN, VERIFIER) or (
-        place.endswith(_ROWS) and MONTH_FILE.fullmatch(place.removesuffix(_ROWS) + _MONTH) is not None
-    )
+    return place in (CHAIN, VERIFIER) or month_name(place) is not None
 
 
 def write_record(
@@ -43,16 +51,18 @@ def write_record(
     sums: Mapping[str, str],
     report: Callable[[Failure], object],
 ) -> None:
-    """Write a market's record as stored at this moment into `target`; nothing if no forecast is stored.
+    """Write a market's record as stored at this moment into `target`; nothing if none is stored or published.
 
-    Rows of a month that has not grown are copied from `old`; so is what cannot be read from a damaged store.
+    Rows of a month that has not grown are copied from `old`; so is what cannot be read from a damaged store, and the
+    whole published record where the stored chain does not go on from it: it is never replaced by a shorter one.
 
     Args:
         old: the published folder that `target` will replace; may be missing.
         sums: sha256 of the files in `old`, by path.
-        report: called with each damaged month, or the damaged chain.
+        report: called with each damaged month, or with the chain that is damaged or another one.
     """
-    if not any(files_of_market(home, market)):
+    published = [*published_files(old)]
+    if not published and not any(files_of_market(home, market)):
         return
 
     def keep(place: str) -> None:
@@ -62,15 +72,16 @@ def write_record(
 
     try:
         chain = _copied_chain(home, market, target / CHAIN)
-    except DamagedError as error:
-        report(Failure.of(None, "publish", str(error)))
+        _check_not_shorter(home, market, old, sums, chain)
+    except (DamagedError, FileNotFoundError) as error:
+        report(Failure.of(None, "publish", error))
         (target / CHAIN).unlink(missing_ok=True)
-        for place in filter(is_record_file, sums):
+        for place in (*published, VERIFIER):
             keep(place)
         return
     before = Chain.read(old / CHAIN) or Chain()
     for name, record in chain.files.items():
-        place = name.removesuffix(_MONTH) + _ROWS
+        place = rows_name(name)
         stored, copy = market_home(home, market) / name, old / place
         is_same = before.files.get(name) == record and not digest_fault(stored, record.file_sha256)
         if is_same and place in sums and not digest_fault(copy, sums[place]):
@@ -78,15 +89,44 @@ def write_record(
             continue
         try:
             write_bytes(target / place, _json_lines(home, market, name, record))
-        except (DamagedError, FileNotFoundError) as error:
-            report(Failure.of(None, "publish", str(error)))
+        except DamagedError as error:
+            report(Failure.of(None, "publish", error))
             keep(place)
     write_bytes(target / VERIFIER, (files("tasks.hub") / "static" / VERIFIER).read_bytes())
 
 
+def _check_not_shorter(home: Path, market: str, old: Path, sums: Mapping[str, str], chain: Chain) -> None:
+    """Raise `DamagedError` if the published rows are more than those of the chain, although its end is in the chain.
+
+    So it is if the published chain is not as it was written: cut off, or missing.
+    """
+    if CHAIN in sums and not digest_fault(old / CHAIN, sums[CHAIN]):
+        return
+    for place in published_files(old):
+        if (name := month_name(place)) is None:
+            continue
+        with suppress(OSError, EOFError, zlib.error):  # a damaged file is replaced
+            with gzip.open(old / place) as rows:
+                number = sum(1 for _ in rows)
+            if number > chain.files.get(name, FileRecord()).rows:
+                raise DamagedError(
+                    f"{old / place} has {number:,} rows, which are more than those of {chain_path(home, market)}, and "
+                    f"the published {CHAIN} is not as it was written: the published record stays as it is. Fetch it "
+                    f"from where it was published and run `{restore_command(home, market)} --record FOLDER`, or move "
+                    "this file away",
+                    code="other-record", field=str(old / place),
+                )  # fmt: skip
+
+
 def _copied_chain(home: Path, market: str, target: Path) -> Chain:
-    """Copy the chain, without a pending batch, and return it; raises `DamagedError` for a damaged one."""
+    """Copy the chain, without a pending batch, and return it.
+
+    Raises:
+        DamagedError: it is damaged or missing, or (code `other-record`) it does not go on from the published one.
+    """
     stored = chain_path(home, market)
+    if sentence := loss_sentence(home, market):
+        raise DamagedError(sentence, code="other-record", field=str(stored))
     with chain_lock(home, market):  # completes a pending batch; rows that are appended later have later lines
         write_bytes(target, stored.read_bytes())
     chain = Chain.read(target) or Chain()
@@ -99,12 +139,18 @@ def _json_lines(home: Path, market: str, name: str, record: FileRecord) -> bytes
     """Return a month's rows up to the chain's end as compressed JSON lines, times as microseconds since 1970.
 
     Raises:
-        FileNotFoundError: the month is missing.
-        DamagedError: its rows are not those of the chain.
+        DamagedError: the month is missing, or its rows are not those of the chain.
     """
     if not (owner := owner_of(name, market)):
         raise DamagedError(f"the chain names {name}, which is no month file: see `cpb verify`")
-    rows = load(home, *owner, market_home(home, market) / name)[: record.rows]
+    path = market_home(home, market) / name
+    try:
+        rows = load(home, *owner, path)[: record.rows]
+    except FileNotFoundError:
+        raise DamagedError(
+            f"{path.relative_to(home)} is missing, though the chain has rows of it: "
+            f"{way_back(home, market, name)}", field=name,
+        ) from None  # fmt: skip
     if misfit := first_misfit(rows, record.slices):
         raise DamagedError(f"row {misfit[0] + 1} of {name} is not the row of the chain: see `cpb verify`")
     lines = io.BytesIO()

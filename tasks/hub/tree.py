@@ -7,17 +7,18 @@ scores is that of `tasks.hub.record`.
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cpbmodels.fleet.config import CONFIG, WEIGHTS
 from schemas.errors import CpbError, DamagedError, log
 from schemas.handover import Failure
 from schemas.identity import SeriesId, is_series_name, tree_of
-from tasks.hub.card import model_card
-from tasks.hub.record import CHAIN, is_record_file, write_record
-from tasks.storage.files import new_folder, write_bytes
+from tasks.forecasting.published import CHAIN
+from tasks.hub.card import is_card, model_card
+from tasks.hub.record import is_record_file, write_record
+from tasks.storage.files import DiskFull, is_disk_full, new_folder, recover_folder, sync, write_bytes
 from tasks.storage.model_folder import (
     FILES,
     METRICS,
@@ -40,7 +41,7 @@ WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")
 SUMS = "SHA256SUMS"
 """File with the sha256 of every other file of the tree, in the format of `sha256sum`."""
 
-_SUM = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>.+)")
+_SUM = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>[^\x00-\x1f\x7f]+)")
 
 
 def packaged_models(
@@ -74,6 +75,7 @@ def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]
         CpbError: that is so, and the folder has no models.
     """
     failures = list[Failure]()
+    recover_folder(tree_of(home, "hub", market))
     try:
         with store_errors():
             versions = versions_with_alias(open_store(create=False), ALIAS)
@@ -158,9 +160,10 @@ def build_tree(
         )
     for champion in models:
         champion.check()
+    recover_folder(folder)
     check_replaceable(folder)
     ordered = sorted(models, key=lambda c: (c.series.timeframe, c.series.symbol, c.series.market))
-    with new_folder(folder) as draft:
+    with _said_if_full(folder), new_folder(folder) as draft:
         for champion in ordered:
             _copy_model(champion, draft / champion.series.label / champion.series.timeframe)
         wheel = light_wheel()
@@ -177,7 +180,26 @@ def build_tree(
             p.relative_to(draft).as_posix(): file_digest(p) for p in sorted(draft.rglob("*")) if p.is_file()
         }
         (draft / SUMS).write_text("".join(f"{digest}  {name}\n" for name, digest in files.items()), "utf-8")
+        for path in (
+            *draft.rglob("*"),
+            draft,
+        ):  # before the old folder goes: a power cut must not leave empty files
+            sync(path)
     return folder
+
+
+@contextmanager
+def _said_if_full(folder: Path) -> Iterator[None]:
+    """Say what to do if there is no space for the new folder beside the old one."""
+    try:
+        yield
+    except Exception as error:
+        if is_disk_full(error):
+            raise DiskFull(
+                f"no space left in {folder.parent} for a new {folder.name}, which is as it was: free some there, then "
+                "run the same command again", field=str(folder),
+            ) from error  # fmt: skip
+        raise
 
 
 def read_sums(tree: Path) -> dict[str, str]:
@@ -187,9 +209,9 @@ def read_sums(tree: Path) -> dict[str, str]:
         FileNotFoundError: the list does not exist.
         DamagedError: the list is not in the format of `sha256sum`.
     """
-    lines = (tree / SUMS).read_text(errors="replace").splitlines()
+    *lines, end = (tree / SUMS).read_text("utf-8", errors="replace").split("\n")
     matches = [_SUM.fullmatch(line) for line in lines]
-    if not lines or not all(matches):
+    if not lines or end or not all(matches):
         raise DamagedError("it is not a list of sha256 and paths", field=str(tree / SUMS))
     return {match["name"]: match["digest"] for match in matches if match}
 
@@ -227,8 +249,8 @@ def check_replaceable(folder: Path) -> None:
 def _is_tree_file(folder: Path, path: Path) -> bool:
     place = path.relative_to(folder)
     match place.parts:
-        case [name] if name == CARD:  # a person's own README.md has no list beside it
-            return (folder / SUMS).is_file()
+        case [name] if name == CARD:  # a person's own README.md has no list beside it, and is not sealed
+            return (folder / SUMS).is_file() or is_card(path)
         case [name] if name == SUMS or WHEEL.fullmatch(name):
             return True
         case [label, timeframe, name] if name in FILES:

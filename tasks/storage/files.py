@@ -5,6 +5,7 @@ version is refused, never migrated. Kept forever, whatever the version: forecast
 and published model folders.
 """
 
+import ctypes
 import errno
 import hashlib
 import json
@@ -56,7 +57,7 @@ def replacing(path: Path) -> Iterator[Path]:
             draft.unlink(missing_ok=True)
         if is_disk_full(error):
             raise DiskFull(
-                f"no space left in {path.parent}: free some, or set CPB_HOME to another disk", field=str(path)
+                f"no space left in {path.parent}: free some, then run the same command again", field=str(path)
             ) from error
         raise
 
@@ -197,34 +198,76 @@ def open_log(path: Path) -> IO[bytes]:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `path` if the block succeeds, and is removed if it fails.
 
-    `path` is either the old or the new folder, never a mix; of two concurrent writers the later wins. If `path` is a
-    link to a folder, possibly on another disk, that folder is replaced and the link is kept.
+    `path` is either the old or the new folder, never a mix. A second writer waits for the first, so what it reads of
+    the folder is what it replaces. If `path` is a link to a folder, possibly on another disk, that folder is replaced
+    and the link is kept.
     """
     path = path.resolve()  # a rename cannot move across disks
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path)
-    draft = draft_name(path)
-    draft.mkdir()
-    try:
-        yield draft
-        _swap(draft, path)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+    with _folder_lock(path):
+        _recover(path)
+        _sweep(path)
+        draft = draft_name(path)
+        draft.mkdir()
+        try:
+            yield draft
+            _swap(draft, path)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def _swap(draft: Path, path: Path) -> None:
-    """Replace `path` by the draft; the old folder is deleted once the new folder is in place."""
-    aside = draft_name(path)
+    """Replace `path` by the draft; the old folder is deleted once the new folder is in place, also after a power cut.
+
+    In a single step where the file system can; otherwise the old folder moves aside first, from where `recover_folder`
+    brings it back after a kill between the two steps.
+    """
+    try:
+        if not path.exists():
+            draft.rename(path)
+        elif not _exchange(draft, path):
+            path.rename(path.with_name(f".{path.name}.old.{uuid.uuid4().hex[:12]}"))
+            draft.rename(path)
+    finally:
+        _recover(path)  # after an error, or a Ctrl-C, between the two renames
+        sync(path.parent)
+        for old in folders_aside(path):
+            shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _folder_lock(path: Path) -> Iterator[None]:
     name = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
     with locked(temporary_lock(f"folder-{name}.lock")):
-        try:
-            with suppress(FileNotFoundError):
-                path.rename(aside)
-            draft.rename(path)
-        finally:
-            if not path.exists() and aside.exists():  # an error, or a Ctrl-C, between the two renames
-                aside.rename(path)
-            shutil.rmtree(aside, ignore_errors=True)
+        yield
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step (Linux's renameat2); False if system or file system cannot."""
+    call = getattr(ctypes.CDLL(None), "renameat2", None)
+    return call is not None and call(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE) == 0
+
+
+_AT_CWD, _EXCHANGE = -100, 2  # of fcntl.h and stdio.h
+
+
+def folders_aside(path: Path) -> list[Path]:
+    """Return the old folders of `path` that a killed writer left aside, oldest first."""
+    aside = path.parent.glob(f".{path.name}.old.{'?' * 12}")
+    return sorted(aside, key=lambda folder: folder.stat().st_mtime)
+
+
+def recover_folder(path: Path) -> None:
+    """Bring the old folder back if a writer was killed between the two steps of `_swap`; else do nothing."""
+    path = path.resolve()
+    if not path.exists() and folders_aside(path):
+        with _folder_lock(path):
+            _recover(path)
+
+
+def _recover(path: Path) -> None:
+    if not path.exists() and (aside := folders_aside(path)):
+        aside[-1].rename(path)
 
 
 def _sweep(path: Path) -> None:

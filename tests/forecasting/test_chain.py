@@ -6,7 +6,8 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor, wait
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import fork_server
@@ -17,8 +18,8 @@ from live_record import read
 from verifying import verify_forecasts as verify
 
 from schemas.errors import CpbError
-from tasks.forecasting import chain
-from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, read_lines, rows_digest
+from tasks.forecasting import chain, months
+from tasks.forecasting.lines import ORIGIN, Chain, chain_path, line_hash, parse_line, read_lines, rows_digest
 from tasks.forecasting.months import month_bytes
 from tasks.forecasting.record import score_due
 
@@ -159,12 +160,95 @@ def test_without_its_chain_a_market_is_named_and_stores_nothing_until_it_is_rest
     assert set(faults(home)) == {CHAIN}
     for error in issue(home, 11).values():
         assert error.code == "damaged"
-        assert "chain.jsonl is missing though rows were stored" in str(error)
+        assert "chain.jsonl is missing or empty though rows were stored" in str(error)
         assert "restore it from a backup" in str(error)
     assert not path.exists()
     path.write_bytes(content)
     assert issue(home, 11) == {PEPE: 10, BTC: 10}
     assert faults(home) == {}
+
+
+def test_an_empty_chain_beside_rows_is_named_like_a_missing_one(home):
+    path = chain_path(home, "spot")
+    path.write_bytes(b"")
+
+    assert faults(home)[CHAIN] == "the file is empty, though rows were stored with lines in it"
+    assert {error.code for error in issue(home, 11).values()} == {"damaged"}
+    assert path.read_bytes() == b""
+
+
+def test_a_chain_whose_times_run_backwards_is_named(home):
+    """Each line fits the one before it, but for its time: the clock was set back."""
+    path, previous = chain_path(home, "spot"), ORIGIN
+    raw = []
+    for line in lines_of(home):
+        time = "2025-01-01T00:00:00.000000Z" if line.number == 7 else line.time
+        raw.append(replace(line, previous=previous, time=time).encode())
+        previous = line_hash(raw[-1])
+    path.write_bytes(b"".join(raw))
+
+    reason = faults(home)[CHAIN]
+    assert reason.startswith(
+        "line 7 does not fit: its time, 2025-01-01T00:00:00.000000Z, is before that of line 6, 20"
+    )
+
+
+class Clock(datetime):
+    """The clock, set back (or ahead) by `ahead`."""
+
+    ahead = HOUR * 0
+
+    @classmethod
+    def now(cls, tz=None):
+        return datetime.now(tz) + cls.ahead
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    monkeypatch.setattr(chain, "datetime", Clock)
+    monkeypatch.setattr(Clock, "ahead", HOUR * 0)
+    return Clock
+
+
+@pytest.mark.parametrize("ahead", [-100 * HOUR, -24 * 400 * HOUR, -timedelta(minutes=2)])
+def test_with_the_clock_set_back_nothing_is_stored(home, clock, ahead):
+    """A replay would be stored with a time at which it were a live forecast."""
+    before = chain_path(home, "spot").read_bytes()
+    clock.ahead = ahead
+
+    done = issue(home, 20)
+
+    assert {error.code for error in done.values()} == {"clock"}
+    assert "set the clock" in str(done[PEPE])
+    assert chain_path(home, "spot").read_bytes() == before
+    clock.ahead = HOUR * 0
+    assert issue(home, 20) == {PEPE: 10, BTC: 10}
+    assert faults(home) == {}
+
+
+def test_a_clock_that_is_corrected_by_seconds_goes_on_and_no_time_runs_backwards(home, clock):
+    clock.ahead = timedelta(seconds=-20)
+    assert issue(home, 20) == {PEPE: 10, BTC: 10}
+    assert faults(home) == {}
+    times = [line.time for line in lines_of(home)]
+    assert times[-1] == times[-2]
+
+
+def test_a_forecast_made_before_its_own_last_candle_closed_is_not_live(home, clock):
+    now = datetime.now(UTC)
+    rows = {}
+    for series, late in ((PEPE, timedelta(seconds=20)), (BTC, HOUR)):
+        made = rows_at(0, series=series, made_at=None)
+        shift = now + late - made["issued_at"][0]
+        rows[series] = made.with_columns(pl.col("issued_at", "target_time") + shift)
+    assert chain.append(home, "spot", "forecasts", rows) == {PEPE: 10, BTC: 10}
+
+    live = {series: months.issues(home, series, 1)["live"].to_list() for series in rows}
+    assert live == {PEPE: [True], BTC: [False]}
+    stored = read(home, PEPE).tail(1)
+    assert (
+        stored["made_at"].to_list() == stored["issued_at"].to_list()
+    )  # the exchange's clock was a little ahead
 
 
 def test_behind_a_damaged_chain_forecasts_are_stored(home):
@@ -227,6 +311,37 @@ def test_a_line_that_a_crash_left_half_written_is_written_anew(home, there, monk
     assert chain_path(home, "spot").read_bytes().endswith(written[0])
     assert len(lines_of(home)) == 13
     assert issue(home, 20) == {PEPE: 0, BTC: 0}
+
+
+@pytest.mark.parametrize("number", [1, 5, 12])
+def test_a_pending_line_that_the_chain_has_is_only_removed(home, number):
+    """As restored with an older backup: appended behind later lines, it would damage the chain for ever."""
+    path, pending = chain_path(home, "spot"), chain.pending_path(home, "spot")
+    content = path.read_bytes()
+    pending.write_bytes(content.splitlines(keepends=True)[number - 1])
+
+    assert faults(home) == {}
+    assert (path.read_bytes(), pending.exists()) == (content, False)
+
+
+def test_a_pending_line_of_another_time_is_named_and_never_appended(home, tmp_path):
+    path, pending = chain_path(home, "spot"), chain.pending_path(home, "spot")
+    whole = path.read_bytes()
+    last = whole.splitlines(keepends=True)[-1]
+    path.write_bytes(whole.removesuffix(last))
+    left = path.read_bytes()
+    pending.write_bytes(replace(parse_line(last), previous=ORIGIN).encode())
+
+    reason = faults(home)["forecasts/chain.pending"]
+    assert "is of another time: its line 12 does not follow the last line of " in reason
+    assert {error.code for error in issue(home, 21).values()} == {"damaged"}
+    assert path.read_bytes() == left
+    (found,) = [damage for damage in verify(home, "spot") if damage.path.endswith("chain.pending")]
+    assert found.command == f"rm -f {pending}"
+    pending.unlink()
+    path.write_bytes(whole)
+    assert issue(home, 21) == {PEPE: 10, BTC: 10}
+    assert faults(home) == {}
 
 
 def test_a_damaged_pending_file_is_named_and_nothing_is_stored_until_it_is_restored(home, monkeypatch):

@@ -13,6 +13,7 @@ from verifying import verify_forecasts as verify
 from schemas.errors import DamagedError
 from tasks.forecasting import months
 from tasks.forecasting.months import FORECASTS, latest
+from tasks.forecasting.published import RESTORE
 from tasks.forecasting.record import ledger_rows, score_due, write_summary
 
 
@@ -147,7 +148,7 @@ def test_a_damaged_month_is_never_written_to_and_heals_when_it_is_restored(home,
 
     assert newest.read_bytes() == bad
     (damage_found,) = verify(home, "spot")
-    assert (home / damage_found.path, damage_found.command) == (newest, months.RESTORE)
+    assert (home / damage_found.path, damage_found.command) == (newest, RESTORE)
     newest.write_bytes(whole)
     assert append(home, PEPE, rows_at(9)) == 10
     assert list(verify(home, "spot")) == []

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,13 +18,13 @@ import pytest
 from hub_models import REPO
 from live_record import made_forecasts, write_walk
 from test_publish import champion
-from verifying import verify_forecasts, verify_published
+from verifying import verify_published
 
 from schemas.errors import CpbError
 from schemas.frames import REFERENCE_COLUMNS
 from schemas.identity import SeriesId, tree_of
 from tasks.forecasting.chain import append, pending_path
-from tasks.forecasting.lines import chain_path, last_line
+from tasks.forecasting.lines import chain_path, last_line, line_hash, read_lines
 from tasks.forecasting.record import score_due
 from tasks.hub import record
 from tasks.hub.publish import publish
@@ -194,6 +195,20 @@ def test_whatever_else_does_not_fit_is_named(tree, change, said):
     assert said in error
 
 
+def test_a_chain_whose_times_run_backwards_is_named(tree):
+    previous, lines = "0" * 64, []
+    for line in read_lines(tree / "chain.jsonl"):
+        time = "2025-01-01T00:00:00.000000Z" if line.number == 4 else line.time
+        lines.append(replace(line, previous=previous, time=time).encode())
+        previous = line_hash(lines[-1])
+    (tree / "chain.jsonl").write_bytes(b"".join(lines))
+    code, _, said = verify(tree)
+    assert (code, said.count("\n")) == (1, 1)
+    assert said.startswith(
+        "line 4 of chain.jsonl does not fit: its time, 2025-01-01T00:00:00.000000Z, is before that of"
+    )
+
+
 def test_a_head_that_was_noted_is_in_the_chain_unless_the_record_was_made_anew(tree, home):
     noted = head_of(home)
     store(home, [24 * 37], BTC)
@@ -285,27 +300,3 @@ def test_the_hub_has_the_record_in_the_one_commit_and_no_other_chain_replaces_it
         publish(build(forged)[0], REPO)
     assert (caught.value.code, caught.value.field) == ("other-record", "repo")
     assert hub.content(REPO, "chain.jsonl") == chain_path(home, "spot").read_bytes()
-
-
-def docs_code(start):
-    (code,) = re.findall(rf"```python\n({start}.+?)```", DOCS.read_text(), flags=re.S)
-    return code
-
-
-def run(code, folder):
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=folder
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
-def test_a_lost_month_comes_back_from_the_published_rows(home):
-    month = home / "forecasts/interval=1h/symbol=BTCUSDT/2025-01.parquet"
-    intact = pl.read_parquet(month, hive_partitioning=False)
-    month.unlink()
-    run(
-        docs_code("import gzip\nfrom pathlib import Path\n\nimport polars as pl\n\nfrom schemas"), home.parent
-    )
-    assert pl.read_parquet(month, hive_partitioning=False).equals(intact)
-    assert list(verify_forecasts(home)) == []

@@ -1,12 +1,16 @@
 import os
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from cpbmodels.fleet.config import write_whole
+from tasks.storage import files
 from tasks.storage.files import DRAFT, DiskFull, new_folder, replacing, write_bytes, write_secret
+from tasks.storage.records import ROOT
 from tasks.tracking.store import make_sqlite
 
 
@@ -47,6 +51,7 @@ def test_writers_at_once_leave_one_whole_folder_and_nothing_beside_it(tmp_path):
 def test_a_ctrl_c_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, monkeypatch, step):
     """Steps: the old folder moves aside, the new one takes its place, the old one is deleted."""
     target = tmp_path / "hub"
+    monkeypatch.setattr(files, "_exchange", lambda *_: False)  # as on a file system that cannot
     with new_folder(target) as draft:
         (draft / "old").touch()
     steps, rename, rmtree = [], Path.rename, shutil.rmtree
@@ -67,6 +72,68 @@ def test_a_ctrl_c_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, mon
         (draft / "new").touch()
     assert [p.name for p in target.iterdir()] == [["old"], ["new"], ["new"]][step]
     assert [p.name for p in tmp_path.iterdir()] == ["hub"]
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tasks.storage import files
+target, step, exchanges, seen = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True", 0
+if not exchanges:
+    files._exchange = lambda *_: False
+def hook(event, args):
+    global seen
+    if event in ("os.rename", "os.rmdir", "os.remove", "ctypes.dlsym", "shutil.rmtree") and begun:
+        seen += 1
+        if seen == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+begun = False
+sys.addaudithook(hook)
+with files.new_folder(target) as draft:
+    (draft / "new").touch()
+    begun = True
+print(seen)
+"""
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_kill_at_any_step_leaves_the_old_folder_or_the_new_one(tmp_path, exchanges):
+    def run(step):
+        target = tmp_path / str(step) / "hub"
+        target.mkdir(parents=True)
+        (target / "old").touch()
+        command = [sys.executable, "-c", KILLED, str(target), str(step), str(exchanges)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+        assert done.returncode in (0, -9), done.stderr
+        if exchanges:  # not for a moment is there none
+            assert target.is_dir()
+        files.recover_folder(target)
+        (found,) = [p.name for p in target.iterdir()]
+        with new_folder(target) as draft:
+            (draft / "newer").touch()
+        assert [p.name for p in target.iterdir()] == ["newer"]
+        assert not files.folders_aside(target)
+        return done.returncode, found
+
+    found = [run(step) for step in range(1, 12)]
+    killed = [name for code, name in found if code]
+    assert killed[0] == "old"
+    assert killed[-1] == "new"
+    assert found[-1] == (0, "new")
+
+
+def test_a_second_writer_of_a_folder_waits_so_that_it_replaces_what_it_has_read(tmp_path):
+    """Else the folder of a writer that began earlier and ends later would replace a newer one."""
+    target, number = tmp_path / "hub", 8
+
+    def add(_):
+        with new_folder(target) as draft:
+            before = int((target / "count").read_text()) if target.exists() else 0
+            (draft / "count").write_text(str(before + 1))
+
+    with ThreadPoolExecutor(number) as pool:
+        list(pool.map(add, range(number)))
+    assert (target / "count").read_text() == str(number)
 
 
 def test_a_link_to_a_folder_stays_and_that_folder_is_replaced(tmp_path):

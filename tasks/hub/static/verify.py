@@ -9,12 +9,16 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--head", metavar="HASH", help="hash that was printed earlier: it must still be in the chain")
 head = parser.parse_args().head
 SCORE, chain, place, total = [*KEY, "realised_close", "scored_at"], ["0" * 64], "this folder", 0
+latest = ""
 sys.excepthook = lambda _, error, __: print(f"{place}: {error}", file=sys.stderr)  # a sentence instead of a traceback
 files: "dict[str, list[tuple[int, dict]]]" = {}  # type: ignore[type-arg]
 for number, line in enumerate((HERE / "chain.jsonl").read_bytes().splitlines(keepends=True), 1):
     chain.append(hashlib.sha256(line[:-76] + b"}").hexdigest())  # the last 76 bytes hold the hash of the others
     if line[-76:] != f',"hash":"{chain[-1]}"}}\n'.encode() or (batch := json.loads(line))["previous"] != chain[-2]:
         sys.exit(f"line {number} of chain.jsonl does not fit")
+    if (time := batch["time"]) < latest:
+        sys.exit(f"line {number} of chain.jsonl does not fit: its time, {time}, is before that of line {number - 1}")
+    latest = time
     for entry in batch["entries"]:
         parts = files.setdefault(entry["file"].replace(".parquet", ".jsonl.gz"), [])
         parts.append((number, entry))
