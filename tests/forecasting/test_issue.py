@@ -1,13 +1,14 @@
 """Issuing forecasts: one series' failure, whatever it is, leaves the others' forecasts in place."""
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import polars as pl
 import pytest
-from forecast_tools import BTC, HOUR, PEPE, START
+from forecast_tools import BTC, HOUR, PEPE, START, write_candles
 from packaged import weights_sha256, write_packaged
 
 import cpbmodels
@@ -182,3 +183,22 @@ def test_nothing_is_issued_within_what_a_model_has_learnt(scope, learnt, code):
     batch = issue.issue_forecasts(scope, [model])
     assert [f.code for f in batch.failures] == ([code] if code else [])
     assert batch.rows == (0 if code else 10)
+
+
+def test_a_replay_is_refused_where_the_clock_is_behind_the_stored_candles(scope, monkeypatch):
+    """Its rows would count as made before their candles had closed."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return START + HOUR / 2
+
+    monkeypatch.setattr(issue, "datetime", Clock)
+    write_candles(scope.home, [100.0] * 3, BTC, first=START - 3 * HOUR)  # the newest closed at START
+    write_candles(scope.home, [100.0] * 5, PEPE, first=START - 3 * HOUR)  # at START + 2 hours
+
+    batch = issue.issue_forecasts(scope, [Model(BTC), Model(PEPE)])
+
+    assert batch.series == (BTC,)
+    assert [(failed.series, failed.code) for failed in batch.failures] == [(PEPE, "clock")]
+    assert "a candle is stored that closed at 2025-05-31 22:00: set the clock" in batch.failures[0].reason

@@ -1,4 +1,4 @@
-"""The last good copy: a lost, cut or other record never replaces the published one, which brings the stored one back."""
+"""The last good copy: a lost, cut or other record never replaces the published one, from which it comes back."""
 
 import gzip
 import json
@@ -220,14 +220,14 @@ def test_the_record_comes_back_from_a_copy_of_the_repository(home, hub, cpb_here
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda copy: (copy / "chain.jsonl").unlink(), "no published record in"),
-        (lambda copy: (copy / "chain.jsonl").write_bytes(b"x" + (copy / "chain.jsonl").read_bytes()), "line 1 does not"),
-        (lambda copy: (copy / "chain.jsonl").write_bytes(b""), "no published record in"),
+        (lambda chain: chain.unlink(), "no published record in"),
+        (lambda chain: chain.write_bytes(b"x" + chain.read_bytes()), "line 1 does not"),
+        (lambda chain: chain.write_bytes(b""), "no published record in"),
     ],
 )  # fmt: skip
 def test_a_damaged_copy_restores_nothing(home, tmp_path, change, said, cpb_here):
     copy = shutil.copytree(home / "hub", tmp_path / "copy")
-    change(copy)
+    change(copy / "chain.jsonl")
     shutil.rmtree(home / "forecasts")
     left = stored_record(home)
     code, _, error = cpb_here("restore", "--record", copy)
