@@ -7,7 +7,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.runner import NOT_YET, STALE, STANDING, Runner, failure_line, flow_parameters, plain_failures
+from flows.runner import NOT_YET, STALE, STANDING, Runner, flow_parameters, plain_failures
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count
 from schemas.handover import Failure
 from schemas.scope import ForecastSpec, Scope, home
@@ -56,7 +56,7 @@ def _forecast(spec: ForecastSpec, steps: Runner, report: Report, outcome: Outcom
     ):  # asked for alone, its forecast is worth no more than that
         problems += [Failure(step="forecast", reason=n, code=STANDING, series=s) for s, n in standing.items()]
     outcome.failures, outcome.alarms = problems, watched.alarms
-    texts = list(map(failure_line, problems))
+    texts = [problem.line for problem in problems]
     if not issued.series:  # each reason names its own remedy
         raise CpbError(f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}", code="no-forecast")
     for problem, text in zip(problems, texts, strict=True):

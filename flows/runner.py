@@ -10,7 +10,7 @@ import itertools
 import logging
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial, wraps
@@ -27,13 +27,14 @@ from prefect.states import Failed
 from flows.console import LINES, continue_without_reader, shown_progress
 from flows.ops.guard import password_file
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, log
-from schemas.handover import Decision, Failure, SeriesRecord, ShardResult
+from schemas.handover import Decision, Failure, SeriesRecord, ShardResult, reasons
 from schemas.scope import ScopeSpec, Spec
 from tasks.running.parallel import Report, report_progress, reporting, run_each
 from tasks.running.step import Step
 from tasks.steps import features, ingest
 from tasks.storage.files import public_url, without_credentials
 from tasks.tracking.store import store_errors
+from tasks.tracking.tags import COMPLETE, PARTIAL, REASON
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,26 +77,23 @@ class Summary:
 
     @property
     def reasons(self) -> str:
-        """The first three failures, for the error of a run that cannot continue."""
-        return "; ".join(map(failure_line, self.failures[:3]))
+        """The failures in one sentence, for the error of a run that cannot continue."""
+        return reasons(self.failures)
+
+    def outcome(self, tags: Mapping[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Return the outcome of the run in MLflow, and its tags: `tags`, and the reasons of a partial run."""
+        ended = PARTIAL if self.failures else COMPLETE
+        return ended, dict(tags or {}) | {REASON: self.reasons or None}
 
     def add(self, failures: Iterable[Failure], report: Report) -> None:
         """Add failures and print each."""
         for failure in failures:
             self.failures.append(failure)
-            report(f"FAILED {failure_line(failure)}")
+            report(f"FAILED {failure.line}")
 
     def as_json(self) -> dict[str, Any]:
         """Return the object that `--json` prints."""
         return vars(self) | {"failures": [f.as_json() for f in self.failures], "exit": self.exit_code}
-
-
-def failure_line(failure: Failure) -> str:
-    """Return a failure as a line: subject, step and reason."""
-    reason = failure.reason
-    for name in (failure.model, failure.series):
-        reason = reason.removeprefix(f"{name}: ")
-    return f"{failure.subject} in {failure.step}: {reason}"
 
 
 def decision_lines(decisions: Iterable[Decision]) -> list[str]:

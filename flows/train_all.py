@@ -6,7 +6,6 @@ finished work by digest, so repeating the command after kill -9 only does the re
 again by a digest of its inputs, and is never left open.
 """
 
-import itertools
 import shutil
 import time
 from collections import Counter
@@ -33,7 +32,7 @@ from flows.runner import (
     plain_failures,
     series_records,
 )
-from schemas.errors import BusyError, CpbError, MemberError, count
+from schemas.errors import BusyError, CpbError, MemberError, count, log
 from schemas.handover import Failure, FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import tree_of
 from schemas.run import RunSpec
@@ -45,7 +44,7 @@ from tasks.market.ingest import with_listed_pairs
 from tasks.notices import Outcome, tell_outcome
 from tasks.running.parallel import Report, run_each
 from tasks.signals.splits import FROZEN, STILL
-from tasks.steps import Engine, Plan, forecast, opened_engine, plan, promote, publish, train
+from tasks.steps import Engine, Plan, failed_shard, forecast, opened_engine, plan, promote, publish, train
 from tasks.storage.files import public_url
 from tasks.storage.records import value_digest
 from tasks.tracking.prune import prune
@@ -54,11 +53,9 @@ from tasks.tracking.store import UNUSABLE, open_store, store_errors
 from tasks.tracking.tags import (
     AS_OF,
     COMMAND,
-    COMPLETE,
     FAILED,
     LEFT_OUT,
     NEWEST,
-    PARTIAL,
     REASON,
     WARNINGS,
     run_name,
@@ -128,7 +125,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, report: Report, o
         f"{count(summary.champions, 'champion')}, {count(summary.forecast_rows, 'forecast row')}{packaged}"
     )
     warnings = {WARNINGS: "; ".join(summary.warnings) or None}
-    finish(summary.run_id, PARTIAL if summary.failures else COMPLETE, warnings)
+    finish(summary.run_id, *summary.outcome(warnings))
     mirror_to_wandb(spec, summary.run_id, report)
     if spec.prune:
         _prune(spec, summary, report)
@@ -144,7 +141,7 @@ def _prune(spec: RunSpec, summary: Summary, report: Report) -> None:
         report(f"nothing was pruned: {error}")
     except (CpbError, OSError) as error:
         summary.add([Failure.of(None, "prune", error)], report)
-        finish(summary.run_id, PARTIAL)
+        finish(summary.run_id, *summary.outcome())
 
 
 @flow(name="train-all", validate_parameters=False, flow_run_name="train-all {preset}")
@@ -231,13 +228,17 @@ def _run(
         if isinstance(resume, Checkpoint) and not any(shard.members for shard in results[0]):
             resume.take_out_of(shard_folder(root, planned.fleets[0].shards[0]))
         summary.members = sum(len(fleet.judgements) for fleet in judged)
+        work = [
+            shard.work for shards in results for shard in shards if shard.work and shard.work.begin >= began
+        ]
+        busy = busy_share(work, engine.cores.number) if work else {}
+        log_metrics(summary.run_id, {"members": summary.members, "failed": len(summary.failures)} | busy)
         if not summary.members:
+            first = next(failure for failure in summary.failures if failure.model)
             raise CpbError(
-                f"no model could be trained; the first reason: {summary.failures[-1].reason}", code="no-model"
+                f"no model could be trained; the first reason: {first.line}",
+                code="no-model",
             )
-    work = [shard.work for shards in results for shard in shards if shard.work and shard.work.begin >= began]
-    busy = busy_share(work, engine.cores.number) if work else {}
-    log_metrics(summary.run_id, {"members": summary.members, "failed": len(summary.failures)} | busy)
     board = f"`cpb leaderboard --run {summary.run_id[:8]}`"
     report(f"judged {count(summary.members, 'member')} against the random walk ({board})")
     return Training(summary, results, judged, planned.stopped, in_use)
@@ -260,12 +261,12 @@ def _begun_before(
     return before
 
 
-Ended = Callable[[ShardJob, ShardResult | Exception], None]
-"""Called with a shard and its result, or the step's error, as soon as the shard has ended."""
+Ended = Callable[[ShardJob, ShardResult], None]
+"""Called with a shard and its result, as soon as the shard has ended."""
 
 
 def _train_and_judge(
-    train_with: Callable[[Ended], list[list[ShardResult | Exception]]],
+    train_with: Callable[[Ended], list[list[ShardResult]]],
     fleets: Sequence[FleetPlan],
     judge: Callable[[FleetPlan, Iterator[tuple[ShardJob, ShardResult]]], FleetJudgement],
     before: Mapping[str, str],
@@ -274,17 +275,15 @@ def _train_and_judge(
     """Train the fleets' shards in a single queue; concurrently, judge and log each fleet as its shards finish.
 
     Returns:
-        The shards' results per fleet, and the judgement of each fleet with at least one trained member.
+        The shards' results per fleet, and the judgement of each fleet: one without a trained member has no judgements,
+        but is logged as well, with its failures.
     """
     futures: dict[str, Future[ShardResult]] = {job_key(shard): Future() for f in fleets for shard in f.shards}
 
-    def ended(shard: ShardJob, result: ShardResult | Exception) -> None:
-        if isinstance(result, Exception):
-            futures[job_key(shard)].set_exception(result)
-        else:
-            futures[job_key(shard)].set_result(result)
+    def ended(shard: ShardJob, result: ShardResult) -> None:
+        futures[job_key(shard)].set_result(result)
 
-    def train_all_shards() -> list[list[ShardResult | Exception]]:
+    def train_all_shards() -> list[list[ShardResult]]:
         try:
             return train_with(ended)
         finally:
@@ -295,7 +294,7 @@ def _train_and_judge(
     def arrivals(fleet: FleetPlan) -> Iterator[tuple[ShardJob, ShardResult]]:
         shards = {futures[job_key(shard)]: shard for shard in fleet.shards}
         for future in as_completed(shards):
-            yield shards[future], future.result()  # a shard's error ends the run
+            yield shards[future], future.result()
 
     def reported(fleet: FleetPlan) -> Iterator[tuple[ShardJob, ShardResult]]:
         yield from arrivals(fleet)
@@ -309,35 +308,46 @@ def _train_and_judge(
             f"trained {fleet.architecture}: {count(members, 'member')}{f' ({resumed})' if resumed else ''}"
         )
 
-    def judged(fleet: FleetPlan) -> FleetJudgement | None:
-        return judge(fleet, reported(fleet)) if any(result.members for _, result in arrivals(fleet)) else None
-
-    calls: list[Callable[[], Any]] = [train_all_shards, *(partial(judged, fleet) for fleet in fleets)]
+    calls: list[Callable[[], Any]] = [
+        train_all_shards,
+        *(partial(judge, fleet, reported(fleet)) for fleet in fleets),
+    ]
+    judgements: list[Any]
     results: Any
-    results, *judgements = run_each(calls, len(calls))
-    shards = itertools.chain.from_iterable(results if isinstance(results, list) else ())
-    for outcome in (results, *shards, *judgements):
+    results, *judgements = outcomes = run_each(calls, len(calls))
+    for outcome in outcomes:
         if isinstance(outcome, Exception):
             raise outcome
-    return results, [judgement for judgement in judgements if isinstance(judgement, FleetJudgement)]
+    return results, judgements
 
 
 def train_fleets(
     spec: RunSpec, steps: Runner, engine: Engine, fleets: Sequence[FleetPlan],
     ended: Ended = lambda _shard, _result: None,
-) -> list[list[ShardResult | Exception]]:  # fmt: skip
+) -> list[list[ShardResult]]:  # fmt: skip
     """Train the planned fleets, their shards in a single queue, and leave the engine.
 
     Returns:
-        Per fleet, the result or the step's error for each shard, in order.
+        Per fleet, the result of each shard, in order. An error of a step, whatever its kind, becomes a failure of each
+        member of its shard: the other shards go on.
     """
     queue, progress = shards_of(fleets), {fleet.architecture: FleetProgress(fleet) for fleet in fleets}
     at_once = engine.plan(len(queue))
     root, timeout_s = spec.scope.root, spec.train_timeout_s
     calls = [(shard, root, engine, timeout_s, progress[shard.architecture]) for shard in queue]
-    outcomes = steps.each(train, calls, workers=at_once, then=lambda i, outcome: ended(queue[i], outcome))
+    results: dict[str, ShardResult] = {}
+
+    def taken(index: int, outcome: ShardResult | Exception) -> None:
+        shard = queue[index]
+        if isinstance(outcome, Exception):
+            if not isinstance(outcome, CpbError | OSError):  # a fault of the program: its place is needed
+                log.warning("a shard of %s was lost", shard.architecture, exc_info=outcome)
+            outcome = failed_shard(shard, outcome)
+        results[job_key(shard)] = outcome
+        ended(shard, outcome)
+
+    steps.each(train, calls, workers=at_once, then=taken)
     engine.close()
-    results = dict(zip(map(job_key, queue), outcomes, strict=True))
     return [[results[job_key(shard)] for shard in fleet.shards] for fleet in fleets]
 
 

@@ -6,14 +6,13 @@ from typing import Any
 
 from flows.runner import Runner
 from flows.train_all import ResumeMode, mirror_to_wandb, run_training
-from schemas.errors import CpbError, count
+from schemas.errors import count
 from schemas.handover import Judgement, ShardResult
 from schemas.identity import SIM
 from schemas.run import RunSpec
 from tasks.running.parallel import Report
 from tasks.storage.files import public_url
 from tasks.tracking.runs import finish
-from tasks.tracking.tags import COMPLETE, PARTIAL
 from tasks.training.shard import LATEST, Checkpoint
 
 
@@ -30,9 +29,7 @@ def train_one(spec: RunSpec, *, resume: str | None, report: Report) -> dict[str,
     """
     mode: ResumeMode = "expect" if resume in LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
     training = run_training(spec, Runner(), report, resume=mode, name="train")
-    for failure in (f for f in training.summary.failures if f.model):
-        raise CpbError(failure.reason, code=failure.code)
-    finish(training.summary.run_id, PARTIAL if training.summary.failures else COMPLETE)
+    finish(training.summary.run_id, *training.summary.outcome())
     mirror_to_wandb(spec, training.summary.run_id, report)
     result = _result(training.results[0][0], training.judged[0].judgements[0])
     training.in_use.release()

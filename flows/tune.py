@@ -78,7 +78,7 @@ def run_tune(spec: TuneSpec, steps: Runner, report: Report) -> dict[str, Any]:
             }
             write_json(path, answer)
             open_store().client.log_artifact(run.run_id, str(path))
-            finish(run.run_id)
+            finish(run.run_id, *summary.outcome())
     report(tuning.sentence(answer))
     return answer
 

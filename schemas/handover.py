@@ -4,6 +4,7 @@ Their paths are relative to the home (`CPB_HOME`), so that a record stays valid 
 `tasks.storage.records` reads and writes them.
 """
 
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -52,6 +53,19 @@ class Failure(Record):
         """What failed, for messages: `har/BTCUSDT/1h`, `BTCUSDT 1h` or `the run`."""
         return str(self.model or self.series or "the run")
 
+    @property
+    def line(self) -> str:
+        """The failure as a line: subject, step and reason."""
+        return f"{self.subject} in {self.step}: {self.why}"
+
+    @property
+    def why(self) -> str:
+        """The reason without the subject's name in front of it."""
+        reason = self.reason
+        for name in (self.model, self.series):
+            reason = reason.removeprefix(f"{name}: ")
+        return reason
+
     def as_json(self) -> dict[str, Any]:
         """Return a flat dict, as in the output of `--json`."""
         series = self.series
@@ -64,6 +78,18 @@ class Failure(Record):
             "reason": self.reason,
             "code": self.code,
         }
+
+
+def reasons(failures: Sequence[Failure], limit: int = 3) -> str:
+    """Return the failures in one sentence, "" without any: the first of each step and reason, up to `limit` of them."""
+    alike: dict[tuple[str, str], list[Failure]] = {}
+    for failure in failures:
+        alike.setdefault((failure.step, failure.why), []).append(failure)
+    lines = [
+        first.line + (f" (and {len(others)} more)" if others else "") for first, *others in alike.values()
+    ]
+    more = len(lines) - limit
+    return "; ".join(lines[:limit]) + (f"; and {more} more" if more > 0 else "")
 
 
 class IngestResult(Record):

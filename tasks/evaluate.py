@@ -15,6 +15,7 @@ from schemas.handover import (
     ShardJob,
     ShardResult,
     TrainedMember,
+    reasons,
 )
 from schemas.identity import ModelId
 from schemas.run import RunSpec, base_of
@@ -25,7 +26,17 @@ from tasks.running.step import step
 from tasks.storage.files import public_url
 from tasks.storage.model_folder import read_config
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet
-from tasks.tracking.tags import COMPLETE, FILES, NEWEST, PARTIAL, run_name, scope_tags, source_tags
+from tasks.tracking.tags import (
+    COMPLETE,
+    FAILED,
+    FILES,
+    NEWEST,
+    PARTIAL,
+    REASON,
+    run_name,
+    scope_tags,
+    source_tags,
+)
 from tasks.training.plan import job_key, member_seed, preset_label
 from tasks.training.shard import member_folder, shard_folder
 
@@ -44,7 +55,7 @@ def evaluate(
 
     `trained`: the fleet's shards with their results, in order of completion. A failed member gets a run too, marked
     failed, with the reason: a failure in training or judging, or (`earlier`) of its series before any fleet was
-    trained.
+    trained. The run of a fleet without a good member is marked failed too.
     """
     results: dict[str, ShardResult] = {}
 
@@ -95,8 +106,9 @@ def _log(
     ids = log_members(run.run_id, [*good, *(_failed(fleet, failure, as_of, tags) for failure in failures)])
     pooled = _named(job, _pooled(score.pools)) | {"train_seconds": sum(r.train_seconds for r in results)}
     log_metrics(run.run_id, pooled, history=() if run.finished else [e for r in results for e in r.epochs])
-    verdict = "; ".join(pool.verdict for pool in score.pools)
-    finish(run.run_id, PARTIAL if failures else COMPLETE, {"verdict": verdict})
+    verdict = "; ".join(pool.verdict for pool in score.pools) or None
+    outcome = (PARTIAL if failures else COMPLETE) if good else FAILED
+    finish(run.run_id, outcome, {"verdict": verdict, REASON: reasons(failures) or None})
     features = {member.name: member.features for member in fleet.members}
     judgements = [
         Judgement(
@@ -157,7 +169,7 @@ def _failed(fleet: FleetPlan, failure: Failure, as_of: str, tags: dict[str, str]
         model=failure.model,
         device=fleet.shards[0].device,
         preset=fleet.shards[0].preset,
-        data_digest="",
+        data_digest=next((m.features.digest for m in fleet.members if m.model == failure.model), ""),
         as_of=as_of,
         tags={"step": failure.step, "code": failure.code, **tags},
         reason=failure.reason,

@@ -183,10 +183,15 @@ def train(
     try:
         return run(job, root, timeout_s, progress)
     except CpbError as error:
-        failures = tuple(Failure.of(member.model, "train", error) for member in job.members)
-        return ShardResult(key=job_key(job), architecture=job.architecture, failures=failures)
+        return failed_shard(job, error)
     finally:
         progress.ended(job)
+
+
+def failed_shard(job: ShardJob, error: Exception) -> ShardResult:
+    """Return the result of a shard that an error ended: a failure of each of its members."""
+    failures = tuple(Failure.of(member.model, "train", error) for member in job.members)
+    return ShardResult(key=job_key(job), architecture=job.architecture, failures=failures)
 
 
 @contextmanager

@@ -274,13 +274,12 @@ def publish(
     Example: cpb publish --dry-run
     """
     quiet_libraries()
-    from flows.runner import failure_line
     from tasks.steps import publish as step
 
     repo = None if dry_run else spec.repo
     result = step(spec.market, repo)
     for failure in result.failures:
-        echo(f"FAILED {failure_line(failure)}")
+        echo(f"FAILED {failure.line}")
     code = EXIT_PARTIAL if result.failures else EXIT_COMPLETE
     if json:
         failures = [f.as_json() for f in result.failures]

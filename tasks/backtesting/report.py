@@ -18,7 +18,7 @@ import polars as pl
 from cpbmodels.data.series import Prediction, forecast_rows
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.frames import check_backtest_rows
-from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardJob, ShardResult
+from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardResult
 from schemas.run import BacktestSpec
 from tasks.backtesting.audit import audit
 from tasks.backtesting.folds import FoldSeries, TrainedFleet, load_folds, plan_bounds, plan_folds
@@ -28,7 +28,6 @@ from tasks.figures.page import Section, write_page
 from tasks.judging.pool import leaderboard_rows, member_rows
 from tasks.running.parallel import Report
 from tasks.storage.files import check_writable, new_folder, public_url, write_bytes, write_json
-from tasks.training.plan import job_key
 
 
 def write_results(
@@ -163,7 +162,7 @@ def plan_backtest(
 def finish_backtest(
     spec: BacktestSpec,
     plan: BacktestPlan,
-    results: Sequence[Sequence[ShardResult | Exception]],
+    results: Sequence[Sequence[ShardResult]],
     failures: Sequence[Failure],
     report: Report,
     decide: Callable[[Backtest], dict[str, Any]] = lambda _found: {},
@@ -173,7 +172,7 @@ def finish_backtest(
     Args:
         spec: the options.
         plan: the plan of the backtest.
-        results: of each planned fleet's shards, or the error that ended a shard's training.
+        results: of each planned fleet's shards.
         failures: earlier failures of series, already reported.
         report: prints a line.
         decide: called with the results of judging; returns further fields of the object.
@@ -184,11 +183,11 @@ def finish_backtest(
     fleets = [
         TrainedFleet(
             fleet,
-            [_result(job, outcome) for job, outcome in zip(fleet.shards, outcomes, strict=True)],
+            shards,
             spec.scope.root,
             name,
         )
-        for fleet, outcomes, name in zip(plan.fleets, results, plan.names, strict=True)
+        for fleet, shards, name in zip(plan.fleets, results, plan.names, strict=True)
     ]
     models: list[Model] = [*baselines(spec.baseline_names, spec.names), *fleets]
     # The rows of an earlier backtest in the same folder are replaced atomically.
@@ -218,14 +217,6 @@ def finish_backtest(
             fleet.discard_unread()
     _report(judged, len(failures), len(plan.incomplete), lookahead, report)
     return answer
-
-
-def _result(job: ShardJob, outcome: ShardResult | Exception) -> ShardResult:
-    """Return a shard's result; an error of the step itself becomes a failure of every member."""
-    if isinstance(outcome, ShardResult):
-        return outcome
-    failures = tuple(Failure.of(member.model, "train", outcome) for member in job.members)
-    return ShardResult(key=job_key(job), architecture=job.architecture, failures=failures)
 
 
 def _notes(spec: BacktestSpec, results: Backtest) -> list[str]:

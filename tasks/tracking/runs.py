@@ -197,10 +197,15 @@ def log_metrics(
 
 
 def finish(run_id: str, outcome: str = COMPLETE, tags: Mapping[str, Any] | None = None) -> None:
-    """End a parent or fleet run: `complete`, `partial` (the same command continues it) or `failed`."""
-    client = open_store().client
-    client.log_batch(run_id, tags=tag_entries({OUTCOME: outcome} | dict(tags or {})))
-    client.set_terminated(run_id, "FAILED" if outcome == FAILED else "FINISHED")
+    """End a parent or fleet run: `complete`, `partial` (the same command continues it) or `failed`.
+
+    Child runs that a failed run has left open end with it, as failed, for the same reason.
+    """
+    store, tags = open_store(), dict(tags or {})
+    if outcome == FAILED:
+        _end_open_children(store, run_id, "FAILED", tags.get(REASON, "its flow failed"))
+    store.client.log_batch(run_id, tags=tag_entries({OUTCOME: outcome} | tags))
+    store.client.set_terminated(run_id, "FAILED" if outcome == FAILED else "FINISHED")
 
 
 def kill(run_id: str, reason: str) -> None:
@@ -209,10 +214,18 @@ def kill(run_id: str, reason: str) -> None:
     The same command continues it, as after `reconcile`.
     """
     store = open_store()
-    for child in search(store, f"tags.`{PARENT}` = '{run_id}' and attributes.status = 'RUNNING'"):
-        kill(child.info.run_id, reason)
+    _end_open_children(store, run_id, "KILLED", reason)
     store.client.set_tag(run_id, REASON, reason)
     store.client.set_terminated(run_id, "KILLED")
+
+
+def _end_open_children(store: Store, run_id: str, status: str, reason: str) -> None:
+    """End all open runs below a run."""
+    for child in list(search(store, f"tags.`{PARENT}` = '{run_id}' and attributes.status = 'RUNNING'")):
+        child_id: str = child.info.run_id
+        _end_open_children(store, child_id, status, reason)
+        store.client.set_tag(child_id, REASON, text(reason))
+        store.client.set_terminated(child_id, status)
 
 
 def _open_run(

@@ -6,8 +6,11 @@ import pytest
 from mlflow.exceptions import MlflowException
 from prefect.exceptions import TerminationSignal
 
+from flows.runner import Summary
 from flows.train_all import run_of
 from schemas.errors import CpbError
+from schemas.handover import Failure
+from schemas.identity import ModelId, SeriesId
 from tasks.tracking.runs import finish, start_fleet, start_parent
 from tasks.tracking.store import open_store
 
@@ -39,6 +42,38 @@ def test_a_run_that_ends_in_an_error_is_marked_failed_and_can_be_repeated(store)
     finish(again.run_id)
     assert "reason" not in store.client.get_run(run.run_id).data.tags
     assert store.client.get_run(run.run_id).info.status == "FINISHED"
+
+
+def test_what_a_failed_run_has_left_open_fails_with_it(store):
+    run = start_parent("k", {})
+    done, fleet = (start_fleet(run.run_id, name, name) for name in ("gru", "har"))
+    finish(done.run_id)
+    other = start_parent("other", {})
+    with pytest.raises(CpbError), run_of(run.run_id):
+        raise CpbError("no space")
+    ended = [store.client.get_run(run.run_id) for run in (run, fleet, done, other)]
+    assert [run.info.status for run in ended] == ["FAILED", "FAILED", "FINISHED", "RUNNING"]
+    assert [run.data.tags.get("reason") for run in ended] == ["no space", "no space", None, None]
+    finish(other.run_id)
+
+
+def test_a_run_with_failures_is_partial_and_names_each_reason_once(store):
+    run, summary, said = start_parent("k", {}), Summary(), []
+    models = [ModelId("gru", "default", SeriesId("spot", f"{coin}USDT", "1h"), 1) for coin in "ABCDE"]
+    summary.add([Failure.of(model, "train", "memory ran out") for model in models[:3]], said.append)
+    summary.add([Failure.of(model, "evaluate", f"{model}: not finite") for model in models[3:]], said.append)
+    summary.add([Failure.of(models[0].series, "forecast", "stale")], said.append)
+    finish(run.run_id, *summary.outcome({"warnings": "slow"}))
+    tags = store.client.get_run(run.run_id).data.tags
+    assert (tags["outcome"], tags["warnings"]) == ("partial", "slow")
+    assert tags["reason"] == (
+        "gru/AUSDT/1h in train: memory ran out (and 2 more); gru/DUSDT/1h in evaluate: not finite (and 1 more); "
+        "AUSDT 1h in forecast: stale"
+    )
+    assert len(said) == 6
+    summary.add([Failure.of(None, "publish", "the Hub is away")], said.append)
+    assert summary.reasons.endswith("; and 1 more")
+    assert Summary().outcome() == ("complete", {"reason": None})
 
 
 @pytest.mark.parametrize(

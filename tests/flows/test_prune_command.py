@@ -70,7 +70,7 @@ def test_a_failed_pruning_makes_the_run_partial(nightly, error):
     summary, _, finished = nightly(error)
     (failure,) = summary.failures
     assert (failure.step, failure.series) == ("prune", None)
-    assert finished == [("r", "partial")]
+    assert finished == [("r", "partial", {"reason": f"the run in prune: {error}"})]
 
 
 def test_the_nightly_deployment_prunes_and_no_other_does():

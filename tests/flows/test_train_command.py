@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from flows.runner import Summary
-from schemas.errors import CpbError
-from schemas.handover import Failure, FleetJudgement, Judgement, SeriesRecord, ShardResult, TrainedMember
+from schemas.handover import FleetJudgement, Judgement, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import TrainSpec
 
@@ -87,7 +86,7 @@ def trained(tmp_path, monkeypatch):
         return training
 
     monkeypatch.setattr(train_one, "run_training", run_training)
-    monkeypatch.setattr(train_one, "finish", lambda run_id, status: asked.update(finished=run_id))
+    monkeypatch.setattr(train_one, "finish", lambda run_id, *outcome: asked.update(finished=run_id))
     return SimpleNamespace(asked=asked, training=training, home=tmp_path)
 
 
@@ -144,12 +143,6 @@ def test_resume_latest_keeps_what_was_trained(trained, end_of):
     end_of("BTC", "1h", "--source", "sim", "--resume", "latest")
     assert trained.asked["resume"] == "expect"
     assert trained.asked["spec"].preset == "default"  # har has no preset of its own
-
-
-def test_a_member_that_failed_is_the_error(trained, end_of):
-    trained.training.summary.failures = [Failure.of(MODEL, "train", CpbError("loss is NaN", code="diverged"))]
-    code, told, _ = end_of("BTC", "1h", "--source", "sim")
-    assert (code, told["error"], told["code"]) == (1, "loss is NaN", "diverged")
 
 
 def test_resume_from_a_path_takes_the_newest_checkpoint_of_each_part(trained, end_of, tmp_path):

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from schemas.run import RunSpec
 from tasks.promotion import night
 from tasks.promotion.losses import registered_model
 from tasks.storage.records import read_npz, write_npz
+from tasks.tracking.boards import leaderboard
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import search
 from tasks.tracking.store import open_store
@@ -86,8 +88,18 @@ def statuses():
     return {(r.data.tags["architecture"], r.data.tags["symbol"]): r.info.status for r in runs}
 
 
-def flow_status(summary):
-    return open_store().client.get_run(summary.run_id).info.status
+def recorded(kind):
+    """(architecture or command, status, outcome, reason) of every run of a kind, without open ones beside them."""
+    runs = sorted(search(open_store(), f"tags.`cpb.kind` = '{kind}'"), key=lambda run: run.info.run_name)
+    return [
+        (
+            r.data.tags.get("architecture", r.data.tags.get("command")),
+            r.info.status,
+            r.data.tags.get("outcome"),
+            r.data.tags.get("reason"),
+        )
+        for r in runs
+    ]
 
 
 def test_a_whole_run_and_the_same_again(trainer, tmp_path):
@@ -162,14 +174,28 @@ def test_one_forecast_that_is_not_finite_costs_that_model_alone(trainer):
         ("linear", "BTCUSDT"): "FINISHED", ("linear", "ETHUSDT"): "FAILED",
         ("robust-har", "BTCUSDT"): "FINISHED", ("robust-har", "ETHUSDT"): "FINISHED",
     }  # fmt: skip
-    assert flow_status(summary) == "FINISHED"
+    why = f"linear/sim-ETHUSDT/1h in evaluate: {failure.why}"
+    assert recorded("flow") == [("train-all", "FINISHED", "partial", why)]
+    assert recorded("fleet") == [
+        ("linear", "FINISHED", "partial", why), ("robust-har", "FINISHED", "complete", None),
+    ]  # fmt: skip
     assert (summary.members, summary.champions) == (3, 2)
     assert any(line.startswith("FAILED linear/sim-ETHUSDT/1h in evaluate") for line in said)
 
 
-@pytest.mark.parametrize(("error", "tries"), [(TrainerDied("killed"), 2), (TrainingTimeout("too long"), 1)])
-def test_a_fleet_that_cannot_be_trained_leaves_the_other_fleets_members_good(
-    trainer, monkeypatch, error, tries
+@pytest.mark.parametrize(
+    ("error", "code", "tries"),
+    [
+        (TrainerDied("killed"), "trainer-died", 2),
+        (TrainingTimeout("too long"), "timeout", 1),
+        (CpbError("memory ran out"), "error", 1),
+        (OSError(28, "No space left on device"), "unexpected", 1),
+        (RuntimeError("the shard was lost"), "unexpected", 1),
+    ],
+    ids=["died", "timeout", "memory", "disk", "lost"],
+)
+def test_a_fleet_that_cannot_be_trained_is_recorded_as_failed_and_leaves_the_others_good(
+    trainer, monkeypatch, error, code, tries
 ):
     def die(job, folder):
         if job.architecture == "linear":
@@ -177,16 +203,74 @@ def test_a_fleet_that_cannot_be_trained_leaves_the_other_fleets_members_good(
 
     trainer.before = die
     monkeypatch.setattr("tasks.steps.RETRY_WAIT_S", 0)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 1)  # both members in one shard
     summary, _ = run()
-    assert {(f.step, f.code, f.model.architecture) for f in summary.failures} == {
-        ("train", error.code, "linear")
-    }
+    assert {(f.step, f.code, f.model.architecture) for f in summary.failures} == {("train", code, "linear")}
     assert len(summary.failures) == 2
     assert trainer.calls.count("linear") == tries
-    assert {k: v for k, v in statuses().items() if k[0] == "robust-har"} == {
+    assert statuses() == {
+        ("linear", "BTCUSDT"): "FAILED", ("linear", "ETHUSDT"): "FAILED",
         ("robust-har", "BTCUSDT"): "FINISHED", ("robust-har", "ETHUSDT"): "FINISHED",
     }  # fmt: skip
-    assert (summary.members, summary.champions) == (2, 2)
+    why = f"linear/sim-BTCUSDT/1h in train: {error} (and 1 more)"
+    assert recorded("flow") == [("train-all", "FINISHED", "partial", why)]
+    assert recorded("fleet") == [
+        ("linear", "FAILED", "failed", why), ("robust-har", "FINISHED", "complete", None),
+    ]  # fmt: skip
+    members = [run for run in recorded("member") if run[0] == "linear"]
+    assert members == [("linear", "FAILED", None, str(error))] * 2
+    assert (summary.exit_code, summary.members, summary.champions) == (3, 2, 2)
+    assert {row["architecture"] for row in leaderboard(market="sim")} == {"robust-har"}
+
+    trainer.before = lambda job, folder: None  # the cause is gone: the same command makes all of it good
+    again, _ = run()
+    assert (again.run_id, again.exit_code, again.members) == (summary.run_id, 0, 4)
+    assert recorded("flow") == [("train-all", "FINISHED", "complete", None)]
+    assert {run[1:] for run in recorded("fleet")} == {("FINISHED", "complete", None)}
+    assert set(statuses().values()) == {"FINISHED"}
+    assert len(recorded("member")) == 4
+
+
+@pytest.mark.parametrize("one", [False, True], ids=["train-all", "train"])
+def test_a_run_of_which_nothing_could_be_trained_is_recorded_with_every_member(trainer, monkeypatch, one):
+    def die(job, folder):
+        raise TrainerDied("killed")
+
+    trainer.before = die
+    monkeypatch.setattr("tasks.steps.RETRY_WAIT_S", 0)
+    spec = RunSpec(**SPEC.model_dump() | ({"coins": "BTC", "architectures": "linear"} if one else {}))
+    begin = partial(train_one, spec, resume=None) if one else partial(run_train_all, spec, Runner())
+    with pytest.raises(CpbError, match="no model could be trained; the first reason: linear/sim-BTC") as end:
+        begin(report=print)
+    assert end.value.code == "no-model"
+    command = "train" if one else "train-all"
+    assert recorded("flow") == [(command, "FAILED", "failed", str(end.value))]
+    assert {run[1:3] for run in recorded("fleet")} == {("FAILED", "failed")}
+    assert {(run[1], run[3]) for run in recorded("member")} == {("FAILED", "killed")}
+    assert len(recorded("member")) == (1 if one else 4)
+
+
+def test_a_fleet_of_which_no_member_could_be_judged_is_recorded_as_failed(trainer):
+    def spoil(job, folder):
+        for series in (BTC, ETH):
+            if (folder / "members" / series.name).exists():
+                spoil_forecast(series.name)(job, folder)
+
+    trainer.after = spoil
+    summary, _ = run()
+    assert (summary.exit_code, summary.members, summary.champions) == (3, 2, 2)
+    (fleet,) = [run for run in recorded("fleet") if run[0] == "linear"]
+    assert fleet[1:3] == ("FAILED", "failed")
+    assert "linear/sim-BTCUSDT/1h in evaluate: " in fleet[3]
+
+
+def test_a_fault_in_the_middle_of_the_record_leaves_no_run_open(trainer, monkeypatch):
+    monkeypatch.setattr("tasks.evaluate.log_members", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run()
+    ended = [*recorded("flow"), *recorded("fleet")]
+    assert {run[1] for run in ended} == {"FAILED"}
+    assert {run[3] for run in ended} == {"division by zero"}
 
 
 def test_a_model_that_diverged_in_its_first_epoch_is_a_failure_and_no_champion(trainer, monkeypatch):
