@@ -9,12 +9,14 @@ import inspect
 import itertools
 import logging
 import shlex
+import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial, wraps
 from typing import Any, ParamSpec, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -26,6 +28,7 @@ from prefect.states import Failed
 
 from flows.console import LINES, continue_without_reader, shown_progress
 from flows.ops.guard import password_file
+from flows.ops.ports import hold
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, log
 from schemas.handover import Decision, Failure, SeriesRecord, ShardResult, reasons
 from schemas.scope import ScopeSpec, Spec
@@ -212,6 +215,7 @@ def plain_failures(flow: Callable[P, State]) -> Callable[P, State]:
     @wraps(flow)
     def run(*args: P.args, **kwargs: P.kwargs) -> State:
         continue_without_reader()
+        hold_server()
         for logger in (log, LINES):
             logger.addHandler(RUN_LOG)
         try:
@@ -263,6 +267,24 @@ def server_in_use() -> bool:
     return bool(_api_url())
 
 
+def hold_server() -> None:
+    """Hold the port of a server of this machine that has a password, until this process ends.
+
+    A flow run sends the password for hours, and its worker and server, which hold the port too, may die meanwhile. A
+    server of another kind than `cpb deploy up`'s does not share its port: nothing can be held then.
+    """
+    api = get_current_settings().api
+    with suppress(CpbError, ValueError):  # malformed: Prefect says so
+        url = urlsplit(api.url or "")
+        port = url.port or 80
+        if api.auth_string and url.hostname in ("127.0.0.1", "localhost") and port not in _HELD:
+            _HELD[port] = hold(port)
+
+
+_HELD: dict[int, socket.socket] = {}
+"""The ports that this process holds."""
+
+
 def check_server() -> None:
     """Send the configured server a request that needs credentials; errors as in `client_of_settings`."""
     with client_of_settings(ANSWER_WITHIN_S, retries=0) as client:
@@ -312,6 +334,7 @@ def _api_url() -> str:
 
 def in_prefect(flow: Callable[..., State], spec: Spec) -> dict[str, Any]:
     """Run a flow on the configured server, and return the same result as without a server."""
+    hold_server()
     check_server()
     # A flow that is called directly returns the data of its final state.
     result: Any = flow(**spec.model_dump())

@@ -1,9 +1,10 @@
 """`up`, `down` and `run`: Prefect's server and a worker for the deployments of prefect.yaml, on this machine.
 
 `python -m flows.deploy.services PORT` is the server: Prefect's own application, on loopback alone, with a password, and
-behind the guard (`flows/ops`), which `prefect server start` would not have. The worker is `prefect worker start`. A
-variable in the environment of both, which their flow runs and trainers inherit, tells which processes belong to this
-deployment. Does not import Prefect, which reads its settings on import.
+behind the guard (`flows/ops`), which `prefect server start` would not have. The worker is Prefect's own
+(`flows/deploy/worker.py`). Each server has a password of its own, which ends with it, and so do the worker and its
+flow runs. A variable in the environment of both, which their flow runs and trainers inherit, tells which processes
+belong to this deployment. Does not import Prefect, which reads its settings on import.
 """
 
 import os
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -24,7 +25,9 @@ import psutil
 
 from flows.cli.options import parse_value
 from flows.ops.guard import PREFECT, make_password, password_file, prefect_home, read_password
-from flows.ops.serve import check_port, serve
+from flows.ops.logs import keep_bounded, rotate
+from flows.ops.ports import TAKEN, bind_shared, hold
+from flows.ops.serve import serve
 from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec, with_preset_file
 from schemas.scope import ForecastSpec, ScopeSpec, default_folder
@@ -51,10 +54,9 @@ _RUNS_AT_ONCE = "2"
 """Flow runs at the same time: the hourly forecasts go on while the nightly run trains."""
 
 Name = Literal["server", "worker"]
-_COMMANDS: dict[Name, list[str]] = {
-    "server": ["flows.deploy.services"],
-    "worker": ["prefect", "worker", "start", "--pool", POOL, "--name", WORKER, "--limit", _RUNS_AT_ONCE],
-}
+_MODULES: dict[Name, str] = {"server": "flows.deploy.services", "worker": "flows.deploy.worker"}
+WORKER_COMMAND = ("prefect", "worker", "start", "--pool", POOL, "--name", WORKER, "--limit", _RUNS_AT_ONCE)
+"""What the worker's module runs in its process."""
 
 NAMES = {
     "train-all": "train-all/train-all",
@@ -97,6 +99,11 @@ def log_file(name: str) -> Path:
     return state_folder() / f"{name}.log"
 
 
+def keep_log(name: Name) -> None:
+    """Bound the size of the log of this process, the server's or the worker's."""
+    keep_bounded(log_file(name))
+
+
 def last_port() -> int | None:
     """Return the port of the last `up`; None since `down`. While it is set, server and worker should run."""
     file = state_folder() / "port"
@@ -117,23 +124,29 @@ def processes() -> list[psutil.Process]:
 
 def find(name: Name) -> psutil.Process | None:
     """Return the running server or worker of this deployment."""
-    wanted = _COMMANDS[name]
     for process in processes():
         with suppress(psutil.Error):
-            if process.cmdline()[2 : 2 + len(wanted)] == wanted:
+            if process.cmdline()[1:3] == ["-m", _MODULES[name]]:
                 return process
     return None
 
 
 @contextmanager
 def client_of(port: int, timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
-    """Yield a client of this deployment's server, which is the server in use in the block."""
+    """Yield a client of this deployment's server, which is the server in use in the block.
+
+    The port is held in the block, so that the password goes to a server of this user, or nowhere.
+
+    Raises:
+        CpbError: another program has the port; else as `client_of_settings`.
+    """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
     from flows.runner import client_of_settings
 
     secret = read_password(password_file())
     with (
+        closing(hold(port)),
         temporary_settings({PREFECT_API_URL: api_of(port), PREFECT_API_AUTH_STRING: secret}),
         client_of_settings(timeout_s) as client,
     ):
@@ -142,6 +155,8 @@ def client_of(port: int, timeout_s: float = 30) -> Iterator["SyncPrefectClient"]
 
 def up(port: int | None = None) -> Started:
     """Start what does not run of server and worker; with a worker, set up the deployments and end earlier runs.
+
+    A new server has a new password: an earlier worker, which has the earlier one, ends first with its flow runs.
 
     Args:
         port: None: the port of the last `up`, else 4200.
@@ -159,9 +174,11 @@ def up(port: int | None = None) -> Started:
         if find("server") and not _until(lambda: _answers(result.port), _START_S):
             _stop("server")
         if not find("server"):
-            check_port("127.0.0.1", result.port)
+            _stop("worker")
+            bind_shared("127.0.0.1", result.port).close()  # can be had
+            make_password(password_file(), new=True)
             (state_folder() / "port").write_text(str(result.port))
-            _start("server", result, ready=lambda: _answers(result.port))
+            _start("server", result, [], ready=lambda: _answers(result.port))
         if not find("worker"):
             with client_of(result.port) as client:
                 _start_worker(client, result)
@@ -190,15 +207,22 @@ def _start_worker(client: "SyncPrefectClient", result: Started) -> None:
         workers = client.read_workers_for_work_pool(POOL)
         return any(w.name == WORKER and (w.last_heartbeat_time or begun) > begun for w in workers)
 
-    _start("worker", result, ready=polls)
+    server = find("server")
+    if not server:
+        raise CpbError(f"the Prefect server has ended (log: {log_file('server')})", code="server-ended")
+    _start("worker", result, [server.pid], ready=polls)
 
 
-def _start(name: Name, result: Started, ready: Callable[[], bool]) -> None:
-    """Start a process that outlives the calling process, and wait until it is ready; its log is written anew."""
+def _start(name: Name, result: Started, options: Sequence[object], ready: Callable[[], bool]) -> None:
+    """Start a process that outlives the calling process, and wait until it is ready.
+
+    Its log goes on where that of an earlier process ended, which says why that one did.
+    """
     log = log_file(name)
-    with log.open("wb") as output:
+    rotate(log)
+    with log.open("ab") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", *_COMMANDS[name], *([str(result.port)] if name == "server" else [])],
+            [sys.executable, "-m", _MODULES[name], str(result.port), *map(str, options)],
             cwd=ROOT, env=_environment(result.port) | {_MARK: str(state_folder())},
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             # A script's background job inherits an ignored SIGINT, with which Prefect's processes could not be stopped.
@@ -371,7 +395,8 @@ def _answers(port: int) -> bool:
         with client_of(port, timeout_s=5) as client:
             client.api_version()
     except CpbError as error:
-        if error.code == "server-unreachable":
+        # Taken: for a minute by a connection of an earlier server whose other end is still open.
+        if error.code in ("server-unreachable", TAKEN):
             return False
         raise
     return True
@@ -389,11 +414,13 @@ def main() -> None:
     """Serve Prefect's application until a signal arrives."""
     port = int(sys.argv[1])
     os.environ |= _environment(port)  # Prefect reads its settings on import
+    keep_log("server")
     from prefect.server.api.server import create_app
 
     serve(
-        PREFECT, partial(create_app, final=True), "127.0.0.1", port, lambda url: None, origins=_origins(port)
-    )
+        PREFECT, partial(create_app, final=True), "127.0.0.1", port, lambda url: None, origins=_origins(port),
+        shared=True,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

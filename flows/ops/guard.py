@@ -46,17 +46,21 @@ class Listener:
     Args:
         policy: Content-Security-Policy; `{sources}` is replaced by the listener's other origins.
         wrong_host: HTTP status of a request for another host; 421 is part of the page's documented API.
+        own_login: whether the application asks for a password itself, as Prefect does: in a header, and in the first
+            message of a websocket. The guard then only refuses what is malformed, at which Prefect fails with a
+            traceback in its log: a header that is not HTTP Basic in ASCII, a message without a token in ASCII.
     """
 
     name: str
     policy: str
     wrong_host: int = 403
+    own_login: bool = False
 
 
 PAGE = Listener("page", _OWN_PAGE, wrong_host=421)
 # MLflow's page shows artifacts in frames.
 UI = Listener("ui", _OTHERS_PAGE.replace("{frames}", "'self'"))
-PREFECT = Listener("prefect", _OTHERS_PAGE.replace("{frames}", "'none'"))
+PREFECT = Listener("prefect", _OTHERS_PAGE.replace("{frames}", "'none'"), own_login=True)
 
 LISTENERS = (PAGE, UI, PREFECT)
 """Every server that cpb starts. `serve` only accepts these; docs/operations.md and the tests use the same table."""
@@ -102,7 +106,9 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif refusal := self._refusal(scope, Headers(scope=scope)):
-            await _answer(scope, with_headers, *refusal)
+            await _answer(scope, with_headers, *refusal, asks=bool(self._auth))
+        elif scope["type"] == "websocket" and self._listener.own_login:
+            await self._app(scope, _after_login(receive, send), with_headers)
         else:
             await self._app(scope, receive, with_headers)
 
@@ -118,9 +124,11 @@ class Guard:
         if not all(origin in allowed for origin in headers.getlist("origin")):
             return 403, "Origin is another site"
         kind, _, shown = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-        is_right = kind.lower() == "basic" and hmac.compare_digest(shown.strip().encode(), self._auth)
-        if self._auth and not is_right:
+        is_basic, shown = kind.lower() == "basic", shown.strip()
+        if self._auth and not (is_basic and hmac.compare_digest(shown.encode(), self._auth)):
             return 401, "this server requires its user and password"
+        if self._listener.own_login and given and not (is_basic and _is_ascii_base64(shown)):
+            return 401, "Authorization is not one header of HTTP Basic with a user and password in ASCII"
         return None
 
     def _is_this_server(self, name: str | None, server: tuple[str, int | None] | None) -> bool:
@@ -133,6 +141,42 @@ class Guard:
         if address is None:
             return name in self._hosts
         return address.is_loopback or name in self._hosts or bool(server and address == _address(server[0]))
+
+
+def _after_login(receive: "Receive", send: "Send") -> "Receive":
+    """Return a `receive` that ends a websocket whose first message is not a login, as if the client had left."""
+    is_first = True
+
+    async def checked() -> "Message":
+        nonlocal is_first
+        message = await receive()
+        if message["type"] == "websocket.receive" and is_first:
+            is_first = False
+            if not _is_login(message.get("text")):
+                await send(
+                    {"type": "websocket.close", "code": 1008, "reason": "the first message is no login"}
+                )
+                return {"type": "websocket.disconnect", "code": 1008}
+        return message
+
+    return checked
+
+
+def _is_login(text: str | None) -> bool:
+    """Whether a message is a login with a token in ASCII, right or wrong: `{"type": "auth", "token": …}`."""
+    try:
+        login = json.loads(text or "")
+    except (ValueError, RecursionError):
+        return False
+    token = login.get("token") if isinstance(login, dict) and login.get("type") == "auth" else None
+    return isinstance(token, str) and token.isascii()
+
+
+def _is_ascii_base64(text: str) -> bool:
+    try:
+        return bool(text) and base64.b64decode(text, validate=True).isascii()
+    except ValueError:
+        return False
 
 
 def host_name(host: str) -> str | None:
@@ -160,17 +204,16 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-async def _answer(scope: "Scope", send: "Send", status: int, reason: str) -> None:
+async def _answer(scope: "Scope", send: "Send", status: int, reason: str, *, asks: bool) -> None:
     if scope["type"] == "websocket":
         await send({"type": "websocket.close", "code": 1008, "reason": reason})
         return
     body = json.dumps({"detail": reason}).encode()
     head = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:
-        head += [
-            (b"www-authenticate", b'Basic realm="cpb", charset="UTF-8"'),
-            (b"cache-control", b"no-store"),
-        ]
+        head.append((b"cache-control", b"no-store"))
+        if asks:
+            head.append((b"www-authenticate", b'Basic realm="cpb", charset="UTF-8"'))
     await send({"type": "http.response.start", "status": status, "headers": head})
     await send({"type": "http.response.body", "body": body})
 
@@ -185,10 +228,18 @@ def password_file() -> Path:
     return prefect_home() / "cpb-api-auth"
 
 
-def make_password(path: Path) -> str:
-    """Return `USER:PASSWORD` of a file that only its owner can read; create a random password if there is none yet."""
-    if not path.is_symlink() and not path.exists():
-        write_secret(path, f"{USER}:{secrets.token_urlsafe(32)}\n")
+def make_password(path: Path, *, new: bool = False) -> str:
+    """Return `USER:PASSWORD` of a file that only its owner can read; create a random password if there is none yet.
+
+    Args:
+        new: replace the password of an earlier server, which others may have received after that server's end.
+    """
+    if path.is_symlink() or path.exists():
+        text = read_password(path)  # a file that others could have read, or no file of ours, is not replaced
+        if not new:
+            return text
+        path.unlink()
+    write_secret(path, f"{USER}:{secrets.token_urlsafe(32)}\n")
     return read_password(path)
 
 

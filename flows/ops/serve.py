@@ -5,7 +5,6 @@ warnings; a service's stderr is its log file.
 """
 
 import asyncio
-import errno
 import os
 import secrets
 import signal
@@ -22,6 +21,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flows.ops.guard import LISTENERS, UI, USER, Guard, Listener
+from flows.ops.logs import log_once_per_minute
+from flows.ops.ports import bind_shared, check_port
 from schemas.errors import CpbError
 from tasks.storage.files import public_url
 
@@ -41,7 +42,9 @@ _LOG = {
     "disable_existing_loggers": False,
     "formatters": {"cpb": {"format": "%(asctime)s %(levelname)s %(name)s: %(message)s"}},
     "handlers": {"cpb": {"class": "flows.console.ConsoleHandler", "formatter": "cpb"}},
-    "loggers": {"uvicorn": {"handlers": ["cpb"], "level": "WARNING", "propagate": False}},
+    "loggers": {
+        name: {"handlers": ["cpb"], "level": "WARNING", "propagate": False} for name in ("uvicorn", "asyncio")
+    },
 }
 
 
@@ -125,13 +128,14 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        log_once_per_minute()  # once the application, too, has configured its logging
         if self.started:
             self._ready()
 
 
 def serve(
     listener: Listener, make_app: "Callable[[], ASGIApp]", host: str, port: int, ready: Callable[[str], None], *,
-    hosts: Sequence[str] = (), origins: Sequence[str] = (), auth: str = "", **options: Any,
+    hosts: Sequence[str] = (), origins: Sequence[str] = (), auth: str = "", shared: bool = False, **options: Any,
 ) -> None:  # fmt: skip
     """Serve an application until Ctrl-C, SIGTERM or SIGHUP.
 
@@ -139,6 +143,7 @@ def serve(
         make_app: makes the application, which may take seconds of imports.
         ready: called with the server's URL once it accepts requests.
         hosts, origins, auth: as `Guard` takes them; the host that the server listens on is allowed too.
+        shared: clients hold the port too (`flows.ops.ports.hold`).
         options: further settings of uvicorn.
 
     Raises:
@@ -148,7 +153,9 @@ def serve(
     """
     if listener not in LISTENERS:
         raise ValueError(f"{listener.name} is not in LISTENERS, so that no test would start it")
-    check_port(host, port)
+    bound = [bind_shared(host, port)] if shared else None
+    if bound is None:
+        check_port(host, port)
     names = [*hosts, f"[{host}]" if ":" in host else host]
 
     async def starting(*request: Any) -> None:
@@ -165,7 +172,7 @@ def serve(
         )  # fmt: skip
         server = _Server(config, partial(ready, url_of(host, port)))
         with suppress(SystemExit):  # by uvicorn, which has printed the reason
-            server.run()
+            server.run(bound)
         if not server.started:
             raise CpbError(
                 f"the server on {host}:{port} did not start; the lines above say why", code="server"
@@ -182,21 +189,6 @@ def _end_as_by_ctrl_c() -> None:
     signal.signal(signal.SIGTERM, interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
         signal.signal(signal.SIGHUP, interrupt)
-
-
-def check_port(host: str, port: int) -> None:
-    """Raise `CpbError` naming the remedy if the server cannot listen on the port."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            # a name of nothing, or an address of another machine, is invalid with any port
-            wrong = "port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "host"
-            raise CpbError(
-                f"{host}:{port} cannot be used ({error.strerror}); choose another {wrong} with --{wrong}",
-                code=wrong, field=wrong,
-            ) from error  # fmt: skip
 
 
 def url_of(host: str, port: int) -> str:

@@ -1,6 +1,7 @@
 import os
 import stat
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
@@ -19,6 +20,16 @@ def test_one_password_is_made_for_its_owner_alone_and_kept(tmp_path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert [file.name for file in path.parent.iterdir()] == ["auth"]
     assert make_password(tmp_path / "other") != first
+
+
+def test_a_new_password_replaces_that_of_an_earlier_server(tmp_path):
+    path = tmp_path / "auth"
+    first = make_password(path, new=True)
+    second = make_password(path, new=True)
+    assert first != second
+    assert make_password(path) == read_password(path) == second
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert [file.name for file in tmp_path.iterdir()] == ["auth"]
 
 
 def test_of_processes_that_start_at_once_all_use_the_same(tmp_path):
@@ -42,7 +53,7 @@ def test_a_file_that_others_may_know_is_not_used(tmp_path, damage):
     else:
         path.unlink()
         path.mkdir(mode=0o700)
-    for use in (make_password, read_password):
+    for use in (make_password, partial(make_password, new=True), read_password):
         with pytest.raises(CpbError, match="`cpb deploy up`, which makes a new one") as error:
             use(path)
         assert (error.value.code, error.value.field) == ("auth-file", str(path))

@@ -1,14 +1,18 @@
 import asyncio
+import base64
+import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flows.deploy.services import _origins
-from flows.ops.guard import PREFECT, Guard
+from flows.ops.guard import PAGE, PREFECT, Guard
 
 OWN = "127.0.0.1:4200"
 
 
-def answer(kind="http", path="/api/flows/filter", **headers):
+def answer(kind="http", path="/api/flows/filter", listener=PREFECT, **headers):
     """Return the status that a request gets, or what a websocket is told first."""
     sent = []
 
@@ -22,12 +26,12 @@ def answer(kind="http", path="/api/flows/filter", **headers):
         sent.append(message)
 
     fields = [
-        (name.encode(), value.encode())
+        (name.encode(), value.encode() if isinstance(value, str) else value)
         for name, values in headers.items()
-        for value in ([values] if isinstance(values, str) else values)
+        for value in ([values] if isinstance(values, str | bytes) else values)
     ]
     scope = {"type": kind, "path": path, "headers": fields, "method": "GET"}
-    asyncio.run(Guard(app, PREFECT, origins=_origins(4200))(scope, None, send))
+    asyncio.run(Guard(app, listener, origins=_origins(4200))(scope, None, send))
     return sent[0].get("status", sent[0]["type"])
 
 
@@ -78,3 +82,82 @@ def test_no_host_or_two_are_refused():
     assert answer() == 403
     assert answer(host=[OWN, "evil.example"]) == 403
     assert answer(host=OWN, origin=["http://localhost:4200", "https://evil.example"]) == 403
+
+
+def basic(text):
+    return b"Basic " + base64.b64encode(text.encode() if isinstance(text, str) else text)
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (basic("cpb:right or wrong"), 200),  # Prefect says which
+        (b"basic  " + base64.b64encode(b"cpb:x"), 200),
+        (basic("cpb:pässwörd"), 401),
+        (basic(b"cpb:\xff\xfe"), 401),
+        (b"Basic \xe4\xf6", 401),
+        ("Basic ä".encode(), 401),
+        (b"Basic !!!!", 401),
+        (b"Basic abc", 401),
+        (b"Bearer abcd", 401),
+        (b"\xff", 401),
+        ([basic("a:b"), basic("a:b")], 401),
+    ],
+)
+def test_a_header_at_which_prefect_would_fail_does_not_reach_it(header, status):
+    assert answer(host=OWN, authorization=header) == status
+    opened = answer("websocket", host=OWN, authorization=header)
+    assert opened == ("websocket.accept" if status == 200 else "websocket.close")
+    assert answer(host=OWN, authorization=header, listener=PAGE) == 200  # which has no password
+
+
+@given(st.binary(max_size=60))
+def test_what_prefect_is_given_is_ascii_within_whatever_a_header_holds(sent):
+    for header in (sent, b"Basic " + sent, basic(sent)):
+        if answer(host=OWN, authorization=header) == 200:
+            assert base64.b64decode(header.split()[1]).isascii()
+
+
+def first_message(text):
+    """Send a message to Prefect's websocket; return what Prefect gets, and what the client is sent."""
+    got, sent = [], []
+    incoming = [
+        {"type": "websocket.connect"},
+        {"type": "websocket.receive", **text},
+        {"type": "websocket.receive"},
+    ]
+
+    async def app(scope, receive, send):
+        while len(got) < 3:
+            got.append(await receive())
+            if got[-1]["type"] == "websocket.disconnect":
+                return
+
+    async def receive():
+        return incoming.pop(0)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/api/events/in", "headers": [(b"host", OWN.encode())]}
+    asyncio.run(Guard(app, PREFECT, origins=_origins(4200))(scope, receive, send))
+    return got, sent
+
+
+@pytest.mark.parametrize("token", ["right or wrong", ""])
+def test_a_login_and_what_follows_reach_prefects_websocket(token):
+    login = {"text": json.dumps({"type": "auth", "token": token})}
+    got, sent = first_message(login)
+    assert got[1:] == [{"type": "websocket.receive", **login}, {"type": "websocket.receive"}]
+    assert sent == []
+
+
+@pytest.mark.parametrize(
+    "text", ["abc", "", "null", "[1]", "5", "[" * 100_000, '{"type": "auth"}', '{"type": "auth", "token": 5}',
+             '{"type": "auth", "token": "ä"}', '{"type": "x", "token": "y"}', '{"token": "y"}'],
+)  # fmt: skip
+def test_a_first_message_that_is_no_login_ends_the_websocket_before_prefect_fails_at_it(text):
+    for message in ({"text": text}, {"bytes": text.encode()}, {"text": None, "bytes": b"\xff"}):
+        got, sent = first_message(message)
+        assert [m["type"] for m in got] == ["websocket.connect", "websocket.disconnect"]
+        assert [(m["type"], m["code"]) for m in sent] == [("websocket.close", 1008)]

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ import time
 import httpx
 import pytest
 import websockets
-from deployed import Deployed, wait_for
+from deployed import ROOT, Deployed, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -105,6 +106,32 @@ def test_no_route_answers_without_the_password(deployed):
             if client.request(method, filled).status_code != 401:
                 open_routes.append((path, method))
     assert sorted(open_routes) == [("/health", "GET"), ("/ready", "GET")]
+
+
+def test_the_document_names_every_route_that_is_open(deployed):
+    """All routes of the application, not only those of its API's description."""
+    listed = "import os; from prefect.server.api.server import create_app; app = create_app(final=True);" \
+        "print(*sorted({r.path for r in app.routes}), sep='\\n')"  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", listed],
+        env=deployed.env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    routes = [path for path in done.stdout.split() if path not in ("/api", "")]
+    assert "/redoc" in routes
+    found = {path for path in routes if raw(deployed, "GET", path).status_code not in (401, 403, 404, 405)}
+    row = next(
+        line
+        for line in (ROOT / "docs/operations.md").read_text().splitlines()
+        if line.startswith("| Prefect's server")
+    )
+    named = set(re.findall(r"`(/[^`]+)`", row))
+    assert found - {"/"} <= named
+    for path in named:
+        assert raw(deployed, "GET", path).status_code == 200
 
 
 @pytest.mark.parametrize("path", SOCKETS)

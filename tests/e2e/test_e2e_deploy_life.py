@@ -2,11 +2,15 @@
 
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
+import time
+from contextlib import closing, suppress
 from datetime import UTC, datetime, timedelta
 
+import httpx
 import psutil
 import pytest
 from deployed import Deployed, wait_for
@@ -58,9 +62,10 @@ def test_up_starts_what_does_not_run_and_leaves_what_runs(deployed):
     second = deployed.json("deploy", "status")["pids"]
     assert second["server"] == first["server"]
     kill(second["server"])
-    assert deployed.up()["started"] == ["server"]
+    assert deployed.up()["started"] == ["server", "worker"]
     status = deployed.json("deploy", "status")
-    assert (status["pids"]["worker"], status["problems"]) == (second["worker"], [])
+    assert not {*status["pids"].values()} & {*second.values()}
+    assert status["problems"] == []
 
 
 def test_status_says_how_the_newest_run_ended(running):
@@ -120,6 +125,100 @@ def test_a_second_up_starts_a_killed_worker_ends_its_run_and_leaves_a_pause(runn
     assert not [due for due in running.runs("SCHEDULED") if due["auto_scheduled"]]
     assert running.prefect("deployment", "schedule", "resume", "quick/quick", schedule["id"]).returncode == 0
     wait_for(lambda: [due for due in running.runs("SCHEDULED") if due["auto_scheduled"]])
+
+
+def test_whoever_takes_the_port_of_a_dead_server_gets_no_password(running):
+    """The worker, its flow run and `cpb` itself would send it; the server's password ends with the server."""
+    run, process = running.begin()
+    worker, first = running.pid("worker"), running.password
+    begun = time.monotonic()
+    kill(running.pid("server"))
+    with closing(bound_to(running.port)) as stranger:
+        # No client is left when the port is free: each of them holds it until it has ended.
+        assert is_gone(process)
+        assert is_gone(worker)
+        assert time.monotonic() - begun < 10
+        assert running.processes() == []
+        got = requests_to(stranger, 8)
+        status = running.json("deploy", "status", code=1)
+        assert status["pids"] == {}
+        refused = running.json("deploy", "run", "quick/quick", code=1)
+        assert (refused["code"], refused["field"]) == ("port-taken", "port")
+        up = running.json("deploy", "up", code=1)
+        assert "in use" in up["error"]
+        assert running.password == first  # nothing was started with it
+        got += requests_to(stranger, 2)
+    assert got == []
+    assert running.up()["started"] == ["server", "worker"]
+    second = running.password
+    assert second != first
+    file = running.home / "cpb-api-auth"
+    assert file.stat().st_mode & 0o777 == 0o600
+    for secret, status in ((first, 401), (second, 200)):
+        answer = httpx.post(
+            f"{running.api}/flows/filter",
+            json={},
+            auth=tuple(secret.split(":", 1)),
+            trust_env=False,
+            timeout=30,
+        )
+        assert answer.status_code == status
+    assert running.end_of(run) == ("Crashed", [], 0)
+    shown = subprocess.run(["ps", "axww", "-o", "args"], capture_output=True, text=True, check=True).stdout
+    assert second.partition(":")[2] not in shown
+
+
+def bound_to(port):
+    """Listen on a port as soon as it can be had."""
+    deadline = time.monotonic() + 60
+    while True:
+        stranger = socket.socket()
+        stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            stranger.bind(("127.0.0.1", port))
+            stranger.listen()
+        except OSError:
+            stranger.close()
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+        else:
+            return stranger
+
+
+def requests_to(stranger, seconds):
+    """Return the beginning of every request with credentials that arrives within some seconds."""
+    got, deadline = [], time.monotonic() + seconds
+    stranger.settimeout(0.5)
+    while time.monotonic() < deadline:
+        with suppress(TimeoutError), stranger.accept()[0] as client:
+            client.settimeout(0.5)
+            with suppress(TimeoutError):
+                got.append(client.recv(65536))
+    return [text for text in got if b"authorization" in text.lower()]
+
+
+def test_a_stranger_cannot_fill_the_disk_with_the_servers_log(running):
+    """Malformed requests by the hundred leave a line of each kind."""
+    log = running.state / "server.log"
+    before = log.stat().st_size
+    nonsense = [
+        b"\x16\x03\x01\x02\x00\x01\r\n\r\n",  # TLS
+        b"GET / HTTP/1.1\r\nHost: HOST\r\nAuthorization: Basic Y3BiOnDDpHNz\r\n\r\n",  # not ASCII within
+        b"POST /api/flows/filter HTTP/1.1\r\nHost: HOST\r\nAuthorization: Basic \xe4\r\nContent-Length: 0\r\n\r\n",
+        b"POST /api/flows/filter HTTP/1.1\r\nHost: HOST\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET / HTTP/1.1\r\nHost: HOST\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
+        b"GET /%ff%fe%00 HTTP/1.1\r\nHost: HOST\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: HOST\r\nX: " + b"a" * 100_000 + b"\r\n\r\n",
+        b"GET /api/events/in HTTP/1.1\r\nHost: HOST\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+    ]
+    for request in nonsense * 50:
+        with socket.create_connection(("127.0.0.1", running.port), timeout=30) as client:
+            client.sendall(request.replace(b"HOST", b"127.0.0.1:%d" % running.port))
+            assert client.recv(100).split()[1] in (b"400", b"401", b"403", b"404", b"200")
+    written = log.read_bytes()[before:]
+    assert b"Traceback" not in written
+    assert written.count(b"\n") < 2 * len(nonsense), written
 
 
 def test_what_was_missed_while_nothing_ran_is_dropped(running):

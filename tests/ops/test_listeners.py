@@ -118,7 +118,7 @@ def ask(port, path="/", method="GET", **headers):
 OPEN = {  # what anybody of this machine may read: no data, but for the page's public forecasts
     "page": ["/"],
     "ui": [],
-    "prefect": ["/", "/ui-settings", "/openapi.json", "/api/health", "/api/ready"],
+    "prefect": ["/", "/ui-settings", "/openapi.json", "/docs", "/redoc", "/api/health", "/api/ready"],
 }
 DATA = {  # what a stranger would read or write
     "page": [],
