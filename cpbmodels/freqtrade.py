@@ -7,7 +7,7 @@ entry signal: what cpb forecasts is the width of the coming move, not its direct
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -20,6 +20,7 @@ import polars as pl
 from cpbmodels.data import FEATURE_WARMUP, INTERVAL_SECONDS
 from cpbmodels.data.candles import Candles, check_candles, check_series, read_table
 from cpbmodels.data.columns import PRICES, feature_frame, is_candle
+from cpbmodels.data.numbers import Decimal
 from cpbmodels.data.paths import SCORES
 from cpbmodels.data.series import QUANTILE_COLUMNS, Series, microseconds
 from cpbmodels.data.touch import SIDES, Numbers, Touch, numbers
@@ -50,6 +51,8 @@ def add_forecasts(
     steps: Iterable[int] | None = None,
     stops: Numbers = (),
     known_until: datetime | str | None = None,
+    columns: Mapping[str, str] | None = None,
+    decimal: Decimal | None = None,
 ) -> pd.DataFrame:
     """Return the candles with the forecast made at each candle's close, for all rows in one call.
 
@@ -62,6 +65,7 @@ def add_forecasts(
         steps: which of the candles ahead, from 1 to the model's horizon; None: all of them.
         stops: chances, such as 0.05.
         known_until: the end of what the model has seen, if it does not say so itself; of two times the later counts.
+        columns, decimal: how a table of other names, or of texts, is read, as in `Series.from_frame`.
 
     Returns:
         The table with new columns for every step h, rounded to 6 digits:
@@ -93,7 +97,9 @@ def add_forecasts(
     kinds = ["sigma", *QUANTILE_COLUMNS, *(f"stop_{side}_{p:g}" for p in chances for side in SIDES)]
     names = [f"cpb_{name}_{step}" for step in wanted for name in kinds]
     values = np.full((len(dataframe), len(wanted), len(kinds)), np.nan)
-    candles = _possible_candles(dataframe, pair, timeframe) if len(dataframe) >= member.context else None
+    candles = None
+    if len(dataframe) >= member.context:
+        candles = _possible_candles(dataframe, pair, timeframe, columns, decimal)
     if candles and len(candles.rows) >= member.context:
         series = Series.from_columns(feature_frame(candles.frame, timeframe), pair, timeframe)
         assert series.times is not None
@@ -251,11 +257,17 @@ def _steps(steps: Iterable[int] | None, horizon: int) -> list[int]:
     return wanted
 
 
-def _possible_candles(dataframe: pd.DataFrame, pair: str, timeframe: str) -> Candles | None:
+def _possible_candles(
+    dataframe: pd.DataFrame,
+    pair: str,
+    timeframe: str,
+    columns: Mapping[str, str] | None,
+    decimal: Decimal | None,
+) -> Candles | None:
     """The closed candles; None without any. Exchanges occasionally send impossible candles: they count as holes."""
     read = ["date", *PRICES, "volume"]  # where they have these names, no other column
-    named = dataframe[read] if {*read} <= {*dataframe.columns} else dataframe
-    table = read_table(named, pair)
+    named = dataframe[read] if {*read} <= {*dataframe.columns} and not columns else dataframe
+    table = read_table(named, pair, columns=columns, decimal=decimal)
     check_series(table, pair, timeframe)
     good = is_candle(table.frame.select(PRICES).to_numpy())
     if "volume" in table.frame.columns:

@@ -17,16 +17,22 @@ from schemas.identity import MARKET_FOLDERS, SIM, SPOT, SYMBOL, SeriesId, market
 from schemas.tables import BINANCE_NAME, SUFFIXES
 from tasks.market.client import SourceFault
 
-_LAYOUT = re.compile(r"(?:^|/)(spot|futures/um|futures/cm)/(?:monthly|daily)/klines/")
+_LAYOUT = re.compile(r"(?:^|/)(spot|futures/um|futures/cm)/(?:monthly|daily)/klines(?:/|$)")
 _MARKETS = {folder: market for market, folder in MARKET_FOLDERS.items() if market != SIM}
-_OTHER_PRICES = {"markPriceKlines", "indexPriceKlines", "premiumIndexKlines"}
-"""Binance's folders of files that are named as candles are, of prices at which nothing was traded."""
-_MAX_ENTRIES = 2_000_000  # all of Binance's spot candles are 1.3 million files
+_OTHER_DATA = {
+    "BVOLIndex", "EOHSummary", "aggTrades", "bookDepth", "bookTicker", "fundingRate", "indexPriceKlines",
+    "liquidationSnapshot", "markPriceKlines", "metrics", "premiumIndexKlines", "trades",
+}  # fmt: skip
+"""Binance's folders of other data; files of prices at which nothing was traded are named as candles are."""
+_MAX_ENTRIES = 2_000_000  # outside Binance's layout, of which only the series' own folders are read
+
+Found = dict[tuple[str, str, str], dict[str, list[Path]]]
+"""Files by symbol, interval and kind (`monthly`, `daily`), of each period."""
 
 
 @dataclass
 class FolderIndex:
-    """The files in a folder by series and kind (`monthly`, `daily`); it is searched once, when it is first asked.
+    """The files in a folder by series and kind (`monthly`, `daily`); it is searched when it is first asked.
 
     notes: links that are not followed, in a sentence each.
     """
@@ -34,7 +40,7 @@ class FolderIndex:
     root: Path
     notes: list[str] = field(default_factory=list)
     _lock: Lock = field(default_factory=Lock, repr=False)
-    _found: dict[tuple[str, str, str], dict[str, list[Path]]] | None = field(default=None, repr=False)
+    _searched: tuple[Found, list[Path]] | None = field(default=None, repr=False)
 
     def files(self, series: SeriesId, kind: str) -> dict[str, Path]:
         """Return the file of each period of a series in its market.
@@ -42,24 +48,35 @@ class FolderIndex:
         Raises:
             SourceFault: two files are of one period, or of one the market is not certain; the sentence names them.
         """
-        periods = self._files().get((series.symbol, series.timeframe, kind), {})
+        found, layouts = self._search()
+        periods = {
+            period: [*paths]
+            for period, paths in found.get((series.symbol, series.timeframe, kind), {}).items()
+        }
+        for layout in layouts:
+            for path in _entries(layout / series.symbol / series.timeframe):
+                name = BINANCE_NAME.fullmatch(path.name)
+                if name and _key_of(name) == (series.symbol, series.timeframe, kind) and path.is_file():
+                    periods.setdefault(name["period"], []).append(path)
         chosen = {period: self._chosen(series, period, paths) for period, paths in periods.items()}
         return {period: path for period, path in chosen.items() if path}
 
     def symbols(self, market: str) -> set[str]:
         """Return the symbols of a market, with those of files whose market is not told."""
-        return {
+        found, layouts = self._search()
+        names = {path.name for layout in layouts if self._told(layout) == market for path in _entries(layout)}
+        names |= {
             symbol
-            for (symbol, _, _), periods in self._files().items()
-            if SYMBOL.fullmatch(symbol)
-            and any(self._told(path) in ("", market) for paths in periods.values() for path in paths)
+            for (symbol, _, _), periods in found.items()
+            if any(self._told(path) in ("", market) for paths in periods.values() for path in paths)
         }
+        return {name for name in names if SYMBOL.fullmatch(name)}
 
     def _chosen(self, series: SeriesId, period: str, paths: list[Path]) -> Path | None:
         told = {path: self._told(path) for path in paths}
         mine = [path for path in paths if told[path] == series.market]
         untold = [path for path in paths if not told[path]]
-        if len({path.resolve() for path in mine + untold}) > 1:
+        if len(mine + untold) > 1 and len({path.resolve() for path in mine + untold}) > 1:
             raise SourceFault(
                 f"{_names(mine + untold)} are both {series} {period}: keep one of the two, and give spot and futures a "
                 "folder each"
@@ -89,24 +106,29 @@ class FolderIndex:
         layout = _LAYOUT.search(path.relative_to(self.root).as_posix())
         return _MARKETS[layout[1]] if layout else ""
 
-    def _files(self) -> dict[tuple[str, str, str], dict[str, list[Path]]]:
+    def _search(self) -> tuple[Found, list[Path]]:
+        """Return the files outside Binance's layout, and the layout's folders `klines`."""
         with self._lock:
-            if self._found is None:
-                found: dict[tuple[str, str, str], dict[str, list[Path]]] = defaultdict(
-                    lambda: defaultdict(list)
-                )
-                for path, name in self._named():
-                    kind = "daily" if len(name["period"]) == 10 else "monthly"
-                    found[name["symbol"], name["interval"], kind][name["period"]].append(path)
-                self._found = found
-            return self._found
+            if self._searched is None:
+                found: Found = defaultdict(lambda: defaultdict(list))
+                layouts: list[Path] = []
+                for path in self._walk():
+                    if name := BINANCE_NAME.fullmatch(path.name):
+                        found[_key_of(name)][name["period"]].append(path)
+                    else:
+                        layouts.append(path)
+                self._searched = found, layouts
+            return self._searched
 
-    def _named(self) -> Iterator[tuple[Path, re.Match[str]]]:
-        """Yield the files with Binance's names; each folder once, and never one outside the root."""
+    def _walk(self) -> Iterator[Path]:
+        """Yield the files with Binance's names and the layout's folders `klines`, which are not looked into.
+
+        Each folder is read once, and none outside the root.
+        """
         if not self.root.is_dir():
             return
-        top, entries, is_empty = self.root.resolve(), 0, True
-        waiting, seen, first = [self.root], set(), ""
+        top, entries, first, is_empty = self.root.resolve(), 0, "", True
+        waiting, seen = [self.root], set()
         while waiting:
             folder = waiting.pop()
             real = folder.resolve()
@@ -118,15 +140,19 @@ class FolderIndex:
             if real in seen:
                 continue
             seen.add(real)
+            if _LAYOUT.search(folder.relative_to(self.root).as_posix()):
+                is_empty = False
+                yield folder
+                continue
             links: list[Path] = []
             folders: list[Path] = []
             try:
                 for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
                     entries, first = entries + 1, first or entry.name
-                    if (name := BINANCE_NAME.fullmatch(entry.name)) and entry.is_file():
+                    if BINANCE_NAME.fullmatch(entry.name) and entry.is_file():
                         is_empty = False
-                        yield folder / entry.name, name
-                    elif entry.name not in _OTHER_PRICES and entry.is_dir():
+                        yield folder / entry.name
+                    elif entry.name not in _OTHER_DATA and entry.is_dir():
                         (links if entry.is_symlink() else folders).append(folder / entry.name)
             except OSError as error:
                 raise SourceFault(f"{folder} cannot be read: {error.strerror}") from error
@@ -141,6 +167,18 @@ class FolderIndex:
                 f"{self.root} holds none of Binance's files, as BTCUSDT-1h-2024-01.zip or .csv, and no table of a kind "
                 f"that is read ({', '.join(SUFFIXES)}): in it lies {first!r}"
             )
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Return what lies in a folder, nothing if there is none; raises `SourceFault`."""
+    try:
+        return [*folder.iterdir()] if folder.is_dir() else []
+    except OSError as error:
+        raise SourceFault(f"{folder} cannot be read: {error.strerror}") from error
+
+
+def _key_of(name: re.Match[str]) -> tuple[str, str, str]:
+    return name["symbol"], name["interval"], "daily" if len(name["period"]) == 10 else "monthly"
 
 
 def _names(paths: list[Path]) -> str:

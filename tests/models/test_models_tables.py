@@ -232,6 +232,18 @@ def test_freqtrades_table_with_texts_off_grid_candles_or_the_newest_first(model)
         add_forecasts(
             frame.assign(close=["soon" if row == 5 else "1.5" for row in range(900)]), "BTC/USDT", "1h", model
         )
+    whole = frame.assign(**{n: [f"{v * 1000:,.0f}" for v in frame[n]] for n in PRICES})
+    with pytest.raises(ModelError, match=r"can be read as .*decimal='point'"):
+        add_forecasts(whole, "BTC/USDT", "1h", model)
+    said = add_forecasts(
+        whole.rename(columns={"close": "last"}),
+        "BTC/USDT",
+        "1h",
+        model,
+        decimal="point",
+        columns={"close": "last"},
+    )
+    assert said["cpb_q50_1"].notna().any()
     # each forecast stands in the row of its candle
     backwards = add_forecasts(frame[::-1], "BTC/USDT", "1h", model)
     pd.testing.assert_frame_equal(backwards[::-1], plain)
