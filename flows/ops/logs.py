@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 import threading
 import time
 from pathlib import Path
@@ -86,7 +85,7 @@ def rotate(path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
             return
         with path.open("rb") as log, path.with_name(f"{path.name}.1").open("wb") as before:
             log.seek(max(0, size - max_bytes))
-            shutil.copyfileobj(log, before)
+            before.write(log.read()[-max_bytes:])  # with what was written meanwhile
         os.truncate(path, 0)
     except OSError:  # the disk is full, or the file was taken away: tried again
         return
