@@ -66,6 +66,8 @@ def read_name(stem: str) -> FileName:
     symbols: list[str] = []
     timeframes: list[str] = []
     unknown: list[str] = []
+    # AAPL is a symbol where nothing else may be: it would not be one in EXPORT_V2, or candles_NEW
+    may_stand_alone = not any(part.upper() in _WORDS for part in parts)
     at = 0
     while at < len(parts):
         part, following = parts[at], parts[at + 1] if at + 1 < len(parts) else ""
@@ -90,8 +92,8 @@ def read_name(stem: str) -> FileName:
         ):
             symbols.append(glued["symbol"])
             timeframes.append(length)
-        elif SYMBOL.fullmatch(part) or part.upper() in COINS:  # BTC, AAPL
-            symbols.append(part.upper())
+        elif part.upper() in COINS or (may_stand_alone and SYMBOL.fullmatch(part) and not part.isdecimal()):
+            symbols.append(part.upper())  # BTC, AAPL
         else:
             unknown.append(part)
     unknown += [name for found in (symbols, timeframes) for name in list(dict.fromkeys(found))[1:]]

@@ -337,9 +337,10 @@ class ScopeSpec(Spec):
             check_url(self.source)
         elif not os.path.isdir(self.source):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
             name = "" if "@" in self.source else f" {self.source!r}"  # it may be a URL with a password
+            lone = "the folder in which it lies" if self.source.lower().endswith(".zip") else "one"
             raise UsageError(
                 f"source{name} is neither a URL, nor a folder of this machine, nor a file of a kind that is read "
-                f"({', '.join(SUFFIXES)}); give one, or sim",
+                f"({', '.join(SUFFIXES)}); give {lone}, or sim",
                 code="source",
             )  # fmt: skip
         return self

@@ -95,7 +95,7 @@ def is_table(source: str | None) -> bool:
         return False
     path = Path(source)
     if os.path.isdir(path):  # noqa: PTH112 (Path.is_dir raises for a name that is too long)
-        if (path / "data").is_dir():
+        if any((path / "data" / folder).is_dir() for folder in ("spot", "futures")):
             return False
         files = _files(path)
         if files and (binances := sorted(p.name for p in path.iterdir() if BINANCE_NAME.fullmatch(p.name))):

@@ -14,6 +14,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -469,6 +470,7 @@ def _open_times(
         name for name, c in columns.items() if c.dtype.is_numeric() or getattr(c.dtype, "time_zone", None)
     ]
     name = next(iter(clear or columns))
+    _check_one_time(table, {other: columns[other] for other in clear}, chosen)
     column, written = columns[name], frame[chosen.times[name]] if name in chosen.times else columns[name]
     if column.null_count():
         raise ModelError(
@@ -485,7 +487,7 @@ def _open_times(
         column = column.cast(pl.Datetime("us"))
     if column.dtype.is_numeric():
         rounded = written.dtype == pl.String and bool(written.str.contains("[eE]").any())
-        return _epoch(table, column, what), rounded
+        return _instants(table, column, what), rounded
     if not isinstance(column.dtype, pl.Datetime):
         raise ModelError(
             f"{what} is of the type {column.dtype}: give aware datetimes, or a count since 1970."
@@ -497,7 +499,34 @@ def _open_times(
                 "dt.tz_localize('UTC'), with polars as dt.replace_time_zone('UTC')."
             )
         column = column.dt.replace_time_zone("UTC")
-    return column.cast(pl.Datetime("us", "UTC")).cast(pl.Int64).to_numpy(), False
+    return _instants(table, column, what), False
+
+
+def _check_one_time(table: Table, columns: dict[str, pl.Series], chosen: Chosen) -> None:
+    """Refuse two columns of certain times that are not the same; `open_time` says what it is."""
+    if "open_time" in columns or len(columns) < 2:
+        return
+    read = {}
+    for name, column in columns.items():
+        if not column.null_count():
+            with suppress(ModelError):  # another unit than times: no time
+                read[name] = _instants(table, column, name)
+    for name, times in read.items():
+        first = next(iter(read))
+        if (times != read[first]).any():
+            at = int((times != read[first]).argmax())
+            raise ModelError(
+                f"{table.label}: the columns {chosen.times[first]!r} and {chosen.times[name]!r} differ, first in "
+                f"{_place(table, at)}, and either may be the time at which candles open: "
+                f"{option('time', chosen.times[first])}."
+            )
+
+
+def _instants(table: Table, column: pl.Series, what: str) -> np.ndarray:
+    """Microseconds since 1970 of counts, or of datetimes with a zone."""
+    if column.dtype.is_numeric():
+        return _epoch(table, column, what)
+    return column.cast(pl.Datetime("us", "UTC")).cast(pl.Int64).to_numpy()
 
 
 def _counts(column: pl.Series) -> pl.Series:

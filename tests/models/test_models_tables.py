@@ -126,6 +126,27 @@ def test_any_names_are_chosen_without_a_guess(names):
         assert column in (role, role[0]) or not {role, role[0]} & {*names}
 
 
+def test_two_columns_of_certain_times_that_differ_are_refused():
+    frame = candles()
+    closes = (pl.col("open_time").dt.epoch("s") + 3600).alias("timestamp")
+    two = frame.with_columns(closes, pl.col("open_time").alias("Date")).drop("open_time")
+    with pytest.raises(
+        ModelError, match=r"'timestamp' and 'Date' differ, first in row 0, .*--columns time=timestamp"
+    ):
+        Series.from_frame(two)
+    wanted = Series.from_frame(frame).times
+    for said in ({"time": "Date"}, {"time": "date"}):
+        np.testing.assert_array_equal(Series.from_frame(two, columns=said).times, wanted)
+    same = two.with_columns(pl.col("timestamp") - 3600)
+    np.testing.assert_array_equal(Series.from_frame(same).times, wanted)
+    np.testing.assert_array_equal(
+        Series.from_frame(frame.with_columns(closes)).times, wanted
+    )  # open_time says it
+    numbers = frame.rename({"open_time": "date"}).with_columns(ts=pl.int_range(pl.len()))
+    with pytest.raises(ModelError, match="ts 0 in row 0 is not a time since 1970"):
+        Series.from_frame(numbers)
+
+
 def test_prices_as_texts_with_thousands_separators():
     frame = candles()
     wanted = Series.from_frame(frame.with_columns((pl.col(PRICES) * 1000).round(2)))

@@ -57,6 +57,9 @@ def test_names_of_tools_are_understood(name):
         ("BTCUSDT-1h copy", "copy"),
         ("BTC-USD_1h_2y", "2y"),
         ("ETHUSDT-7h", "7h"),
+        ("candles_NEW", "NEW"),
+        ("EXPORT_V2", "V2"),
+        ("EXPORT 17", "17"),
     ],
 )
 def test_what_is_not_understood_is_named(name, unknown):
