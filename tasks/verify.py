@@ -31,7 +31,7 @@ from tasks.hub.tree import SUMS, packaged_models, tree_faults
 from tasks.judging.inference import verdict
 from tasks.market import klines
 from tasks.market.layout import period_bounds
-from tasks.market.manifest import MANIFEST, Manifest, manifest_damage, writer_lock
+from tasks.market.manifest import MANIFEST, intact_manifest, writer_lock
 from tasks.promotion import by_backtest
 from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder
@@ -117,26 +117,33 @@ def candles(home: Path, market: str) -> Iterator[Check]:
     """
     root = market_home(home, market)
     path, stored = root / MANIFEST, _series(home, "klines", market)
-    if not path.exists() or not (stored_series(home, "klines") or path.read_bytes().startswith(b"SQLite")):
-        return  # without any candles and in another format it may be a person's
+    beside = [series for series in stored_series(home, "klines") if market_home(home, series.market) == root]
     no_access = not os.access(root, os.W_OK)  # then there are no writers
-    with nullcontext() if no_access else writer_lock(root):
-        # On opening SQLite writes beside the file, which a full disk refuses: after a kill it must.
-        read_only = no_access or not path.with_name(f"{path.name}-wal").exists()
-        broken = manifest_damage(path, read_only=read_only)
-        yield path, lambda: broken, f"cpb ingest {options_of(stored)}" if stored else "cpb ingest"
-        if broken:
-            return
-        with Manifest(path, read_only=read_only) as manifest:
-            for series in (s for s in manifest.series() if s.market == market):
-                parts = manifest.parts(series)
-                for month in sorted({*parts, *(file.stem for file in klines.part_paths(home, series))}):
-                    file = klines.part_path(home, series, month)
-                    yield file, partial(klines.damage_of, file, parts.get(month)), _fetch(series, month)
-                for file in series.folder(home, "offgrid").glob("????-??.parquet"):
-                    yield file, partial(klines.damage_of, file), _fetch(series, file.stem)
-                if (tail := series.folder(home, "provisional") / "tail.parquet").exists():
-                    yield tail, partial(klines.damage_of, tail), f"{klines.ingest_command(series)} --tail"
+    # On opening SQLite writes beside the file, which a full disk refuses: after a kill it must.
+    read_only = no_access or not path.with_name(f"{path.name}-wal").exists()
+    if not beside and not _is_database(path):
+        return  # without any candles and in another format it may be a person's
+    with (
+        nullcontext() if no_access else writer_lock(root),
+        intact_manifest(path, read_only=read_only) as manifest,
+    ):
+        named = stored or [series for series in beside if series.market == beside[0].market]
+        yield path, lambda: manifest.fault, f"cpb ingest {options_of(named)}" if named else _remove(path)
+        for series in sorted({*stored, *(s for s in manifest.series() if s.market == market)}):
+            parts = manifest.parts(series)
+            for month in sorted({*parts, *(file.stem for file in klines.part_paths(home, series))}):
+                file = klines.part_path(home, series, month)
+                yield file, partial(klines.damage_of, file, parts.get(month)), _fetch(series, month)
+            for file in series.folder(home, "offgrid").glob("????-??.parquet"):
+                yield file, partial(klines.damage_of, file), _fetch(series, file.stem)
+            if (tail := series.folder(home, "provisional") / "tail.parquet").exists():
+                yield tail, partial(klines.damage_of, tail), f"{klines.ingest_command(series)} --tail"
+
+
+def _is_database(path: Path) -> bool:
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(6) == b"SQLite"
+    return False
 
 
 def _series(home: Path, tree: str, market: str) -> list[SeriesId]:

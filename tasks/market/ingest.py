@@ -34,7 +34,7 @@ from tasks.market.layout import (
     to_us,
     whole_candles,
 )
-from tasks.market.manifest import FileRecord, Manifest, Part, open_manifest, sweep, writer_lock
+from tasks.market.manifest import MANIFEST, FileRecord, Manifest, Part, open_manifest, sweep, writer_lock
 from tasks.market.report import (
     FAILED_SERIES,
     LACKING,
@@ -238,9 +238,10 @@ def _as_stored(run: Run) -> IngestReport:
         )
     ends = [runs[-1][1] for series in run.plans if (runs := run.holdings(series).runs)]
     if not ends:
+        fault = f" ({MANIFEST} is damaged: {run.manifest.fault})" if run.manifest.fault else ""
         raise CpbError(
             f"no candle of {coins_label(run.scope.symbols)} at {', '.join(run.scope.timeframes)} is stored in this "
-            f"time range in {run.scope.root}; with a network `cpb ingest` stores some",
+            f"time range in {run.scope.root}{fault}; with a network `cpb ingest` stores some",
             code="not-stored", field="offline",
         )  # fmt: skip
     newest = max(ends)

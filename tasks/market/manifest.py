@@ -3,54 +3,63 @@
 A part is written first and recorded here second: a part without a row here is fetched again, and a row without its
 part cannot exist. WAL with synchronous=FULL survives kill -9 and power loss.
 
+Each row ends with a checksum of its table and values, since SQLite has none: a flipped byte of a cell is otherwise
+undetectable. A manifest is checked whenever it is opened (4 ms for 40 series of four years). Of a damaged manifest the
+intact rows are used; what the others recorded is fetched again.
+
 CPB_HOME may contain other files of the user, also in `reports/` or `features/`. A file is cpb's own if its folder has
 cpb's structure (`TREE/interval=…/symbol=…`) and its name is a valid name of cpb; no other file there is ever moved or
 deleted.
 """
 
+import hashlib
 import itertools
 import json
 import os
 import re
+import shlex
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from schemas.errors import BusyError, CpbError, log
+from schemas.errors import BusyError, CpbError, count, log
 from schemas.identity import MARKETS, SPOT, SeriesId, series_folders
 from tasks.market.layout import period_bounds
-from tasks.storage.files import DRAFT, DiskFull, is_disk_full
+from tasks.storage.files import DRAFT, DiskFull, draft_name, is_disk_full
 from tasks.storage.locks import acquire, open_lock
 
 MANIFEST = "manifest.db"
-VERSION = 2  # of the tables below: increase it with every change
-_REBUILD = "move that folder away and run `cpb ingest` again, or set CPB_HOME to another folder"
-"""The remedy for an unusable manifest."""
+VERSION = 3  # of the tables below: increase it with every change
+_ENDINGS = ("", "-wal", "-shm")
+"""Endings of the files that SQLite makes of one database."""
 
-
-def _unusable(path: Path, error: BaseException) -> CpbError:
-    """Return the error for a damaged manifest."""
-    return CpbError(f"{path} is damaged ({error}); {_REBUILD}", code="damaged", field=str(path))
-
-
-# The table of anomalies keeps its original name, `oddities`, so that existing stores stay readable.
-_TABLES = """
-CREATE TABLE files (
-  market TEXT, symbol TEXT, interval TEXT, period TEXT, key TEXT, version TEXT, sha256 TEXT, rows INTEGER,
-  status TEXT, reason TEXT, facts TEXT, PRIMARY KEY (market, symbol, interval, period)) WITHOUT ROWID;
-CREATE TABLE parts (
-  market TEXT, symbol TEXT, interval TEXT, month TEXT, rows INTEGER, bytes INTEGER, digest TEXT, runs TEXT,
-  zeros INTEGER, edges TEXT, PRIMARY KEY (market, symbol, interval, month)) WITHOUT ROWID;
-CREATE TABLE oddities (
-  market TEXT, symbol TEXT, interval TEXT, open_time INTEGER, kind TEXT, detail TEXT,
-  PRIMARY KEY (market, symbol, interval, open_time, kind)) WITHOUT ROWID;
-CREATE TABLE searched (
-  market TEXT, symbol TEXT, interval TEXT, start INTEGER, until INTEGER, asked INTEGER,
-  PRIMARY KEY (market, symbol, interval, start)) WITHOUT ROWID;
-"""
+# The table of anomalies keeps its original name, `oddities`.
+_COLUMNS = {
+    "files": (
+        "market TEXT, symbol TEXT, interval TEXT, period TEXT, key TEXT, version TEXT, sha256 TEXT, rows INTEGER, "
+        "status TEXT, reason TEXT, facts TEXT, checksum TEXT"
+    ),
+    "parts": (
+        "market TEXT, symbol TEXT, interval TEXT, month TEXT, rows INTEGER, bytes INTEGER, digest TEXT, runs TEXT, "
+        "zeros INTEGER, edges TEXT, checksum TEXT"
+    ),
+    "oddities": (
+        "market TEXT, symbol TEXT, interval TEXT, open_time INTEGER, kind TEXT, detail TEXT, checksum TEXT"
+    ),
+    "searched": (
+        "market TEXT, symbol TEXT, interval TEXT, start INTEGER, until INTEGER, asked INTEGER, checksum TEXT"
+    ),
+}
+_NAMES = {table: tuple(re.findall(r"(\w+) [A-Z]+", text)) for table, text in _COLUMNS.items()}
+_KEYS = {table: _NAMES[table][: 5 if table == "oddities" else 4] for table in _COLUMNS}
+"""The columns of each table's primary key, which are its first."""
+_TABLES = {
+    table: f"CREATE TABLE {table} ({text}, PRIMARY KEY ({', '.join(_KEYS[table])})) WITHOUT ROWID"
+    for table, text in _COLUMNS.items()
+}
 _SERIES = "market=? AND symbol=? AND interval=?"
 
 
@@ -99,7 +108,8 @@ class Anomaly:
 class Manifest:
     """The manifest of one market home; opened by a single writer at a time, readable by any process.
 
-    `read_only` opens it in a folder that cannot be written (SQLite's WAL needs write access).
+    `read_only` opens it in a folder that cannot be written (SQLite's WAL needs write access). `fault`: the damage of
+    the file whose intact rows it holds, else empty.
 
     Raises:
         CpbError: the file was written by another version of cpb, or is not a manifest, or (code `manifest`) SQLite
@@ -107,8 +117,8 @@ class Manifest:
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        name = f"{path.absolute().as_uri()}?mode=ro&immutable=1" if read_only else str(path)
-        self._db = sqlite3.connect(name, timeout=30, isolation_level=None, uri=read_only)
+        self.fault = ""
+        self._db = _connect(path, read_only=read_only)
         try:
             self._open(path)
             if not read_only:
@@ -116,7 +126,7 @@ class Manifest:
                 self._db.execute("PRAGMA synchronous=FULL")
         except BaseException as error:
             self._db.close()
-            if _is_corrupt(error):
+            if _is_corrupt(error, path):
                 raise _unusable(path, error) from error
             if isinstance(error, sqlite3.OperationalError):
                 raise CpbError(
@@ -127,13 +137,21 @@ class Manifest:
 
     def _open(self, path: Path) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        if not version and not self._db.execute("SELECT 1 FROM sqlite_master").fetchone():
-            self._db.executescript(f"BEGIN;{_TABLES}PRAGMA user_version={VERSION};COMMIT;")
-        elif version != VERSION:
+        tables = dict(self._db.execute("SELECT name, sql FROM sqlite_master"))
+        if not version and not tables:
+            script = ";".join([*_TABLES.values(), f"PRAGMA user_version={VERSION}"])
+            self._db.executescript(f"BEGIN;{script};COMMIT;")
+        elif version != VERSION and tables != _TABLES:
+            files = shlex.join(str(path) + ending for ending in _ENDINGS)
             raise CpbError(
-                f"{path} was written by another version of cpb (tables {version}, this one has {VERSION}); {_REBUILD}",
-                code="manifest-version",
-            )
+                f"{path} was written by another version of cpb (tables {version}, this one has {VERSION}): use that "
+                f"version, or delete the file with `rm -f {files}`, and `cpb ingest` fetches its candles again",
+                code="manifest-version", field=str(path),
+            )  # fmt: skip
+        elif version != VERSION:
+            raise sqlite3.DatabaseError(f"its version is {version}, its tables are those of {VERSION}")
+        elif tables != _TABLES:
+            raise sqlite3.DatabaseError("its tables are not those that were made")
 
     def close(self) -> None:
         """Close the file."""
@@ -169,12 +187,36 @@ class Manifest:
         return [SeriesId(*r) for r in self._db.execute("SELECT DISTINCT market, symbol, interval FROM parts")]
 
     def damage(self) -> str:
-        """Return SQLite's integrity errors of the file; empty if none."""
+        """Return SQLite's integrity errors of the file, and the number of damaged rows; empty if there are none."""
         try:
             errors = "; ".join(row[0] for row in self._db.execute("PRAGMA integrity_check(3)"))
-        except sqlite3.DatabaseError as error:
+            if errors != "ok":
+                return errors
+            damaged = {t: sum(not _is_intact(t, row) for row in _rows(self._db, t)) for t in _TABLES}
+        except _ERRORS as error:
             return str(error)
-        return "" if errors == "ok" else errors
+        faults = [f"{count(number, 'row')} of {table}" for table, number in damaged.items() if number]
+        return f"{', '.join(faults)} not as written" if faults else ""
+
+    def copy_intact(self, damaged: sqlite3.Connection) -> None:
+        """Copy the intact rows of a damaged manifest into this one, which is empty.
+
+        A lost file or part is fetched again. Lost anomalies leave no trace in the other tables: the files of their
+        series are marked as failed, or those of all series if even that is not known.
+        """
+        lost = set[tuple[Any, ...]]()
+        for table in _TABLES:
+            rows, is_complete = _readable_rows(damaged, table)
+            intact = {row for row in rows if _is_intact(table, row)}
+            with self._transaction():
+                self._insert(table, sorted((row[:-1] for row in intact), key=repr))
+            if table == "oddities":
+                lost = {row[:3] for row in rows - intact} | (set() if is_complete else {()})
+        stored = {_name(series): series for series in self.series()}
+        for series in stored.values() if lost - stored.keys() else (stored[name] for name in lost):
+            reason = "anomalies of its candles were lost with a damaged manifest"
+            records = self.files(series).values()
+            self.save(series, [replace(record, status="failed", reason=reason) for record in records])
 
     def save(
         self,
@@ -224,8 +266,9 @@ class Manifest:
 
     def _insert(self, table: str, rows: list[tuple[Any, ...]]) -> None:
         if rows:
-            marks = ",".join("?" * len(rows[0]))
-            self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", rows)
+            marks = ",".join("?" * (len(rows[0]) + 1))
+            signed = [(*row, _checksum(table, row)) for row in rows]
+            self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", signed)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -239,8 +282,65 @@ class Manifest:
         self._db.execute("COMMIT")
 
 
+def _connect(path: Path, *, read_only: bool) -> sqlite3.Connection:
+    name = f"{path.absolute().as_uri()}?mode=ro&immutable=1" if read_only else str(path)
+    db = sqlite3.connect(name, timeout=30, isolation_level=None, uri=read_only)
+    db.text_factory = lambda text: text.decode(errors="surrogateescape")  # damaged text must be readable, too
+    return db
+
+
+def _checksum(table: str, row: tuple[Any, ...]) -> str:
+    """Return the checksum of a row's values, which are texts and whole numbers; exchanged tables are found, too."""
+    text = repr((table, *row)).encode(errors="backslashreplace")
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def _is_intact(table: str, row: tuple[Any, ...]) -> bool:
+    return bool(row[-1] == _checksum(table, row[:-1]))
+
+
+def _rows(db: sqlite3.Connection, table: str, order: str = "ASC") -> Iterator[tuple[Any, ...]]:
+    order_by = ", ".join(f"{name} {order}" for name in _KEYS[table])
+    # the columns by name: sqlite3 cannot decode a damaged name
+    yield from db.execute(f"SELECT {', '.join(_NAMES[table])} FROM {table} ORDER BY {order_by}")
+
+
+_ERRORS = (sqlite3.Error, UnicodeDecodeError)
+"""Errors for a damaged file: sqlite3 cannot decode a message of SQLite that quotes damaged names."""
+
+
+def _readable_rows(db: sqlite3.Connection, table: str) -> tuple[set[tuple[Any, ...]], bool]:
+    """Return the rows of a table before and after an unreadable page, and whether there is no such page."""
+    rows = set[tuple[Any, ...]]()
+    is_complete = True
+    for order in ("ASC", "DESC"):
+        try:
+            rows.update(_rows(db, table, order))
+        except _ERRORS:
+            is_complete = False
+    with suppress(*_ERRORS):
+        is_complete &= db.execute(f"PRAGMA integrity_check({table})").fetchone()[0] == "ok"
+    return rows, is_complete
+
+
+def _unusable(path: Path, error: BaseException) -> CpbError:
+    """Return the error for a damaged manifest."""
+    return CpbError(
+        f"{path} is damaged ({error}); `cpb ingest` keeps its intact rows and fetches the rest again",
+        code="damaged", field=str(path),
+    )  # fmt: skip
+
+
 def manifest_damage(path: Path, *, read_only: bool = False) -> str:
-    """Return the damage of a manifest file, or ""; `read_only` and other errors as in `Manifest`."""
+    """Return the damage of a manifest file, or ""; `read_only` and other errors as in `Manifest`.
+
+    A missing or empty file is damage where months of candles are stored.
+    """
+    try:
+        if not path.stat().st_size:
+            return "it is empty, though candles are stored" if _has_candles(path.parent) else ""
+    except FileNotFoundError:
+        return "it is missing, though candles are stored" if _has_candles(path.parent) else ""
     try:
         with Manifest(path, read_only=read_only) as manifest:
             return manifest.damage()
@@ -250,9 +350,57 @@ def manifest_damage(path: Path, *, read_only: bool = False) -> str:
         return str(error.__cause__ or error)
 
 
-def _is_corrupt(error: BaseException) -> bool:
-    """Whether SQLite reports that a file is not a database; locked or full databases raise other classes."""
-    return type(error) is sqlite3.DatabaseError
+def _is_corrupt(error: BaseException, path: Path) -> bool:
+    """Whether an error of SQLite is due to the file's content, not to a lock, the disk or missing rights."""
+    if isinstance(error, UnicodeDecodeError):
+        return True
+    if not isinstance(error, sqlite3.DatabaseError):
+        return False
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
+    if code == sqlite3.SQLITE_READONLY:  # also by a flipped byte in the header
+        return os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    return code in (
+        sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_FORMAT,
+    )  # fmt: skip
+
+
+@contextmanager
+def intact_manifest(path: Path, *, read_only: bool = False) -> Iterator[Manifest]:
+    """Yield a manifest; of a damaged or missing file, with its `fault`, a copy of its intact rows in memory."""
+    damage = manifest_damage(path, read_only=read_only)
+    if damage or not path.exists():
+        with Manifest(Path(":memory:")) as manifest:
+            if damage and path.exists():
+                _copy_damaged(path, manifest, read_only=read_only)
+            manifest.fault = damage
+            yield manifest
+    else:
+        with Manifest(path, read_only=read_only) as manifest:
+            yield manifest
+
+
+def _copy_damaged(path: Path, manifest: Manifest, *, read_only: bool) -> None:
+    with suppress(*_ERRORS), closing(_connect(path, read_only=read_only)) as db:
+        manifest.copy_intact(db)
+
+
+def _rebuild(path: Path) -> None:
+    """Replace a damaged manifest with one of its intact rows; the caller is the only writer.
+
+    The damaged file is renamed, with the ending `.damaged`.
+    """
+    draft = draft_name(path)
+    try:
+        with Manifest(draft) as manifest:
+            if path.exists():
+                _copy_damaged(path, manifest, read_only=False)
+        for file in (path.with_name(path.name + ending) for ending in _ENDINGS):
+            if file.exists():
+                file.replace(f"{file}.damaged")
+        draft.replace(path)
+    finally:
+        for file in (draft.with_name(draft.name + ending) for ending in _ENDINGS):
+            file.unlink(missing_ok=True)
 
 
 def _name(series: SeriesId) -> tuple[str, str, str]:
@@ -272,6 +420,7 @@ def _flat(record: FileRecord | Part | Anomaly) -> tuple[Any, ...]:
     return tuple(json.dumps(v) if isinstance(v, list | dict) else v for v in asdict(record).values())
 
 
+_MANIFEST_DRAFT = re.compile(rf"{DRAFT.pattern}({'|'.join(_ENDINGS)})")
 _MONTH_FILE = re.compile(r"[0-9]{4}-[0-9]{2}\.parquet")
 CANDLES = {"klines": _MONTH_FILE, "offgrid": _MONTH_FILE, "provisional": re.compile(r"tail\.parquet")}
 """Trees of series folders with candles, and the names of cpb's files in them."""
@@ -279,8 +428,18 @@ CANDLES = {"klines": _MONTH_FILE, "offgrid": _MONTH_FILE, "provisional": re.comp
 QUARANTINE = "quarantine"
 
 
+def _has_candles(root: Path) -> bool:
+    """Whether months of candles are stored in a market home, including futures (`klines-um`)."""
+    trees = (root / ("klines" if market == SPOT else f"klines-{market}") for market in MARKETS)
+    folders = (folder for tree in trees for folder, _, _ in series_folders(tree))
+    return any(_MONTH_FILE.fullmatch(path.name) for folder in folders for path in folder.iterdir())
+
+
 def sweep(root: Path) -> None:
     """Delete the drafts left by a killed run in a market home, including futures (`klines-um`)."""
+    for path in root.glob(f".{MANIFEST}.*"):
+        if _MANIFEST_DRAFT.fullmatch(path.name):
+            path.unlink(missing_ok=True)
     for path in (root / QUARANTINE).rglob(".*"):
         if DRAFT.fullmatch(path.name):
             path.unlink(missing_ok=True)
@@ -317,33 +476,31 @@ def writer_lock(root: Path) -> Iterator[None]:
 
 @contextmanager
 def open_manifest(root: Path, *, offline: bool) -> Iterator[Manifest]:
-    """Open the manifest of a market home; a damaged one is set aside and replaced by an empty one.
+    """Open the manifest of a market home; of a damaged one only the intact rows are used.
 
-    Offline, nothing is created or replaced.
+    A damaged file is set aside and replaced; offline, nothing is created or replaced.
     """
     path = root / MANIFEST
     try:
-        if offline and not path.exists():
-            manifest = Manifest(Path(":memory:"))
-        else:
-            if not offline and path.exists() and (reason := manifest_damage(path)):
-                log.warning(
-                    "%s is damaged (%s) and replaced: every file of its series is fetched again",
-                    path,
-                    reason,
-                )
-                for file in (Path(f"{path}{ending}") for ending in ("", "-wal", "-shm")):
-                    if file.exists():  # the caller is the only writer
-                        file.replace(f"{file}.damaged")
-            manifest = Manifest(path, read_only=offline and not os.access(root, os.W_OK))
-        with manifest:
+        if offline:
+            with intact_manifest(path, read_only=not os.access(root, os.W_OK)) as manifest:
+                if manifest.fault:
+                    log.warning("%s is damaged (%s): its intact rows are used, and `cpb ingest` fetches what "
+                                "the others recorded", path, manifest.fault)  # fmt: skip
+                yield manifest
+            return
+        if damage := manifest_damage(path):
+            log.warning("%s is damaged (%s) and replaced: its intact rows are kept, and what the others recorded is "
+                        "fetched again", path, damage)  # fmt: skip
+            _rebuild(path)
+        with Manifest(path) as manifest:
             yield manifest
     except Exception as error:
         if not isinstance(error, CpbError) and is_disk_full(error):
             raise DiskFull(f"no space left in {root}: free some, or set CPB_HOME to another disk") from error
-        if _is_corrupt(error):
+        if _is_corrupt(error, path):
             raise _unusable(path, error) from error
-        if isinstance(error, OSError | sqlite3.OperationalError):
+        if isinstance(error, OSError | sqlite3.Error):
             raise CpbError(
                 f"cannot work in {root} ({error}); set CPB_HOME to a folder you own", code="store"
             ) from error
