@@ -1,14 +1,15 @@
 """Reads every stored file of one or all markets by its normal reader, and repairs nothing.
 
 Not a step of the DAG: `cpb verify` runs it separately. Each kind yields its files with a function that returns the
-fault, and with the command that makes or fetches the file again. If damage prevents checking one kind, the other kinds
-are still checked.
+fault, and with the command that makes or fetches the file again. If damage or an error prevents checking one file or
+one kind, the others are still checked.
 """
 
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -19,10 +20,10 @@ from cpbmodels.data.series import instant
 from cpbmodels.fleet.config import CONFIG
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
-from schemas.identity import SPOT, SeriesId, market_home, options_of, stored_series, tree_of
+from schemas.identity import MARKETS, SPOT, SeriesId, market_home, options_of, stored_series, tree_of
 from schemas.ledger import LedgerSummary, Reference
 from tasks.forecasting import months
-from tasks.forecasting.chain import check_months, pending_path
+from tasks.forecasting.chain import ANY_ERROR, check_months, pending_path
 from tasks.forecasting.lines import Chain, chain_path
 from tasks.forecasting.published import CHAIN, RESTORE, is_restorable, record_loss, restore_command
 from tasks.forecasting.record import DAILY, parse_sums
@@ -35,12 +36,13 @@ from tasks.market.manifest import MANIFEST, intact_manifest, writer_lock
 from tasks.promotion import by_backtest
 from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder
-from tasks.storage.files import read_json_or_none
+from tasks.storage.files import VERSION_FILE, public_url, read_json_or_none, restore_version
 from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
-from tasks.tracking.registry import COPIES, champions, training_command
-from tasks.tracking.store import open_store, store_errors
-from tasks.training.shard import JOB, LOG, RESULT, is_training, shard_folders
+from tasks.tracking.registry import ALIAS, COPIES, PREVIOUS, champions, training_command
+from tasks.tracking.store import database_damage, open_store, sqlite_path, store_errors, tracking_uri
+from tasks.training.progress import progress_fault
+from tasks.training.shard import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
 
 R = TypeVar("R", bound=Record)
 
@@ -55,11 +57,15 @@ requested, under any locks held meanwhile.
 
 @dataclass
 class Verification:
-    """The findings: number of files checked, the damage, and a sentence for each kind that could not be checked."""
+    """The findings: number of files checked, the damage, and a sentence for each kind that could not be checked.
+
+    `unseen`: what is stored without a digest, so that damage of it would not be found.
+    """
 
     checked: int = 0
     damaged: list[Damage] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    unseen: list[str] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
@@ -71,30 +77,52 @@ def verify_all(
     home: Path, markets: Sequence[str], seen: Callable[[int], None] = lambda _checked: None
 ) -> Verification:
     """Check all files of the markets; `seen` is called with the number of files checked so far."""
-    result = Verification()
+    result = Verification(unseen=unseen())
     errors: dict[tuple[str, str], list[str]] = {}  # the markets of each kind and sentence
+
+    def check_all(kind: str, market: str, checks: Iterable[Check]) -> None:
+        try:
+            for check in checks:
+                damage = damage_at(home, *check)
+                result.checked += 1
+                seen(result.checked)
+                # The futures' candles share the spot manifest: it is reported once.
+                if damage and damage.path not in {reported.path for reported in result.damaged}:
+                    result.damaged.append(damage)
+        except ANY_ERROR as error:
+            if getattr(error, "code", "") != "no-store" or packaged_models(home, market):
+                errors.setdefault((kind, _sentence(error)), []).append(market)
+
+    for kind, shared in SHARED_KINDS.items():
+        check_all(kind, "", shared(home))
     for market in markets:
         for kind, checks in KINDS.items():
-            try:
-                for check in checks(home, market):
-                    damage = damage_at(home, *check)
-                    result.checked += 1
-                    seen(result.checked)
-                    # The futures' candles share the spot manifest: it is reported once.
-                    if damage and damage.path not in {reported.path for reported in result.damaged}:
-                        result.damaged.append(damage)
-            except (CpbError, OSError) as error:
-                if getattr(error, "code", "") != "no-store" or packaged_models(home, market):
-                    errors.setdefault((kind, str(error)), []).append(market)
-    result.unchecked = [
-        f"the {kind} of market {', '.join(unchecked)} could not be checked: {text}; then run `cpb verify` again"
-        for (kind, text), unchecked in errors.items()
-    ]
+            check_all(kind, market, checks(home, market))
+    for (kind, text), unchecked in errors.items():
+        of = f" of market {', '.join(unchecked)}" if any(unchecked) else ""
+        result.unchecked.append(f"the {kind}{of} could not be checked: {text}; then run `cpb verify` again")
     return result
 
 
+def _sentence(error: BaseException) -> str:
+    """Return the reason why a kind could not be checked."""
+    if isinstance(error, CpbError | OSError):
+        return str(error)
+    return (
+        f"{_unexpected(error)}; this is an error of cpb, which damage may have caused: put the files of that kind back "
+        "from a backup, and report this sentence"
+    )
+
+
+def _unexpected(error: BaseException) -> str:
+    """Return the kind, text and place of an unexpected error: for a report of it, without a traceback."""
+    text = (str(error).splitlines() or [""])[0][:200]
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {text} ({Path(place.filename).name}, line {place.lineno})"
+
+
 def damage_at(home: Path, path: Path, read: Callable[[], object], command: str) -> Damage | None:
-    """Return the damage of a file, None if it is intact."""
+    """Return the damage of a file, None if it is intact; an unexpected error of its reader is damage, too."""
     try:
         reason = read()
     except FileNotFoundError:
@@ -103,10 +131,40 @@ def damage_at(home: Path, path: Path, read: Callable[[], object], command: str) 
         reason = f"it cannot be read ({error.strerror})"
     except DamagedError as error:
         reason = str(error)
+    except ANY_ERROR as error:
+        reason = f"reading it failed: {_unexpected(error)}"
     if not isinstance(reason, str) or not reason:
         return None
     place = path.relative_to(home) if path.is_relative_to(home) else path
     return Damage(path=place.as_posix(), reason=reason, command=command)
+
+
+def unseen() -> list[str]:
+    """Return a sentence about the store whose values have no digest; empty without a store."""
+    uri = tracking_uri()
+    database = sqlite_path(uri)
+    if database and not database.exists():
+        return []
+    place = str(database) if database else public_url(uri)
+    return [
+        f"not checked, as MLflow stores no digests of them: params, metrics and tags in {place}; "
+        + ("of the file SQLite's own check was run" if database else "nor the database behind it")
+    ]
+
+
+def home_version(home: Path) -> Iterator[Check]:
+    """Yield the file with the home's version, which is written before any manifest."""
+    roots = {market_home(home, market) for market in MARKETS}
+    if any((root / MANIFEST).exists() for root in roots):
+        path = home / VERSION_FILE
+        yield path, lambda: "" if path.exists() else "it is missing", restore_version(path)
+
+
+def mlflow_database(_home: Path) -> Iterator[Check]:
+    """Yield the store's SQLite file; one that cannot be opened is reported by the check of champions."""
+    database = sqlite_path(tracking_uri())
+    if database and database.exists():
+        yield database, partial(database_damage, database), months.RESTORE
 
 
 def candles(home: Path, market: str) -> Iterator[Check]:
@@ -200,6 +258,8 @@ def fleets(home: Path, market: str) -> Iterator[Check]:
         command = _remove(folder / RESULT)  # the next training makes it anew
         yield _record(folder / JOB, ShardJob, folder.name, command)
         yield _record(folder / RESULT, ShardResult, folder.name, command)
+        if (progress := folder / PROGRESS).exists():
+            yield progress, partial(progress_fault, progress), _remove(progress)
         for member in result.members if result else ():
             place = folder / "members" / member.name
             model = place / "model"
@@ -229,23 +289,26 @@ def _scores_fault(path: Path) -> str:
 
 
 def champion_files(home: Path, market: str) -> Iterator[Check]:
-    """Yield the files of a market's champions; of a tracking server's, this machine's copies.
+    """Yield the files of a market's champions and their predecessors; of a tracking server's, this machine's copies.
 
     Raises:
         CpbError: the MLflow store cannot be read, or (code `no-store`) there is none.
     """
     store = open_store(create=False)
-    with store_errors():
-        registered = champions(store, market=market)
-    for champion in registered:
-        folder, command = champion.folder, training_command(champion)
-        digests = dict.fromkeys(NEEDED) | champion.digests
-        if not folder.is_relative_to((home / COPIES).absolute()):  # the store's own folder
-            digests |= champion.mlflow_files
-        for name, digest in digests.items():
-            yield folder / name, partial(digest_fault, folder / name, digest), command
-        if not champion.digests:  # registered by a person
-            yield folder / CONFIG, partial(model_folder.damage_of, folder, {}), command
+    for alias in (ALIAS, PREVIOUS):
+        with store_errors():
+            registered = champions(store, market=market, alias=alias)
+        for model in registered:
+            folder, command = model.folder, training_command(model)
+            if alias == PREVIOUS:  # a training makes a new version
+                command = f"{months.RESTORE}, or `cpb train-all` until another version is the previous one"
+            digests = dict.fromkeys(NEEDED) | model.digests
+            if not folder.is_relative_to((home / COPIES).absolute()):  # the store's own folder
+                digests |= model.mlflow_files
+            for name, digest in digests.items():
+                yield folder / name, partial(digest_fault, folder / name, digest), command
+            if not model.digests:  # registered by a person
+                yield folder / CONFIG, partial(model_folder.damage_of, folder, {}), command
 
 
 def forecasts(home: Path, market: str) -> Iterator[Check]:
@@ -296,6 +359,12 @@ def published(home: Path, market: str) -> Iterator[Check]:
     for name, fault in tree_faults(tree).items():
         yield tree / name, partial(str, fault), command
 
+
+SHARED_KINDS: dict[str, Callable[[Path], Iterator[Check]]] = {
+    "version of the home": home_version,
+    "MLflow store": mlflow_database,
+}
+"""The kinds of files that all markets share."""
 
 KINDS: dict[str, Callable[..., Iterator[Check]]] = {
     "candles": candles,

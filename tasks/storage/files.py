@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import stat
 import time
@@ -294,15 +295,36 @@ def check_home(folder: Path) -> Path:
     Raises:
         CpbError: another version of cpb wrote there (`home-version`).
     """
-    with suppress(FileNotFoundError, NotADirectoryError):
-        version = (folder / VERSION_FILE).read_bytes()[:20]
-        if version.strip() != VERSION.encode():
-            raise CpbError(
-                f"{folder} was written by another version of cpb (its {VERSION_FILE} holds {version!r}, this version "
-                f"reads {VERSION}): set CPB_HOME to another folder, or use the version that wrote it",
-                code="home-version", field="CPB_HOME",
-            )  # fmt: skip
-    return folder
+    path = folder / VERSION_FILE
+    try:
+        version = path.read_bytes()[:20]
+    except (FileNotFoundError, NotADirectoryError):
+        return folder
+    except OSError as error:
+        raise CpbError(
+            f"{path} cannot be read ({error.strerror}), so it is not known whether this version can use {folder}: put "
+            f"the file back, as in `{restore_version(path)}`",
+            code="home-version", field="CPB_HOME",
+        ) from error  # fmt: skip
+    if version.strip() == VERSION.encode():
+        return folder
+    if re.fullmatch(rb"[0-9]{1,9}\s*", version):
+        raise CpbError(
+            f"{folder} was written by another version of cpb (its {VERSION_FILE} holds {version!r}, this version "
+            f"reads {VERSION}): set CPB_HOME to another folder, or use the version that wrote it; if it was this "
+            f"version, the file is damaged, and `{restore_version(path)}` restores it",
+            code="home-version", field="CPB_HOME",
+        )  # fmt: skip
+    raise CpbError(
+        f"{path} is damaged (it holds {version!r}, no number of a version): `{restore_version(path)}` restores it, if "
+        "this version wrote the folder",
+        code="home-version", field="CPB_HOME",
+    )  # fmt: skip
+
+
+def restore_version(path: Path) -> str:
+    """Return the command that makes the file with the home's version again."""
+    return f"rm -rf {shlex.quote(str(path))} && echo {VERSION} > {shlex.quote(str(path))}"
 
 
 def checked_home() -> Path:

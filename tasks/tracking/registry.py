@@ -234,7 +234,11 @@ def register(
 
 
 def champions(
-    store: Store, series: Collection[SeriesId] | None = None, *, market: str | None = None
+    store: Store,
+    series: Collection[SeriesId] | None = None,
+    *,
+    market: str | None = None,
+    alias: str = ALIAS,
 ) -> list[Champion]:
     """Return the current champions, by timeframe and symbol, with their model folder on this machine.
 
@@ -243,11 +247,12 @@ def champions(
     Args:
         series: filter; default all.
         market: filter; default all.
+        alias: the alias of the versions to return instead, as `PREVIOUS`.
     """
     wanted = None if series is None else set(series)
     versions = {
         s: version
-        for s, version in versions_with_alias(store, ALIAS).items()
+        for s, version in versions_with_alias(store, alias).items()
         if (wanted is None or s in wanted) and (market is None or s.market == market)
     }
     runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])

@@ -4,7 +4,7 @@ Fields: architecture; stage (`training`, then `forecasting` of the spans to be j
 members done); device in words; data, the candles on it; members; share of all members' epochs that is done, and eta_s,
 the estimated seconds left (null: unknown); epoch of epochs, of the rows trained last; train_loss and val_loss, means
 over the members of the last complete epoch; and other fields of `cpbmodels.EpochRecord` (lr, windows_per_s, seconds,
-memory).
+memory). `digest` covers all others, so that `cpb verify` finds damage.
 
 The cost of every epoch is stored beside the checkpoints (`epochs.jsonl`), so that a resumed training keeps all of
 them.
@@ -24,10 +24,13 @@ import cpbmodels
 from schemas.errors import count
 from schemas.handover import DeviceWork, FleetPlan, ShardJob
 from tasks.running.parallel import report_line, report_progress, usable_cores
+from tasks.storage.files import read_json_or_none
+from tasks.storage.records import value_digest
 from tasks.training.plan import job_key
 from tasks.training.shard import PROGRESS
 
 _EVERY_S = 0.25
+_DIGEST = "digest"
 
 
 def add_cost(path: Path, record: "cpbmodels.EpochRecord") -> None:
@@ -149,8 +152,22 @@ class ProgressFile:
             return
         self._written = time.monotonic()
         draft = self._path.with_suffix(".tmp")
-        draft.write_text(json.dumps(self._state))
+        state = plain(self._state)
+        draft.write_text(json.dumps(state | {_DIGEST: value_digest(state)}))
         draft.replace(self._path)
+
+
+def progress_fault(path: Path) -> str:
+    """Return the fault of a `progress.json`, "" for none."""
+    state = read_json_or_none(path)
+    if not isinstance(state, dict):
+        return "it is not the JSON of a training's progress"
+    digest = state.pop(_DIGEST, "")
+    return (
+        ""
+        if digest == value_digest(state)
+        else "it is not the progress that was written (its digest differs)"
+    )
 
 
 def plain(value: Any) -> Any:
