@@ -55,6 +55,26 @@ class JudgedMetrics(Record):
         )
 
 
+class SettledMonth(Record):
+    """A month of forecasts in which no row is left that could be scored.
+
+    `forecasts`, `scores`: the numbers of rows in its files. `first`, `last`: its first origin and last target, UTC.
+    `candles`: a digest of the stored candles of that time. It is opened again when one of them changes.
+    """
+
+    forecasts: int
+    scores: int
+    first: datetime
+    last: datetime
+    candles: str
+
+
+class Settled(Record):
+    """The settled months of a series, by name: `ledger/interval=1h/symbol=BTCUSDT/settled.json`."""
+
+    months: dict[str, SettledMonth]
+
+
 class Reference(Record):
     """The reference of a model: random walk with EWMA volatility, fitted on the training origins of its series.
 

@@ -21,12 +21,13 @@ from cpbmodels.fleet.config import CONFIG
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import MARKETS, SPOT, SeriesId, market_home, options_of, stored_series, tree_of
-from schemas.ledger import LedgerSummary, Reference
+from schemas.ledger import LedgerSummary, Reference, Settled
 from tasks.forecasting import months
 from tasks.forecasting.chain import ANY_ERROR, check_months, pending_path
 from tasks.forecasting.lines import Chain, chain_path
 from tasks.forecasting.published import CHAIN, RESTORE, is_restorable, record_loss, restore_command
 from tasks.forecasting.record import DAILY, parse_sums
+from tasks.forecasting.score import settled_path
 from tasks.forecasting.watch import Watch
 from tasks.hub.tree import SUMS, packaged_models, tree_faults
 from tasks.judging.inference import verdict
@@ -39,7 +40,7 @@ from tasks.storage import model_folder
 from tasks.storage.files import VERSION_FILE, public_url, read_json_or_none, restore_version
 from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
-from tasks.tracking.registry import ALIAS, COPIES, PREVIOUS, champions, training_command
+from tasks.tracking.registry import ALIAS, COPIES, PREVIOUS, champions, restore_command, training_command
 from tasks.tracking.store import database_damage, open_store, sqlite_path, store_errors, tracking_uri
 from tasks.training.progress import progress_fault
 from tasks.training.shard import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
@@ -301,7 +302,10 @@ def champion_files(home: Path, market: str) -> Iterator[Check]:
         for model in registered:
             folder, command = model.folder, training_command(model)
             if alias == PREVIOUS:  # a training makes a new version
-                command = f"{months.RESTORE}, or `cpb train-all` until another version is the previous one"
+                command = months.RESTORE
+            if model.run_fault:
+                remedy = command if model.damage else restore_command(store, model)
+                yield folder, partial(str, model.run_fault), remedy
             digests = dict.fromkeys(NEEDED) | model.digests
             if not folder.is_relative_to((home / COPIES).absolute()):  # the store's own folder
                 digests |= model.mlflow_files
@@ -344,6 +348,7 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
     for series in stored:
         folder, again = series.folder(home, "ledger"), months.forecast_command(series)
         yield folder / DAILY, partial(parse_sums, folder / DAILY), again
+        yield _record(settled_path(home, series), Settled, series.name, _remove(settled_path(home, series)))
     for path in by_backtest.switch_files(home, market):
         yield _record(path, by_backtest.Switch, by_backtest.record_subject(path), RESTORE)
     for path in by_backtest.register_files(home, market):

@@ -8,7 +8,7 @@ import typer
 
 from flows.cli.options import Json, cli_options
 from flows.console import Column, echo, emit, finding, interval, print_table, quiet_libraries, show
-from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, UsageError, count
+from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, DamagedError, UsageError, count
 from schemas.identity import SIM, SPOT, check_known
 from schemas.run import BoardSpec, RunSpec
 from schemas.scope import ScopeSpec
@@ -150,6 +150,11 @@ def champions(
         raise CpbError(
             "there is no champion of these yet; train first, as in `cpb train-all`", code="no-champion"
         )
+    for entry in chosen:
+        try:
+            entry.champion.check()
+        except DamagedError as error:
+            echo(str(error))
     if json:
         emit({"champions": [_row(entry) for entry in chosen], "exit": EXIT_COMPLETE})
         return
@@ -207,6 +212,7 @@ def _row(served: "Served") -> dict[str, Any]:
         "architecture": champion.architecture,
         "preset": champion.preset,
         "verdict": champion.verdict,
+        "damage": champion.damage,
         "simulated": series.market == SIM,
         **{name: champion.metrics.get(f"test_{name}") for name in _FIGURES},
         "decision": served.newest.model_dump(mode="json", exclude_none=True) if served.newest else None,

@@ -2,11 +2,14 @@
 
 The ledger (`HOME/ledger`) holds realised closes in separate files: forecasts are joined with it on reading and never
 rewritten. A row is scored once, when its candle has closed and is stored; if the candle is missing (an exchange
-outage), or the price level has leapt since the forecast (another unit), the row stays unscored.
+outage), or the price level has leapt since the forecast (another unit), the row stays unscored. A month in which only
+such rows are left is remembered as settled, in `settled.json`, and opened again when its candles change.
 
 Losses are those of the model and of the reference: CRPS, tails, coverage, in log-return.
 """
 
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -18,7 +21,7 @@ from cpbmodels.data.columns import level_leaps
 from cpbmodels.data.series import QUANTILE_COLUMNS
 from schemas.frames import KEY, LEDGER_SCHEMA, REFERENCE_COLUMNS
 from schemas.identity import SeriesId
-from schemas.ledger import BANDS
+from schemas.ledger import BANDS, Settled, SettledMonth
 from tasks.forecasting.months import (
     FORECASTS,
     IS_LIVE,
@@ -31,7 +34,8 @@ from tasks.forecasting.months import (
 )
 from tasks.judging.scores import BANDS as BAND_LEVELS
 from tasks.judging.scores import TAILS, pinball
-from tasks.market.klines import read_klines
+from tasks.market.klines import candles_digest, read_klines
+from tasks.storage.records import find_record, write_record
 
 ORIGIN = ("model_version", "role", "issued_at")
 """Columns that identify one forecast of a series."""
@@ -40,14 +44,20 @@ ORIGIN = ("model_version", "role", "issued_at")
 def scores_due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
     """Return the ledger rows of a series' unscored forecasts whose candle has closed by `now`; empty if none are due.
 
+    Months whose rows cannot be scored are recorded as settled.
+
     Raises:
         DamagedError: a month of forecasts or scores.
     """
-    due = _due(home, series, now)
+    settled = _read_settled(home, series)
+    months = _open_months(home, series, now, settled)
+    due = pl.concat([month.due for month in months] or [pl.DataFrame(schema=_DUE)])
     if due.is_empty():
         return pl.DataFrame(schema=LEDGER_SCHEMA)
     step = timedelta(seconds=series.seconds)
     first: datetime = due["issued_at"].min() - step  # type: ignore[operator, assignment]
+    # Before the candles are read: a candle that arrives meanwhile opens the month again.
+    digests = {month.name: candles_digest(home, series, month.first - step, month.last) for month in months}
     columns = ["open", "close"]
     klines = read_klines(home, series, since=first, as_of=now, columns=columns, confirmed=False)
     leaps = level_leaps(*(klines[name].to_numpy() for name in columns))
@@ -60,23 +70,87 @@ def scores_due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
     origins = closes.select(issued_at="target_time", level_before="level")
     closed = closed.join(origins, on="issued_at", how="left", maintain_order="left")
     closed = closed.filter(pl.col("level_before").is_null() | (pl.col("level_before") == pl.col("level")))
+    moving = set(closed["month"])
+    new = {
+        month.name: SettledMonth(
+            forecasts=month.forecasts, scores=month.scores, first=month.first, last=month.last,
+            candles=digests[month.name],
+        )
+        for month in months
+        if month.last <= now and month.name not in moving
+    }  # fmt: skip
+    _write_settled(home, series, settled, new, opened={month.name for month in months})
     return closed.with_columns(scored_at=pl.lit(now, pl.Datetime("us", "UTC"))).select(*LEDGER_SCHEMA)
 
 
-def _due(home: Path, series: SeriesId, now: datetime) -> pl.DataFrame:
-    """Return key and target time of unscored rows whose candle has closed by `now`."""
-    columns = [*KEY, "target_time"]
-    parts = [pl.DataFrame(schema=FORECASTS.schema).select(columns)]
+_DUE = {
+    "month": pl.String,
+    **{name: FORECASTS.schema[name] for name in (*KEY, "target_time")},
+}
+
+
+@dataclass(frozen=True)
+class _Month:
+    """A month with unscored rows: its rows `due`, the number of rows in its files, its first origin and last target."""
+
+    name: str
+    due: pl.DataFrame
+    forecasts: int
+    scores: int
+    first: datetime
+    last: datetime
+
+
+def _open_months(
+    home: Path, series: SeriesId, now: datetime, settled: Mapping[str, SettledMonth]
+) -> list[_Month]:
+    """Return the months that have unscored rows whose candle has closed by `now`, and are not settled."""
+    months = []
     for path in month_files(series.folder(home, FORECASTS.name)):
         # A month whose rows are all scored is not read again, so that the work does not grow with history.
         scores = series.folder(home, LEDGER.name) / path.name
-        if path.stem > f"{now:%Y-%m}" or count_rows(path) == count_rows(scores) >= 0:
+        counts = count_rows(path), count_rows(scores)
+        if path.stem > f"{now:%Y-%m}" or counts[0] == counts[1] >= 0:
             continue
-        due = load(home, series, FORECASTS, path).filter(pl.col("target_time") <= now).select(columns)
+        if (known := settled.get(path.stem)) and _is_settled(home, series, known, counts):
+            continue
+        rows = load(home, series, FORECASTS, path)
+        due = rows.filter(pl.col("target_time") <= now)
         if scores.exists():
             due = due.join(load(home, series, LEDGER, scores), on=list(KEY), how="anti")
-        parts.append(due)
-    return pl.concat(parts)
+        if due.is_empty():
+            continue
+        due = due.with_columns(month=pl.lit(path.stem)).select(*_DUE)
+        first, last = rows["issued_at"].sort()[0], rows["target_time"].sort()[-1]
+        months.append(_Month(path.stem, due, *counts, first, last))
+    return months
+
+
+def settled_path(home: Path, series: SeriesId) -> Path:
+    """Return the path of a series' record of settled months."""
+    return series.folder(home, LEDGER.name) / "settled.json"
+
+
+def _is_settled(home: Path, series: SeriesId, month: SettledMonth, counts: tuple[int, int]) -> bool:
+    """Whether neither rows nor candles of a settled month have changed since."""
+    step = timedelta(seconds=series.seconds)
+    return (month.forecasts, month.scores) == counts and month.candles == candles_digest(
+        home, series, month.first - step, month.last
+    )
+
+
+def _read_settled(home: Path, series: SeriesId) -> Mapping[str, SettledMonth]:
+    record = find_record(settled_path(home, series), Settled, of=series.name)
+    return record.months if record else {}
+
+
+def _write_settled(
+    home: Path, series: SeriesId, before: Mapping[str, SettledMonth], new: Mapping[str, SettledMonth],
+    opened: Collection[str],
+) -> None:  # fmt: skip
+    after = {name: month for name, month in before.items() if name not in opened} | dict(new)
+    if after != before:
+        write_record(settled_path(home, series), Settled(months=after), of=series.name)
 
 
 def scored_rows(rows: pl.DataFrame, scores: pl.DataFrame) -> pl.DataFrame:

@@ -31,7 +31,14 @@ from tasks.storage.model_folder import (
 )
 from tasks.storage.records import digest_fault, file_digest
 from tasks.storage.wheel import light_wheel
-from tasks.tracking.registry import ALIAS, Champion, champions, full_name, versions_with_alias
+from tasks.tracking.registry import (
+    ALIAS,
+    Champion,
+    champions,
+    full_name,
+    lost_champions,
+    versions_with_alias,
+)
 from tasks.tracking.store import open_store, store_errors
 
 CARD = "README.md"
@@ -78,12 +85,17 @@ def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]
     recover_folder(tree_of(home, "hub", market))
     try:
         with store_errors():
-            versions = versions_with_alias(open_store(create=False), ALIAS)
-            wanted = {s: full_name(version) for s, version in versions.items() if s.market == market}
+            store = open_store(create=False)
+            versions = versions_with_alias(store, ALIAS)
+            versions = {s: version for s, version in versions.items() if s.market == market}
+            wanted = {s: full_name(version) for s, version in versions.items()}
             if not wanted:
                 return [], []
             if not _is_current(home, market, wanted):
                 _, failures = package(home, market)
+            else:
+                lost = lost_champions(store, versions)
+                failures = [Failure.of(SeriesId.parse(error.field), "forecast", error) for error in lost]
     except (CpbError, OSError) as error:
         models = packaged_models(home, market)
         if not models:

@@ -129,7 +129,9 @@ class HttpSource:
     name: str = ""  # in messages; default the base URL
     requests: int = 0
     notes: list[str] = field(default_factory=list)
-    clock_ahead: float | None = None  # seconds; > 0: the server's clock is ahead of the local clock
+    # Seconds by which the REST server's clock is ahead of the local clock: the exchange's time decides whether a candle
+    # has closed. Servers of files and listings, such as a CDN or a mirror, have clocks of their own.
+    clock_ahead: float | None = None
 
     def __post_init__(self) -> None:
         urls = [url.rstrip("/") for url in (self.base, self.listing or self.base, self.rest or self.base)]
@@ -182,8 +184,16 @@ class HttpSource:
             return None
 
     def klines(self, path: str, query: dict[str, str | int]) -> list[Any]:
-        """Return REST candles; raises `SourceFault` if the response is not a list of candles."""
-        _, body = self._ask("GET", self.rest, f"/{path}?{urlencode(query)}")
+        """Return REST candles; raises `SourceFault` if the response is not a list of candles.
+
+        The first answer sets `clock_ahead`.
+        """
+        headers, body = self._ask("GET", self.rest, f"/{path}?{urlencode(query)}")
+        if self.clock_ahead is None:
+            try:
+                self.clock_ahead = parsedate_to_datetime(headers["Date"]).timestamp() - time.time()
+            except (KeyError, ValueError):
+                self.clock_ahead = 0.0
         try:
             rows = json.loads(body)
         except (ValueError, RecursionError) as error:
@@ -224,11 +234,6 @@ class HttpSource:
         if status != 200:
             kind, text = _FAULTS.get(status, (SourceFault, "unexpected answer"))
             raise kind(f"{text} ({status})")
-        if self.clock_ahead is None:  # the exchange's time decides whether a candle has closed
-            try:
-                self.clock_ahead = parsedate_to_datetime(headers["Date"]).timestamp() - time.time()
-            except (KeyError, ValueError):
-                self.clock_ahead = 0.0
         return headers, bytes(body)
 
     def _answer(self, method: str, url: str, timeout: tuple[float, float], host: str) -> Response:

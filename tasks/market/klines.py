@@ -19,9 +19,10 @@ from cpbmodels.data.columns import level_leaps
 from schemas.errors import MemberError, log
 from schemas.frames import KLINES
 from schemas.identity import OWN, SIM, SeriesId
-from tasks.market.layout import Grid, grid_of, month_of, period_bounds, to_us
+from tasks.market.layout import Grid, grid_of, month_of, months, period_bounds, to_us
 from tasks.market.manifest import CANDLES, Part
 from tasks.storage.files import write_bytes
+from tasks.storage.records import file_digest
 
 DIGEST = "cpb.digest"  # metadata key: digest of the candles' values
 SUBJECT = "cpb.of"  # metadata key: tree, series and month, to detect exchanged files
@@ -232,6 +233,28 @@ def digest_of(rows: pl.DataFrame) -> str:
     for name in KLINES:
         state.update(np.ascontiguousarray(rows[name].to_numpy()).view(np.int64).data)
     return state.hexdigest()
+
+
+def candles_digest(home: Path, series: SeriesId, first: datetime, last: datetime) -> str:
+    """Return a digest that changes when a stored candle of the months of `[first, last]` (UTC) does.
+
+    It is made from the digests in the files, whose candles are not read. Provisional candles count until a later month
+    is stored.
+    """
+    wanted = months(to_us(first), to_us(last) + 1)
+    stored = part_paths(home, series)
+    paths = [path for path in stored if path.stem in wanted]
+    if not stored or stored[-1].stem <= wanted[-1]:
+        paths += [series.folder(home, "provisional") / "tail.parquet"]
+    return hashlib.sha256("\n".join(f"{path.stem} {_file_mark(path)}" for path in paths).encode()).hexdigest()
+
+
+def _file_mark(path: Path) -> str:
+    """Return the digest in a file's metadata, that of its bytes if it has none, or "" without a readable file."""
+    try:
+        return pl.read_parquet_metadata(path).get(DIGEST) or file_digest(path)
+    except (*READ_ERRORS, OSError):
+        return ""
 
 
 def digest_and_zeros(

@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 
 from schemas.errors import UsageError
 from schemas.identity import MARKET_FOLDERS, MONTH, OWN, SIM, SYMBOL, SeriesId
@@ -62,15 +63,20 @@ class FolderSource:
     root: Path
     requests: int = 0
     notes: list[str] = field(default_factory=list)
+    _lock: Lock = field(default_factory=Lock, repr=False)
 
     def __post_init__(self) -> None:
         self.name, self._real_root = str(self.root), self.root.resolve()
         self._index = FolderIndex(self.root, self.notes)
         self._paths: dict[str, Path] = {}  # of listed files, by their keys
 
+    def _count_request(self) -> None:
+        with self._lock:  # files are read by several threads
+            self.requests += 1
+
     def get(self, key: str, max_bytes: int = 0) -> bytes:
         """Return a file's bytes; raises `NotFound` or `SourceFault`."""
-        self.requests += 1
+        self._count_request()
         path = self._path(key)
         try:
             if not path.resolve(strict=True).is_relative_to(self._real_root):
@@ -89,7 +95,7 @@ class FolderSource:
         Raises:
             SourceFault: two files are of one period.
         """
-        self.requests += 1
+        self._count_request()
         remotes = []
         for period, path in self._index.files(series, kind).items():
             key, info = source_file(series, period).key, path.stat()

@@ -20,7 +20,7 @@ from schemas.errors import BusyError, count
 from tasks.storage.files import delete_files, final_path, local_path, remove_empty
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.tracking.registry import COPIES, all_versions, copy_name, full_name, registered_models, series_of
-from tasks.tracking.runs import reconcile, search
+from tasks.tracking.runs import MAX_SILENT_DAYS, dead_runs, reconcile, search
 from tasks.tracking.store import Store, exclusive, is_server, open_store
 from tasks.tracking.tags import (
     FLEET,
@@ -126,9 +126,13 @@ def _prune(store: Store, nights: int, *, dry_run: bool) -> PruneReport:
     report = PruneReport(dry_run)
     since = _first_nights(map(_Run.of, search(store, f"tags.`{KIND}` = '{FLOW}'")), nights)
     runs = _read_old(store, max(since.values())) if since else []
+    dead = dead_runs(store) if dry_run else {}  # a pruning has marked them as killed
     for run in map(_Run.of, search(store, "attributes.status = 'RUNNING'")):
-        if run.kind:
-            raise BusyError(f"run {run.id} is being written; prune again when it has ended")
+        if run.kind and run.id not in dead:
+            raise BusyError(
+                f"run {run.id} is being written; prune again when it has ended. One of a machine that died is given up "
+                f"{MAX_SILENT_DAYS} days after its last sign of life"
+            )
     versions, needed = _old_versions(store, since, {run.id for run in runs if run.kind == MEMBER})
     old, thinned = _old_runs(store, runs, since, needed, report.kept)
     report.runs, report.versions = len(old), [full_name(version) for version in versions]

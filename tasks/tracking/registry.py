@@ -26,7 +26,7 @@ from schemas.errors import CpbError, DamagedError, UsageError
 from schemas.handover import Decision
 from schemas.identity import SeriesId
 from schemas.scope import home as home_folder
-from tasks.storage.files import local_path, new_folder
+from tasks.storage.files import local_path, new_folder, public_url
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.model_folder import damage_of
 from tasks.tracking.model import make_mlflow_model
@@ -138,7 +138,8 @@ def series_of(name: str) -> SeriesId | None:
 class Champion:
     """A registered model of one series: its version, its run and the folder `cpbmodels.load` reads.
 
-    `damage` describes damaged files in that folder; a damaged champion must not be used (`check`).
+    `damage` describes damaged files in that folder; a damaged champion must not be used (`check`). `run_fault`: that
+    its run was deleted in MLflow, else empty; if it was deleted for good, that is damage, too.
     """
 
     series: SeriesId
@@ -148,6 +149,7 @@ class Champion:
     metrics: dict[str, float] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     damage: str = ""
+    run_fault: str = ""
 
     @property
     def name(self) -> str:
@@ -214,8 +216,10 @@ def register(
     run: Run = store.client.get_run(run_id)
     digests = digests_of(run.data.tags)
     scores = {k: float(v) for k, v in (metrics or {}).items() if v is not None}
+    # What `training_command` names must outlive the run.
+    kept = {name: run.data.tags.get(name) for name in ("architecture", "preset")}
     version_tags = tag_texts(
-        {**(tags or {}), **series_tags(series), FILES: digests or None, _METRICS: scores or None}
+        {**kept, **(tags or {}), **series_tags(series), FILES: digests or None, _METRICS: scores or None}
     )
     make_model(store, series)
     versions = store.client.search_model_versions(f"name = '{series.registered}' and run_id = '{run_id}'")
@@ -266,28 +270,77 @@ def registered(store: Store, series: SeriesId, number: str) -> Champion | None:
 
 
 def _model(store: Store, series: SeriesId, version: "ModelVersion", run: "Run | None") -> Champion:
-    """Return a version as a `Champion`; `run` is None if it was deleted permanently."""
+    """Return a version as a `Champion`; `run` is None if it was deleted for good, as by `mlflow gc`."""
     tags = {
         **(run.data.tags if run else {}),
         **{k: v for k, v in version.tags.items() if k != _METRICS},
     }
     folder, damage = model_folder(store, version, digests_of(tags))
+    run_fault = deleted_run(version, run)
+    if version.run_id and run is None:
+        damage = f"{run_fault}; {damage}" if damage else run_fault
     return Champion(
         series=series,
         version=str(version.version),
         run_id=version.run_id or "",
         folder=folder,
-        metrics={**(run.data.metrics if run else {}), **json.loads(version.tags.get(_METRICS, "{}"))},
+        metrics={**(run.data.metrics if run else {}), **_own_metrics(version)},
         tags=tags,
         damage=damage,
+        run_fault=run_fault,
     )
+
+
+def _own_metrics(version: "ModelVersion") -> dict[str, float]:
+    """Return the scores in a version's tag; none if it was damaged or written by a person."""
+    try:
+        return {
+            str(name): float(value) for name, value in json.loads(version.tags.get(_METRICS, "{}")).items()
+        }
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def deleted_run(version: "ModelVersion", run: "Run | None") -> str:
+    """Return that the run of a version was deleted, and how; "" if it exists, or the version has none."""
+    if run is None:
+        return f"its run {version.run_id} was deleted for good from MLflow" if version.run_id else ""
+    is_deleted = run.info.lifecycle_stage == "deleted"
+    return (
+        f"its run {run.info.run_id} is marked as deleted, and `mlflow gc` deletes its files"
+        if is_deleted
+        else ""
+    )
+
+
+def lost_champions(store: Store, versions: "Mapping[SeriesId, ModelVersion]") -> list[DamagedError]:
+    """Return an error for each version whose run was deleted for good, with its files in the store."""
+    runs = find_runs(store, [version.run_id for version in versions.values() if version.run_id])
+    return [
+        DamagedError(
+            f"champion {full_name(version)} is damaged: {deleted_run(version, None)}; the packaged copy goes on "
+            f"forecasting, and `{_training_command(series, version.tags)}` trains it again",
+            field=series.name,
+        )
+        for series, version in versions.items()
+        if version.run_id and version.run_id not in runs
+    ]
 
 
 def training_command(champion: Champion) -> str:
     """Return the command that trains a champion's series again, with only its architecture and preset."""
-    chosen = {"--architectures": champion.architecture, "--preset": champion.preset}
+    return _training_command(champion.series, champion.tags)
+
+
+def _training_command(series: SeriesId, tags: Mapping[str, str]) -> str:
+    chosen = {"--architectures": tags.get("architecture"), "--preset": tags.get("preset")}
     options = [f"{option} {shlex.quote(value)}" for option, value in chosen.items() if value]
-    return " ".join(["cpb train-all", champion.series.options, *options])
+    return " ".join(["cpb train-all", series.options, *options])
+
+
+def restore_command(store: Store, champion: Champion) -> str:
+    """Return the command that restores a run marked as deleted."""
+    return f"MLFLOW_TRACKING_URI={shlex.quote(public_url(store.uri))} mlflow runs restore --run-id {champion.run_id}"
 
 
 def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, str]") -> tuple[Path, str]:

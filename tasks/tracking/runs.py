@@ -4,15 +4,17 @@ Every run has its idempotency key in the tag `cpb.key`. A finished run with the 
 unfinished runs of killed processes are deleted and created again: no key has two live runs under one parent.
 
 A flow's or fleet's run records the process that opened it; a member belongs to its fleet's process. A process of this
-host and boot is looked up; a process of an earlier boot is dead. Runs of other hosts stay open: only these can look
-their processes up.
+host and boot is looked up; a process of an earlier boot is dead. Only its own host can look a process up: a run of
+another host counts as dead when neither it nor a run below it has begun or ended for `MAX_SILENT_DAYS`.
 """
 
 import os
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,7 @@ from tasks.tracking.tags import (
     KIND,
     MARKET,
     MEMBER,
+    OPENED_AT,
     OUTCOME,
     PARENT,
     PROCESS,
@@ -60,6 +63,9 @@ if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, Run
 
 _BATCH_METRICS, _BATCH_PARAMS = 1000, 100  # MLflow's limits for one log_batch
+MAX_SILENT_DAYS = 7
+"""Days without a sign of life after which a running run of another host counts as dead: containers get a new host name
+each time, and a host may never come back. A run that lives nevertheless is ended by its process as usual."""
 
 
 @dataclass(frozen=True)
@@ -232,7 +238,8 @@ def _open_run(
     store: Store, key: str, name: str, tags: Mapping[str, Any], config: Mapping[str, Any], parent: str = ""
 ) -> OpenRun:
     condition = f"tags.`{KEY}` = '{key}'" + (f" and tags.`{PARENT}` = '{parent}'" if parent else "")
-    tags = {KEY: key, "git_commit": git_commit(), PROCESS: str(ProcessId.current()), **tags}
+    opened = {PROCESS: str(ProcessId.current()), OPENED_AT: datetime.now(UTC).isoformat(timespec="seconds")}
+    tags = {KEY: key, "git_commit": git_commit(), **opened, **tags}
     with exclusive(store.uri):
         before = search(store, condition, ["attributes.start_time DESC"])
         if usable := [run for run in before if not _is_of_another_machine(run)]:
@@ -255,7 +262,7 @@ def _continue(store: Store, run: "Run", tags: Mapping[str, Any]) -> OpenRun:
     run_id = run.info.run_id
     if run.info.status == "FINISHED" and run.data.tags.get(OUTCOME) == COMPLETE:
         return OpenRun(run_id, finished=True)
-    store.client.log_batch(run_id, tags=tag_entries({PROCESS: tags[PROCESS]}))
+    store.client.log_batch(run_id, tags=tag_entries({name: tags[name] for name in (PROCESS, OPENED_AT)}))
     store.client.update_run(run_id, status="RUNNING")
     for name in (REASON, WARNINGS):  # left by the failed attempt
         if name in run.data.tags:
@@ -366,18 +373,30 @@ def reconcile(store: Store) -> list[str]:
 def dead_runs(store: Store) -> dict[str, str]:
     """Return the ids of runs marked as running whose process is dead, with the reason; writes nothing."""
     running = {run.info.run_id: run for run in search(store, "attributes.status = 'RUNNING'")}
-    return {run_id: why for run_id, run in running.items() if (why := _death(run, running))}
+    return {run_id: why for run_id, run in running.items() if (why := _death(store, run, running))}
 
 
-def _death(run: "Run", running: dict[str, "Run"]) -> str:
+def _death(store: Store, run: "Run", running: dict[str, "Run"]) -> str:
     """Return why a run marked as running cannot be running, or "" if it may be, as a run opened by a person."""
     tags = run.data.tags
     if PROCESS not in tags:  # a member is written by the process of its fleet
         parent = running.get(tags.get(PARENT, ""))
         gone = "its fleet's run has ended" if PARENT in tags else ""
-        return _death(parent, running) if parent else gone
+        return _death(store, parent, running) if parent else gone
     process = ProcessId.parse(tags[PROCESS])
-    return f"its process {process.pid} on {process.host} died" if process.is_alive() is False else ""
+    if (is_alive := process.is_alive()) is None and _is_silent(store, run):
+        return f"its process {process.pid} on {process.host} has given no sign of life for {MAX_SILENT_DAYS} days"
+    return f"its process {process.pid} on {process.host} died" if is_alive is False else ""
+
+
+def _is_silent(store: Store, run: "Run") -> bool:
+    """Whether neither a run nor one below it has begun or ended in the last `MAX_SILENT_DAYS`."""
+    signs = [datetime.fromtimestamp((ms or 0) / 1000, UTC) for ms in (run.info.start_time, run.info.end_time)]
+    with suppress(KeyError, ValueError):
+        signs.append(datetime.fromisoformat(run.data.tags[OPENED_AT]))
+    if datetime.now(UTC) - max(signs) < timedelta(days=MAX_SILENT_DAYS):
+        return False
+    return all(_is_silent(store, below) for below in search(store, f"tags.`{PARENT}` = '{run.info.run_id}'"))
 
 
 @cache

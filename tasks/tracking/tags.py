@@ -57,6 +57,8 @@ BOARD, NO_SCORE = "cpb.board", "none"
 alone (`board_of`); and its value for a fleet without a score."""
 PROCESS = "cpb.process"
 """The process that opened a run."""
+OPENED_AT = "cpb.opened_at"
+"""When that process opened the run (ISO 8601, UTC): MLflow keeps the first start of a run that is continued."""
 Age = tuple[str, str]
 """End of a model's candles, then start of its run: ISO 8601 in UTC, so that texts sort like times."""
 _TEXT_LIMIT = 6000  # MLflow's limit for a param; a tag may have 8000
