@@ -1,11 +1,16 @@
+import shlex
+import subprocess
+
 import numpy as np
 import polars as pl
 import pytest
 from forecast_tools import BTC, HOUR, PEPE, START, append, rows_at, write_candles
 from live_record import ledger
+from verifying import verify_ledger
 
 from tasks.forecasting.months import load
 from tasks.forecasting.record import score_due
+from tasks.forecasting.score import settled_path
 
 
 def score(home, now, series=PEPE):
@@ -109,3 +114,98 @@ def test_replays_are_told_from_live_forecasts_row_by_row(tmp_path):
     assert first["live"].to_list() == [False] * 2 + [True] * 8
     assert not rows.filter(pl.col("issued_at") != START)["live"].any()
     assert rows.filter("live")["step"].to_list() == list(range(3, 11))
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The months of forecasts that scoring reads."""
+    seen = []
+    monkeypatch.setattr(
+        "tasks.forecasting.score.load",
+        lambda home, series, tree, path: (
+            seen.append(path.stem) if tree.name == "forecasts" else None,
+            load(home, series, tree, path),
+        )[1],
+    )
+    return seen
+
+
+NEXT = START + 60 * HOUR
+
+
+def test_a_month_that_lacks_a_candle_is_settled_and_opened_again_when_its_candles_change(tmp_path, reads):
+    append(tmp_path, PEPE, rows_at())
+    closes = [8e-6] * 10
+    write_candles(tmp_path, closes[5:], first=START + 5 * HOUR)  # of June; those of May are missing
+    scored = score(tmp_path, NEXT)
+    assert 0 < scored < 10
+    assert score(tmp_path, NEXT) == 0
+    assert reads == ["2025-05"] * 2
+    for hours in range(3):
+        assert score(tmp_path, NEXT + hours * HOUR) == 0
+    assert reads == ["2025-05"] * 2
+    write_candles(tmp_path, closes)
+    assert score(tmp_path, NEXT) == 10 - scored
+    assert score(tmp_path, NEXT) == 0
+    assert reads == ["2025-05"] * 3
+
+
+def test_a_price_level_that_leapt_settles_a_month(tmp_path, reads):
+    append(tmp_path, PEPE, rows_at())
+    write_candles(tmp_path, [8e-6] * 2 + [8e-3] * 9, first=START - HOUR)
+    assert score(tmp_path, NEXT) == 1
+    score(tmp_path, NEXT)
+    reads.clear()
+    assert score(tmp_path, NEXT) == 0
+    assert reads == []
+
+
+def test_a_settled_month_with_new_forecasts_is_opened_again(tmp_path, reads):
+    append(tmp_path, PEPE, rows_at())
+    write_candles(tmp_path, [8e-6] * 4)
+    score(tmp_path, NEXT)
+    score(tmp_path, NEXT)
+    append(tmp_path, PEPE, rows_at(version=2))
+    reads.clear()
+    assert score(tmp_path, NEXT) == 4
+    assert reads == ["2025-05"]
+
+
+def test_a_month_is_not_settled_before_its_last_target(tmp_path, reads):
+    append(tmp_path, PEPE, rows_at())
+    write_candles(tmp_path, [8e-6] * 2)
+    assert score(tmp_path, START + 5 * HOUR) == 2
+    score(tmp_path, START + 5 * HOUR)
+    reads.clear()
+    score(tmp_path, START + 5 * HOUR)
+    assert reads == ["2025-05"]
+
+
+def test_provisional_candles_open_a_settled_month_too(tmp_path, reads):
+    append(tmp_path, PEPE, rows_at())
+    write_candles(tmp_path, [8e-6] * 2)
+    score(tmp_path, NEXT)
+    score(tmp_path, NEXT)
+    write_candles(tmp_path, [8e-6] * 8, first=START + 2 * HOUR, tree="provisional", name="tail")
+    tail = PEPE.folder(tmp_path, "provisional") / "tail.parquet"
+    whole = pl.concat([pl.read_parquet(path) for path in sorted(tail.parent.glob("*.parquet"))])
+    whole.write_parquet(tail)
+    assert score(tmp_path, NEXT) > 0
+
+
+def test_a_damaged_record_of_settled_months_is_named_and_made_again(tmp_path, caplog):
+    append(tmp_path, PEPE, rows_at())
+    write_candles(tmp_path, [8e-6] * 2)
+    score(tmp_path, NEXT)
+    score(tmp_path, NEXT)
+    path = settled_path(tmp_path, PEPE)
+    whole = path.read_text()
+    path.write_text(whole.replace('"forecasts": 10', '"forecasts": 11'))
+    (damage,) = verify_ledger(tmp_path)
+    assert damage.path == path.relative_to(tmp_path).as_posix()
+    assert score(tmp_path, NEXT) == 0
+    assert "is damaged" in caplog.text
+    assert path.read_text() == whole
+    path.write_text("")
+    subprocess.run(shlex.split(next(iter(verify_ledger(tmp_path))).command), check=True)
+    assert list(verify_ledger(tmp_path)) == []

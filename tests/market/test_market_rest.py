@@ -8,6 +8,7 @@ from folder_mirror import FolderMirror
 from market_tools import FAST, build, csv_of, key, lines, put, scope
 
 from tasks.market import simulator
+from tasks.market.client import HttpSource
 from tasks.market.ingest import ingest
 from tasks.market.layout import source_file
 
@@ -94,3 +95,30 @@ def test_candles_of_rest_that_are_no_candles_confirm_nothing(asked):
     report, _ = asked(half_wrong)
     assert [h["cause"] for h in report.series[0].holes] == ["absent at source"]
     assert asked(honest)[0].series[0].holes == []
+
+
+def _dated(date):
+    """A hook that answers every request for a file or a listing with this date."""
+
+    def hook(handler, name, query):
+        if name.startswith("api"):
+            vars(handler).pop("date_time_string", None)  # a connection is used again
+            return told([])(query)
+        handler.date_time_string = lambda _timestamp=None: date
+        return None
+
+    return hook
+
+
+@pytest.mark.parametrize("date", ["Thu, 01 Jan 1970 00:00:00 GMT", "Fri, 01 Jan 2100 00:00:00 GMT"])
+def test_the_clock_of_a_server_of_files_decides_about_no_candle(tmp_path, date):
+    """A CDN's or a mirror's clock is not the exchange's."""
+    build(tmp_path / "mirror", ["BTCUSDT"])
+    with simulator.serve(FolderMirror(tmp_path / "mirror"), _dated(date)) as url:
+        source = HttpSource(url, limits=FAST)
+        source.get(source_file(key(), "2024-01").key)
+        source.list_page({"prefix": ""})
+        assert source.clock_ahead is None
+        source.klines("api/v3/klines", {"symbol": "BTCUSDT"})
+        assert abs(source.clock_ahead) < 60
+        source.close()

@@ -4,6 +4,8 @@ import re
 import shlex
 import sqlite3
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pandera.errors
@@ -26,7 +28,7 @@ from tasks.market.manifest import Anomaly, FileRecord, Part
 from tasks.market.parser import check, read, trim, validate_klines
 from tasks.market.report import Holdings, OutageCalendar, find_holes
 from tasks.market.simulator import to_csv
-from tasks.market.sources import Fetched
+from tasks.market.sources import Fetched, FolderSource
 from tasks.market.writer import merge
 from tasks.storage.files import mark_home
 
@@ -162,3 +164,18 @@ def test_the_contract_wants_candles_on_their_grid(timeframe, first, step):
     off = good.with_columns((pl.col("open_time").to_physical() + late).cast(KLINES["open_time"]))
     with pytest.raises(pandera.errors.SchemaError, match="off the grid"):
         validate_klines(off, timeframe)
+
+
+def test_requests_of_several_threads_to_a_folder_are_all_counted(tmp_path, monkeypatch):
+    """A thread that is interrupted between reading and writing the number would lose the others'."""
+
+    class Slow(int):
+        def __add__(self, other):
+            time.sleep(0.001)
+            return Slow(int(self) + other)
+
+    source = FolderSource(tmp_path)
+    source.requests = Slow(0)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: source.files("nothing/"), range(40)))
+    assert source.requests == 40

@@ -7,6 +7,8 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from pathlib import Path
 
@@ -20,13 +22,14 @@ from nights import NAMES, add_night, model_files, rows_by_table, state_of
 from schemas.errors import BusyError, CpbError
 from schemas.identity import SeriesId
 from tasks.storage.files import local_path
+from tasks.storage.locks import ProcessId
 from tasks.tracking import store as store_module
 from tasks.tracking.boards import leaderboard, read_members
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import search, start_parent
 from tasks.tracking.store import find_run, open_store, sqlite_path
-from tasks.tracking.tags import KEEP, PRUNED
+from tasks.tracking.tags import KEEP, OPENED_AT, PROCESS, PRUNED
 from webapp import runs
 
 pruning = import_module("tasks.tracking.prune")
@@ -322,6 +325,25 @@ def test_nothing_goes_while_a_run_is_written(nights):
     nights.store.client.set_terminated(flow.run_id)
     assert nights.prune().runs
     assert nights.state() != state
+
+
+def test_the_run_of_another_host_that_died_does_not_stop_it_for_good(nights):
+    flow = start_parent("theirs", {})
+    dead = replace(ProcessId.current(), host="elsewhere")
+    nights.store.client.set_tag(flow.run_id, PROCESS, str(dead))
+    with pytest.raises(BusyError, match="given up 7 days after its last sign of life"):
+        nights.prune(dry_run=True)
+    long_ago = datetime.now(UTC) - timedelta(days=8)
+    nights.store.client.set_tag(flow.run_id, OPENED_AT, long_ago.isoformat())
+    with closing(sqlite3.connect(sqlite_path(nights.store.uri))) as database, database:
+        database.execute(
+            "UPDATE runs SET start_time = ? WHERE run_uuid = ?",
+            (int(long_ago.timestamp() * 1000), flow.run_id),
+        )
+    told = nights.prune(dry_run=True)
+    assert nights.store.client.get_run(flow.run_id).info.status == "RUNNING"
+    assert told.runs == nights.prune().runs > 0
+    assert nights.store.client.get_run(flow.run_id).info.status == "KILLED"
 
 
 def test_copies_of_a_servers_models_go_with_their_versions(nights):

@@ -1,15 +1,19 @@
 import os
 import signal
+import sqlite3
 import subprocess
+from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import fork_server
 import pytest
 from test_runs import fleet_of, log_member, member
 
 from tasks.storage.locks import ProcessId
-from tasks.tracking.runs import finish, reconcile, start_fleet, start_parent
-from tasks.tracking.tags import PARENT, PROCESS, REASON
+from tasks.tracking.runs import MAX_SILENT_DAYS, finish, reconcile, start_fleet, start_parent
+from tasks.tracking.store import sqlite_path
+from tasks.tracking.tags import OPENED_AT, PARENT, PROCESS, REASON
 
 TRAINING = """
 import os
@@ -79,6 +83,43 @@ def test_runs_of_another_host_and_of_a_person_stay_open(store):
     store.client.set_tag(fleet.run_id, PROCESS, str(replace(ProcessId.current(), host="elsewhere")))
     run = store.client.create_run(store.experiment_id, tags={"cpb.kind": "flow"})
     store.client.create_run(store.experiment_id, tags={PARENT: run.info.run_id})
+    assert reconcile(store) == []
+
+
+def elsewhere(store, run_id, opened_days, started_days):
+    """Make a run one of another machine, opened and begun these days ago."""
+    now = datetime.now(UTC)
+    store.client.set_tag(run_id, PROCESS, str(replace(ProcessId.current(), host="elsewhere")))
+    store.client.set_tag(run_id, OPENED_AT, (now - timedelta(days=opened_days)).isoformat(timespec="seconds"))
+    began = int((now - timedelta(days=started_days)).timestamp() * 1000)
+    with closing(sqlite3.connect(sqlite_path(store.uri))) as database, database:
+        database.execute("UPDATE runs SET start_time = ? WHERE run_uuid = ?", (began, run_id))
+
+
+@pytest.mark.parametrize(
+    ("opened", "began", "fleet_began", "dies"),
+    [(8, 9, 8, True), (6, 9, 9, False), (8, 6, 9, False), (8, 9, 6, False)],
+    ids=["silent", "continued lately", "begun lately", "a fleet begun lately"],
+)
+def test_a_run_of_another_host_is_dead_after_days_of_silence(store, opened, began, fleet_began, dies):
+    flow = start_parent("theirs", {})
+    fleet = start_fleet(flow.run_id, "gru", "theirs/gru")
+    elsewhere(store, flow.run_id, opened, began)
+    elsewhere(store, fleet.run_id, 30, fleet_began)
+    dead = reconcile(store)
+    assert (flow.run_id in dead) == dies
+    assert status(store, flow.run_id) == ("KILLED" if dies else "RUNNING")
+    if dies:
+        reason = store.client.get_run(flow.run_id).data.tags[REASON]
+        assert reason.endswith(f"on elsewhere has given no sign of life for {MAX_SILENT_DAYS} days")
+
+
+def test_a_run_that_is_continued_counts_from_then(store):
+    flow = start_parent("ours", {})
+    elsewhere(store, flow.run_id, 30, 30)
+    assert reconcile(store) == [flow.run_id]
+    assert start_parent("ours", {}).run_id == flow.run_id
+    store.client.set_tag(flow.run_id, PROCESS, str(replace(ProcessId.current(), host="elsewhere")))
     assert reconcile(store) == []
 
 
