@@ -257,7 +257,10 @@ def fleets(home: Path, market: str) -> Iterator[Check]:
         if not is_ours or of != market or is_training(folder):
             continue
         command = _remove(folder / RESULT)  # the next training makes it anew
-        yield _record(folder / JOB, ShardJob, folder.name, command)
+        whole = _remove(folder / JOB, folder / RESULT)  # no other training writes that job again
+        if result and not (folder / JOB).exists():
+            yield folder / JOB, lambda: "it is missing", whole
+        yield _record(folder / JOB, ShardJob, folder.name, whole)
         yield _record(folder / RESULT, ShardResult, folder.name, command)
         if (progress := folder / PROGRESS).exists():
             yield progress, partial(progress_fault, progress), _remove(progress)

@@ -75,7 +75,7 @@ def versions_with_alias(store: Store, alias: str) -> "dict[SeriesId, ModelVersio
 
 
 def succeed(store: Store, version: "ModelVersion") -> None:
-    """Make a version the champion; the old champion becomes `previous`.
+    """Make a version the champion; the old champion becomes `previous`, unless it is damaged: that is no way back.
 
     The alias `champion` moves in one step, after `previous`: a kill in between leaves the old champion in place.
     """
@@ -83,7 +83,9 @@ def succeed(store: Store, version: "ModelVersion") -> None:
     aliases = {k: str(v) for k, v in store.client.get_registered_model(name).aliases.items()}
     before = aliases.get(ALIAS)
     if before != number:
-        if before:
+        series = series_of(name)
+        old = registered(store, series, before) if before and series else None
+        if old and not old.damage:
             upsert(store.client.set_registered_model_alias, name, PREVIOUS, before)
         upsert(store.client.set_registered_model_alias, name, ALIAS, number)
 
