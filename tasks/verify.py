@@ -156,7 +156,7 @@ def unseen() -> list[str]:
 def home_version(home: Path) -> Iterator[Check]:
     """Yield the file with the home's version, which is written before any manifest."""
     roots = {market_home(home, market) for market in MARKETS}
-    if any((root / MANIFEST).exists() for root in roots):
+    if any(_is_database(root / MANIFEST) for root in roots):
         path = home / VERSION_FILE
         yield path, lambda: "" if path.exists() else "it is missing", restore_version(path)
 

@@ -42,6 +42,7 @@ def test_champions_are_listed_for_programs(cpb):
             "architecture",
             "preset",
             "verdict",
+            "damage",
             "decision",
             "simulated",
             "crps_ratio",
