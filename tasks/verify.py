@@ -58,7 +58,7 @@ requested, under any locks held meanwhile.
 
 @dataclass
 class Verification:
-    """The findings: number of files checked, the damage, and a sentence for each kind that could not be checked.
+    """The findings: number of the markets' files checked, the damage, a sentence for each kind that was not checked.
 
     `unseen`: what is stored without a digest, so that damage of it would not be found.
     """
@@ -85,8 +85,9 @@ def verify_all(
         try:
             for check in checks:
                 damage = damage_at(home, *check)
-                result.checked += 1
-                seen(result.checked)
+                if market:
+                    result.checked += 1
+                    seen(result.checked)
                 # The futures' candles share the spot manifest: it is reported once.
                 if damage and damage.path not in {reported.path for reported in result.damaged}:
                     result.damaged.append(damage)
