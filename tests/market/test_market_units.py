@@ -177,5 +177,5 @@ def test_requests_of_several_threads_to_a_folder_are_all_counted(tmp_path, monke
     source = FolderSource(tmp_path)
     source.requests = Slow(0)
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: source.files("nothing/"), range(40)))
+        list(pool.map(lambda _: source.files(key(), "monthly"), range(40)))
     assert source.requests == 40
