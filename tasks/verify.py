@@ -40,7 +40,7 @@ from tasks.storage import model_folder
 from tasks.storage.files import VERSION_FILE, public_url, read_json_or_none, restore_version
 from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
-from tasks.tracking.registry import ALIAS, COPIES, PREVIOUS, champions, restore_command, training_command
+from tasks.tracking.registry import ALIAS, COPIES, PREVIOUS, champions, training_command, undelete_command
 from tasks.tracking.store import database_damage, open_store, sqlite_path, store_errors, tracking_uri
 from tasks.training.progress import progress_fault
 from tasks.training.shard import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
@@ -166,7 +166,7 @@ def mlflow_database(_home: Path) -> Iterator[Check]:
     """Yield the store's SQLite file; one that cannot be opened is reported by the check of champions."""
     database = sqlite_path(tracking_uri())
     if database and database.exists():
-        yield database, partial(database_damage, database), months.RESTORE
+        yield database, partial(database_damage, database), RESTORE
 
 
 def candles(home: Path, market: str) -> Iterator[Check]:
@@ -306,9 +306,9 @@ def champion_files(home: Path, market: str) -> Iterator[Check]:
         for model in registered:
             folder, command = model.folder, training_command(model)
             if alias == PREVIOUS:  # a training makes a new version
-                command = months.RESTORE
+                command = RESTORE
             if model.run_fault:
-                remedy = command if model.damage else restore_command(store, model)
+                remedy = command if model.damage else undelete_command(store, model)
                 yield folder, partial(str, model.run_fault), remedy
             digests = dict.fromkeys(NEEDED) | model.digests
             if not folder.is_relative_to((home / COPIES).absolute()):  # the store's own folder

@@ -340,7 +340,7 @@ def _training_command(series: SeriesId, tags: Mapping[str, str]) -> str:
     return " ".join(["cpb train-all", series.options, *options])
 
 
-def restore_command(store: Store, champion: Champion) -> str:
+def undelete_command(store: Store, champion: Champion) -> str:
     """Return the command that restores a run marked as deleted."""
     return f"MLFLOW_TRACKING_URI={shlex.quote(public_url(store.uri))} mlflow runs restore --run-id {champion.run_id}"
 

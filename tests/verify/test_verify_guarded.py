@@ -20,7 +20,7 @@ from flows.forecast import run_forecast
 from flows.runner import Runner
 from flows.train_all import run_train_all
 from schemas.run import RunSpec
-from tasks.forecasting.months import RESTORE
+from tasks.forecasting.published import RESTORE
 from tasks.storage.files import VERSION, VERSION_FILE
 from tasks.tracking.prune import delete_runs_for_good
 from tasks.tracking.registry import ALIAS, PREVIOUS
