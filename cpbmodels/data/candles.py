@@ -340,7 +340,7 @@ def check_candles(table: Table, timeframe: str | None = None, partial: str = "re
     if partial not in ("refuse", "drop"):
         raise ModelError(f"partial {partial!r} is unknown: choose refuse or drop.")
     label, notes, frame = table.label, [*table.notes], table.frame
-    if len(frame) > 1 and bool((np.diff(frame["open_time"].to_numpy()) < 0).all()):
+    if np.sign(np.diff(frame["open_time"].to_numpy())).sum() < 0:  # a single candle may be out of order
         frame = frame.reverse()
         notes.append("has its newest candle first and is read the other way round")
     table = replace(table, frame=frame)
@@ -421,9 +421,8 @@ def _from_pandas(frame: Any, label: str, columns: Mapping[str, str]) -> pl.DataF
             out[unique] = _pandas_column(frame.iloc[:, place])
     index = frame.index
     has_name = folded(index.name) in {*TIME_NAMES, *asked}
-    if not any(folded(name) in TIME_NAMES for name in out) and (
-        has_name or type(index).__name__ == "DatetimeIndex"
-    ):
+    holds_times = type(index).__name__ == "DatetimeIndex" or (len(index) and isinstance(index[0], datetime))
+    if not any(folded(name) in TIME_NAMES for name in out) and (has_name or holds_times):
         out[str(index.name) if has_name else "open_time"] = _pandas_column(index.to_series())
     return pl.DataFrame(out)
 
@@ -648,6 +647,12 @@ def _check_order(table: Table) -> None:
     if steps[at - 1] == 0:
         what = "appears twice: keep one of the two"
         _check_digits(table)
+        if 2 * (distinct := len(np.unique(times))) <= len(times):
+            raise ModelError(
+                f"{table.label}: its {len(times):,} rows have {distinct:,} different times, the first repeated in "
+                f"{_place(table, at)}: the times have lost digits, so export them again, or there are several coins, "
+                f"and {option('symbol', 'NAME')}."
+            )
     raise ModelError(f"{table.label}: the candle of {_text(times[at])} in {_place(table, at)} {what}.")
 
 

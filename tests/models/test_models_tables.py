@@ -1,5 +1,6 @@
 """Tables in the library: columns by their exact names first, no guess between two readings, the row of the file."""
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -169,6 +170,9 @@ def test_aware_times_of_two_zones_in_one_column():
     table = pandas_of(frame).assign(open_time=pd.Series(times, dtype=object))
     np.testing.assert_array_equal(Series.from_frame(table).times, wanted)
     np.testing.assert_array_equal(Series.from_frame(table.set_index("open_time")).times, wanted)
+    np.testing.assert_array_equal(
+        Series.from_frame(table.set_index("open_time").rename_axis(None)).times, wanted
+    )
     objects = frame.with_columns(pl.Series("open_time", times, dtype=pl.Object))
     np.testing.assert_array_equal(Series.from_frame(objects).times, wanted)
     times[7] = times[7].replace(tzinfo=None)
@@ -287,6 +291,34 @@ def test_the_line_of_a_file_and_the_row_of_a_frame(tmp_path):
             Series.from_frame(path)
     with pytest.raises(ModelError, match="row 10 is not a valid candle"):
         Series.from_frame(broken[::-1])
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_candle_out_of_order_is_named_in_either_direction(tmp_path, newest_first):
+    frame = candles(60)
+    rows = pl.concat([frame[:30], frame[29:]])
+    wrong = pl.concat([frame[:30], frame[31:40], frame[30:31], frame[40:]])
+    for table, words in ((rows, "twice"), (wrong, "is earlier than the candle before")):
+        table = table[::-1] if newest_first else table
+        with pytest.raises(ModelError, match=words) as refused:
+            Series.from_frame(table)
+        assert re.search(r"in row (30|31|39|40|29|20|21)\b", str(refused.value))
+    table.write_csv(path := tmp_path / "x.csv")
+    with pytest.raises(ModelError, match=r"\(line \d+\) is earlier"):
+        Series.from_frame(path)
+
+
+def test_times_without_their_hours_and_coins_in_a_column_of_another_name():
+    frame = candles(96)
+    days = frame.with_columns(pl.col("open_time").dt.strftime("%Y-%m-%dT00:00:00Z"))
+    two = pl.concat([frame.with_columns(coin=pl.lit(name)) for name in ("BTC", "ETH")]).sort("open_time")
+    for table, count in ((days, 4), (two, 96)):
+        with pytest.raises(
+            ModelError, match=rf"have {count} different times, .* lost digits.*--columns symbol=NAME"
+        ):
+            Series.from_frame(table)
+    with pytest.raises(ModelError, match="column symbol names BTC, ETH"):
+        Series.from_frame(two, columns={"symbol": "coin"})
 
 
 @pytest.mark.parametrize("digits", [5, 6])
