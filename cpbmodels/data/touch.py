@@ -26,6 +26,13 @@ KEY = "touch.table"
 TINY = 1e-12
 """Least width, in log-return: that of a price which never moves."""
 
+MAX_RATIO = 1e4
+"""Largest extreme in a table, in widths: that of a coin which hardly ever moves and then leaps."""
+MAX_GROWTH = 10.0
+"""Largest growth of the distance while the chance falls to a tenth. Beyond it the extremes would have no mean."""
+MAX_STOP = 300
+"""Largest log-return of a stop: beyond it a price, times or divided by e^300, is near the ends of float64 (e^709)."""
+
 Numbers = float | Sequence[float] | np.ndarray
 
 _TAIL = np.arange(1, 7)
@@ -52,7 +59,9 @@ def ratios(series: Series, prediction: Prediction) -> np.ndarray:
 
 def fit(ratios: np.ndarray) -> np.ndarray:
     """The table of extremes over widths [2, N, H], N > 0."""
-    return np.ascontiguousarray(np.moveaxis(np.quantile(np.maximum(ratios, 0), LEVELS, axis=1), 0, -1))
+    return np.ascontiguousarray(
+        np.moveaxis(np.quantile(np.clip(ratios, 0, MAX_RATIO), LEVELS, axis=1), 0, -1)
+    )
 
 
 def survival(quantiles: np.ndarray, distance: np.ndarray) -> np.ndarray:
@@ -69,7 +78,7 @@ def reach(quantiles: np.ndarray, probability: float) -> np.ndarray:
 
 def _distances(quantiles: np.ndarray) -> np.ndarray:
     """The distances, in widths, of which `_LOG_CHANCES` are the chances."""
-    growth = max(quantiles[98] / max(quantiles[89], TINY), 1)
+    growth = min(max(quantiles[98] / max(quantiles[89], TINY), 1), MAX_GROWTH)
     return np.concatenate([[0.0], quantiles, quantiles[98] * growth**_TAIL])
 
 
@@ -117,7 +126,8 @@ class Touch:
         """The price [..., H] that is touched within each step with this chance; side: up or down.
 
         Raises:
-            ModelError: the probability is not between 0 and 1, or the side is neither up nor down.
+            ModelError: the probability is not between 0 and 1, the side is neither up nor down, or such a stop lies
+                more than e^MAX_STOP-fold from the close.
         """
         chance = numbers(probability)
         if side not in SIDES or chance.ndim or not 0 < chance < 1:
@@ -127,6 +137,11 @@ class Touch:
             )
         distance = reach(self.table[SIDES.index(side)], float(chance))
         move = np.maximum.accumulate(distance * self.width, axis=-1)
+        if not (move <= MAX_STOP).all():
+            raise ModelError(
+                f"The stop on the side {side} with the chance {probability!r} lies more than e^{MAX_STOP}-fold from "
+                "the close: ask for a larger chance, or train the model again."
+            )
         return self.last_close[..., None] * np.exp(move if side == "up" else -move)
 
     def columns(self, touch: Numbers, stop: Numbers) -> dict[str, np.ndarray]:

@@ -16,8 +16,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cpbmodels.arch.options import MAX_MEMBERS, Preset, check
 from cpbmodels.data.student_t import QUANTILES
+from cpbmodels.data.touch import KEY, LEVELS, MAX_RATIO
 from cpbmodels.errors import DamagedModelError, ModelError, shown
 
 FORMAT = 3
@@ -33,14 +36,34 @@ MAX_BYTES = 16_000_000  # mostly history, about 120 bytes per epoch
 MAX_TEXT = 1_000  # characters, and fields of an object
 MAX_ITEMS = 100_000  # of a list; as many epochs as `options.RANGES` allows
 
+MAX_WEIGHT = 1e6  # trained and fitted weights lie within a few hundred
+MAX_INVERSE = (
+    1e10  # a column's inverse standard deviation; `bank.fit_scaling` and `line` leave 1 for less than 1e-9
+)
+MAX_STANDARDISED = 1e4  # quantiles of the standardised error, in units of the forecast's scale
+FIRST_YEAR, LAST_YEAR = 1800, 2199  # of any time: what lies between them can be converted and printed
+
 OPTIONS = tuple(Preset().as_dict())
 
 
-def _time(value: Any) -> bool:
+def _moment(value: Any) -> datetime | None:
+    """An aware time of these centuries, None for anything else."""
     try:
-        return fits(value, str) and datetime.fromisoformat(value).tzinfo is not None
+        moment = datetime.fromisoformat(value) if fits(value, str) else None
     except ValueError:
-        return False
+        return None
+    known = moment and moment.tzinfo is not None and FIRST_YEAR <= moment.year <= LAST_YEAR
+    return moment if known else None
+
+
+def _time(value: Any) -> bool:
+    return _moment(value) is not None
+
+
+def _span(value: Any) -> bool:
+    """First and last time of a span, in order."""
+    moments = [_moment(text) for text in value] if isinstance(value, list) and len(value) == 2 else [None]
+    return None not in moments and moments == sorted(moments)  # type: ignore[type-var]
 
 
 def _sha256(value: Any) -> bool:
@@ -78,8 +101,8 @@ FIELDS: Mapping[str, Any] = {
     "data_digest": str,
     "code_digest": str,
     "rows": int,
-    "training_span": [_time],
-    "bounds": {"": (str, [_time])},
+    "training_span": _span,
+    "bounds": {"": (str, _span)},
     "metrics": {"": float},
     # what a published model says of its registered version
     "model_version": str,
@@ -218,6 +241,43 @@ def write_whole(path: Path, content: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def tensor_fault(name: str, values: np.ndarray) -> str:
+    """Why a tensor of `model.safetensors` cannot be what a training leaves, "" if it can: its values and their order.
+
+    Finite numbers are not enough: a table that falls gives quantiles that cross and stops on the wrong side of the
+    close, and a huge weight a band that no coin's price can fill.
+
+    Args:
+        name: its name without the place of an average's member, as `Member.tensors` gives it.
+        values: floats of any shape; of a table the last axis is its levels.
+    """
+    if not np.isfinite(values).all():
+        return "holds NaN or infinity"
+    is_table = name == KEY or name.endswith("head.table")
+    low, high = _limits(name, is_table=is_table)
+    if values.size and not (low <= values.min() and values.max() <= high):
+        return f"holds values beyond {low:g} .. {high:g}"
+    # Levels that are equal in exact arithmetic may differ by the rounding of the interpolation between them.
+    if is_table and (np.diff(values) < -4 * np.finfo(values.dtype).eps * np.abs(values[..., 1:])).any():
+        return "falls between two of its levels"
+    return ""
+
+
+def _limits(name: str, *, is_table: bool) -> tuple[float, float]:
+    if name == KEY:
+        return 0.0, MAX_RATIO
+    if is_table:
+        return -MAX_STANDARDISED, MAX_STANDARDISED
+    return (0.0, MAX_INVERSE) if name.endswith(".inverse") else (-MAX_WEIGHT, MAX_WEIGHT)
+
+
+def touch_fault(table: np.ndarray, horizon: int) -> str:
+    """Why a tensor is no table of extremes of a model with this horizon (`cpbmodels.data.touch`), "" if it is one."""
+    if table.dtype != np.float32 or table.shape != (2, horizon, len(LEVELS)):
+        return f"is not of {horizon} steps"
+    return tensor_fault(KEY, table)
 
 
 def part_configs(config: Mapping[str, Any]) -> list[dict[str, Any]]:

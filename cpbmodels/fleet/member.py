@@ -20,7 +20,7 @@ from cpbmodels.arch.presets import check_together
 from cpbmodels.data import FEATURE_WARMUP
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
-from cpbmodels.data.touch import KEY, LEVELS, Numbers
+from cpbmodels.data.touch import KEY, Numbers
 from cpbmodels.errors import ModelError, shown
 from cpbmodels.fleet.bank import ALL_SYMBOLS
 from cpbmodels.fleet.config import (
@@ -39,6 +39,8 @@ from cpbmodels.fleet.config import (
     parse,
     part_configs,
     sealed,
+    tensor_fault,
+    touch_fault,
     write_whole,
 )
 from cpbmodels.fleet.net import DTYPES, Net
@@ -291,12 +293,10 @@ def member_of(config: Mapping[str, Any], weights: bytes, folder: str | Path) -> 
     except SafetensorError as error:
         raise damaged(folder, str(error)) from None
     configs, parts, touch = part_configs(config), [], tensors.pop(KEY, None)
-    if touch is not None and not (
-        touch.dtype == torch.float32
-        and touch.shape == (2, options.horizon, len(LEVELS))
-        and bool(torch.isfinite(touch).all())
-    ):
+    if touch is not None and touch.dtype != torch.float32:  # numpy lacks some of torch's
         raise _differ(folder, KEY)
+    if touch is not None and (fault := touch_fault(touch.numpy(), options.horizon)):
+        raise damaged(folder, f"{KEY} {fault}")
     for place, part in enumerate(configs):
         prefix = f"{place}." if len(configs) > 1 else ""
         names = [name for name in tensors if name.startswith(prefix)]
@@ -337,8 +337,8 @@ def _member(config: dict[str, Any], tensors: dict[str, Tensor], folder: Path) ->
             or not 1 <= count <= MAX_ROWS
         ):
             raise _differ(folder, name)
-        if not bool(torch.isfinite(tensor).all()):
-            raise damaged(folder, f"{name} holds NaN or infinity")
+        if fault := tensor_fault(name, tensor.numpy()):
+            raise damaged(folder, f"{name} {fault}")
     history, report = config.pop("history", []), config.pop("report", {})
     rows = tensors["head.table"].new_zeros(count, net.layout.size)
     for name, view in net.layout.views(rows).items():

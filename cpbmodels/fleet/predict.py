@@ -38,6 +38,9 @@ machine two threads waited for each other 25 times as long as one thread worked.
 MAX_MOVE = 25
 """Largest log-return of a forecast. No coin moves e^25-fold within a horizon, and paths, which extrapolate the
 outermost quantiles up to 22 times as far, stay finite in float64 (e^709)."""
+SURE_MOVE, MAX_UNITS = 1.0, 20.0
+"""A forecast may move the price e-fold, and further only within 20 units of volatility x sqrt(step): the volatility is
+large after a crash. The 5 and 95 % quantiles of a trained model lie within about 3 units."""
 
 
 class QuantilePaths(Mapping[Any, np.ndarray]):
@@ -157,7 +160,8 @@ def predict(
     """Forecasts of member i on series i from origins i (int64 [N_i]), all together; of an average its parts' mean.
 
     Raises:
-        ModelError: a member's forecast is not finite or beyond MAX_MOVE; or members, series and origins do not match.
+        ModelError: a member's forecast is not finite or moves the price absurdly far (`MAX_UNITS`); or members, series
+            and origins do not match.
     """
     forecasts = []
     for forecast in predict_each(members, series, origins, device):
@@ -192,12 +196,18 @@ def predict_each(
 def _checked(forecast: Prediction, member: Member, series: Series) -> Prediction | ModelError:
     """The forecast, or the error that it is none: no later step could tell it from a valid forecast."""
     for part in (forecast.quantiles, forecast.candle, forecast.probabilities):
-        if part is not None and not (np.abs(part) <= MAX_MOVE).all():
-            return ModelError(
-                f"{series.label}: a forecast is not finite or moves the price more than e^{MAX_MOVE}-fold: the candles "
-                f"before its origin lack columns, or {member!r} is damaged: take origins of Series.usable, or train "
-                "the model again."
+        if part is not None and not ((size := np.abs(part)) <= SURE_MOVE).all():
+            steps = np.sqrt(np.arange(1, part.shape[1] + 1))
+            units = np.nan_to_num(series.volatility[forecast.origins])[:, None] * steps
+            most = np.clip(MAX_UNITS * units, SURE_MOVE, MAX_MOVE).reshape(
+                *units.shape, *[1] * (part.ndim - 2)
             )
+            if not (size <= most).all():
+                return ModelError(
+                    f"{series.label}: a forecast is not finite or moves the price further than {MAX_UNITS:g} times its "
+                    f"volatility: the candles before its origin lack columns, or {member!r} is damaged: take origins "
+                    "of Series.usable, or train the model again."
+                )
     return forecast if member.touch is None else replace(forecast, touch=member.touch.double().numpy())
 
 

@@ -27,7 +27,7 @@ from safetensors.numpy import load
 from cpbmodels.arch.options import Preset
 from cpbmodels.data.touch import KEY
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.config import CONFIG, JUDGED, PARTS, WEIGHTS, check_whole, parse, sealed
+from cpbmodels.fleet.config import CONFIG, JUDGED, PARTS, WEIGHTS, check_whole, parse, sealed, touch_fault
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import Recipe, SeriesId, is_series_name
 from schemas.ledger import Reference
@@ -161,14 +161,18 @@ class ServedModel:
         """Return the table of extremes [2, H, 99] (`cpbmodels.data.touch`), None if it has none; torch is not loaded.
 
         Raises:
-            DamagedError: the weights are not in the format of safetensors.
+            DamagedError: the weights are not in the format of safetensors, or the table is none.
         """
         try:
             table = load(self.weights).get(KEY)
-        except SafetensorError as error:
+        except (SafetensorError, KeyError, TypeError) as error:  # the last two: a type that numpy lacks
             why = f"{WEIGHTS} cannot be read ({error})"
             raise _damaged(self.folder, why, self.series.options) from error
-        return None if table is None else table.astype(np.float64)
+        if table is None:
+            return None
+        if fault := touch_fault(table, self.values["horizon"]):
+            raise _damaged(self.folder, f"{KEY} {fault}", self.series.options)
+        return table.astype(np.float64)
 
 
 def packaged_series(folder: Path, model_version: str) -> SeriesId:

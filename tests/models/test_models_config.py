@@ -2,6 +2,7 @@
 
 import json
 import random
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 
@@ -10,10 +11,22 @@ import polars as pl
 import pytest
 import torch
 from candles import ON_ROLLING_COLUMNS, series_for, walk
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save, save_file
 
 from cpbmodels import ModelError, architectures, load, predict, train_fleet
-from cpbmodels.fleet.config import DIGEST, FIELDS, JUDGED, OPTIONS, WEIGHTS_DIGEST, digest, sealed
+from cpbmodels.data.touch import MAX_RATIO, Touch
+from cpbmodels.fleet.config import (
+    DIGEST,
+    FIELDS,
+    JUDGED,
+    OPTIONS,
+    WEIGHTS_DIGEST,
+    digest,
+    sealed,
+    touch_fault,
+)
 from cpbmodels.fleet.predict import predict_each
 
 SMALL = {
@@ -128,8 +141,7 @@ def test_a_mutated_config_is_a_model_error_or_a_finite_forecast(name, saved, tmp
             assert len(sentence) < 1_000
             refused += 1
             continue
-        assert np.isfinite(forecast.close.array).all(), text
-        assert np.isfinite(forecast.candle).all(), text
+        assert_sane(forecast, text)
     assert refused > MUTATIONS // len(architectures()) // 2
     for content in (b"", b"\2\0\0\0\0\0\0\0{}", b"x" * 60):
         (tmp_path / "config.json").write_text(json.dumps(sealed(config, sha256(content).hexdigest())))
@@ -221,26 +233,148 @@ def test_a_file_instead_of_its_folder_is_named(saved, tmp_path):
         load(tmp_path)
 
 
-@pytest.mark.parametrize("value", [1e30, -1e30])
-@pytest.mark.parametrize("name", ["har", "robust-har", "linear", "gru", "lstm", "transformer", "average"])
-def test_one_huge_weight_gives_finite_forecasts_or_one_sentence(name, value, saved, tmp_path):
+def assert_sane(forecast, why):
+    """Prices are finite and positive, quantiles ascend, chances are chances, and stops lie on their side."""
+    for prices in (forecast.close.array, forecast.candle):
+        assert np.isfinite(prices).all(), why
+        assert (prices > 0).all(), why
+    if forecast.probabilities is not None:
+        assert np.isfinite(forecast.probabilities).all(), why
+        return
+    assert (np.diff(np.log(forecast.close.array)) >= -1e-9).all(), why
+    assert (np.abs(np.log(forecast.close.array / forecast.last_close)) <= 1.5).all(), why
+    if forecast.touch_table is None:
+        return
+    for price in (0.5, 0.99, 1.0, 1.01, 2.0):
+        chances = forecast.touch(forecast.last_close * price)
+        assert ((chances >= 0) & (chances <= 1)).all(), why
+    for chance in (0.5, 0.05, 0.01, 1e-6):
+        for side, sign in (("up", 1), ("down", -1)):
+            try:
+                stop = forecast.stop(chance, side)
+            except ModelError:  # beyond MAX_STOP
+                continue
+            assert np.isfinite(stop).all(), why
+            assert (stop > 0).all(), why
+            assert (sign * (stop - forecast.last_close) >= 0).all(), why
+
+
+def filled(value):
+    return lambda tensor: torch.full_like(tensor, value)
+
+
+def one(value):
+    def change(tensor):
+        out = tensor.clone()
+        out.view(-1)[-1] = value
+        return out
+
+    return change
+
+
+ABSURD = {
+    **{f"all {value}": filled(value) for value in (0.0, 1.0, -1.0, 500.0, 1e30, -1e30, float("nan"))},
+    **{f"one {value}": one(value) for value in (50.0, -50.0, 1e5, -1e5, 1e30, -1e30, float("inf"))},
+    "reversed": lambda tensor: tensor.flip(-1),
+    "negated": lambda tensor: -tensor,
+    "times 1000": lambda tensor: tensor * 1000,
+    "times 1e30": lambda tensor: tensor * 1e30,
+}
+"""What a stranger may write instead of a tensor."""
+
+
+@pytest.mark.parametrize("name", architectures())
+def test_any_tensor_gives_a_sane_forecast_or_one_sentence(name, saved, tmp_path):
     folder, series, _ = saved[name]
     series = replace(series, times=np.arange(len(series)) * 3_600_000_000)
-    tensors, refused = load_file(folder / "model.safetensors"), []
+    tensors, refused, made = load_file(folder / "model.safetensors"), 0, 0
     for key, tensor in tensors.items():
-        huge = tensor.clone()
-        huge.view(-1)[0] = value
-        member = load(rewrite(folder, tmp_path, tensors | {key: huge}))
-        try:
-            forecast = member.forecast(series)
-            rows = member.predict(series)
-            arrays = [forecast.close.array, forecast.candle, forecast.paths(50).close]
-            arrays.append(rows.select(pl.selectors.float()).to_numpy())
-            assert all(np.isfinite(array).all() for array in arrays), key
-        except ModelError as error:
-            refused.append(repr(member) in str(error))
+        for how, change in ABSURD.items():
+            rewrite(folder, tmp_path, tensors | {key: change(tensor).contiguous()})
+            sentence, forecast = outcome(tmp_path, series)
+            if forecast is None:
+                assert str(tmp_path) in sentence or repr(load(folder)) in sentence
+                assert "\n" not in sentence
+                refused += 1
+                continue
+            made += 1
+            assert_sane(forecast, f"{key} {how}")
+            if forecast.probabilities is None:
+                assert np.isfinite(forecast.paths(50).close).all()
+                with suppress(ModelError):  # another origin's forecast may be absurd
+                    rows = load(tmp_path).predict(series, since=series.end_of(len(series) - 20))
+                    assert np.isfinite(rows.select(pl.selectors.float()).to_numpy()).all()
     assert refused
-    assert all(refused)
+    assert made
+
+
+@pytest.mark.parametrize("key", ["touch.table", "head.table"])
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(lambda t: t.flip(-1), "falls between"), (lambda t: t * 1e30, "beyond"), (lambda t: -t.abs() - 1, None)],
+)
+def test_a_table_that_falls_or_is_huge_is_refused_when_it_is_loaded(key, change, why, saved, tmp_path):
+    folder = saved["har"][0]
+    tensors = load_file(folder / "model.safetensors")
+    if why is None and key == "head.table":
+        why, change = "falls between", lambda t: -t
+    rewrite(folder, tmp_path, tensors | {key: change(tensors[key]).contiguous()})
+    with pytest.raises(ModelError, match=f"damaged .{key} .*{why or 'beyond'}"):
+        load(tmp_path)
+
+
+ENTRIES = (
+    st.floats(width=32) | st.floats(0, 5, width=32) | st.sampled_from([0.0, 1.0, float(np.float32(1e30))])
+)
+
+
+@given(
+    seed=st.integers(0, 1000),
+    changes=st.dictionaries(
+        st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 98)), ENTRIES, max_size=5
+    ),
+    ordered=st.booleans(),
+    width=st.floats(1e-12, 20),
+    chance=st.floats(1e-9, 0.999),
+)
+@settings(max_examples=150, deadline=None)
+def test_every_table_that_passes_gives_stops_on_their_side(seed, changes, ordered, width, chance):
+    table = np.sort(np.random.default_rng(seed).lognormal(0, 2, (2, 4, 99)).astype(np.float32))
+    for place, value in changes.items():
+        table[place] = value
+    table = np.sort(np.clip(np.nan_to_num(table), 0, MAX_RATIO)) if ordered else table
+    if fault := touch_fault(table, 4):
+        assert not ordered
+        assert fault
+        return
+    close = np.exp(np.linspace(-width, width, 19) / 1.6 * np.ones((4, 1)))
+    touch = Touch(table.astype(np.float64), close, 1.0)
+    for price in (0.5, 2.0):
+        assert ((touch.chance(price) >= 0) & (touch.chance(price) <= 1)).all()
+    for side, sign in (("up", 1), ("down", -1)):
+        try:
+            stops = touch.stop(chance, side)
+        except ModelError:
+            continue
+        assert np.isfinite(stops).all()
+        assert (stops > 0).all()
+        assert (sign * (stops - 1) >= 0).all()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("known_until", "0001-01-01T00:00:00+14:00"),
+        ("known_until", "9999-12-31T23:59:59-14:00"),
+        ("training_span", ["2024-01-09T00:00:00Z", "2024-01-01T00:00:00Z"]),
+        ("training_span", ["2024-01-09T00:00:00Z"]),
+        ("bounds", {"test": ["2024-01-09T00:00:00Z", "2024-01-01T00:00:00Z"]}),
+        ("bounds", {"validation": []}),
+    ],
+)
+def test_times_are_of_these_centuries_and_spans_in_order(field, value, saved, tmp_path):
+    with pytest.raises(ModelError, match=f"{field}' in config.json cannot be"):
+        load(rewrite(saved["har"][0], tmp_path, **{field: value}))
 
 
 def test_a_model_without_forecasts_costs_no_other_its_own(saved):

@@ -188,12 +188,12 @@ def test_a_folder_keeps_the_table_and_a_wrong_one_is_refused(member, tmp_path):
     without = load(replace(member, touch=None).save(tmp_path / "without"))
     with pytest.raises(ModelError, match="no table of extremes"):
         without.forecast(SERIES).touch(100)
-    for name, wrong in (
-        ("shape", member.touch[:, :4].contiguous()),
-        ("kind", member.touch.double()),
-        ("nan", member.touch / 0),
+    for name, wrong, why in (
+        ("shape", member.touch[:, :4].contiguous(), "touch.table is not of 10 steps"),
+        ("kind", member.touch.double(), "'touch.table' is not as config.json describes"),
+        ("nan", member.touch / 0, "touch.table holds NaN or infinity"),
     ):
-        with pytest.raises(ModelError, match=r"touch\.table' is not as config\.json describes"):
+        with pytest.raises(ModelError, match=why):
             load(replace(member, touch=wrong).save(tmp_path / name))
 
 
