@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 
 from cpbmodels.data import FEATURE_WARMUP, INTERVAL_SECONDS
-from cpbmodels.data.columns import FEATURES, PRICES
+from cpbmodels.data.columns import FEATURES, MAX_PRICE, MAX_VOLUME, MIN_PRICE, PRICES
 from cpbmodels.data.series import MEDIAN_COLUMNS, QUANTILE_COLUMNS
 from schemas.errors import MemberError
 
@@ -101,7 +101,17 @@ CANDLE_FAULTS: Mapping[str, pl.Expr] = {
         if kind == pl.Float64
     },
     **{f"{name} is not positive": pl.col(name) <= 0 for name in PRICES},
+    **{
+        f"{name} is not between {MIN_PRICE:g} and {MAX_PRICE:g}": ~pl.col(name).is_between(
+            MIN_PRICE, MAX_PRICE
+        )
+        for name in PRICES
+    },
     **{f"{name} is negative": pl.col(name) < 0 for name in list(KLINES)[5:]},
+    **{
+        f"{name} is above {MAX_VOLUME:g}": pl.col(name) > MAX_VOLUME
+        for name in ("volume", "quote_volume", "taker_buy_volume", "taker_buy_quote_volume")
+    },
     "low is above open or close": pl.col("low") > pl.min_horizontal("open", "close"),
     "high is below open or close": pl.col("high") < pl.max_horizontal("open", "close"),
     "taker volume exceeds the total": _exceeds("taker_buy_volume", "volume")

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from cpbmodels.files import read_regular
 from schemas.errors import UsageError
 from schemas.identity import OWN, Market, parse_coins, parse_timeframes
 from schemas.scope import ScopeSpec, Spec, home
@@ -99,6 +100,9 @@ def with_preset_file(values: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
+_MAX_PRESET = 1 << 20  # bytes
+
+
 def read_preset(name: str) -> PresetFile:
     """Return the content of a preset file, given as a path; a bare name is also searched in `HOME/presets`.
 
@@ -111,7 +115,9 @@ def read_preset(name: str) -> PresetFile:
         looked = " or ".join(str(place) for place in places)
         raise _wrong(f"preset {name!r}: no file {looked}; `cpb train-all --presets` lists the presets")
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(read_regular(path, _MAX_PRESET).decode())
+    except OSError as error:
+        raise _wrong(f"preset {path} cannot be read ({error.strerror}); name another file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _wrong(f"preset {path} is not TOML ({error}); correct it") from None
     try:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cpbmodels.data.series import instant
+from cpbmodels.files import open_regular
 from cpbmodels.fleet.config import CONFIG
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
@@ -201,7 +202,7 @@ def candles(home: Path, market: str) -> Iterator[Check]:
 
 
 def _is_database(path: Path) -> bool:
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), open_regular(path) as file:
         return file.read(6) == b"SQLite"
     return False
 

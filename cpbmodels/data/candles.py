@@ -7,7 +7,7 @@ pyarrow, which the library does not; everything else comes in through the Arrow 
 """
 
 import csv
-import gzip
+import errno
 import io
 import logging
 import re
@@ -35,9 +35,10 @@ from cpbmodels.data.column_names import (
     is_read,
     option,
 )
-from cpbmodels.data.columns import PRICES, check_prices
+from cpbmodels.data.columns import MAX_VOLUME, PRICES, check_prices
 from cpbmodels.data.numbers import CURRENCIES, Decimal, NumbersError, read_numbers
 from cpbmodels.errors import ModelError, shown, unknown_choice
+from cpbmodels.files import gunzip, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,8 @@ _BINANCE = (
 )  # fmt: skip
 """Columns of Binance's kline files, which have no header line."""
 _SEPARATORS = ",;\t|"
+MAX_BYTES = 2 << 30  # of a file, and of what it inflates to: 1s candles of a month are 300 MB
+MAX_CELLS = 250_000_000  # of a parquet or feather file: 2 GB of numbers
 _MAX_LINES_BEFORE = 100  # in which the header is looked for
 _FIRST_MONDAY = 4 * 86_400 * 1_000_000
 """1970-01-05 in microseconds: weeks begin on Mondays."""
@@ -128,15 +131,17 @@ def _read_file(path: Path, label: str, columns: Mapping[str, str]) -> _Raw:
         ModelError: it cannot be read; the sentence says why.
     """
     try:
+        content = read_regular(path, MAX_BYTES)
         if path.suffix.lower() == ".parquet":
-            return _Raw(pl.read_parquet(path))
+            _check_cells(pl.scan_parquet(io.BytesIO(content)))
+            return _Raw(pl.read_parquet(io.BytesIO(content)))
         if path.suffix.lower() == ".feather":
-            return _Raw(pl.read_ipc(path))
-        content = path.read_bytes()
+            _check_cells(pl.scan_ipc(io.BytesIO(content)))
+            return _Raw(pl.read_ipc(io.BytesIO(content)))
         if path.suffix.lower() == ".gz":
-            content = gzip.decompress(content)
+            content = gunzip(content, MAX_BYTES)
     except (pl.exceptions.PolarsError, EOFError, OSError, zlib.error) as error:
-        reason = str(error).strip().splitlines()[0][:120]
+        reason = (getattr(error, "strerror", "") or str(error).strip()).splitlines()[0][:120]
         raise ModelError(
             f"{label} cannot be read ({reason}): check its name, or save it again as CSV with a header line."
         ) from error
@@ -147,6 +152,13 @@ def _read_file(path: Path, label: str, columns: Mapping[str, str]) -> _Raw:
                 f"read: {', '.join(SUFFIXES)}."
             )
     return _read_text(_decoded(content), label, columns)
+
+
+def _check_cells(table: pl.LazyFrame) -> None:
+    """Raise OSError for a compressed table of too many cells, as its header counts them: a bomb repeats one value."""
+    cells = table.select(pl.len()).collect().item() * len(table.collect_schema())
+    if cells > MAX_CELLS:
+        raise OSError(errno.EFBIG, f"it holds {cells:,} cells, more than {MAX_CELLS:,}")
 
 
 def _decoded(content: bytes) -> str:
@@ -356,9 +368,9 @@ def check_candles(table: Table, timeframe: str | None = None, partial: str = "re
     check_prices(frame.select(PRICES).to_numpy(), label, lambda i: table.place(int(rows[i])))
     if "volume" in frame.columns:
         volume = frame["volume"].to_numpy()
-        if (wrong := ~(np.isfinite(volume) & (volume >= 0))).any():
+        if (wrong := ~((volume >= 0) & (volume <= MAX_VOLUME))).any():
             place = table.place(int(rows[wrong.argmax()]))
-            raise ModelError(f"{label}: the volume in {place} is negative or missing.")
+            raise ModelError(f"{label}: the volume in {place} is negative, missing or above {MAX_VOLUME:g}.")
     opened = pl.Series("open_time", times).cast(pl.Datetime("us", "UTC"))
     candles = frame.select(name for name in (*PRICES, "volume") if name in frame.columns).insert_column(
         0, opened

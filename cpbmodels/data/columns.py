@@ -18,6 +18,11 @@ from cpbmodels.errors import ModelError
 
 PRICES = ("open", "high", "low", "close")
 
+MIN_PRICE, MAX_PRICE = 1e-15, 1e15
+"""Bounds of a price. PEPE in BTC is 1e-10 and BTC in rial 1e11; beyond the bounds stands an error, not money."""
+MAX_VOLUME = 1e30
+"""Bound of a candle's volume: sums of a century's candles stay far from the end of float64."""
+
 LAMBDA = 0.96  # EWMA decay per candle; RiskMetrics' daily 0.94 forgets too fast for hourly candles
 SIGMA_WARMUP = 24  # returns in a segment before its EWMA volatility is used as an input
 VOLATILITY_FLOOR = 1e-6  # a coin without trades has volatility 0, and everything is divided by it
@@ -40,17 +45,17 @@ def check_prices(prices: np.ndarray, label: str, place: Callable[[int], str] = "
     if wrong.any():
         row = int(np.flatnonzero(wrong)[0])
         raise ModelError(
-            f"{label}: {place(row)} is not a valid candle ({prices[row].tolist()}): prices must be positive and "
-            "finite, with low <= open, close <= high."
+            f"{label}: {place(row)} is not a valid candle ({prices[row].tolist()}): prices must lie between "
+            f"{MIN_PRICE:g} and {MAX_PRICE:g}, with low <= open, close <= high."
         )
     return prices
 
 
 def is_candle(prices: np.ndarray) -> np.ndarray:
     """Bool [rows]: whether [rows, 4] is a possible open, high, low, close."""
-    positive = (np.isfinite(prices) & (prices > 0)).all(axis=1)
+    possible = ((prices >= MIN_PRICE) & (prices <= MAX_PRICE)).all(axis=1)
     inside = (prices[:, 1] >= prices.max(axis=1)) & (prices[:, 2] <= prices.min(axis=1))
-    return np.asarray(positive & inside)
+    return np.asarray(possible & inside)
 
 
 def candle_columns(

@@ -22,6 +22,7 @@ from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.touch import KEY, Numbers
 from cpbmodels.errors import ModelError, shown
+from cpbmodels.files import read_regular
 from cpbmodels.fleet.bank import ALL_SYMBOLS
 from cpbmodels.fleet.config import (
     CONFIG,
@@ -258,10 +259,9 @@ def load(folder: str | Path) -> Member:
     if folder.is_file():
         raise ModelError(f"{folder} is a file: give the folder that holds it, {folder.parent}.")
     try:
-        with (folder / CONFIG).open("rb") as file:
-            config = parse(file.read(MAX_BYTES + 1), folder)
+        config = parse(read_regular(folder / CONFIG, MAX_BYTES), folder)
         check_whole(config, folder)
-        weights = (folder / WEIGHTS).read_bytes()
+        weights = read_regular(folder / WEIGHTS)
     except OSError as error:
         text = f"{error.filename or folder} cannot be read ({error.strerror}): a model is {CONFIG} and {WEIGHTS}."
         raise ModelError(text) from None

@@ -19,6 +19,7 @@ from typing import Any
 
 import polars as pl
 
+from cpbmodels.files import read_regular
 from schemas.errors import DamagedError, MemberError
 from schemas.frames import (
     ADDED_COLUMNS,
@@ -143,7 +144,7 @@ def parse_rows(path: Path, schema: dict[str, Any], columns: list[str] | None = N
         columns: those to read; default all, which must then be exactly those of the schema.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
         if not (start := _digest_start(content)) or content[start : start + 64] != _digest(
             path, content, start
         ):

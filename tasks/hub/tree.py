@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from cpbmodels.files import read_regular
 from cpbmodels.fleet.config import CONFIG, WEIGHTS
 from schemas.errors import CpbError, DamagedError, log
 from schemas.handover import Failure
@@ -221,7 +222,7 @@ def read_sums(tree: Path) -> dict[str, str]:
         FileNotFoundError: the list does not exist.
         DamagedError: the list is not in the format of `sha256sum`.
     """
-    *lines, end = (tree / SUMS).read_text("utf-8", errors="replace").split("\n")
+    *lines, end = read_regular(tree / SUMS).decode(errors="replace").split("\n")
     matches = [_SUM.fullmatch(line) for line in lines]
     if not lines or end or not all(matches):
         raise DamagedError("it is not a list of sha256 and paths", field=str(tree / SUMS))

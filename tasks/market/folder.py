@@ -149,9 +149,11 @@ class FolderIndex:
             try:
                 for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
                     entries, first = entries + 1, first or entry.name
-                    if BINANCE_NAME.fullmatch(entry.name) and entry.is_file():
+                    path = folder / entry.name
+                    # Pipes and devices, too: their reader names them, and no month seems to be unpublished.
+                    if BINANCE_NAME.fullmatch(entry.name) and path.exists() and not entry.is_dir():
                         is_empty = False
-                        yield folder / entry.name
+                        yield path
                     elif entry.name not in _OTHER_DATA and entry.is_dir():
                         (links if entry.is_symlink() else folders).append(folder / entry.name)
             except OSError as error:

@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data.columns import level_leaps
+from cpbmodels.files import read_regular
 from schemas.errors import MemberError, log
 from schemas.frames import KLINES
 from schemas.identity import OWN, SIM, SeriesId
@@ -117,7 +118,7 @@ def damage_of(path: Path, part: Part | None = None) -> str:
     A file written by another program has no digest. The manifest may lack a part that a killed run has written.
     """
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
         metadata = pl.read_parquet_metadata(io.BytesIO(content))
         rows = pl.read_parquet(io.BytesIO(content), columns=list(KLINES))
         digest = digest_of(rows)

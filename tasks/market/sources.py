@@ -13,10 +13,11 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 
+from cpbmodels.files import read_regular
 from schemas.errors import UsageError
 from schemas.identity import MARKET_FOLDERS, MONTH, OWN, SIM, SYMBOL, SeriesId
 from schemas.scope import Scope
@@ -75,7 +76,7 @@ class FolderSource:
             self.requests += 1
 
     def get(self, key: str, max_bytes: int = 0) -> bytes:
-        """Return a file's bytes; raises `NotFound` or `SourceFault`."""
+        """Return a regular file's bytes, at most `max_bytes`; raises `NotFound` or `SourceFault`."""
         self._count_request()
         path = self._path(key)
         try:
@@ -83,11 +84,12 @@ class FolderSource:
                 raise SourceFault(
                     f"{path} is a link that leads out of the mirror folder, and is not followed"
                 )
-            return path.read_bytes()
+            return read_regular(path, max_bytes or Limits().body)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
             raise NotFound(f"{path} does not exist") from error
         except (OSError, RuntimeError) as error:  # RuntimeError: a link loop
-            raise SourceFault(f"{path} cannot be read: {error}") from error
+            reason = getattr(error, "strerror", None) or error
+            raise SourceFault(f"{path} cannot be read: {reason}") from error
 
     def files(self, series: SeriesId, kind: str) -> list[Remote]:
         """Return the `monthly` or `daily` files of a series; modification time and size are used as ETag.
@@ -260,15 +262,25 @@ class _Page:
     folders: list[str]
     following: str  # the marker of the next page; empty if this is the last
 
+    @property
+    def names(self) -> list[str]:
+        """The keys and the prefixes of its folders."""
+        return [remote.key for remote in self.files] + self.folders
+
+
+MAX_PAGES, MAX_KEYS = 200, 200_000
+"""Bounds of a listing. Binance's longest, the daily files of one series with their CHECKSUMs, has 7 pages of 1,000."""
+
 
 def _pages(source: HttpSource, query: dict[str, str]) -> Iterator[_Page]:
     """Yield the listing's pages; nothing if the server has no listing.
 
     Raises:
-        SourceFault: the listing breaks off: the following entries are unknown.
+        SourceFault: the listing breaks off, or does not end: the following entries are unknown.
     """
     query, begun = {"delimiter": "/"} | query, False
-    while True:
+    seen: set[str] = set()
+    for _ in range(MAX_PAGES):
         try:
             body = source.list_page(query)
         except Unreachable:
@@ -281,18 +293,40 @@ def _pages(source: HttpSource, query: dict[str, str]) -> Iterator[_Page]:
         marker = query.get("marker", "")
         if page is None or "" < page.following <= marker:
             raise SourceFault(f"the listing breaks off after {marker or query['prefix']}")
+        if foreign := next((name for name in page.names if not name.startswith(query["prefix"])), ""):
+            raise SourceFault(
+                f"the listing of {query['prefix']} holds {foreign[:200]!r}, which is not below it"
+            )
+        if page.following and seen.issuperset(page.names):
+            raise SourceFault(f"the listing repeats its entries after {marker or query['prefix']}")
+        seen.update(page.names)
+        if len(seen) > MAX_KEYS:
+            break
         yield page
         if not page.following:
             return
         query, begun = query | {"marker": page.following}, True
+    raise SourceFault(
+        f"the listing of {query['prefix']} does not end after {len(seen):,} entries; name another source"
+    )
 
 
 def _read_page(body: bytes) -> _Page | None:
-    """Return a page of S3's XML, whatever its namespace; None for other content."""
+    """Return a page of S3's XML, whatever its namespace; None for other content.
+
+    Raises:
+        SourceFault: it is XML in an encoding that cannot be read, or defines entities, which a bomb is made of.
+    """
+    if b"<!ENTITY" in body:
+        raise SourceFault("the listing defines XML entities, which are not read; name another source")
     try:
         page = ET.fromstring(body)
     except ET.ParseError:
         return None
+    except (LookupError, ValueError) as error:
+        raise SourceFault(
+            f"the listing is in an encoding that cannot be read ({str(error)[:100]})"
+        ) from error
     if not page.tag.endswith("ListBucketResult"):
         return None
     files = []
@@ -302,10 +336,14 @@ def _read_page(body: bytes) -> _Page | None:
         )
         files.append(Remote(key, etag.strip('"') or modified, whole_number(size)))
     folders = [p.findtext("{*}Prefix") or "" for p in page.findall("{*}CommonPrefixes")]
-    names = [remote.key for remote in files] + folders  # NextMarker is optional
-    following = page.findtext("{*}NextMarker") or max(names, default="")
     more = (page.findtext("{*}IsTruncated") or "").strip().lower() == "true"
-    return _Page(files, folders, following if more else "")
+    last = _Page(files, folders, "")
+    # NextMarker is optional
+    return (
+        replace(last, following=page.findtext("{*}NextMarker") or max(last.names, default=""))
+        if more
+        else last
+    )
 
 
 MAX_CSV = 64 << 20
@@ -346,7 +384,8 @@ def fetch(source: Source, file: SourceFile) -> Fetched:
                 csv = source.get(file.key, _cap(file))
                 return Fetched(file, csv, hashlib.sha256(csv).hexdigest(), verified=False, payload=csv)
             expected = _published_sha(source, file)
-            payload = source.get(file.key, max(_SMALL, 2 * file.size if file.size >= 0 else _cap(file)))
+            announced = max(_SMALL, 2 * file.size) if file.size >= 0 else _cap(file)
+            payload = source.get(file.key, min(announced, _cap(file)))
             return Fetched(file, *open_zip(payload, file, expected), payload)
         except BadFile as error:
             bad = Fetched(file, fault=error)

@@ -5,12 +5,10 @@ All reading of a folder's `config.json`, and all checking of its files, is in th
 The recipe of a trained model is read from its folder: models of the same recipe differ only in their candles.
 """
 
-import errno
 import hashlib
 import json
 import os
 import re
-import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +25,18 @@ from safetensors.numpy import load
 from cpbmodels.arch.options import Preset
 from cpbmodels.data.touch import KEY
 from cpbmodels.errors import ModelError
-from cpbmodels.fleet.config import CONFIG, JUDGED, PARTS, WEIGHTS, check_whole, parse, sealed, touch_fault
+from cpbmodels.files import MAX_FILE, read_regular
+from cpbmodels.fleet.config import (
+    CONFIG,
+    JUDGED,
+    MAX_BYTES,
+    PARTS,
+    WEIGHTS,
+    check_whole,
+    parse,
+    sealed,
+    touch_fault,
+)
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import Recipe, SeriesId, is_series_name
 from schemas.ledger import Reference
@@ -231,7 +240,7 @@ def _read_packaged(folder: Path) -> ServedModel:
     except OSError as error:
         raise _damaged(folder, f"it cannot be read ({error.strerror})", options) from error
     try:
-        values = _config_in(folder, _content(handle, CONFIG), options)
+        values = _config_in(folder, _content(handle, CONFIG, MAX_BYTES), options)
         weights, reference = _content(handle, WEIGHTS), _content(handle, REFERENCE)
     finally:
         os.close(handle)
@@ -261,15 +270,10 @@ def _options_of(folder: Path) -> str:
     return SeriesId.parse(name).options if is_series_name(name) else ""
 
 
-def _content(handle: int, name: str) -> bytes | OSError:
+def _content(handle: int, name: str, max_bytes: int = MAX_FILE) -> bytes | OSError:
     """Return the bytes of a file of an open folder, or the error: whether one may be missing, its reader knows."""
     try:
-        # without waiting for a writer where the name is that of a pipe
-        file = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=handle)
-        with os.fdopen(file, "rb") as content:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                return OSError(errno.EINVAL, "it is no regular file")
-            return content.read()
+        return read_regular(name, max_bytes, folder=handle)
     except OSError as error:
         return error
 
@@ -297,7 +301,7 @@ def trained_file_damage(path: Path, digest: str) -> str:
 
 def _digest_without_metrics(config: Path) -> str:
     try:
-        values = json.loads(config.read_bytes())
+        values = json.loads(read_regular(config, MAX_BYTES))
     except ValueError:
         return ""
     if isinstance(values, dict):
@@ -321,7 +325,7 @@ def read_reference(folder: Path, *, of: str) -> Reference | None:
         DamagedError: it is not the file that cpb wrote.
     """
     try:
-        return _reference(folder, (folder / REFERENCE).read_bytes(), of=of)
+        return _reference(folder, read_regular(folder / REFERENCE), of=of)
     except FileNotFoundError:
         return None
 
@@ -405,7 +409,7 @@ def damage_of(folder: Path, digests: Mapping[str, str]) -> str:
 def _config_values(folder: Path) -> dict[str, Any]:
     """Return all validated fields of `config.json`, unchanged and in order."""
     try:
-        content: bytes | OSError = (folder / CONFIG).read_bytes()
+        content: bytes | OSError = read_regular(folder / CONFIG, MAX_BYTES)
     except OSError as error:
         content = error
     return _config_in(folder, content)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import ValidationError
 
+from cpbmodels.files import open_regular, read_regular
 from schemas.errors import DamagedError, log
 from schemas.handover import Record
 from tasks.storage.files import write_bytes, write_json
@@ -38,7 +39,7 @@ PACKAGES = {"flows", "tasks", "schemas", "webapp", "cpbmodels"}
 
 def file_digest(path: Path) -> str:
     """Return the sha256 of a file's bytes."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -101,7 +102,7 @@ def read_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
 
 def parse_record(path: Path, kind: type[R], *, of: str | None = "") -> R:
     """Return the record in `path`; errors as in `read_record`, but the message is only the reason."""
-    return record_in(path.read_bytes(), kind, of=of)
+    return record_in(read_regular(path), kind, of=of)
 
 
 def record_in(data: bytes, kind: type[R], *, of: str | None = "") -> R:
@@ -164,7 +165,7 @@ def read_sealed(path: Path) -> memoryview:
         FileNotFoundError: the file is missing.
         DamagedError: it is not the file that was written there.
     """
-    content = memoryview(path.read_bytes())
+    content = memoryview(read_regular(path))
     if content[-_SEAL_BYTES:] != _seal(path, content[:-_SEAL_BYTES]):
         raise DamagedError(f"{path} is damaged; it will be recreated", field=str(path))
     return content[:-_SEAL_BYTES]

@@ -115,10 +115,11 @@ def test_links_are_followed_once_and_never_out_of_the_folder(tmp_path):
     ]
 
 
-def test_a_named_pipe_is_no_file(tmp_path):
+def test_a_named_pipe_is_found_and_its_reader_names_it(tmp_path):
+    """A month must not seem to be unpublished; see `test_market_hostile`."""
     lay(tmp_path, JANUARY)
     os.mkfifo(tmp_path / NAMES[1])
-    assert list(FolderIndex(tmp_path).files(key(), "monthly")) == ["2024-01"]
+    assert list(FolderIndex(tmp_path).files(key(), "monthly")) == ["2024-01", "2024-02"]
 
 
 def test_tables_beside_binances_files_are_refused_by_name(tmp_path):
