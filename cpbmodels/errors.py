@@ -8,8 +8,21 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
+def printable(text: str, keep: str = "\n\t") -> str:
+    """The text with its control and invisible characters escaped, but those in `keep`.
+
+    Names and messages that come from files of a stranger, a mirror or a server must not reach a terminal or a log as
+    commands, or turn the order of what is read there.
+    """
+    return "".join(c if c.isprintable() or c in keep else ascii(c)[1:-1] for c in text)
+
+
 class ModelError(ValueError):
     """Impossible data, option or model folder; the message says what, where and what to do next."""
+
+    def __str__(self) -> str:
+        """The sentence; control characters of a file's name or content are escaped in it."""
+        return printable(super().__str__(), keep="")
 
 
 class DamagedModelError(ModelError):

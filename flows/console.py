@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from cpbmodels.errors import printable
 from schemas.errors import count
 from tasks.running import parallel
 from tasks.running.parallel import has_listener, report_progress, reports_to
@@ -111,14 +112,6 @@ def echo(text: str) -> None:
 def show(text: str) -> None:
     """Print a result on stdout."""
     print(printable(text))
-
-
-def printable(text: str) -> str:
-    """Return a text with its control and invisible characters escaped.
-
-    Names and messages that come from files of a home, a mirror or a server must not reach the terminal as commands.
-    """
-    return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in text)
 
 
 def _write(text: str) -> None:

@@ -26,6 +26,7 @@ from prefect.logging.handlers import APILogHandler
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, get_current_settings, temporary_settings
 from prefect.states import Failed
 
+from cpbmodels.errors import printable
 from flows.console import LINES, continue_without_reader, shown_progress
 from flows.ops.guard import password_file
 from flows.ops.ports import hold
@@ -198,8 +199,8 @@ class RunLogHandler(APILogHandler):
             super().emit(record)
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text that the page shows."""
-        return without_credentials(super().format(record))
+        """Return the text that the page shows, and Prefect's own logs."""
+        return printable(without_credentials(super().format(record)))
 
 
 RUN_LOG = RunLogHandler()

@@ -30,7 +30,7 @@ from cpbmodels.data.columns import (
 from cpbmodels.data.numbers import Decimal
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.wide import WIDE_COLUMNS, Market, wide_columns
-from cpbmodels.errors import ModelError
+from cpbmodels.errors import ModelError, printable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,7 +80,8 @@ class Series:
         if self.times is not None and len(self):
             first, last = (instant(int(self.times[row])) for row in (0, -1))
             span = f", {first:%Y-%m-%d %H:%M} to {last:%Y-%m-%d %H:%M} UTC"
-        return f"<Series {self.symbol or '-'} {self.timeframe}: {len(self):,} candles{span}, {gaps} gaps>"
+        name = f"{self.symbol or '-'} {self.timeframe}"
+        return printable(f"<Series {name}: {len(self):,} candles{span}, {gaps} gaps>", keep="")
 
     @property
     def step_seconds(self) -> int:

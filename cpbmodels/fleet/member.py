@@ -21,7 +21,7 @@ from cpbmodels.data import FEATURE_WARMUP
 from cpbmodels.data.series import Series
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.touch import KEY, Numbers
-from cpbmodels.errors import ModelError, shown
+from cpbmodels.errors import ModelError, printable, shown
 from cpbmodels.files import read_regular
 from cpbmodels.fleet.bank import ALL_SYMBOLS
 from cpbmodels.fleet.config import (
@@ -171,7 +171,7 @@ class Member:
         seeds = config.get("seeds", config.get("seed"))
         end = f", knows candles until {until:%Y-%m-%d}" if until else ""
         name = f"{config.get('symbol') or '-'} {config.get('timeframe') or ''}".strip()
-        return f"<Member {config['architecture']}, {name}, seed {seeds}{end}>"
+        return printable(f"<Member {config['architecture']}, {name}, seed {seeds}{end}>", keep="")
 
     def save(self, folder: str | Path, extra: Mapping[str, Any] | None = None) -> Path:
         """Write model.safetensors and config.json (plus `extra`: training span, digest, metrics), each as a whole.

@@ -20,7 +20,7 @@ from cpbmodels.data.series import Prediction, Series, forecast_rows, microsecond
 from cpbmodels.data.student_t import QUANTILES
 from cpbmodels.data.touch import Numbers, Touch
 from cpbmodels.data.wide import LONG, LOOKBACK_DAYS, WIDE_COLUMNS
-from cpbmodels.errors import ModelError
+from cpbmodels.errors import ModelError, printable
 from cpbmodels.fleet.bank import Bank, Scaling
 from cpbmodels.fleet.net import Net, windows_in_flight
 
@@ -138,7 +138,7 @@ class Forecast:
 
     def __repr__(self) -> str:
         """One line: which candles follow what, and the last step's median and 90 % interval."""
-        name = f"{self.series.symbol or '-'} {self.series.timeframe}".strip()
+        name = printable(f"{self.series.symbol or '-'} {self.series.timeframe}".strip(), keep="")
         timed = self.series.times is not None
         when = f"issued {self.issued_at:%Y-%m-%d %H:%M} UTC" if timed else f"after row {self.issued_row}"
         if self.probabilities is not None:
