@@ -2,15 +2,15 @@
 
 import hashlib
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
+from cpbmodels.errors import ModelError
+from cpbmodels.hub import PUBLIC_HUB, hub_of_environment
 from schemas.identity import OWN, SIM, SPOT
 from tasks.market.client import BINANCE_REST
 from tasks.market.repair import PATHS
-from tasks.storage.files import without_credentials
 from tasks.storage.model_folder import read_config
 from tasks.storage.wheel import Wheel
 from tasks.tracking.registry import Champion
@@ -127,7 +127,10 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, *, record
     """
     first = champions[0].series
     market, data = _MARKETS.get(first.market, _BINANCE)
-    hub = without_credentials(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    try:
+        hub = hub_of_environment().url
+    except ModelError:  # `publish` refuses it; a folder of one's own does not need it
+        hub = PUBLIC_HUB
     rest = first.market if first.market in BINANCE_REST else SPOT  # simulated coins: the candles of spot
     snippet = _OWN_SNIPPET if first.market == OWN else _SNIPPET
     text = _CARD.format(

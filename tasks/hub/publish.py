@@ -5,7 +5,6 @@ commit was made in between (412), or the Hub fails temporarily (429, 5xx), the p
 repeated; files already uploaded are recognised by their hash and not sent again.
 """
 
-import logging
 import os
 import re
 from dataclasses import dataclass
@@ -15,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
+from cpbmodels.errors import ModelError
+from cpbmodels.files import read_regular
+from cpbmodels.hub import Hub, hub_api, hub_of_environment, quiet_client
 from schemas.errors import CpbError
 from tasks.forecasting.published import CHAIN
 
@@ -49,24 +51,25 @@ def publish(tree: Path, repo: str, attempts: int = 5, pause: float = 1.0) -> Pub
         attempts: maximum number of attempts, with pauses of `pause` seconds, doubling, in between.
 
     Raises:
-        CpbError: there is no token, or the repository is not permitted, not found or not reachable; (code
-            `other-record`) the chain published there does not begin the tree's chain.
+        CpbError: `HF_ENDPOINT` is malformed, there is no token, or the repository is not permitted, not found or not
+            reachable; (code `other-record`) the chain published there does not begin the tree's chain.
     """
+    api, secret = hub_client()
     import httpx2  # the HTTP client of huggingface_hub 2
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
-    api, secret = hub_client()
     patiently = Retrying(
         retry=retry_if_exception(_worth_repeating), stop=stop_after_attempt(attempts),
         wait=wait_exponential(pause), reraise=True,
     )  # fmt: skip
     try:
-        return patiently(_commit, api, tree, repo)
+        with quiet_client():
+            return patiently(_commit, api, tree, repo)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, httpx2.HTTPError) as error:
         # `from None`: the cause contains the request and therefore the token.
         status = _status(error)
         code = "hub-down" if status is None or status >= 500 or status == 429 else f"hub-{status}"
-        sentence = _sentence(error, repo, api.endpoint).replace(secret, "***")
+        sentence = _sentence(error, repo, hub_of_environment()).replace(secret, "***")
         raise CpbError(sentence, code=code) from None
 
 
@@ -74,13 +77,13 @@ def hub_client() -> "tuple[HfApi, str]":
     """Return the client, and its token (`HF_TOKEN` or the Hub login), which appears in no log or message."""
     # Read by the client on import.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from huggingface_hub import HfApi, constants, get_token
+    api = _api()
+    from huggingface_hub import constants, get_token
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     # Xet requests a token from a separate service and retries for minutes on failure; LFS does the same work.
     constants.HF_HUB_DISABLE_XET = True
     disable_progress_bars()
-    logging.getLogger("huggingface_hub.hf_api").setLevel(logging.ERROR)
     secret = (get_token() or "").strip()
     if not secret:
         raise CpbError(
@@ -92,7 +95,16 @@ def hub_client() -> "tuple[HfApi, str]":
         raise CpbError(
             "the Hub token contains blanks or line breaks; copy it again into HF_TOKEN", code="token"
         )
-    return HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=secret), secret
+    api.token = secret
+    return api, secret
+
+
+def _api() -> "HfApi":
+    """Return the client without a token of its own."""
+    try:
+        return hub_api()  # type: ignore[no-any-return]
+    except ModelError as error:
+        raise CpbError(str(error).rstrip("."), code="hub-endpoint", field="HF_ENDPOINT") from None
 
 
 def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
@@ -108,7 +120,7 @@ def _commit(api: "HfApi", tree: Path, repo: str) -> Published:
             and not (tree / CHAIN)
             .read_bytes()
             .startswith(
-                Path(api.hf_hub_download(repo, CHAIN, revision=parent, local_dir=folder)).read_bytes()
+                read_regular(Path(api.hf_hub_download(repo, CHAIN, revision=parent, local_dir=folder)))
             )
         )
     if is_other:
@@ -139,12 +151,13 @@ def _worth_repeating(error: BaseException) -> bool:
     return interrupted or _status(error) in _RETRIED_STATUS
 
 
-def _sentence(error: Exception, repo: str, endpoint: str) -> str:
+def _sentence(error: Exception, repo: str, hub: Hub) -> str:
     status = _status(error)
     if status is None:
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        return f"the Hub at {endpoint} cannot be reached ({reason}); check the network or HF_ENDPOINT"
+        # The client's sentence may hold the address with all of its path.
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}".replace(hub.url, hub.host)
+        return f"the Hub at {hub.host} cannot be reached ({reason}); check the network or HF_ENDPOINT"
     remedy = (
         "check that USER/NAME is right and the token may write to it" if status < 409 else "try again later"
     )
-    return f"nothing was published to {repo}: the Hub at {endpoint} answered {status}; {remedy}"
+    return f"nothing was published to {repo}: the Hub at {hub.host} answered {status}; {remedy}"

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ import pytest
 from rich.console import Console
 
 import flows
-from flows.console import Column, Display, echo, emit, print_table, printable, show
+from cpbmodels.errors import printable
+from flows.console import Column, Display, echo, emit, print_table, show
+from flows.runner import RunLogHandler
 from schemas.errors import count
 from tasks.running.parallel import Progress
 
@@ -41,6 +44,8 @@ def test_text_of_a_home_reaches_the_terminal_escaped(capsys):
     assert all(c.isprintable() or c == "\n" for c in written)
     assert written.count(r"BTC\x1b]0;title\x07 \x9b31m \u202e 80 %") >= 4
     assert "[red]" in written
+    record = logging.LogRecord("cpb", logging.WARNING, "", 0, "%s", (hostile,), None)
+    assert RunLogHandler().format(record) == printable(hostile)
 
 
 def test_only_the_console_prints():

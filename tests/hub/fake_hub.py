@@ -48,6 +48,7 @@ class FakeHub:
     repos: dict[str, Repo] = field(default_factory=dict)
     blobs: dict[str, bytes] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
+    users: set[str] = field(default_factory=set)  # Authorization headers that pass beside the token's
     faults: list[tuple[str, str, int]] = field(default_factory=list)
     on_preupload: list = field(default_factory=list)
     on_read: list = field(default_factory=list)
@@ -120,7 +121,7 @@ class _Handler(BaseHTTPRequestHandler):
             # Public repositories are read without a token, but not with a wrong one.
             public = path.startswith("/blob/") or method in ("GET", "HEAD")
             given = self.headers.get("Authorization") or ("" if public else "none")
-            if given not in ("", f"Bearer {TOKEN}") and not path.startswith("/blob/"):
+            if given not in ("", f"Bearer {TOKEN}", *self.hub.users) and not path.startswith("/blob/"):
                 return self._json(401, {"error": "Invalid credentials in Authorization header"})
             for verb, pattern, action in _ROUTES:
                 match = re.fullmatch(pattern, path)

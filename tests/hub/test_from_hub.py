@@ -1,16 +1,21 @@
 """`from_hub`: one model folder alone, checked, from the Hub or from the cache."""
 
+import base64
 import re
 import socket
 import sys
+import traceback
+from urllib.parse import quote, unquote, urlsplit
 
 import numpy as np
 import pytest
 from fake_hub import TOKEN, fake_hub
 from hub_models import REPO, publish_models, series, trained
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cpbmodels import ModelError, from_hub, load
-from cpbmodels.hub import commit_of, fetch, list_models
+from cpbmodels.hub import commit_of, fetch, hub_of_environment, list_models
 
 
 @pytest.fixture
@@ -108,11 +113,101 @@ def test_a_token_that_is_refused_is_not_shown(published, monkeypatch):
     assert "wrongwrong" not in str(caught.value)
 
 
-def test_a_password_in_the_endpoint_is_not_shown(published, monkeypatch):
-    monkeypatch.setenv("HF_ENDPOINT", f"http://me:hush@127.0.0.1:{unused_port()}")
-    with pytest.raises(ModelError) as caught:
+def said(caplog, capfd):
+    """All that was logged, and printed on the terminal."""
+    out = capfd.readouterr()
+    return "\n".join([caplog.text, out.out, out.err, *(str(record.args) for record in caplog.records)])
+
+
+USER = "me:hush%2F%40x"
+BASIC = f"Basic {base64.b64encode(b'me:hush/@x').decode()}"
+
+
+def ask_both(monkeypatch, endpoint):
+    """The sentences of a listing and of a model, as the endpoint's server answers."""
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)  # as at its import
+    monkeypatch.setattr(
+        "huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE",
+        f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
+    )
+    for ask in (list_models, lambda repo: from_hub(repo, "BTCUSDT", "1h", revision="v1")):
+        with pytest.raises(ModelError) as caught:
+            ask(REPO)
+        yield "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("path", ["", "/hush/hf"])
+@pytest.mark.parametrize("answer", ["nobody", "503", "401"])
+def test_what_the_endpoint_carries_is_not_shown(hub, published, monkeypatch, caplog, capfd, path, answer):
+    caplog.set_level(1)
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between the client's tries
+    port = unused_port() if answer == "nobody" else urlsplit(hub.url).port
+    if answer == "503":
+        hub.faults += [(method, "", 503) for method in ("GET", "HEAD") for _ in range(20)]
+    for sentence in ask_both(monkeypatch, f"http://{USER}@127.0.0.1:{port}{path}"):
+        assert f"http://127.0.0.1:{port}" in sentence
+        assert "hush" not in unquote(sentence)
+    assert "hush" not in unquote(said(caplog, capfd)) or path
+    assert USER not in said(caplog, capfd)
+
+
+def test_a_user_and_a_password_in_the_endpoint_still_open_it(hub, published, monkeypatch, caplog, capfd):
+    hub.users.add(BASIC)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("//", f"//{USER}@"))
+    assert list_models(REPO) == ["BTCUSDT/1h", "sim-ETHUSDT/1h"]
+    assert from_hub(REPO, "BTCUSDT", "1h").config["symbol"] == "BTCUSDT"
+    hub.users.clear()
+    with pytest.raises(ModelError, match="401"):
         list_models(REPO)
-    assert "hush" not in str(caught.value)
+    assert "hush" not in unquote(said(caplog, capfd))
+
+
+MALFORMED = [
+    "http://[::1", "http://me:hush@host:port", "http://me:hu/sh@host", "http://me:12/hush@host", "http://me:12?hush@host",
+    "http://me:12#hush@host", "host/hush", "ftp://hush@host", "http://", "http://host:99999", "http://ho st/hush",
+    "https://host/?token=hush", "https://host/#hush", "http://host\n/hush", "http://h\x1b[2Jost/hush", "hush", "http://ho*st",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("endpoint", MALFORMED)
+def test_a_malformed_endpoint_is_one_sentence_that_shows_none_of_it(endpoint, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    for ask in (list_models, lambda repo: from_hub(repo, "BTCUSDT", "1h")):
+        with pytest.raises(ModelError, match="HF_ENDPOINT is not the address of a Hub") as caught:
+            ask(REPO)
+        text = "".join(traceback.format_exception(caught.value))
+        assert "hush" not in text
+        assert "host" not in str(caught.value)
+
+
+@given(
+    user=st.text(min_size=1, max_size=8),
+    password=st.text(max_size=12),
+    path=st.sampled_from(["", "/", "/hf", "/a/b/"]),
+    port=st.none() | st.integers(1, 65535),
+)
+def test_any_user_and_password_become_a_header(user, password, path, port):
+    address = f"https://host{'' if port is None else f':{port}'}"
+    pair = f"{quote(user, safe='')}:{quote(password, safe='')}"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", f"{address.replace('//', f'//{pair}@')}{path}")
+        place = hub_of_environment()
+    assert (place.url, place.host) == (f"{address}{path}".rstrip("/"), address)
+    kind, _, value = place.headers["authorization"].partition(" ")
+    assert (kind, base64.b64decode(value).decode()) == ("Basic", f"{user}:{password}")
+    assert "authorization" not in repr(place)
+
+
+@given(st.text("ab:/@?#[]%&=. 1", max_size=20))
+def test_any_endpoint_is_an_address_or_one_sentence(text):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", f"http://{text}")
+        try:
+            place = hub_of_environment()
+        except ModelError:
+            return
+    assert "@" not in place.url
 
 
 def test_weights_that_are_not_those_of_the_config_are_refused(hub, published):

@@ -1,6 +1,7 @@
 import json
 import logging
 import socket
+import traceback
 
 import numpy as np
 import pytest
@@ -170,3 +171,46 @@ def test_an_unreachable_hub_is_one_sentence(tree, monkeypatch):
 def test_a_wrong_repository_name_is_a_usage_error(repo):
     with pytest.raises(UsageError, match="repo"):
         RunSpec(repo=repo)
+
+
+@pytest.mark.parametrize("answer", ["nobody", "503", "403"])
+def test_what_the_endpoint_carries_is_not_shown(hub, tree, monkeypatch, caplog, capfd, answer):
+    caplog.set_level(1)
+    address = hub.url
+    if answer == "nobody":
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    else:
+        hub.faults += [("POST", "", int(answer))] * 9
+    monkeypatch.setenv("HF_ENDPOINT", f"{address.replace('//', '//me:hush@')}/hush")
+    with pytest.raises(CpbError) as caught:
+        publish(tree, REPO, attempts=2, pause=0.001)
+    assert address in str(caught.value)
+    out = capfd.readouterr()
+    for text in ("".join(traceback.format_exception(caught.value)), out.out, out.err, caplog.text):
+        assert "me:hush" not in text
+    assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["http://[::1", "http://me:hu/sh@host", "hush", "https://host/?token=hush"]
+)
+def test_a_malformed_endpoint_is_one_sentence(tree, monkeypatch, endpoint):
+    monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    with pytest.raises(CpbError, match="HF_ENDPOINT is not the address of a Hub") as caught:
+        publish(tree, REPO)
+    assert (caught.value.code, caught.value.field) == ("hub-endpoint", "HF_ENDPOINT")
+    assert "hush" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_the_card_names_no_user_of_the_endpoint(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_ENDPOINT", "https://me:hush@hub.example/hf/")
+    card = (build_tree([champion(tmp_path / "a")], tmp_path / "tree") / "README.md").read_text()
+    assert "https://hub.example/hf/USER/NAME/resolve" in card
+    assert "hush" not in card
+    monkeypatch.setenv("HF_ENDPOINT", "http://me:hu/sh@host")  # which `publish` refuses
+    card = (build_tree([champion(tmp_path / "b")], tmp_path / "tree2") / "README.md").read_text()
+    assert "https://huggingface.co/USER/NAME/resolve" in card
+    assert "sh@host" not in card

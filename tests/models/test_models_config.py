@@ -1,6 +1,7 @@
 """A model's folder that was not written by `save`: one sentence, never another error, and never a forecast of NaN."""
 
 import json
+import pickle
 import random
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save, save_file
 
 from cpbmodels import ModelError, architectures, load, predict, train_fleet
 from cpbmodels.data.touch import MAX_RATIO, Touch
+from cpbmodels.errors import DamagedModelError, printable
 from cpbmodels.fleet.config import (
     DIGEST,
     FIELDS,
@@ -375,6 +377,42 @@ def test_every_table_that_passes_gives_stops_on_their_side(seed, changes, ordere
 def test_times_are_of_these_centuries_and_spans_in_order(field, value, saved, tmp_path):
     with pytest.raises(ModelError, match=f"{field}' in config.json cannot be"):
         load(rewrite(saved["har"][0], tmp_path, **{field: value}))
+
+
+HOSTILE = "BTC\033]0;title\a\r\n\x9b31m\u202e\u2066 80 %"
+
+
+@given(text=st.text(st.characters(categories=("Cc", "Cf", "Cs", "Zl", "Zp", "Lu")), max_size=30))
+@settings(max_examples=50)
+def test_every_sentence_is_printable(text):
+    for error in (ModelError(f"{text} is unknown"), DamagedModelError(text)):
+        assert str(error).isprintable()
+        assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert printable("plain text, ä 币\n") == "plain text, ä 币\n"
+
+
+def test_control_characters_of_a_strangers_config_are_escaped(saved, tmp_path):
+    folder, series, _ = saved["linear"]
+    texts = {"symbol": HOSTILE, "symbols": [HOSTILE], "verdict": HOSTILE, "model_version": HOSTILE}
+    member = load(rewrite(folder, tmp_path, **texts))
+    sentences = [
+        repr(member),
+        repr(replace(series, symbol=HOSTILE)),
+        repr(member.forecast(replace(series, symbol=HOSTILE))),
+    ]
+    with pytest.raises(ModelError, match="learned") as caught:
+        member.forecast(series)
+    sentences.append(str(caught.value))
+    for field in ("architecture", HOSTILE, "known_until"):
+        with pytest.raises(ModelError) as caught:
+            load(rewrite(folder, tmp_path, **{field: HOSTILE}))
+        sentences.append(str(caught.value))
+    with pytest.raises(ModelError) as caught:
+        load(tmp_path / HOSTILE)
+    sentences.append(str(caught.value))
+    for sentence in sentences:
+        assert sentence.isprintable()
+        assert r"BTC\x1b]0;title\x07" in sentence
 
 
 def test_a_model_without_forecasts_costs_no_other_its_own(saved):
