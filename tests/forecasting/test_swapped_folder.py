@@ -286,10 +286,10 @@ def test_a_pipe_in_place_of_a_file_is_no_reason_to_wait(home, name):
         model = read_packaged(path.parent)
         assert (model.reference, model.reference_fault) == (
             None,
-            f"{path} cannot be read (it is no regular file)",
+            f"{path} cannot be read (it is not a regular file)",
         )
     else:
-        with pytest.raises(DamagedError, match=f"{name} cannot be read .it is no regular file"):
+        with pytest.raises(DamagedError, match=f"{name} cannot be read .it is not a regular file"):
             read_packaged(path.parent)
 
 
