@@ -56,7 +56,7 @@ class FolderIndex:
         for layout in layouts:
             for path in _entries(layout / series.symbol / series.timeframe):
                 name = BINANCE_NAME.fullmatch(path.name)
-                if name and _key_of(name) == (series.symbol, series.timeframe, kind) and path.is_file():
+                if name and _key_of(name) == (series.symbol, series.timeframe, kind) and _is_published(path):
                     periods.setdefault(name["period"], []).append(path)
         chosen = {period: self._chosen(series, period, paths) for period, paths in periods.items()}
         return {period: path for period, path in chosen.items() if path}
@@ -150,8 +150,7 @@ class FolderIndex:
                 for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
                     entries, first = entries + 1, first or entry.name
                     path = folder / entry.name
-                    # Pipes and devices, too: their reader names them, and no month seems to be unpublished.
-                    if BINANCE_NAME.fullmatch(entry.name) and path.exists() and not entry.is_dir():
+                    if BINANCE_NAME.fullmatch(entry.name) and _is_published(path):
                         is_empty = False
                         yield path
                     elif entry.name not in _OTHER_DATA and entry.is_dir():
@@ -181,6 +180,11 @@ def _entries(folder: Path) -> list[Path]:
 
 def _key_of(name: re.Match[str]) -> tuple[str, str, str]:
     return name["symbol"], name["interval"], "daily" if len(name["period"]) == 10 else "monthly"
+
+
+def _is_published(path: Path) -> bool:
+    """Whether there is a file, or what should be one: a pipe is named by its reader, or its month seems unpublished."""
+    return path.exists() and not path.is_dir()
 
 
 def _names(paths: list[Path]) -> str:
