@@ -19,10 +19,11 @@ from typing import TypeVar
 from cpbmodels.data.series import instant
 from cpbmodels.files import open_regular
 from cpbmodels.fleet.config import CONFIG
-from schemas.errors import CpbError, DamagedError
+from schemas.errors import CpbError, DamagedError, UsageError
 from schemas.handover import Damage, Record, SeriesRecord, ShardJob, ShardResult
-from schemas.identity import MARKETS, SPOT, SeriesId, market_home, options_of, stored_series, tree_of
+from schemas.identity import MARKETS, OWN, SPOT, SeriesId, market_home, options_of, stored_series, tree_of
 from schemas.ledger import LedgerSummary, Reference, Settled
+from schemas.tables import REMEMBERED, remembered
 from tasks.forecasting import months
 from tasks.forecasting.chain import ANY_ERROR, check_months, pending_path
 from tasks.forecasting.lines import Chain, chain_path
@@ -370,6 +371,22 @@ def published(home: Path, market: str) -> Iterator[Check]:
         yield tree / name, partial(str, fault), command
 
 
+def table_readings(home: Path, market: str) -> Iterator[Check]:
+    """Yield how tables are read, as remembered from the commands that said so."""
+    path = market_home(home, OWN) / REMEMBERED
+    if market != OWN or not path.exists():
+        return
+
+    def fault() -> str:
+        try:
+            remembered(home)
+        except UsageError as error:
+            return str(error.__cause__)[:120]
+        return ""
+
+    yield path, fault, f"rm {shlex.quote(str(path))}"
+
+
 SHARED_KINDS: dict[str, Callable[[Path], Iterator[Check]]] = {
     "version of the home": home_version,
     "MLflow store": mlflow_database,
@@ -378,6 +395,7 @@ SHARED_KINDS: dict[str, Callable[[Path], Iterator[Check]]] = {
 
 KINDS: dict[str, Callable[..., Iterator[Check]]] = {
     "candles": candles,
+    "readings of tables": table_readings,
     "features": features,
     "champions": champion_files,
     "fleets": fleets,

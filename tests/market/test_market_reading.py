@@ -12,6 +12,7 @@ from schemas.run import RunSpec
 from schemas.scope import ForecastSpec, IngestSpec, ScopeSpec
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
+from tasks.verify import verify_all
 
 PRICES = ("open", "high", "low", "close")
 
@@ -89,7 +90,10 @@ def test_columns_are_said_and_remembered(tmp_path, store):
         str(path): {"columns": columns, "decimal": None}
     }
     assert IngestSpec(source=str(path)).columns == columns
+    assert verify_all(store, ("own",)).damaged == []
     (store / "own/sources.json").write_text("{")
+    (damage,) = verify_all(store, ("own",)).damaged
+    assert (damage.path, damage.command) == ("own/sources.json", f"rm {store}/own/sources.json")
     with pytest.raises(UsageError, match=r"sources.json is damaged: remove it, and give --columns"):
         IngestSpec(source=str(path))
 
