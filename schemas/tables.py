@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather")
 
+_OTHER_KINDS = (
+    ".tsv", ".txt", ".xls", ".xlsx", ".ods", ".json", ".jsonl", ".h5", ".hdf", ".pkl", ".zip", ".tar", ".bz2", ".xz",
+    ".zst", ".arrow", ".orc", ".avro", ".db", ".sqlite",
+)  # fmt: skip
+
 REMEMBERED = "sources.json"
 """In the home of market `own`: the readings of the sources, by their absolute paths."""
 
@@ -340,6 +345,13 @@ def _files(folder: Path) -> list[Path]:
         path
         for path in folder.iterdir()
         if path.name.lower().endswith(SUFFIXES) and path.is_file() and not BINANCE_NAME.fullmatch(path.name)
+    )
+
+
+def unread_files(folder: Path) -> list[str]:
+    """Return the files of a folder of tables that look like tables of a kind that is not read."""
+    return sorted(
+        path.name for path in folder.iterdir() if path.name.lower().endswith(_OTHER_KINDS) and path.is_file()
     )
 
 

@@ -362,7 +362,7 @@ def check_candles(table: Table, timeframe: str | None = None, partial: str = "re
     if not on_grid.all():
         notes.append(
             f"has {(~on_grid).sum()} candles of February 2018 that open off the grid, as Binance's did after a halt; "
-            "they are kept apart"
+            "they are left out"
         )
         frame, times, rows = frame.filter(pl.Series(on_grid)), times[on_grid], rows[on_grid]
     check_prices(frame.select(PRICES).to_numpy(), label, lambda i: table.place(int(rows[i])))

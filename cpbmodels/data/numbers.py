@@ -76,6 +76,7 @@ def read_numbers(
         plain := _plain(columns, may_be_grouped=decimal is None and not point_is_decimal)
     ):
         return plain
+    point_is_decimal = point_is_decimal and decimal is None
     marks: tuple[Decimal, ...] = ("point", "comma") if decimal is None else (decimal,)
     values = {mark: {name: np.full(len(texts), np.nan) for name, texts in columns.items()} for mark in marks}
     proofs: dict[Decimal, Cell] = {}  # for each mark the first cell that excludes the other

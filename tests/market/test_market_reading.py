@@ -196,6 +196,12 @@ def test_the_kinds_that_are_read_are_in_the_sentence(tmp_path):
         with pytest.raises(UsageError) as refused:
             IngestSpec(source=str(source))
         assert all(word in str(refused.value) for word in (source.name, ".csv, .csv.gz, .parquet, .feather"))
+    hours().write_csv(tmp_path / "both.csv")
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both.csv").rename(tmp_path / "both/ETHUSDT-1h.csv")
+    hours().write_csv(tmp_path / "both/BTCUSDT-1h.tsv", separator="\t")
+    report = ingest(IngestSpec(source=str(tmp_path / "both")).scope)
+    assert any("BTCUSDT-1h.tsv not read: tables are .csv" in note for note in report.notes)
     report = ingest(IngestSpec(source=str(tmp_path), coins="BTC", timeframes="1h").scope)
     assert report.exit == 3
     assert "'BTCUSDT-1h.tsv'" in report.series[0].reason

@@ -162,6 +162,28 @@ def test_prices_as_texts_with_thousands_separators():
         Series.from_frame(whole, decimal="dot")
 
 
+@pytest.mark.parametrize(
+    ("separator", "quote", "is_read"),
+    [(",", "", True), (",", '"', False), (";", "", False), ("\t", "", False)],
+)
+def test_three_decimals_everywhere_are_thousands_unless_the_comma_separates(
+    tmp_path, separator, quote, is_read
+):
+    rows = [
+        f"{1704067200 + 3600 * row}{separator}" + separator.join([f"{quote}3.{364 + row}{quote}"] * 4)
+        for row in range(30)
+    ]
+    path = tmp_path / "x.csv"
+    path.write_text("\n".join([separator.join(["time", *PRICES]), *rows]))
+    if is_read:
+        assert Series.from_frame(path).prices[0, 0] == 3.364
+    else:
+        with pytest.raises(ModelError, match=r"open '3.364' in row 0 .* can be read as 3.364 or 3364"):
+            Series.from_frame(path)
+    assert Series.from_frame(path, decimal="point").prices[0, 0] == 3.364
+    assert Series.from_frame(path, decimal="comma").prices[0, 0] == 3364
+
+
 def test_aware_times_of_two_zones_in_one_column():
     frame = candles()
     zones = [timezone(timedelta(hours=1 + (row > 100))) for row in range(len(frame))]
