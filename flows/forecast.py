@@ -57,8 +57,9 @@ def _forecast(spec: ForecastSpec, steps: Runner, report: Report, outcome: Outcom
         problems += [Failure(step="forecast", reason=n, code=STANDING, series=s) for s, n in standing.items()]
     outcome.failures, outcome.alarms = problems, watched.alarms
     texts = [problem.line for problem in problems]
-    if not issued.series:  # each reason names its own remedy
-        raise CpbError(f"no forecast could be made: {'; '.join(texts[:2]) or _NONE}", code="no-forecast")
+    if not issued.series:  # each reason names its own remedy, once for all series
+        reasons = list({f.reason: text for f, text in zip(problems, texts, strict=True)}.values())
+        raise CpbError(f"no forecast could be made: {'; '.join(reasons[:2]) or _NONE}", code="no-forecast")
     for problem, text in zip(problems, texts, strict=True):
         if problem.code != STANDING:
             report(f"{'STALE' if problem.code == STALE else 'FAILED'} {text}")

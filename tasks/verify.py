@@ -27,7 +27,14 @@ from schemas.tables import REMEMBERED, remembered
 from tasks.forecasting import months
 from tasks.forecasting.chain import ANY_ERROR, check_months, pending_path
 from tasks.forecasting.lines import Chain, chain_path
-from tasks.forecasting.published import CHAIN, RESTORE, is_restorable, record_loss, restore_command
+from tasks.forecasting.published import (
+    CHAIN,
+    RESTORE,
+    is_restorable,
+    month_name,
+    record_loss,
+    restore_command,
+)
 from tasks.forecasting.record import DAILY, parse_sums
 from tasks.forecasting.score import settled_path
 from tasks.forecasting.watch import Watch
@@ -39,7 +46,7 @@ from tasks.market.manifest import MANIFEST, intact_manifest, writer_lock
 from tasks.promotion import by_backtest
 from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder
-from tasks.storage.files import VERSION_FILE, public_url, read_json_or_none, restore_version
+from tasks.storage.files import VERSION_FILE, folders_aside, public_url, read_json_or_none, restore_version
 from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
 from tasks.tracking.registry import ALIAS, COPIES, PREVIOUS, champions, training_command, undelete_command
@@ -361,14 +368,24 @@ def ledger_records(home: Path, market: str) -> Iterator[Check]:
         yield _record(path, by_backtest.Submission, by_backtest.record_subject(path), RESTORE)
 
 
+_FETCH = "hf download USER/NAME --local-dir copy && cpb restore"
+"""Where the published record in the home is damaged and the stored one is lost, a Hub repository has the last copy."""
+
+
 def published(home: Path, market: str) -> Iterator[Check]:
     """Yield each file of the published folder: models, card, library, record."""
     tree = tree_of(home, "hub", market)
+    option = "" if market == SPOT else f" --market {market}"
+    command = f"cpb publish --dry-run{option}"
+    if not tree.exists() and (aside := folders_aside(tree)):
+        yield tree, partial(str, f"a run that was killed left it as {aside[-1].name}"), command
     if not (tree / SUMS).exists() and not any(tree.glob(f"*/*/{CONFIG}")):
         return  # without list and models it was not written by cpb
-    command = "cpb publish --dry-run" + ("" if market == SPOT else f" --market {market}")
+    is_last_copy = bool(record_loss(home, market))
     for name, fault in tree_faults(tree).items():
-        yield tree / name, partial(str, fault), command
+        # the last copy is not made from the stored record
+        is_kept = is_last_copy and (name == CHAIN or month_name(name))
+        yield tree / name, partial(str, fault), f"{_FETCH}{option} --record copy" if is_kept else command
 
 
 def table_readings(home: Path, market: str) -> Iterator[Check]:

@@ -52,11 +52,13 @@ def published_files(folder: Path) -> Iterator[str]:
 def published_head(folder: Path) -> bytes:
     """Return the last intact line of a published chain, b"" if there is none."""
     path = folder / CHAIN
+    cut = 0
     with suppress(FileNotFoundError):
-        for raw in (last_line(path), *reversed(path.read_bytes().splitlines(keepends=True))):
+        while raw := last_line(path, cut=cut):
             with suppress(DamagedError):
                 parse_line(raw)
                 return raw
+            cut += len(raw)
     return b""
 
 

@@ -62,6 +62,7 @@ def write_record(
         report: called with each damaged month, or with the chain that is damaged or another one.
     """
     published = [*published_files(old)]
+    verifier = (files("tasks.hub") / "static" / VERIFIER).read_bytes()
     if not published and not any(files_of_market(home, market)):
         return
 
@@ -76,8 +77,9 @@ def write_record(
     except (DamagedError, FileNotFoundError) as error:
         report(Failure.of(None, "publish", error))
         (target / CHAIN).unlink(missing_ok=True)
-        for place in (*published, VERIFIER):
+        for place in published:
             keep(place)
+        write_bytes(target / VERIFIER, verifier)
         return
     before = Chain.read(old / CHAIN) or Chain()
     for name, record in chain.files.items():
@@ -92,7 +94,7 @@ def write_record(
         except DamagedError as error:
             report(Failure.of(None, "publish", error))
             keep(place)
-    write_bytes(target / VERIFIER, (files("tasks.hub") / "static" / VERIFIER).read_bytes())
+    write_bytes(target / VERIFIER, verifier)
 
 
 def _check_not_shorter(home: Path, market: str, old: Path, sums: Mapping[str, str], chain: Chain) -> None:

@@ -4,7 +4,9 @@ import gzip
 import json
 import shutil
 import subprocess
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -22,7 +24,7 @@ from schemas.identity import SeriesId
 from tasks.forecasting.chain import append, pending_path
 from tasks.forecasting.lines import Line, chain_path
 from tasks.forecasting.months import files_of_market, month_bytes
-from tasks.forecasting.published import merged_chain
+from tasks.forecasting.published import loss_sentence, merged_chain
 from tasks.hub.publish import publish
 from tasks.hub.restore import restore_record
 from tasks.hub.tree import SUMS, build_tree
@@ -444,3 +446,61 @@ def test_a_deleted_month_at_publish_is_a_sentence_with_what_to_do(home, cpb_here
     assert build(home)[1] == []
     with pytest.raises(DamagedError):
         restore_record(home, "um", home / "hub")
+
+
+def test_a_damaged_last_copy_names_the_repository(home):
+    shutil.rmtree(home / "forecasts")
+    for name in ("verify.py", "README.md", BTC_ROWS):
+        (home / "hub" / name).write_bytes(b"x")
+    fetch = "hf download USER/NAME --local-dir copy && cpb restore --record copy"
+    publish_again = "cpb publish --dry-run"
+    assert {found.path: found.command for found in verify_published(home)} == {
+        "hub/README.md": publish_again, "hub/verify.py": publish_again, f"hub/{BTC_ROWS}": fetch,
+    }  # fmt: skip
+    assert len(build(home)[1]) == 1
+    assert (home / "hub" / BTC_ROWS).read_bytes() == b"x"
+    assert verify(home / "hub")[0] == 1
+
+
+def test_a_folder_that_a_killed_writer_left_aside_is_named_and_comes_back(home):
+    """On a file system that cannot exchange two folders in one step."""
+    published, aside = published_rows(home), home / ".hub.old.0123456789ab"
+    (home / "hub").rename(aside)
+    (found,) = verify_published(home)
+    assert (found.path, found.command) == ("hub", "cpb publish --dry-run")
+    assert aside.name in found.reason
+    shutil.rmtree(home / "forecasts")
+    assert len(build(home)[1]) == 1
+    assert published_rows(home) == published
+    assert not aside.exists()
+
+
+@pytest.mark.parametrize("step", range(0, 22, 3))
+def test_a_restore_that_was_interrupted_goes_on(home, monkeypatch, step):
+    """At any of its writes; what was stored since the record was published stays."""
+    store(home, [24 * 37], BTC)
+    before, seen, replace = stored_record(home), [], Path.replace
+    everything = [path for *_, path in files_of_market(home, "spot") if "2025-02" not in path.name]
+    for path in everything:
+        path.unlink()
+    change_lines(lambda lines: [*lines[:2], *lines[3:]])(home)
+
+    def stopped(path, target):
+        seen.append(path)
+        if len(seen) > step:
+            raise KeyboardInterrupt
+        return replace(path, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", stopped)
+        with suppress(KeyboardInterrupt):
+            restore_record(home, "spot")
+    assert restore_record(home, "spot").failures == []
+    assert stored_record(home) == before
+    assert verify_forecasts(home) == verify_record(home) == []
+
+
+def test_a_published_chain_is_read_from_its_end(home, monkeypatch):
+    """It is looked at before each batch, and grows for years."""
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read as a whole"))
+    assert loss_sentence(home, "spot") == ""
