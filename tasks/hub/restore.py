@@ -6,8 +6,10 @@ them, and compared with the chain's digests before it takes its place. A file th
 """
 
 import gzip
+import json
 import shutil
 import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from schemas.errors import CpbError, DamagedError
+from schemas.frames import ADDED_COLUMNS, OF_BEFORE, check_columns
 from schemas.identity import SeriesId, market_home, tree_of
 from tasks.forecasting.chain import complete_pending, pending_path, record_lock
 from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
@@ -117,7 +120,7 @@ def restore_record(
             if not fault:
                 continue
             try:
-                rows = _published_rows(folder, name, *owner, record)
+                rows = _published_rows(folder, name, owner[1], record)
             except DamagedError as error:
                 done.failures.append(f"{path.relative_to(home)}: {fault}, and {error}: {RESTORE}")
                 continue
@@ -146,12 +149,25 @@ def _published_chain(folder: Path, market: str) -> bytes:
             "folder with --record", field=str(path),
         )  # fmt: skip
     for name in chain.files:
-        if not (owner := owner_of(name, market)) or not _is_place(name, *owner):
+        if (
+            not (owner := owner_of(name, market))
+            or not _is_place(name, *owner)
+            or _is_other(folder, name, *owner)
+        ):
             raise DamagedError(
-                f"{path} names {name}, which is no month of market {market}: name the folder of that market's record",
-                field=str(path),
-            )
+                f"{path} is not the record of market {market}: its {name} is of another one; name that market, or the "
+                "folder of this market's record", field=str(path),
+            )  # fmt: skip
     return path.read_bytes()
+
+
+def _is_other(folder: Path, name: str, series: SeriesId, _tree: Tree) -> bool:
+    """Whether the published rows of a month are of another market's models; False if they cannot be read."""
+    with suppress(OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
+        with gzip.open(folder / rows_name(name)) as file:
+            first = json.loads(file.readline(_ROW_BYTES))
+        return not str(first["model_version"]).startswith(f"{series.registered}/")
+    return False
 
 
 def _is_place(name: str, series: SeriesId, tree: Tree) -> bool:
@@ -174,9 +190,7 @@ def _misfit(path: Path, tree: Tree, record: FileRecord) -> str:
     )
 
 
-def _published_rows(
-    folder: Path, name: str, series: SeriesId, tree: Tree, record: FileRecord
-) -> pl.DataFrame:
+def _published_rows(folder: Path, name: str, tree: Tree, record: FileRecord) -> pl.DataFrame:
     """Return a month's rows, as many as the chain has; raises `DamagedError` with the reason if they do not fit it."""
     place = rows_name(name)
     try:
@@ -185,7 +199,7 @@ def _published_rows(
         # A column that the rows of an older version lack is null.
         schema = pl.Schema(tree.schema)
         raw = {name: pl.Int64 if kind == _TIME else kind for name, kind in schema.items()}
-        rows = tree.check(pl.read_ndjson(content, schema=raw).cast(schema)[: record.rows])
+        rows = check_columns(pl.read_ndjson(content, schema=raw).cast(schema), schema)[: record.rows]
     except FileNotFoundError:
         raise DamagedError("it is not among the published rows") from None
     except (*NO_PARQUET, EOFError, zlib.error, CpbError) as error:
@@ -194,7 +208,6 @@ def _published_rows(
         ) from error
     if misfit := first_misfit(rows, record.slices):
         raise DamagedError(f"the published rows do not have those of line {misfit[1]}")
-    models = rows["model_version"].str.strip_prefix(f"{series.registered}/")
-    if not models.str.contains(r"^\d+$").all():
-        raise DamagedError(f"the published {place} has models of another market")
+    if ADDED_COLUMNS.keys() <= schema.keys() and rows.select(OF_BEFORE.all()).item():
+        return rows.drop(ADDED_COLUMNS)  # as an older version stored them
     return rows

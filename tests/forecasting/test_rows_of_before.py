@@ -22,6 +22,7 @@ from tasks.forecasting import lines
 from tasks.forecasting.months import FORECASTS, issues, latest, load, month_bytes, read_months
 from tasks.forecasting.record import read_summary, score_due
 from tasks.hub.record import write_record
+from tasks.hub.restore import restore_record
 
 ADDED = ["weights_sha256", "standing"]
 MAY, JUNE = "forecasts/interval=1h/symbol=PEPEUSDT/2025-05", "forecasts/interval=1h/symbol=PEPEUSDT/2025-06"
@@ -154,6 +155,20 @@ def test_scores_join_older_and_newer_rows_and_touch_no_month_of_forecasts(home):
     (entry,) = [e for e in read_summary(home, "spot").entries if e.kind == "version"]
     assert (entry.forecasts, entry.rows) == (5, 50)
     assert list(verify_forecasts(home)) == []
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_lost_older_rows_come_back_to_the_byte_beside_newer_ones(home, newer):
+    if newer:
+        append(home, PEPE, rows_at(9))
+    write_record(home, "spot", home / "hub", home / "none", {}, pytest.fail)
+    stored = {path: path.read_bytes() for path in (home / "forecasts").rglob("*.*")}
+    shutil.rmtree(home / "forecasts")
+
+    assert restore_record(home, "spot").failures == []
+
+    assert {path: path.read_bytes() for path in stored} == stored
+    assert verify_forecasts(home) == []
 
 
 def test_the_published_record_holds_older_rows_as_they_were_published_before(home):

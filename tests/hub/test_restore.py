@@ -267,13 +267,15 @@ def test_markets_have_records_of_their_own_and_are_not_exchanged(home, cpb_here)
     shutil.rmtree(home / "sim/forecasts")
     shutil.rmtree(home / "forecasts-um")
     assert (verify_record(home), verify_record(home, "um")[0].command) == ([], "cpb restore --market um")
-    for folder in ("hub", "sim/hub"):
-        assert cpb_here("restore", "--market", "um", "--record", home / folder)[0] == 1
-    assert cpb_here("restore", "--market", "sim", "--record", home / "hub")[0] == 3  # the paths are the same
-    assert not list((home / "sim/forecasts").rglob("*.parquet"))
+    for market, folder in (("um", "hub"), ("um", "sim/hub"), ("sim", "hub"), ("spot", "sim/hub")):
+        before = stored_record(home)
+        code, _, said = cpb_here("restore", "--market", market, "--record", home / folder, "--set-aside")
+        assert (code, said.count("\n")) == (1, 1)
+        assert f"is not the record of market {market}: its " in said
+        assert stored_record(home) == before
+    assert not [*(home / "sim").rglob("chain.jsonl*")][1:]  # that of sim/hub
     for market in ("sim", "um"):
-        options = ("--market", market, *(["--set-aside"] if market == "sim" else []))
-        assert cpb_here("restore", *options)[0] == 0
+        assert cpb_here("restore", "--market", market)[0] == 0
         assert verify_record(home, market) == verify_forecasts(home, market) == []
 
 
