@@ -13,7 +13,9 @@ import hashlib
 import io
 import json
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -237,10 +239,13 @@ def source_files(places: tuple[str, ...], without: tuple[str, ...] = ()) -> dict
     return dict(sorted(sources.items()))
 
 
+_PARSINGS = 20  # attempts
+
+
 @cache  # the digests of a process share most of their files
 def _parse(source: bytes) -> tuple[str, tuple[str, ...]]:
     """Return a source's syntax tree as text without docstrings, and the names that it imports."""
-    tree = ast.parse(source)
+    tree = _tree(source)
     imported: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -249,6 +254,19 @@ def _parse(source: bytes) -> tuple[str, tuple[str, ...]]:
             # `from a.b import c` may refer to the module `a.b` or `a.b.c`
             imported += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
     return ast.dump(_WithoutTexts().visit(tree)), tuple(imported)
+
+
+def _tree(source: bytes) -> ast.Module:
+    """Return a source's syntax tree.
+
+    CPython 3.11 counts the depth of trees for all threads together, and may raise SystemError when another thread, such
+    as a library's, parses at the same time (https://github.com/python/cpython/issues/106905).
+    """
+    for _ in range(_PARSINGS):
+        with suppress(SystemError):
+            return ast.parse(source)
+        time.sleep(0.01)
+    return ast.parse(source)
 
 
 class _WithoutTexts(ast.NodeTransformer):

@@ -1,5 +1,6 @@
 """Records on disk: what is read is what was written, or it is named."""
 
+import ast
 import json
 import math
 import re
@@ -10,6 +11,7 @@ import pytest
 from schemas.errors import DamagedError
 from schemas.handover import Failure, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
+from tasks.storage import records
 from tasks.storage.records import find_record, parse_record, read_record, value_digest, write_record
 
 MODEL = ModelId("har", "default", SeriesId("um", "BTCUSDT", "1h"), 7)
@@ -112,3 +114,16 @@ def test_a_damaged_one_is_named_and_a_missing_one_is_none(tmp_path, caplog):
     path.write_text("{")
     assert find_record(path, ShardResult) is None
     assert "r.json is damaged: it is no ShardResult as cpb writes it" in caplog.text
+
+
+def test_a_source_is_parsed_while_other_threads_parse(monkeypatch):
+    """CPython 3.11 then raises SystemError at times, which the page answered with a failure."""
+    parse, turns = ast.parse, iter([True, True, False])
+
+    def disturbed(source):
+        if next(turns):
+            raise SystemError("AST constructor recursion depth mismatch (before=63, after=67)")
+        return parse(source)
+
+    monkeypatch.setattr(ast, "parse", disturbed)
+    assert records._tree(b"x = 1").body
