@@ -1,6 +1,7 @@
 """What the service does per second, and how long its answers take under load: `cpb serve` itself, over loopback.
 
-    python -m benchmarks.serve [--only throughput|latency|touch] [--series 40] [--days 365] [--seconds 60] [--json]
+    python -m benchmarks.serve [--only throughput|latency|touch|written|runs|queries] [--series 40] [--days 365]
+        [--seconds 60] [--nights 70] [--json]
 
 Makes a home of 40 series with a year of hourly forecasts that came true, starts `cpb serve` over it as a user would,
 and asks it from a process of its own on the same cores. Clients are threads with a connection each, and read every
@@ -10,21 +11,29 @@ throughput: 4 clients ask for `/api/candles/…?limit=5000`, of all series in tu
 latency: 50 clients ask once a second each at limit=500, all routes of the API in equal shares over all series; a late
     client does not catch up. A row for all and one for each route.
 touch: the chances of 1,000 prices by each step of every series' newest forecast, without the service.
+written: 4 clients ask every route that reads MLflow, of all series in turn, 2,000 times, while another process logs
+    models without a pause to a store of 70 nights with two fleets of 20 models: 3,010 runs. The first answer of each
+    address is left out.
+runs: CPU seconds of `cpb leaderboard` and of `cpb prune`, which finds nothing, over a store of one night and of all.
+queries: memory of the service before and after 8,000 requests to each route with long options that it does not know.
 """
 
 import argparse
 import http.client
 import multiprocessing
 import os
+import resource
 import socket
+import sqlite3
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
@@ -36,11 +45,12 @@ import psutil
 from benchmarks._live_record import HOUR, hourly_forecasts, store_candles, walk
 from benchmarks._paired import main
 from cpbmodels import Series, train_fleet
-from schemas.identity import SeriesId
+from schemas.identity import ModelId, SeriesId
 from tasks.forecasting import chain
 from tasks.forecasting.months import latest
 from tasks.forecasting.record import score_due
 from tasks.forecasting.touch import touch_of, touched
+from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
 from webapp.app import create_app
 
 FIRST = datetime(2024, 1, 10, tzinfo=UTC)
@@ -193,13 +203,187 @@ def touch(args: argparse.Namespace) -> dict[str, Any]:
         return {f"{args.series} series, 1,000 prices": {"s": time.perf_counter() - begun}}
 
 
-PARTS = {"throughput": throughput, "latency": latency, "touch": touch}
+MEMBERS = 20
+"""Of each of a night's two fleets."""
+
+
+def _use_store(home: Path) -> None:
+    os.environ |= {"CPB_HOME": str(home), "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db"}
+
+
+def log_night(key: str, series: Sequence[SeriesId]) -> None:
+    """Log what a night logs: a flow, two fleets, and a model of each on the first series, with 25 metrics."""
+    parent = start_parent(
+        key, {"market": "spot", "preset": "default"}, {"preset": "default", "as_of": "newest"}
+    )
+    for number, architecture in enumerate(("har", "gru")):
+        config = {f"option_{i}": i for i in range(60)} | {"recipe": "default"}
+        fleet = start_fleet(parent.run_id, architecture, f"{key}/{architecture}", config)
+        log_members(
+            fleet.run_id,
+            (
+                MemberRecord(
+                    key=f"{key}/{architecture}/{coin.name}",
+                    model=ModelId(architecture, "default", coin, 1),
+                    device="cpu",
+                    preset="default",
+                    data_digest="d",
+                    as_of="newest",
+                    config={"bounds": {"test": ["2025-01-01T00:00:00Z", "2025-06-01T00:00:00Z"]}},
+                    history=[{"epoch": 0, "train_loss": 1.0, "val_loss": 1.0, "lr": 1e-3}],
+                    metrics={"test_crps_ratio": 0.9 + number / 10, "windows_per_s": 1e4, "rss_peak_mb": 300.0}
+                    | {f"test_{name}_ratio": 1.0 for name in ("mae", "rps", "touch_brier")},
+                )
+                for coin in series[:MEMBERS]
+            ),
+        )
+        log_metrics(
+            fleet.run_id, {f"pooled_crps_ratio_1h{end}": 0.9 + number / 10 for end in ("", "_low", "_high")}
+        )
+        finish(fleet.run_id)
+    finish(parent.run_id)
+
+
+def fill_store(home: Path, series: Sequence[SeriesId], nights: int) -> None:
+    """Log a night, and copy its rows for the nights before it, all within a fortnight."""
+    _use_store(home)
+    log_night("night", series)
+    tables = ("runs", "tags", "params", "metrics", "latest_metrics")
+    with closing(sqlite3.connect(home / "mlflow.db")) as database:
+        runs = [run for (run,) in database.execute("SELECT run_uuid FROM runs")]
+        copied = {name: database.execute(f"SELECT * FROM {name}") for name in tables}
+        columns = {name: [column[0] for column in rows.description] for name, rows in copied.items()}
+        night = {
+            name: [dict(zip(columns[name], row, strict=True)) for row in rows]
+            for name, rows in copied.items()
+        }
+        for number in range(1, nights):
+            ids = {run: uuid.uuid4().hex for run in runs}
+            before_ms = number * 13 * 86_400_000 // nights
+            for name, rows in night.items():
+                changed: list[dict[str, Any]] = [
+                    {k: ids.get(v, v) if isinstance(v, str) else v for k, v in row.items()} for row in rows
+                ]
+                for row in changed:
+                    row |= {k: row[k] - before_ms for k in ("start_time", "end_time") if row.get(k)}
+                    if row.get("key") == "cpb.key":
+                        row["value"] += f" {number}"
+                marks = ", ".join(f":{column}" for column in columns[name])
+                database.executemany(f"INSERT INTO {name} VALUES ({marks})", changed)
+        database.commit()
+
+
+def _write_on(home: Path, series: Sequence[SeriesId]) -> None:
+    """Log nights without a pause until the process is ended."""
+    _use_store(home)
+    for number in count():
+        log_night(f"later {number}", series)
+
+
+def written(args: argparse.Namespace) -> dict[str, Any]:
+    series = [SeriesId("spot", f"C{i:02d}USDT", "1h") for i in range(args.series)]
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        fill(home, series, 2)
+        fill_store(home, series, args.nights)
+        board = ["/api/leaderboard", "/api/runs", "/api/overview", "/api/figures/board", "/api/figures/coins"]
+        names = [f"{coin.symbol}/{coin.timeframe}" for coin in series]
+        paths = [
+            path for name in names
+            for path in (*board, f"/api/models/{name}", f"/api/decisions/{name}", f"/api/figures/decisions/{name}")
+        ]  # fmt: skip
+        with service(home) as (port, process), spawn.Pool(1) as pool:
+            first = pool.apply(ask_each, (port, list(dict.fromkeys(paths))))
+            writer = spawn.Process(target=_write_on, args=(home, series))
+            writer.start()
+            try:
+                time.sleep(10)
+                begun = time.perf_counter()
+                times = pool.apply(ask_times, (port, paths, 4, 2000))
+                seconds = time.perf_counter() - begun
+                memory = process.memory_info().rss / 1e6
+            finally:
+                writer.terminate()
+                writer.join()
+    rows = {"first answers, nothing written": row(first, sum(spent for _, spent, _ in first))}
+    rows["2,000 answers while models are logged"] = row(times, seconds) | {"MB": memory}
+    for route in sorted({timing[0] for timing in times}):
+        rows[route] = row([timing for timing in times if timing[0] == route], seconds)
+    return rows
+
+
+def ask_each(port: int, paths: Sequence[str]) -> Times:
+    """Ask for each path in turn, on one connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    return [get(connection, path) for path in paths]
+
+
+def ask_times(port: int, paths: Sequence[str], clients: int, times: int) -> Times:
+    """Ask so often for the paths in turn, from so many clients side by side, 20 times a second each."""
+
+    def client(number: int) -> Times:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        answers = []
+        for turn in range(number, times, clients):
+            answers.append(get(connection, paths[turn % len(paths)]))
+            time.sleep(0.05)
+        return answers
+
+    with ThreadPoolExecutor(clients) as pool:
+        return [timing for timings in pool.map(client, range(clients)) for timing in timings]
+
+
+def runs(args: argparse.Namespace) -> dict[str, Any]:
+    series = [SeriesId("spot", f"C{i:02d}USDT", "1h") for i in range(args.series)]
+    rows = {}
+    for nights in (1, args.nights):
+        with tempfile.TemporaryDirectory() as folder:
+            home = Path(folder)
+            fill_store(home, series, nights)
+            spent = {}
+            for command in ("leaderboard", "prune"):
+                before = resource.getrusage(resource.RUSAGE_CHILDREN)
+                subprocess.run(
+                    [sys.executable, "-m", "flows.cli", command], cwd=home, check=True, capture_output=True,
+                    env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+                )  # fmt: skip
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                spent[f"cpb {command}, CPU s"] = (
+                    after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+                )
+            rows[f"{nights * (3 + 2 * min(MEMBERS, args.series)):,} runs"] = spent
+    return rows
+
+
+def queries(args: argparse.Namespace) -> dict[str, Any]:
+    series = [SeriesId("spot", f"C{i:02d}USDT", "1h") for i in range(args.series)]
+    rows: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        fill(home, series, 2)
+        fill_store(home, series, 1)
+        with service(home) as (port, process), multiprocessing.get_context("spawn").Pool(1) as pool:
+            paths = everything(home, series[:2])
+            pool.apply(ask_each, (port, paths))
+            rows["at first"] = {"MB": process.memory_info().rss / 1e6}
+            for path in paths[: len(paths) // 2]:
+                longer = [f"{path}&{i}={'x' * 14_000}" for i in range(8000)]
+                pool.apply(ask_each, (port, longer))
+                rows[path.partition("?")[0]] = {"MB": process.memory_info().rss / 1e6}
+    return rows
+
+
+PARTS = {
+    "throughput": throughput, "latency": latency, "touch": touch, "written": written, "runs": runs, "queries": queries,
+}  # fmt: skip
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--series", type=int, default=40)
     parser.add_argument("--days", type=int, default=365)
     parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--nights", type=int, default=70, help="nights of the MLflow store, 43 runs each")
     parser.add_argument("--home", default="", help="a home that was filled before, with these series")
 
 
