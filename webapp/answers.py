@@ -142,7 +142,7 @@ class ChampionInfo(OfSeries):
 
 
 class Leaderboard(BaseModel):
-    """A market's architectures against the random walk, and its champions; `note` says why it is empty."""
+    """A market's architectures against the random walk, and its champions; `note` says why it is empty or old."""
 
     market: Market
     rows: list[dict[str, Any]]
@@ -374,8 +374,8 @@ class Runs(BaseModel):
 class Changes(BaseModel):
     """A token for each part of the stored data; the part has changed if its token has.
 
-    `board`: MLflow's store (models, champions, decisions); `runs`: the same and the trainings in progress. A store that
-    changes constantly is checked every few seconds.
+    `board`: what was last read of MLflow's store (models, champions, decisions), which changes when answers do.
+    `runs`: the same and the trainings in progress.
     """
 
     candles: str

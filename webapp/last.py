@@ -94,7 +94,7 @@ def _note(read_at: datetime, error: CpbError | None) -> str | None:
         return None
     minutes = int((datetime.now(UTC) - read_at).total_seconds() // 60)
     age = f"{count(minutes, 'minute')} ago" if minutes else "less than a minute ago"
-    return f"as of {read_at:%Y-%m-%d %H:%M} UTC, {age}, because {error}"
+    return f"the figures from MLflow are as of {read_at:%Y-%m-%d %H:%M} UTC, {age}: {error}"
 
 
 @contextmanager

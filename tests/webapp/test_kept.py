@@ -153,7 +153,7 @@ def test_a_store_that_cannot_be_read_any_more_leaves_the_last_answer_with_its_ag
         until(lambda: client.get("/api/leaderboard").json()["note"])
         body = client.get("/api/leaderboard").json()
         assert body["rows"] == before["rows"]
-        assert "UTC, 7 minutes ago, because the MLflow store x cannot be used: it is gone" in body["note"]
+        assert "UTC, 7 minutes ago: the MLflow store x cannot be used: it is gone" in body["note"]
         for path in ("/api/overview", "/api/runs"):
             assert "7 minutes ago" in client.get(path).json()["note"]
         monkeypatch.setattr(last, "open_store", open_store)

@@ -18,7 +18,7 @@ export function decisionsCard(series) {
   async function load() {
     const answer = await maybe(ofSeries("decisions", series));
     found = answer ? answer.decisions : [];
-    note.replaceChildren(...(found.length ? ["What each run decided about this series, newest first."] : sentence(answer?.note || "no decision is stored for this series")));
+    note.replaceChildren(...(found.length ? ["What each run decided about this series, newest first. ", ...(answer.note ? sentence(answer.note) : [])] : sentence(answer?.note || "no decision is stored for this series")));
     list.replaceChildren(found.length ? table({ caption: found.length > NEWEST ? `The newest ${NEWEST} of ${found.length} decisions` : "Decisions", columns: COLUMNS, rows: found.slice(0, NEWEST), cards: true }) : "");
     await chart.load();
   }

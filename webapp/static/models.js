@@ -58,6 +58,7 @@ export async function open(root, { options }, remember) {
       select("Candles", [["", "all"], ...timeframes().map((t) => [t, t])], asked.timeframe, (t) => change({ timeframe: t })),
       phoneSort());
     notices.replaceChildren(...[asked.market === "sim" && h("p", { class: "notice" }, h("b", {}, "Simulated market. "), SIMULATED),
+      board.rows.length > 0 && board.note && h("p", { class: "notice" }, sentence(board.note)),
       h("p", { class: "finding" }, first && !board.verdict ? begun() : board.verdict ? ["Of the champions, the models that serve now: ", marked(board.verdict)] : sentence(board.note || "no model of this market has been judged yet; `cpb train-all` trains and judges them"))].filter(Boolean));
     links.replaceChildren(downloads(ask("/api/leaderboard", { market: asked.market, timeframe: asked.timeframe }), "the leaderboard", { csv: true }));
   }

@@ -100,7 +100,7 @@ function notes({ rows, market, markets, note, stale: advice }) {
   if (market === "sim" && rows.length) made.push(h("p", { class: "card notice" }, h("b", {}, "Simulated market. "), SIMULATED));
   const stale = rows.filter((r) => r.stale);
   if (stale.length) made.push(h("p", { class: "card problem" }, `${stale.length} of ${count(rows.length, "series is", "series are")} stale; `, marked(advice), "."));
-  if (note) made.push(h("p", { class: "card notice" }, sentence(note), " This page then fills by itself."));
+  if (note) made.push(h("p", { class: "card notice" }, sentence(note), rows.some((r) => r.issued_at) ? "" : " This page then fills by itself."));
   const simulated = markets.find((m) => m.market === "sim");
   if (market !== "sim" && simulated?.forecasts && !rows.some((r) => r.issued_at)) {
     made.push(h("p", { class: "card notice" }, "The forecasts that are stored are of the simulator's prices: ", h("a", { href: "#/?market=sim" }, "show the simulated market"), "."));

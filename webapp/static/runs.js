@@ -12,7 +12,8 @@ export async function open(root) {
   async function load() {
     const found = await get("/api/runs");
     now.replaceChildren(...(found.trainings.length ? found.trainings.map(training) : [h("p", { class: "note" }, noTraining(found.runs))]));
-    list.replaceChildren(found.runs.length ? table({ caption: "The newest runs", columns: COLUMNS, rows: found.runs, cards: true })
+    list.replaceChildren(...(found.runs.length && found.note ? [h("p", { class: "notice" }, sentence(found.note))] : []),
+      found.runs.length ? table({ caption: "The newest runs", columns: COLUMNS, rows: found.runs, cards: true })
       : h("p", { class: "note" }, sentence(found.note || "no run is stored yet; `cpb train-all` makes one")));
   }
 
