@@ -19,6 +19,7 @@ from tasks.hub.tree import serving
 from tasks.notices import Outcome, tell_outcome
 from tasks.running.parallel import Report
 from tasks.steps import champions, forecast, ingest, score, watch
+from tasks.tracking.store import NO_STORE
 
 _NONE = "train first, as in `cpb train-all`"
 
@@ -104,7 +105,7 @@ def _is_untrained(scope: Scope) -> bool:
     try:
         packaged, failures = serving(home(), scope.market)
     except CpbError as error:
-        if error.code != "no-store":
+        if error.code != NO_STORE:
             raise
         return True
     series = [*(model.series for model in packaged), *(f.series for f in failures if f.series)]

@@ -66,7 +66,7 @@ def _sentence(error: ErrorDetails, field: str, spec: type[BaseModel]) -> str:
 
 
 def default_folder(in_clone: Path = Path()) -> Path:
-    """Return the folder in which `data` and `mlruns` lie by default.
+    """Return the folder in which `data` lies by default, with `mlruns` beside it.
 
     It is `in_clone` for cpb that runs from a clone, else `cpb` in `XDG_DATA_HOME` (`~/.local/share`): a command
     installed for a user runs in any folder, and must find there what it stored from another.
@@ -79,6 +79,16 @@ def default_folder(in_clone: Path = Path()) -> Path:
 def home() -> Path:
     """Return the store's folder: `CPB_HOME`, or `data` in `default_folder`."""
     return Path(os.environ.get("CPB_HOME") or default_folder() / "data")
+
+
+def new_store_folder(in_clone: Path = Path()) -> Path:
+    """Return the folder of an MLflow store that is yet to be made: `HOME/mlruns` where `CPB_HOME` is set, else `mlruns`
+    beside `data`.
+
+    Args:
+        in_clone: as in `default_folder`.
+    """
+    return (home() if os.environ.get("CPB_HOME") else default_folder(in_clone)) / "mlruns"
 
 
 def parse_instant(text: str, option: str) -> datetime:

@@ -37,14 +37,14 @@ from tasks.forecasting.issue import issue_forecasts
 from tasks.forecasting.record import score_due
 from tasks.forecasting.watch import STOPPED_AFTER, check_drift
 from tasks.hub.publish import publish as publish_tree
-from tasks.hub.tree import package, packaged_models, serving
+from tasks.hub.tree import package, serving
 from tasks.market.ingest import ingest as bring_up_to_date
 from tasks.market.report import FAILED_SERIES, leap_sentence
 from tasks.promotion.night import decide_night, idle_architectures
 from tasks.running.step import Retry, step
 from tasks.signals.feature_files import load_series, write_features
 from tasks.signals.splits import shortened, split_bounds
-from tasks.storage.model_folder import PackagedModel
+from tasks.storage.model_folder import PackagedModel, packaged_models
 from tasks.training.local import LocalEngine, TrainerDied
 from tasks.training.plan import job_key, member_seed, plan_fleet, preset_label
 from tasks.training.progress import FleetProgress

@@ -38,7 +38,7 @@ from tasks.forecasting.published import (
 from tasks.forecasting.record import DAILY, parse_sums
 from tasks.forecasting.score import settled_path
 from tasks.forecasting.watch import Watch
-from tasks.hub.tree import SUMS, packaged_models, tree_faults
+from tasks.hub.tree import SUMS, tree_faults
 from tasks.judging.inference import verdict
 from tasks.market import klines
 from tasks.market.layout import period_bounds
@@ -47,10 +47,11 @@ from tasks.promotion import by_backtest
 from tasks.signals.feature_files import FEATURE_FILE
 from tasks.storage import model_folder
 from tasks.storage.files import VERSION_FILE, folders_aside, public_url, read_json_or_none, restore_version
-from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE
+from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE, packaged_models
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
+from tasks.tracking.home_store import RECORD, TAKE, HomeStore, sqlite_path, tracking_uri
 from tasks.tracking.registry import ALIAS, COPIES, PREVIOUS, champions, training_command, undelete_command
-from tasks.tracking.store import database_damage, open_store, sqlite_path, store_errors, tracking_uri
+from tasks.tracking.store import NO_STORE, database_damage, read_store, store_errors
 from tasks.training.progress import progress_fault
 from tasks.training.shard import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
 
@@ -101,7 +102,7 @@ def verify_all(
                 if damage and damage.path not in {reported.path for reported in result.damaged}:
                     result.damaged.append(damage)
         except ANY_ERROR as error:
-            if getattr(error, "code", "") != "no-store" or packaged_models(home, market):
+            if getattr(error, "code", "") != NO_STORE or packaged_models(home, market):
                 errors.setdefault((kind, _sentence(error)), []).append(market)
 
     for kind, shared in SHARED_KINDS.items():
@@ -152,7 +153,10 @@ def damage_at(home: Path, path: Path, read: Callable[[], object], command: str) 
 
 def unseen() -> list[str]:
     """Return a sentence about the store whose values have no digest; empty without a store."""
-    uri = tracking_uri()
+    try:
+        uri = tracking_uri()
+    except DamagedError:  # reported by its own check
+        return []
     database = sqlite_path(uri)
     if database and not database.exists():
         return []
@@ -169,6 +173,12 @@ def home_version(home: Path) -> Iterator[Check]:
     if any(_is_database(root / MANIFEST) for root in roots):
         path = home / VERSION_FILE
         yield path, lambda: "" if path.exists() else "it is missing", restore_version(path)
+
+
+def store_record(home: Path) -> Iterator[Check]:
+    """Yield the record that says which MLflow store is the home's."""
+    if (path := home / RECORD).exists():
+        yield path, partial(parse_record, path, HomeStore), TAKE
 
 
 def mlflow_database(_home: Path) -> Iterator[Check]:
@@ -306,9 +316,9 @@ def champion_files(home: Path, market: str) -> Iterator[Check]:
     """Yield the files of a market's champions and their predecessors; of a tracking server's, this machine's copies.
 
     Raises:
-        CpbError: the MLflow store cannot be read, or (code `no-store`) there is none.
+        CpbError: the MLflow store cannot be read, or (code `NO_STORE`) there is none.
     """
-    store = open_store(create=False)
+    store = read_store()
     for alias in (ALIAS, PREVIOUS):
         with store_errors():
             registered = champions(store, market=market, alias=alias)
@@ -406,6 +416,7 @@ def table_readings(home: Path, market: str) -> Iterator[Check]:
 
 SHARED_KINDS: dict[str, Callable[[Path], Iterator[Check]]] = {
     "version of the home": home_version,
+    "record of the home's store": store_record,
     "MLflow store": mlflow_database,
 }
 """The kinds of files that all markets share."""

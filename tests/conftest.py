@@ -3,6 +3,7 @@ import os
 import secrets
 import signal
 import sys
+from pathlib import Path
 
 import fork_server
 import pytest
@@ -84,6 +85,17 @@ def _new_warnings():
     """A process says each warning about a file once; here each test does."""
     if records := sys.modules.get("tasks.storage.records"):
         records.warn_once.cache_clear()
+
+
+_ROOT_RECORD = Path(__file__).parents[1] / "data" / "cpb-store.json"
+
+
+@pytest.fixture(autouse=True)
+def _no_store_of_the_clone():
+    """A test has a home of its own: that of this clone may be somebody's."""
+    before = _ROOT_RECORD.exists()
+    yield
+    assert _ROOT_RECORD.exists() == before, f"{_ROOT_RECORD} was written: set CPB_HOME"
 
 
 @pytest.fixture(autouse=True)

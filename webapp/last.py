@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 import polars as pl
 
 from schemas.errors import CpbError, count, log
-from tasks.tracking.store import UNUSABLE, Store, open_store, sqlite_path, store_errors, tracking_uri
+from tasks.tracking.home_store import sqlite_path, tracking_uri
+from tasks.tracking.store import UNUSABLE, Store, read_store, store_errors
 
 T = TypeVar("T")
 
@@ -102,7 +103,7 @@ def reading() -> Iterator[Store]:
     """Yield the store; raises `CpbError` if it cannot be read."""
     with store_errors():
         with _opening:
-            store = open_store(create=False)
+            store = read_store()
         yield store
 
 
@@ -168,7 +169,11 @@ def database() -> Path | None:
 
 
 def _address() -> str:
-    return tracking_uri()
+    """Return the store's address; "" if the home's record of it cannot be read, which opening the store says."""
+    try:
+        return tracking_uri()
+    except (CpbError, OSError):
+        return ""
 
 
 def _token() -> str:

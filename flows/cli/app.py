@@ -43,6 +43,7 @@ COMMANDS = {
         "ingest": ("flows.cli.data", "ingest"),
         "verify": ("flows.cli.data", "verify"),
         "prune": ("flows.cli.data", "prune"),
+        "store": ("flows.cli.data", "store"),
         "doctor": ("flows.cli.data", "doctor"),
     },
     "Run every night": {},

@@ -131,6 +131,53 @@ def prune(
     echo(f"{report}{'' if yes or not report.runs else '; add --yes to do it'}")
 
 
+def store(
+    take: Annotated[
+        bool, typer.Option("--take", help="make this store the home's own, in place of the one that it has")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Show which MLflow store this home has; with --take it takes the one of MLFLOW_TRACKING_URI.
+
+    A home takes the first store that it is used with, and refuses any other (exit 1), whose models it would mix with
+    its own. Forecasts that are stored stay.
+
+    Example: cpb store
+    """
+    quiet_libraries()
+    from tasks.storage.files import public_url
+    from tasks.tracking.home_store import home_store
+    from tasks.tracking.registry import ALIAS, versions_with_alias
+    from tasks.tracking.store import not_registered, read_store, take_store
+
+    folder = checked_home()
+    opened = take_store() if take else read_store()
+    registered, foreign = len(versions_with_alias(opened, ALIAS)), not_registered(opened, folder)
+    is_own = home_store(folder) is not None
+    if json:
+        emit(
+            {
+                "home": folder,
+                "store": public_url(opened.uri),
+                "id": opened.id,
+                "is_own": is_own,
+                "champions": registered,
+                "packaged_elsewhere": [model.model_version for model in foreign],
+                "exit": EXIT_COMPLETE,
+            }
+        )
+        return
+    show(f"home   {folder}")
+    show(f"store  {public_url(opened.uri)}  (id {opened.id}, {count(registered, 'champion')})")
+    if not is_own:
+        echo("the home has no store yet: it takes the first one that a command writes, as a training does")
+    if foreign:
+        echo(
+            f"{count(len(foreign), 'packaged model')} of this home, such as {foreign[0].model_version}, is not of this "
+            "store: its champions replace what is packaged at the next forecast or publish"
+        )
+
+
 def doctor(
     quick: Annotated[
         bool, typer.Option("--quick", help="skip the training step of each architecture")

@@ -132,7 +132,7 @@ def _show_board(run_id: str) -> None:
 
 
 def _next_steps() -> None:
-    from tasks.tracking.store import tracking_uri
+    from tasks.tracking.home_store import tracking_uri
 
     echo(f"\nMLflow store: {public_url(tracking_uri())}\nNext:")
     echo("  cpb ui                                        compare the runs in the MLflow UI")

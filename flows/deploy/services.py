@@ -32,6 +32,7 @@ from schemas.errors import CpbError, UsageError
 from schemas.run import RunSpec, with_preset_file
 from schemas.scope import ForecastSpec, ScopeSpec, default_folder
 from tasks.storage.locks import locked
+from tasks.tracking.home_store import home_store, named_uri, new_store_uri
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -251,9 +252,10 @@ def _deploy(port: int) -> None:
 def _environment(port: int) -> dict[str, str]:
     """Return the environment of server, worker and flow runs, which work in the project's folder: absolute paths."""
     auth = make_password(password_file())
-    sqlite, uri = "sqlite:///", os.environ.get("MLFLOW_TRACKING_URI", "")
-    place = {"MLFLOW_TRACKING_URI": f"{sqlite}{Path(uri.removeprefix(sqlite)).absolute()}"}
-    return os.environ | (place if uri.startswith(sqlite) else {}) | {
+    store = named_uri()
+    if not store and home_store(data_home()) is None:
+        store = new_store_uri(ROOT)  # a flow has CPB_HOME, also where it is the default one
+    return os.environ | ({"MLFLOW_TRACKING_URI": store} if store else {}) | {
         "PWD": str(ROOT), "CPB_HOME": str(data_home()), "CPB_DEPLOY_STATE": str(state_folder()),
         "PREFECT_HOME": str(prefect_home()), "PREFECT_API_URL": api_of(port), "PREFECT_API_AUTH_STRING": auth,
         "PREFECT_SERVER_API_AUTH_STRING": auth, "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": ",".join(_origins(port)),

@@ -228,9 +228,10 @@ def serve_ui(
     Raises:
         CpbError: there is no store yet, the port is in use, or MLflow does not start.
     """
-    from tasks.tracking.store import is_server, open_store
+    from tasks.tracking.home_store import is_server
+    from tasks.tracking.store import read_store
 
-    store = open_store(create=False)
+    store = read_store()
     if is_server(store.uri):
         url = public_url(store.uri)
         ready(Address(url, runs_page(url, store)))

@@ -7,12 +7,13 @@ scores is that of `tasks.hub.record`.
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cpbmodels.files import read_regular
-from cpbmodels.fleet.config import CONFIG, WEIGHTS
+from cpbmodels.fleet.config import WEIGHTS
 from schemas.errors import CpbError, DamagedError, log
 from schemas.handover import Failure
 from schemas.identity import SeriesId, is_series_name, tree_of
@@ -26,8 +27,7 @@ from tasks.storage.model_folder import (
     PICTURES,
     REFERENCE,
     PackagedModel,
-    packaged_series,
-    read_config,
+    packaged_models,
     write_published_config,
 )
 from tasks.storage.records import digest_fault, file_digest
@@ -38,9 +38,14 @@ from tasks.tracking.registry import (
     champions,
     full_name,
     lost_champions,
+    registered,
     versions_with_alias,
 )
-from tasks.tracking.store import open_store, store_errors
+from tasks.tracking.store import OTHER, Store, not_registered, open_store, store_errors
+from tasks.tracking.tags import weights_of
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 CARD = "README.md"
 WHEEL = re.compile(r"cpbmodels-[\w.+!]+-py3-none-any\.whl")
@@ -52,35 +57,13 @@ SUMS = "SHA256SUMS"
 _SUM = re.compile(r"(?P<digest>[0-9a-f]{64})  (?P<name>[^\x00-\x1f\x7f]+)")
 
 
-def packaged_models(
-    home: Path, market: str, series: Collection[SeriesId] | None = None
-) -> list[PackagedModel]:
-    """Return the models in a market's packaged folder, in order of their paths; `series`: default all.
-
-    A model is of the series that its `config.json` names: exchanged folders forecast nothing else.
-    """
-    models = []
-    for path in sorted(tree_of(home, "hub", market).glob(f"*/*/{CONFIG}")):
-        name = "-".join(path.parts[-3:-1])
-        if not is_series_name(name):  # of a person
-            continue
-        version = verdict = weights = ""
-        with suppress(DamagedError):  # reported when it is loaded
-            config = read_config(path.parent)
-            version, verdict, weights = config.model_version, config.verdict, config.weights_sha256
-        of = packaged_series(path.parent, version)
-        if series is None or of in series:
-            models.append(PackagedModel(of, version, verdict, path.parent, weights))
-    return models
-
-
 def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]]:
     """Bring the packaged folder up to date with the registry, and return its models and the failures.
 
     Where the registry cannot be read, or the folder cannot be written, the models in the folder serve, with a warning.
 
     Raises:
-        CpbError: that is so, and the folder has no models.
+        CpbError: that is so, and the folder has no models; (code `OTHER`) the store is not the home's.
     """
     failures = list[Failure]()
     recover_folder(tree_of(home, "hub", market))
@@ -89,7 +72,7 @@ def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]
             store = open_store(create=False)
             versions = versions_with_alias(store, ALIAS)
             versions = {s: version for s, version in versions.items() if s.market == market}
-            wanted = {s: full_name(version) for s, version in versions.items()}
+            wanted = registered_weights(store, versions)
             if not wanted:
                 return [], []
             if not _is_current(home, market, wanted):
@@ -99,7 +82,7 @@ def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]
                 failures = [Failure.of(SeriesId.parse(error.field), "forecast", error) for error in lost]
     except (CpbError, OSError) as error:
         models = packaged_models(home, market)
-        if not models:
+        if not models or getattr(error, "code", "") == OTHER:
             raise
         folder = tree_of(home, "hub", market)
         log.warning(
@@ -109,8 +92,29 @@ def serving(home: Path, market: str) -> tuple[list[PackagedModel], list[Failure]
     return packaged_models(home, market), failures
 
 
-def _is_current(home: Path, market: str, wanted: Mapping[SeriesId, str]) -> bool:
-    """Whether the packaged folder has exactly these versions, and each file of theirs is intact."""
+def registered_weights(
+    store: Store, versions: "Mapping[SeriesId, ModelVersion]"
+) -> dict[SeriesId, tuple[str, str]]:
+    """Return the version of each series' champion, as stored with forecasts, and the sha256 of its weights."""
+    return {
+        series: (full_name(version), weights_of(version.tags) or _weights_of_files(store, series, version))
+        for series, version in versions.items()
+    }
+
+
+def _weights_of_files(store: Store, series: SeriesId, version: "ModelVersion") -> str:
+    """Return the sha256 of the weights of a version that a person registered; "" if they cannot be read."""
+    champion = registered(store, series, str(version.version))
+    with suppress(OSError):
+        return champion.digests.get(WEIGHTS) or file_digest(champion.folder / WEIGHTS) if champion else ""
+    return ""
+
+
+def _is_current(home: Path, market: str, wanted: Mapping[SeriesId, tuple[str, str]]) -> bool:
+    """Whether the packaged folder has exactly these versions with these weights, and each file of theirs is intact.
+
+    A version's name alone says nothing: after a store that began again, or an older backup of it, `/1` has others.
+    """
     tree = tree_of(home, "hub", market)
     try:
         sums = read_sums(tree)
@@ -119,9 +123,8 @@ def _is_current(home: Path, market: str, wanted: Mapping[SeriesId, str]) -> bool
     models = packaged_models(home, market)
     folders = {model.folder for model in models}
     files = {tree / name: digest for name, digest in sums.items() if (tree / name).parent in folders}
-    return {model.series: model.model_version for model in models} == wanted and not any(
-        digest_fault(path, digest) for path, digest in files.items()
-    )
+    packaged = {model.series: (model.model_version, model.weights_sha256) for model in models}
+    return packaged == wanted and not any(digest_fault(path, digest) for path, digest in files.items())
 
 
 def package(home: Path, market: str, repo: str | None = None) -> tuple[Path, list[Failure]]:
@@ -134,7 +137,14 @@ def package(home: Path, market: str, repo: str | None = None) -> tuple[Path, lis
         CpbError: no champion can be packaged, or the folder contains files not written by cpb.
     """
     intact, failures = [], list[Failure]()
-    for champion in (registered := champions(open_store(create=False), market=market)):
+    store = open_store(create=False)
+    for model in not_registered(store, home, (market,)):
+        log.warning(
+            "the packaged model %s (weights %s…) is not in the MLflow store, as after an older backup of it, and is "
+            "replaced by what the store holds",
+            model.model_version, model.weights_sha256[:12],
+        )  # fmt: skip
+    for champion in (in_registry := champions(store, market=market)):
         try:
             champion.check()
             intact.append(champion)
@@ -142,7 +152,7 @@ def package(home: Path, market: str, repo: str | None = None) -> tuple[Path, lis
             failures.append(Failure.of(champion.series, "publish", error))
     # If none is intact, the tree's own error names the first champion.
     return build_tree(
-        intact or registered, tree_of(home, "hub", market), repo, home, failures.append
+        intact or in_registry, tree_of(home, "hub", market), repo, home, failures.append
     ), failures
 
 

@@ -33,7 +33,7 @@ from tasks.tracking.registry import (
     succeed,
     versions_of,
 )
-from tasks.tracking.store import Store, open_store, upsert
+from tasks.tracking.store import Store, open_store, read_store, upsert
 from tasks.tracking.tags import REASON, RECIPE, SELECTED
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def served(market: str | None = None) -> list[Served]:
     Raises:
         CpbError: there is no store yet.
     """
-    store = open_store(create=False)
+    store = read_store()
     newest = newest_decisions(store)
     serving = champions(store, market=market)
     if market is None:

@@ -28,7 +28,7 @@ from tasks.tracking.registry import (
     keep_decision,
     versions_with_alias,
 )
-from tasks.tracking.store import Store, open_store
+from tasks.tracking.store import NO_STORE, Store, open_store, read_store
 from tasks.training.plan import preset_label
 
 
@@ -299,9 +299,9 @@ def idle_architectures(spec: RunSpec, series: Collection[SeriesId]) -> dict[str,
     if not spec.serving:
         return {}
     try:
-        versions = versions_with_alias(open_store(create=False), ALIAS)
+        versions = versions_with_alias(read_store(), ALIAS)
     except CpbError as error:
-        if error.code != "no-store":
+        if error.code != NO_STORE:
             raise
         return {}
     recipes = {name: (name, preset_label(spec, name)) for name in spec.names}

@@ -10,7 +10,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -38,7 +39,7 @@ from cpbmodels.fleet.config import (
     touch_fault,
 )
 from schemas.errors import CpbError, DamagedError
-from schemas.identity import Recipe, SeriesId, is_series_name
+from schemas.identity import Recipe, SeriesId, is_series_name, tree_of
 from schemas.ledger import Reference
 from schemas.run import UNIVERSAL_SUFFIX
 from tasks.storage.files import write_json
@@ -276,6 +277,28 @@ def _content(handle: int, name: str, max_bytes: int = MAX_FILE) -> bytes | OSErr
         return read_regular(name, max_bytes, folder=handle)
     except OSError as error:
         return error
+
+
+def packaged_models(
+    home: Path, market: str, series: Collection[SeriesId] | None = None
+) -> list[PackagedModel]:
+    """Return the models in a market's packaged folder, in order of their paths; `series`: default all.
+
+    A model is of the series that its `config.json` names: exchanged folders forecast nothing else.
+    """
+    models = []
+    for path in sorted(tree_of(home, "hub", market).glob(f"*/*/{CONFIG}")):
+        name = "-".join(path.parts[-3:-1])
+        if not is_series_name(name):  # of a person
+            continue
+        version = verdict = weights = ""
+        with suppress(DamagedError):  # reported when it is loaded
+            config = read_config(path.parent)
+            version, verdict, weights = config.model_version, config.verdict, config.weights_sha256
+        of = packaged_series(path.parent, version)
+        if series is None or of in series:
+            models.append(PackagedModel(of, version, verdict, path.parent, weights))
+    return models
 
 
 def write_metrics(folder: Path, metrics: Mapping[str, float], verdict: str) -> None:

@@ -29,7 +29,7 @@ from schemas.identity import (
 from tasks.judging.inference import relation
 from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, full_name, versions_of
 from tasks.tracking.runs import dead_runs, search
-from tasks.tracking.store import Store, find_run, find_runs, open_store
+from tasks.tracking.store import Store, find_run, find_runs, read_store
 from tasks.tracking.tags import (
     AS_OF,
     BOARD,
@@ -146,7 +146,7 @@ def leaderboard(
     Raises:
         CpbError: there is no such run, the id is ambiguous, or nothing was judged.
     """
-    members = read_members(open_store(create=False), parent) if members is None else members
+    members = read_members(read_store(), parent) if members is None else members
     if parent is not None:
         return _rows(_of_run(members, parent))
     members = members.filter("flow_finished")

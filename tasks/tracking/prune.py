@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from schemas.errors import BusyError, count
 from tasks.storage.files import delete_files, final_path, local_path, remove_empty
 from tasks.storage.model_folder import FILES as MODEL_FILES
+from tasks.tracking.home_store import is_server
 from tasks.tracking.registry import COPIES, all_versions, copy_name, full_name, registered_models, series_of
 from tasks.tracking.runs import MAX_SILENT_DAYS, dead_runs, reconcile, search
-from tasks.tracking.store import Store, exclusive, is_server, open_store
+from tasks.tracking.store import Store, exclusive, open_store, read_store
 from tasks.tracking.tags import (
     FLEET,
     FLOW,
@@ -109,9 +110,9 @@ def prune(home: Path, *, dry_run: bool = True, nights: int = 14) -> PruneReport:
     Raises:
         BusyError: a run is being written; nothing was deleted.
     """
-    store = open_store(create=not dry_run)
     if dry_run:
-        return _prune(store, nights, dry_run=dry_run)
+        return _prune(read_store(), nights, dry_run=dry_run)
+    store = open_store(create=False)
     reconcile(store)
     with exclusive(store.uri):
         report = _prune(store, nights, dry_run=dry_run)

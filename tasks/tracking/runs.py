@@ -25,6 +25,7 @@ from schemas.tuning import TrialRecord
 from tasks.storage.files import local_path
 from tasks.storage.locks import ProcessId
 from tasks.storage.model_folder import damaged, digests_to_log
+from tasks.tracking.home_store import TAKE
 from tasks.tracking.store import PAGE, Store, exclusive, open_store, pages
 from tasks.tracking.tags import (
     AS_OF,
@@ -125,7 +126,7 @@ def check_place(store: Store) -> None:
     if folder and not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
         raise CpbError(
             f"artifacts of runs cannot be written to {folder}, which is not a folder of this machine that you can "
-            "write to; make it one, or set MLFLOW_TRACKING_URI to another store",
+            f"write to; make it one, or set MLFLOW_TRACKING_URI to another store, which this home takes by `{TAKE}`",
             code="artifacts", field=str(folder),
         )  # fmt: skip
 

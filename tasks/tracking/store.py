@@ -1,4 +1,7 @@
-"""Opens MLflow's store: one check, one lock, the experiment, and its runs by their ids."""
+"""Opens MLflow's store: one check, one lock, the experiment, and its runs by their ids.
+
+Every command opens the store of its home here (`open_store`, `read_store`), and another store is refused here.
+"""
 
 import logging
 import os
@@ -6,7 +9,7 @@ import re
 import shlex
 import sqlite3
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -15,16 +18,32 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
+from uuid import uuid4
 
-from schemas.errors import CpbError
-from schemas.scope import default_folder
-from tasks.storage.files import draft_name, local_path, public_url, without_credentials
+from schemas.errors import CpbError, DamagedError
+from schemas.identity import MARKETS
+from schemas.scope import home, new_store_folder
+from tasks.storage.files import check_home, draft_name, local_path, public_url, without_credentials
 from tasks.storage.locks import locked, machine_lock
+from tasks.tracking.home_store import (
+    RECORD,
+    TAKE,
+    HomeStore,
+    home_store,
+    is_server,
+    named_uri,
+    new_store_uri,
+    sqlite_path,
+    tracking_uri,
+    write_home_store,
+)
 
 if TYPE_CHECKING:
     import requests
     from mlflow.entities import Experiment, Run
     from mlflow.tracking import MlflowClient
+
+    from tasks.storage.model_folder import PackagedModel
 
 TIMEOUT_S = 7
 EXPERIMENT = "cpb"
@@ -37,8 +56,17 @@ CHECKED_MLFLOW = "3.17.2"
 """Version in which the undocumented parts of MLflow that this file, `prune` and `flows/ops/serve` use were read."""
 LAYOUT_TAG, LAYOUT = "cpb.layout", "3"
 """Version of the names and tags of runs and models in the experiment; other versions are refused."""
+STORE_ID = "cpb.store_id"
+"""Tag of the experiment: by it a home knows its store, wherever that lies."""
 TAGS = {"mlflow.experimentKind": "custom_model_development", LAYOUT_TAG: LAYOUT}
-"""Tags of a new experiment; the first tells MLflow's page the kind of experiment."""
+"""Tags of a new experiment, beside its `STORE_ID`; the first tells MLflow's page the kind of experiment."""
+NO_STORE = "no-store"
+"""Code of the error for a store that does not exist yet."""
+LOST = "lost-store"
+"""Code of the error for a home's store that no longer exists where it should lie."""
+OTHER = "other-store"
+"""Code of the error for a store that is not the home's."""
+_BEGIN_ANEW = f"restore it from a backup, or move it away and begin a new one with `{TAKE}`"
 PAGE = 1000
 _IDS = 200  # of runs in one filter
 T = TypeVar("T")
@@ -52,24 +80,6 @@ def quiet() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "5")  # waits a minute; 7 would wait over four
     for name in ("mlflow.store.db.utils", "mlflow.store.model_registry", "alembic"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def tracking_uri() -> str:
-    """Return `MLFLOW_TRACKING_URI`, or the SQLite store `mlruns/mlflow.db` in `default_folder`.
-
-    SQLite paths are made absolute: MLflow caches one engine per URI, and a relative path would still refer to the old
-    file after a change of directory.
-    """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{default_folder() / 'mlruns/mlflow.db'}"
-    database = sqlite_path(uri)
-    return f"sqlite:///{database}" if database else uri
-
-
-def sqlite_path(uri: str) -> Path | None:
-    """Return the absolute database file of a `sqlite:///` URI, None for any other kind of store."""
-    if not uri.startswith("sqlite:///"):
-        return None
-    return Path(uri.removeprefix("sqlite:///")).absolute()
 
 
 def database_damage(database: Path) -> str:
@@ -87,11 +97,6 @@ def database_damage(database: Path) -> str:
     return "" if errors == "ok" else " ".join(errors.split())[:300]
 
 
-def is_server(uri: str) -> bool:
-    """Whether the store is a tracking server, reached over HTTP."""
-    return urlsplit(uri).scheme in ("http", "https")
-
-
 def check(uri: str) -> None:
     """Connect to the store once, for at most `TIMEOUT_S`; `CpbError` if it cannot be used now."""
     import sqlalchemy
@@ -100,7 +105,7 @@ def check(uri: str) -> None:
 
     database = sqlite_path(uri)
     if database and not database.stat().st_size:  # `make_sqlite` leaves no such file
-        raise store_error(uri, OSError("its file is empty; restore it from a backup, or move it away"))
+        raise store_error(uri, OSError(f"its file is empty; {_BEGIN_ANEW}"))
     try:
         if is_server(uri):
             response = ask_server(uri, _ENDPOINT, TIMEOUT_S)
@@ -167,7 +172,7 @@ _SCHEMA = re.compile(r"out-of-date database schema \(found version (\w+)")
 def _remedied(reason: str, uri: str) -> str:
     """Return a reason of SQLite or MLflow that leaves open what to do, with what to do."""
     if "malformed" in reason or "file is not a database" in reason:
-        return f"{reason}: its file is damaged; restore it from a backup, or move it away and train again"
+        return f"{reason}: its file is damaged; {_BEGIN_ANEW}"
     if "unable to open database file" in reason:
         return f"{reason}: check that its folder exists, and that this user may read and write there"
     if found := _SCHEMA.search(reason):
@@ -255,11 +260,12 @@ def ask_server(uri: str, endpoint: str, timeout_s: float) -> "requests.Response"
 
 @dataclass(frozen=True)
 class Store:
-    """An opened tracking store."""
+    """An opened tracking store; `id`: by which homes know it (`STORE_ID`)."""
 
     uri: str
     client: "MlflowClient"
     experiment_id: str
+    id: str
 
     @property
     def artifacts(self) -> str:
@@ -267,21 +273,32 @@ class Store:
         return str(self.client.get_experiment(self.experiment_id).artifact_location)
 
 
-def connect(uri: str) -> Store:
-    """Connect to a reachable store, and create the experiment `cpb` if missing.
+def connect(uri: str, *, create: bool = True) -> Store:
+    """Connect to a reachable store.
+
+    Args:
+        uri: of the store.
+        create: create the experiment `cpb` if it is missing.
 
     Raises:
-        CpbError: the store is of another version, or was moved away from its artifacts.
+        CpbError: the store is of another version, or was moved away from its artifacts; (code `NO_STORE`) the
+            experiment is missing.
     """
     quiet()
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    experiment = _experiment(client, uri)
+    experiment = _experiment(client, uri, create=create)
     # A person may have made the experiment, for its artifact location: then without the tag.
     if LAYOUT_TAG in experiment.tags:
         _check_layout(uri, experiment)
-    return Store(uri, client, experiment.experiment_id)
+    return Store(uri, client, experiment.experiment_id, _id_of(experiment))
+
+
+def _id_of(experiment: "Experiment") -> str:
+    """Return the id of the store; of an experiment without one, that which every process and machine gives it."""
+    parts = (experiment.experiment_id, experiment.creation_time, experiment.artifact_location)
+    return experiment.tags.get(STORE_ID) or sha256(repr(parts).encode()).hexdigest()[:32]
 
 
 def _check_layout(uri: str, experiment: "Experiment") -> None:
@@ -301,19 +318,23 @@ def _check_layout(uri: str, experiment: "Experiment") -> None:
         )  # fmt: skip
 
 
-def _experiment(client: "MlflowClient", uri: str) -> "Experiment":
+def _experiment(client: "MlflowClient", uri: str, *, create: bool) -> "Experiment":
     """Return the experiment, created if missing; a server chooses the place of the artifacts itself."""
     from mlflow.entities import LifecycleStage
     from mlflow.exceptions import MlflowException
 
     experiment = client.get_experiment_by_name(EXPERIMENT)
     if experiment is None:
+        if not create:
+            raise _no_store(f"{public_url(uri)} has no experiment {EXPERIMENT}")
         location = None
         if not is_server(uri):
             _artifacts(uri).mkdir(parents=True, exist_ok=True)
             location = _artifacts(uri).as_uri()
         try:
-            return client.get_experiment(client.create_experiment(EXPERIMENT, location, TAGS))
+            # With its id in one transaction: no process ever sees the experiment without it.
+            tags = TAGS | {STORE_ID: uuid4().hex}
+            return client.get_experiment(client.create_experiment(EXPERIMENT, location, tags))
         except MlflowException as error:
             experiment = client.get_experiment_by_name(EXPERIMENT)
             if error.error_code != "RESOURCE_ALREADY_EXISTS" or not experiment:
@@ -324,9 +345,9 @@ def _experiment(client: "MlflowClient", uri: str) -> "Experiment":
 
 
 def _artifacts(uri: str) -> Path:
-    """Return the artifact folder of a new store: beside its SQLite file, else in `default_folder`."""
+    """Return the artifact folder of a new store: beside its SQLite file, else in `new_store_folder`."""
     database = sqlite_path(uri)
-    return (database.parent if database else default_folder().absolute() / "mlruns") / "artifacts"
+    return (database.parent if database else new_store_folder().absolute()) / "artifacts"
 
 
 def existing(call: Callable[..., T], *arguments: Any) -> T | None:
@@ -394,32 +415,179 @@ _opened: dict[str, Store] = {}
 """The opened stores by their URI."""
 
 
-def open_store(uri: str | None = None, *, create: bool = True) -> Store:
-    """Open the store and the experiment `cpb`, creating both if missing; cached per process.
+def open_store(*, create: bool = True) -> Store:
+    """Open the home's store to write it, or to write the home from it. A home that has no store takes this one.
 
     Args:
-        uri: the store's URI; default `tracking_uri()`.
         create: False does not create a missing store.
 
     Raises:
-        CpbError: the store is missing (with `create=False`), cannot be used, is of another version of cpb, or was moved
-            away from its artifacts.
+        CpbError: the store is missing (`NO_STORE`, with `create=False`; `LOST`), is not the home's (`OTHER`), cannot be
+            used, is of another version of cpb, or was moved away from its artifacts.
     """
-    uri = uri or tracking_uri()
+    folder = check_home(home())
+    store, known, uri = _store_of(folder, create=create), home_store(folder), tracking_uri()
+    if known is None or (named_uri() and known != HomeStore.of(store.id, uri, folder)):
+        with locked(folder / f".{RECORD}.lock"):
+            _check(store, folder, uri)  # another process may have been first
+            if home_store(folder) is None and (missing := not_registered(store, folder)):
+                first = missing[0]
+                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+                raise _other(
+                    uri,
+                    f"does not hold the champions packaged in the home {folder} ({first.model_version}{more})",
+                )
+            _record(store, folder, uri)
+    return store
+
+
+def read_store() -> Store:
+    """Open the home's store for a command that writes neither; errors as in `open_store` with `create=False`."""
+    return _store_of(home(), create=False)
+
+
+def take_store() -> Store:
+    """Open the store of `MLFLOW_TRACKING_URI`, else of the home, created if missing, and make it the home's own.
+
+    Raises:
+        DamagedError: which store was the home's cannot be read, and that in the usual place does not hold its models.
+    """
+    folder = check_home(home())
+    try:
+        uri = tracking_uri()
+        store = store_at(uri)
+    except DamagedError as error:
+        uri = new_store_uri()
+        try:
+            store = store_at(uri, create=False)
+        except CpbError:
+            raise error from None
+        if not_registered(store, folder):
+            raise
+    with locked(folder / f".{RECORD}.lock"):
+        _record(store, folder, uri)
+    return store
+
+
+def _record(store: Store, folder: Path, uri: str) -> None:
+    """Make a store the home's own."""
+    # First the store: a home never knows an id that a later opening could not find.
+    if STORE_ID not in store.client.get_experiment(store.experiment_id).tags:
+        upsert(store.client.set_experiment_tag, store.experiment_id, STORE_ID, store.id)
+    write_home_store(folder, HomeStore.of(store.id, uri, folder))
+
+
+def _store_of(folder: Path, *, create: bool) -> Store:
+    """Open the store for the home in `folder`, which is its own if it has one."""
+    known, uri = home_store(folder), tracking_uri()
+    try:
+        # A new store could not be the one that the home knows.
+        store = store_at(uri, create=create and known is None)
+    except CpbError as error:
+        if known and error.code == NO_STORE:
+            raise _lost(known, uri, folder) from error
+        if known and known.has_secret and error.code == UNUSABLE and not named_uri():
+            raise CpbError(
+                f"{error}; {folder / RECORD} has its address without user and password: set MLFLOW_TRACKING_URI with "
+                "them, or for a server MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+                code=UNUSABLE, field="MLFLOW_TRACKING_URI",
+            ) from error  # fmt: skip
+        raise
+    _check(store, folder, uri)
+    return store
+
+
+def _check(store: Store, folder: Path, uri: str) -> None:
+    """Raise `CpbError` if the home has another store."""
+    known = home_store(folder)
+    if known is None or known.store_id == store.id:
+        return
+    if known.address == HomeStore.of(store.id, uri, folder).address:
+        raise CpbError(
+            f"the MLflow store {public_url(uri)} is another one (id {store.id}) than that of the home {folder} (id "
+            f"{known.store_id}): bring that one back from a backup, or keep the other on purpose with `{TAKE}`",
+            code=OTHER, field="MLFLOW_TRACKING_URI",
+        )  # fmt: skip
+    raise _other(uri, f"does not belong to the home {folder}, whose store is {public_url(known.uri(folder))}")
+
+
+def _other(uri: str, why: str) -> CpbError:
+    back = "unset MLFLOW_TRACKING_URI, or set" if named_uri() else "set MLFLOW_TRACKING_URI or"
+    return CpbError(
+        f"the MLflow store {public_url(uri)} {why}: {back} CPB_HOME, so that home and store belong together, or give "
+        f"this home the other store on purpose with `{TAKE}`",
+        code=OTHER, field="MLFLOW_TRACKING_URI",
+    )  # fmt: skip
+
+
+def _lost(known: HomeStore, uri: str, folder: Path) -> CpbError:
+    database = sqlite_path(uri)
+    why = f"has no experiment {EXPERIMENT}" if not database or database.exists() else "does not exist"
+    what = f"the MLflow store of the home {folder} is not there: {public_url(uri)} {why}"
+    if named_uri() and (remembered := known.uri(folder)) != uri:
+        what += f", and was last at {public_url(remembered)}"
+    return CpbError(
+        f"{what}; set MLFLOW_TRACKING_URI to where it lies now, bring it back from a backup, or begin a new one on "
+        f"purpose with `{TAKE}`",
+        code=LOST, field="MLFLOW_TRACKING_URI",
+    )  # fmt: skip
+
+
+def not_registered(store: Store, folder: Path, markets: Sequence[str] = MARKETS) -> "list[PackagedModel]":
+    """Return the home's packaged models whose weights are those of no registered version in the store.
+
+    A version that a person registered has no recorded weights: it counts by its name.
+
+    Args:
+        folder: the home.
+        markets: whose models; default all.
+    """
+    from tasks.storage.model_folder import packaged_models  # numpy: `cpb --help` imports this module
+    from tasks.tracking.tags import weights_of
+
+    models = [
+        model for market in markets for model in packaged_models(folder, market) if model.weights_sha256
+    ]
+    if not models:
+        return []
+    versions = pages(store.client.search_model_versions, "name LIKE 'cpb-%'", max_results=1000)
+    held = {(v.name, weights_of(v.tags) or f"{v.name}/{v.version}") for v in versions}
+    return [
+        m
+        for m in models
+        if held.isdisjoint((m.series.registered, of) for of in (m.weights_sha256, m.model_version))
+    ]
+
+
+def store_at(uri: str, *, create: bool = True) -> Store:
+    """Open a store by its address, whichever home has it, with the experiment `cpb`; cached per process.
+
+    Args:
+        uri: the store's URI.
+        create: create the store and the experiment if they are missing.
+
+    Raises:
+        CpbError: the store is missing (`NO_STORE`, with `create=False`), cannot be used, is of another version of cpb,
+            or was moved away from its artifacts.
+    """
     database = sqlite_path(uri)
     if database and not database.exists():
         if not create:
-            raise CpbError(
-                f"no runs yet: {database} does not exist; train first, as in `cpb demo`, or restore it from a backup "
-                "if there were any",
-                code="no-store",
-            )
+            raise _no_store(f"{database} does not exist")
         make_sqlite(database)
+        _opened.pop(uri, None)  # of a database that was deleted since
     if uri not in _opened:
         check(uri)
         with store_errors(uri):
-            _opened[uri] = connect(_with_user_in_environment(uri))
+            _opened[uri] = connect(_with_user_in_environment(uri), create=create)
     return _opened[uri]
+
+
+def _no_store(why: str) -> CpbError:
+    return CpbError(
+        f"no runs yet: {why}; train first, as in `cpb demo`, or restore it from a backup if there were any",
+        code=NO_STORE,
+    )
 
 
 def _with_user_in_environment(uri: str) -> str:

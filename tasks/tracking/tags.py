@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+from cpbmodels.fleet.config import WEIGHTS
 from schemas.handover import SeriesRecord
 from schemas.identity import MARKETS, SIM, SPOT, SeriesId, coins_label
 from schemas.run import RunSpec
@@ -111,6 +112,11 @@ def digests_of(tags: Mapping[str, str], key: str = FILES) -> dict[str, str]:
     except ValueError:
         return {}
     return {str(name): str(digest) for name, digest in digests.items()} if isinstance(digests, dict) else {}
+
+
+def weights_of(tags: Mapping[str, str]) -> str:
+    """Return the recorded sha256 of a model's weights from the tags of its run or version; "" if not recorded."""
+    return digests_of(tags).get(WEIGHTS, "")
 
 
 def age_of(run: "Run") -> Age:

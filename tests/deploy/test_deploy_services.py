@@ -1,5 +1,6 @@
 import subprocess
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 from prefect.client.schemas.objects import FlowRun
@@ -8,6 +9,7 @@ from prefect.exceptions import ObjectNotFound
 from flows.deploy import services
 from flows.deploy.services import run
 from schemas.errors import CpbError, UsageError
+from tasks.tracking.home_store import HomeStore, write_home_store
 
 
 @pytest.fixture
@@ -84,3 +86,31 @@ def test_only_processes_with_this_deployments_mark_are_its_own(tmp_path, monkeyp
         for sleeper in sleepers:
             sleeper.kill()
             sleeper.wait()
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, "sqlite:////code/mlruns/mlflow.db"),
+        ({"CPB_HOME": "mine"}, "sqlite:///{cwd}/mine/mlruns/mlflow.db"),
+        ({"MLFLOW_TRACKING_URI": "sqlite:///runs.db"}, "sqlite:///{cwd}/runs.db"),
+        ({"MLFLOW_TRACKING_URI": "http://host:5000"}, "http://host:5000"),
+    ],
+)
+def test_flows_use_the_store_that_the_commands_of_a_shell_use(variables, expected, tmp_path, monkeypatch):
+    for name in ("CPB_HOME", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in (variables | {"PREFECT_HOME": str(tmp_path / "prefect")}).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(services, "ROOT", Path("/code"))
+    given = services._environment(4200)
+    assert given["MLFLOW_TRACKING_URI"] == expected.format(cwd=tmp_path)
+
+
+def test_flows_use_the_store_of_the_home_that_has_one(tmp_path, monkeypatch):
+    for name, value in (("CPB_HOME", "home"), ("PREFECT_HOME", "prefect")):
+        monkeypatch.setenv(name, str(tmp_path / value))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    write_home_store(tmp_path / "home", HomeStore(store_id="1", address="http://host:5000"))
+    assert "MLFLOW_TRACKING_URI" not in services._environment(4200)

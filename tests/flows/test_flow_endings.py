@@ -17,6 +17,7 @@ from tasks.tracking.store import open_store
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
     return open_store()
 

@@ -100,10 +100,14 @@ def test_a_postgres_whose_port_is_no_number(end_of, mirror, monkeypatch):
 
 def test_artifacts_that_cannot_be_written(end_of, tmp_path, mirror):
     open_store()
-    (tmp_path / "mlruns/artifacts").rmdir()
-    (tmp_path / "mlruns/artifacts").touch()
+    (tmp_path / "home/mlruns/artifacts").rmdir()
+    (tmp_path / "home/mlruns/artifacts").touch()
     told = end_of(*TRAIN, "--source", mirror[0])
-    assert (told["exit"], told["code"], told["field"]) == (1, "artifacts", str(tmp_path / "mlruns/artifacts"))
+    assert (told["exit"], told["code"], told["field"]) == (
+        1,
+        "artifacts",
+        str(tmp_path / "home/mlruns/artifacts"),
+    )
     assert mirror[1] == []
 
 

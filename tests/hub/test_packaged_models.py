@@ -10,11 +10,12 @@ from hub_models import trained
 import cpbmodels
 from schemas.errors import CpbError
 from schemas.identity import ModelId, SeriesId
-from tasks.hub.tree import packaged_models, serving
+from tasks.hub.tree import serving
+from tasks.storage.model_folder import packaged_models
 from tasks.storage.records import file_digest
 from tasks.tracking.registry import ALIAS, register, succeed
 from tasks.tracking.runs import MemberRecord, log_members, start_fleet, start_parent
-from tasks.tracking.store import open_store
+from tasks.tracking.store import open_store, take_store
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 
@@ -133,3 +134,50 @@ def test_a_folder_with_a_file_of_a_person_is_not_replaced(home, monkeypatch, cap
     succeed(open_store(), add_version(home.parent, BTC, 2))
     assert versions(serving(home, "spot")[0]) == before
     assert "notes.txt" in caplog.text
+
+
+@pytest.fixture
+def foreign(home, monkeypatch):
+    """Serve from the home, then name another store, with other weights under the same versions."""
+    own = [model.weights_sha256 for model in serving(home, "spot")[0]]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home.parent}/other/mlflow.db")
+    monkeypatch.setenv("CPB_HOME", str(home.parent / "home of the other"))
+    (home.parent / "other").mkdir()
+    for series in (BTC, ETH):
+        succeed(open_store(), add_version(home.parent / "other", series, 3))
+    monkeypatch.setenv("CPB_HOME", str(home))
+    return own
+
+
+def test_another_store_never_replaces_the_packaged_models(home, foreign):
+    before = {path: path.read_bytes() for path in home.rglob("*") if path.is_file()}
+    with pytest.raises(CpbError) as caught:
+        serving(home, "spot")
+    assert caught.value.code == "other-store"
+    assert {path: path.read_bytes() for path in home.rglob("*") if path.is_file()} == before
+
+
+def test_a_home_whose_record_is_lost_takes_only_the_store_that_holds_its_models(home, foreign, monkeypatch):
+    (home / "cpb-store.json").unlink()
+    with pytest.raises(CpbError, match="does not hold the champions packaged in the home") as caught:
+        serving(home, "spot")
+    assert "(cpb-BTCUSDT-1h/1 and 1 more)" in str(caught.value)
+    assert not (home / "cpb-store.json").exists()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home.parent}/mlflow.db")
+    assert [model.weights_sha256 for model in serving(home, "spot")[0]] == foreign
+    assert (home / "cpb-store.json").exists()
+
+
+def test_another_store_on_purpose_replaces_the_packaged_models(home, foreign):
+    assert take_store().id == open_store().id
+    models, failures = serving(home, "spot")
+    assert failures == []
+    assert not {model.weights_sha256 for model in models} & set(foreign)
+
+
+def test_a_store_that_is_lost_leaves_the_packaged_models_at_work(home, monkeypatch, caplog):
+    before, _ = serving(home, "spot")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home.parent}/none.db")
+    assert serving(home, "spot") == (before, [])
+    assert f"{home.parent}/none.db does not exist, and was last at" in caplog.text
+    assert not (home.parent / "none.db").exists()

@@ -94,11 +94,11 @@ def test_the_page_on_security_names_each_listener():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A folder with an empty MLflow store in it."""
-    from tasks.tracking.store import open_store
+    from tasks.tracking.store import store_at
 
     folder = tmp_path_factory.mktemp("listeners")
     (folder / "mlruns").mkdir()
-    open_store(f"sqlite:///{folder}/mlruns/mlflow.db")
+    store_at(f"sqlite:///{folder}/mlruns/mlflow.db")
     return folder
 
 

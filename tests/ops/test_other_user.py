@@ -22,11 +22,11 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def victim(tmp_path_factory):
     """A running `cpb ui`: what it printed, its folder, its process, and a private file beside the store."""
-    from tasks.tracking.store import open_store
+    from tasks.tracking.store import store_at
 
     folder = tmp_path_factory.mktemp("victim")
     (folder / "mlruns").mkdir()
-    open_store(f"sqlite:///{folder}/mlruns/mlflow.db")
+    store_at(f"sqlite:///{folder}/mlruns/mlflow.db")
     private = folder / "private"
     private.mkdir(mode=0o700)
     (private / "key").write_text("the key")

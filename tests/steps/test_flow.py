@@ -53,7 +53,7 @@ class Trainer:
 
 @pytest.fixture(scope="module")
 def ingested(tmp_path_factory):
-    """A home with the simulator's candles, and an empty MLflow store; copied for every test."""
+    """A home with the simulator's candles; copied for every test."""
     place = tmp_path_factory.mktemp("ingested")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CPB_HOME", str(place / "data"))
@@ -61,7 +61,6 @@ def ingested(tmp_path_factory):
         from tasks.steps import ingest
 
         ingest(SPEC.scope)
-        open_store()
     return place
 
 

@@ -18,7 +18,7 @@ from test_runs import fleet_of, log_member, member
 from schemas.errors import CpbError
 from tasks.tracking import store as store_module
 from tasks.tracking.registry import champions
-from tasks.tracking.store import open_store
+from tasks.tracking.store import store_at
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 
@@ -61,7 +61,7 @@ def test_a_moved_store_is_refused_until_the_line_of_the_page_records_its_new_pla
     uri = f"sqlite:///{new}/mlflow.db"
     for create in (True, False):
         with pytest.raises(CpbError, match=r"docs/operations\.md") as caught:
-            open_store(uri, create=create)
+            store_at(uri, create=create)
         assert (caught.value.code, caught.value.field) == ("moved-store", f"{new}/mlflow.db")
         assert f" {old}/artifacts," in str(caught.value)
 
@@ -72,7 +72,7 @@ def test_a_moved_store_is_refused_until_the_line_of_the_page_records_its_new_pla
     subprocess.run(["bash", "-e", "-c", places + rest], cwd=new.parent, check=True, timeout=60)
 
     store_module._opened.clear()
-    (champion,) = champions(open_store(uri))
+    (champion,) = champions(store_at(uri))
     champion.check()
     assert champion.folder.is_relative_to(new)
     assert str(old / "artifacts") not in "\n".join(rows_of(new / "mlflow.db"))

@@ -15,7 +15,7 @@ from postgres_tools import needs_driver, uri
 
 from schemas.errors import CpbError
 from tasks.tracking import store as store_module
-from tasks.tracking.store import open_store, store_errors
+from tasks.tracking.store import store_at, store_errors
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def refused(store_uri, reason):
     """Open a store that cannot be used; checks the sentence."""
     store_module._opened.clear()
     with pytest.raises(CpbError) as caught:
-        open_store(store_uri)
+        store_at(store_uri)
     text = str(caught.value)
     assert (caught.value.code, caught.value.field) == ("store", "MLFLOW_TRACKING_URI")
     assert text.startswith("the MLflow store ")
@@ -50,7 +50,7 @@ def test_a_database_that_another_process_has_locked(store, impatient):
         assert holder.stdout.readline() == "held\n"
         refused(store.uri, "database is locked")
         holder.stdin.close()
-    open_store(store.uri)
+    store_at(store.uri)
 
 
 def test_a_file_that_is_no_database(tmp_path):
@@ -113,7 +113,7 @@ def test_what_is_no_url_is_told_how_and_not_shown(uri):
     with pytest.raises(
         CpbError, match=r"MLFLOW_TRACKING_URI cannot be used: it is no URL, as in sqlite:///"
     ) as caught:
-        open_store(uri)
+        store_at(uri)
     assert uri not in str(caught.value)
 
 

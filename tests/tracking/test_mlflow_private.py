@@ -4,8 +4,8 @@ import sqlite3
 from importlib.metadata import version
 
 from tasks.tracking import store as store_module
+from tasks.tracking.home_store import sqlite_path
 from tasks.tracking.prune import delete_runs_for_good
-from tasks.tracking.store import sqlite_path
 
 
 def test_the_checked_version_is_the_installed_one():

@@ -25,10 +25,11 @@ from tasks.storage.files import local_path
 from tasks.storage.locks import ProcessId
 from tasks.tracking import store as store_module
 from tasks.tracking.boards import leaderboard, read_members
+from tasks.tracking.home_store import sqlite_path
 from tasks.tracking.prune import prune
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import search, start_parent
-from tasks.tracking.store import find_run, open_store, sqlite_path
+from tasks.tracking.store import find_run, open_store, take_store
 from tasks.tracking.tags import KEEP, OPENED_AT, PROCESS, PRUNED
 from webapp import runs
 
@@ -46,7 +47,6 @@ def template(tmp_path_factory):
         patch.delenv("MLFLOW_TRACKING_URI", raising=False)
         patch.chdir(place)
         store, home = open_store(), place / "data"
-        home.mkdir()
         made = {number: add_night(store, home, number) for number in range(1, NIGHTS + 1)}
         close_connections(store.uri)
     return place, made
@@ -278,10 +278,6 @@ def delete_experiment(nights):
     nights.store.client.delete_experiment(nights.store.experiment_id)
 
 
-def rename_experiment(nights):
-    nights.store.client.rename_experiment(nights.store.experiment_id, "mine")
-
-
 @pytest.mark.parametrize(
     ("change", "runs", "versions"),
     [
@@ -291,7 +287,6 @@ def rename_experiment(nights):
         (lambda n: n.store.client.delete_registered_model(BTC.registered), 21, []),
         (lambda n: n.store.client.rename_registered_model(BTC.registered, "mine"), 33, []),
         (delete_experiment, 21, [5, 6, 7]),  # opening the store restores it
-        (rename_experiment, 49, [1, 2, 3, 4, 5, 6, 7]),
     ],
 )
 def test_what_a_person_deleted_or_renamed_does_not_prevent_it(nights, change, runs, versions):
@@ -300,6 +295,18 @@ def test_what_a_person_deleted_or_renamed_does_not_prevent_it(nights, change, ru
     nights.prune()
     assert (rows_by_table(nights.store.uri)["runs"], nights.versions()) == (runs, versions)
     assert str(nights.prune()) == "nothing to prune"
+
+
+def test_an_experiment_that_a_person_renamed_is_no_longer_that_of_the_home(nights):
+    nights.store.client.rename_experiment(nights.store.experiment_id, "mine")
+    store_module._opened.clear()
+    with pytest.raises(CpbError, match="has no experiment cpb") as caught:
+        nights.prune()
+    assert caught.value.code == "lost-store"
+    take_store()
+    nights.prune()
+    assert rows_by_table(nights.store.uri)["runs"] == 49
+    assert nights.versions() == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_artifacts_of_another_machine_keep_their_runs(nights):
@@ -429,7 +436,7 @@ def server(nights, monkeypatch):
     (nights.place / "server").mkdir()
     with tracking_server(nights.place / "server") as (url, database):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", url)
-        yield open_store(), database
+        yield take_store(), database
 
 
 @pytest.mark.slow

@@ -10,8 +10,9 @@ from test_runs_parallel import then_leave
 
 from schemas.errors import CpbError
 from tasks.tracking import store as store_module
+from tasks.tracking.home_store import tracking_uri
 from tasks.tracking.runs import check_place
-from tasks.tracking.store import EXPERIMENT, open_store, tracking_uri
+from tasks.tracking.store import EXPERIMENT, open_store, store_at
 
 
 def test_the_default_store_lies_under_mlruns_with_its_artifacts(store, tmp_path):
@@ -31,7 +32,7 @@ def test_parallel_first_use_makes_one_whole_store(schema, tmp_path):
     uri = f"sqlite:///{tmp_path}/mlruns/mlflow.db"
     fork = get_context("fork")  # the children have MLflow imported already, so they really meet
     answers = fork.SimpleQueue()
-    work = partial(then_leave, lambda: answers.put(open_store(uri).experiment_id))
+    work = partial(then_leave, lambda: answers.put(store_at(uri).experiment_id))
     children = [fork.Process(target=work) for _ in range(4)]
     for child in children:
         child.start()
@@ -41,7 +42,7 @@ def test_parallel_first_use_makes_one_whole_store(schema, tmp_path):
     assert [c.exitcode for c in children] == [0] * 4
     experiments = {answers.get() for _ in children}
     assert len(experiments) == 1
-    assert {e.name for e in open_store(uri).client.search_experiments()} == {EXPERIMENT, "Default"}
+    assert {e.name for e in store_at(uri).client.search_experiments()} == {EXPERIMENT, "Default"}
     left = [p.name for p in (tmp_path / "mlruns").iterdir() if p.name.startswith(".mlflow.db.")]
     assert left == [".mlflow.db.lock"]
 
@@ -71,7 +72,7 @@ def test_an_experiment_of_another_version_is_refused(store):
 def test_the_artifact_folder_of_a_person_is_used_as_it_is(schema, tmp_path):
     shutil.copyfile(schema, tmp_path / "mlflow.db")
     place_artifacts(f"sqlite:///{tmp_path}/mlflow.db", tmp_path / "large disk")
-    store = open_store(f"sqlite:///{tmp_path}/mlflow.db")
+    store = store_at(f"sqlite:///{tmp_path}/mlflow.db")
     assert store.artifacts == (tmp_path / "large disk").as_uri()
     with pytest.raises(CpbError) as caught:
         check_place(store)
@@ -116,7 +117,7 @@ def test_a_database_that_cannot_be_read_is_refused_with_what_to_do(schema, tmp_p
     damage(database)
 
     with pytest.raises(CpbError, match=remedy) as caught:
-        open_store(f"sqlite:///{database}", create=False)
+        store_at(f"sqlite:///{database}", create=False)
 
     assert caught.value.code == store_module.UNUSABLE
 
@@ -127,6 +128,6 @@ def test_an_empty_database_is_refused_and_stays_empty(tmp_path):
 
     for create in (False, True):
         with pytest.raises(CpbError, match="its file is empty; restore it"):
-            open_store(f"sqlite:///{database}", create=create)
+            store_at(f"sqlite:///{database}", create=create)
 
     assert database.stat().st_size == 0

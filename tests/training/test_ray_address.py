@@ -68,7 +68,8 @@ def test_no_token_is_made_for_a_cluster_elsewhere(token, monkeypatch):
     assert not token.exists()
 
 
-def test_ray_that_is_not_installed_is_told_before_anything_is_fetched(monkeypatch):
+def test_ray_that_is_not_installed_is_told_before_anything_is_fetched(monkeypatch, tmp_path):
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
     monkeypatch.setattr("tasks.steps.find_spec", lambda name: None)
     spec = RunSpec(coins="BTC", timeframes="1h", source="sim", architectures="linear", engine="ray")
     with pytest.raises(

@@ -184,8 +184,15 @@ def test_a_store_that_is_gone_is_named_where_models_are_packaged(stored, tmp_pat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
     told = verify_all(stored, ("sim",))
     assert not told.is_good
-    assert "the champions of market sim could not be checked: no runs yet" in told.unchecked[0]
+    assert (
+        "the champions of market sim could not be checked: the MLflow store of the home" in told.unchecked[0]
+    )
+    assert (
+        f"does not exist, and was last at sqlite:///{stored.parent}/mlruns/mlflow.db; " in told.unchecked[0]
+    )
     shutil.rmtree(stored / "sim/hub")
+    assert not verify_all(stored, ("sim",)).is_good
+    (stored / "cpb-store.json").unlink()
     assert verify_all(stored, ("sim",)).is_good
     assert not (tmp_path / "none.db").exists()
 

@@ -35,7 +35,7 @@ def filled(tmp_path_factory):
 def mixed(filled, tmp_path_factory):
     """The same with BTC in two more markets, the simulated one with forecasts of its own and a run."""
     folder = tmp_path_factory.mktemp("mixed") / "home"
-    shutil.copytree(filled, folder, ignore=shutil.ignore_patterns("mlruns", "model"))
+    shutil.copytree(filled, folder, ignore=shutil.ignore_patterns("mlruns", "model", "cpb-store.json"))
     fill(folder / "data", UM_BTC, 50_000.0, seed=3)
     fill(folder / "data", SIM_BTC, 777.0, seed=4)
     with pytest.MonkeyPatch.context() as patch:

@@ -12,7 +12,7 @@ from webapp_store import BTC, fill, small_home
 from schemas.errors import CpbError, MemberError
 from tasks.tracking import boards
 from tasks.tracking.registry import keep_decision
-from tasks.tracking.store import UNUSABLE, open_store
+from tasks.tracking.store import UNUSABLE, open_store, read_store
 from webapp import figures, kept, last, read
 
 QUIET = threading.Event()
@@ -147,7 +147,7 @@ def test_a_store_that_cannot_be_read_any_more_leaves_the_last_answer_with_its_ag
         def broken(*_, **__):
             raise CpbError("the MLflow store x cannot be used: it is gone", code=UNUSABLE)
 
-        monkeypatch.setattr(last, "open_store", broken)
+        monkeypatch.setattr(last, "read_store", broken)
         for result in last._results.values():
             result.token, result.read_at = "", datetime.now(UTC) - timedelta(minutes=7)
         until(lambda: client.get("/api/leaderboard").json()["note"])
@@ -156,7 +156,7 @@ def test_a_store_that_cannot_be_read_any_more_leaves_the_last_answer_with_its_ag
         assert "UTC, 7 minutes ago: the MLflow store x cannot be used: it is gone" in body["note"]
         for path in ("/api/overview", "/api/runs"):
             assert "7 minutes ago" in client.get(path).json()["note"]
-        monkeypatch.setattr(last, "open_store", open_store)
+        monkeypatch.setattr(last, "read_store", read_store)
         until(lambda: client.get("/api/leaderboard").json()["note"] is None)
 
 
@@ -167,7 +167,7 @@ def test_a_store_that_cannot_be_read_at_first_is_not_asked_by_every_request(own_
         asked.append(1)
         raise CpbError("the MLflow store x cannot be used: it is gone", code=UNUSABLE)
 
-    monkeypatch.setattr(last, "open_store", broken)
+    monkeypatch.setattr(last, "read_store", broken)
     for _ in range(5):
         with pytest.raises(CpbError, match="it is gone"):
             last.last("members", boards.read_members)
