@@ -301,7 +301,9 @@ def fleets(home: Path, market: str) -> Iterator[Check]:
 
 def _scores_fault(path: Path) -> str:
     """Compare scores with those in the model's config; a damaged config is named by its own check."""
-    config = read_json_or_none(path.with_name(CONFIG))
+    config = None
+    with suppress(OSError):
+        config = read_json_or_none(path.with_name(CONFIG))
     if not isinstance(config, dict):
         return ""
     scores = config.get("metrics", {})

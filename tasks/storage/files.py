@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+from cpbmodels.files import read_regular
 from schemas.errors import CpbError, UsageError
 from schemas.scope import home
 from tasks.storage.locks import locked, temporary_lock
@@ -177,7 +178,7 @@ def write_json(path: Path, value: Any) -> None:
 def read_json_or_none(path: Path) -> Any:
     """Return the JSON value in `path`; None if the file is missing or not JSON."""
     try:
-        return json.loads(path.read_text())
+        return json.loads(read_regular(path))
     except (FileNotFoundError, ValueError):
         return None
 

@@ -21,6 +21,7 @@ from statistics import fmean
 from typing import Any
 
 import cpbmodels
+from cpbmodels.files import read_regular
 from schemas.errors import count
 from schemas.handover import DeviceWork, FleetPlan, ShardJob
 from tasks.running.parallel import report_line, report_progress, usable_cores
@@ -49,7 +50,7 @@ def add_cost(path: Path, record: "cpbmodels.EpochRecord") -> None:
 
 def read_costs(path: Path) -> Iterator[dict[str, float]]:
     """Yield the costs of a shard's epochs; a line that a killed process has left unfinished is passed over."""
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in read_regular(path).decode().splitlines() if path.exists() else ():
         with suppress(ValueError):
             yield json.loads(line)
 

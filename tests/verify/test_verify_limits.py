@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from stored_home import SERIES
+from stored_home import MARKET, SERIES
 from test_verify_parts import flip
 
 from tasks.storage.records import ROOT
+from tasks.verify import verify_all
 
 CPB = [sys.executable, "-m", "flows.cli"]
 READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
@@ -55,3 +56,20 @@ def test_a_read_only_mount_is_checked_and_damaged_months_are_named(stored, read_
     assert code == 1
     assert reasons.keys() == {path.relative_to(stored).as_posix() for path in (candles, forecasts)}
     assert "line 1 of the chain records its first batch" in reasons[forecasts.relative_to(stored).as_posix()]
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["klines/**/2025-04.parquet", "forecasts/**/*.parquet", "fleets/*/members/*/model/model.safetensors",
+     "fleets/*/members/*/model/config.json", "fleets/*/members/*/score-*.npz", "fleets/*/job.json",
+     "fleets/*/result.json"],
+)  # fmt: skip
+def test_a_pipe_in_place_of_a_file_is_named_and_no_reason_to_wait(stored, place):
+    root = stored / MARKET if list((stored / MARKET).glob(place)) else stored
+    path = sorted(root.glob(place))[0]
+    path.unlink()
+    os.mkfifo(path)
+    result = verify_all(stored, [MARKET])
+    damaged = {damage.path: damage.reason for damage in result.damaged}
+    assert path.relative_to(stored).as_posix() in damaged
+    assert any("not a regular file" in reason for reason in damaged.values()), damaged
