@@ -216,9 +216,8 @@ def _header(lines: list[str], label: str, columns: Mapping[str, str]) -> tuple[i
     asked = {folded(column) for column in columns.values()}
     for place, line in enumerate(lines[:_MAX_LINES_BEFORE]):
         for separator in _SEPARATORS:
-            cells = [cell.strip(" <>\"'") for cell in line.split(separator)]
-            names = {*map(folded, cells)}
-            if (asked and asked <= names and len(cells) > 1) or len({c for c in cells if is_known(c)}) > 2:
+            names = {cell.strip(" <>\"'") for cell in line.split(separator)}
+            if len({name for name in names if is_known(name) or folded(name) in asked}) > 2:
                 return place, separator
     separator = max(_SEPARATORS, key=lines[0].count)
     cells = lines[0].split(separator)

@@ -136,7 +136,7 @@ def _named(names: Sequence[str], role: str, column: str, label: str) -> str:
 def _one(names: Sequence[str], wanted: str, role: str, label: str, short: str = "") -> str | None:
     """The column called `wanted`, or `short`; exactly before in other letters, which must not be two."""
     for matches in (
-        [name for name in names if name in (wanted, short) or _repeats(name, wanted)],
+        [name for name in names if (name and name in (wanted, short)) or _repeats(name, wanted)],
         [name for name in names if len(wanted) > 1 and folded(name) == wanted],
     ):
         if len(matches) > 1:

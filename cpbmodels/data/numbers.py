@@ -6,15 +6,13 @@ only. Where no cell tells, the table is refused instead of read a thousand times
 """
 
 import re
-import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
 import polars as pl
 
 Decimal = Literal["point", "comma"]
-MARKS: dict[Decimal, str] = {"point": ".", "comma": ","}
 
 CURRENCIES = (
     "USDT", "USDC", "FDUSD", "TUSD", "BUSD", "DAI", "USD", "EUR", "GBP", "JPY", "CHF", "CNY", "KRW", "INR", "BRL",
@@ -29,14 +27,24 @@ MISSING = ("", "nan", "null", "none", "na", "n/a", "-", "--")
 _PLAIN = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _LONE_POINT = r"^[+-]?[1-9][0-9]{0,2}\.[0-9]{3}([eE][+-]?[0-9]+)?$"
 """`1.234`: where the comma is the decimal mark, this is 1234."""
-_LOOKALIKES = str.maketrans({"\u2212": "-", "\u2019": "'", "\uff0c": ",", "\uff0e": "."})
-_CODE = f"(?i:{'|'.join(CURRENCIES)})"
-_CODE_BEFORE = re.compile(rf"(?P<unit>{_CODE})\s*(?P<rest>[\d.+-].*)", re.ASCII)
-_CODE_BEHIND = re.compile(rf"(?P<rest>.*[\d.])\s*(?P<unit>{_CODE})", re.ASCII)
-_NUMBER = re.compile(r"(?P<sign>[+-]?)(?P<digits>[\d.,' ]*\d[\d.,' ]*)(?P<exponent>[eE][+-]?\d+)?", re.ASCII)
-_WHOLE = re.compile(r"[0-9]*|[1-9][0-9]{0,2}(?P<group>[.,' ])[0-9]{3}((?P=group)[0-9]{3})*")
-"""Digits before the decimal mark, together or in groups of three by one separator."""
-Readings = dict[Decimal, float]
+_LOOKALIKES = {"\u2212": "-", "\u2019": "'", "\uff0c": ",", "\uff0e": "."}
+_UNIT = rf"\p{{Sc}}|(?i:{'|'.join(CURRENCIES)})"
+_CELL = (
+    rf"^(?P<sign>[+-]?) *(?P<before>{_UNIT})? *(?P<inner>[+-]?)(?P<digits>[0-9.,' ]*[0-9][.,]?)"
+    rf"(?P<exponent>[eE][+-]?[0-9]+)? *(?P<behind>{_UNIT})?$"
+)
+
+
+def _whole(separators: str) -> str:
+    """Pattern of the digits before the decimal mark: together, or in groups of three by one of these separators."""
+    return "|".join(["[0-9]*", *(f"[1-9][0-9]{{0,2}}({re.escape(mark)}[0-9]{{3}})+" for mark in separators)])
+
+
+_WITH_MARK: dict[Decimal, str] = {
+    "point": "^(" + _whole(",' ") + r")(\.[0-9]*)?$",  # `3000.` is written by some programs
+    "comma": "^(" + _whole(".' ") + ")(,[0-9]+)?$",
+}
+_NOT_OF_NUMBER: dict[Decimal, str] = {"point": "[^0-9.]", "comma": "[^0-9,]"}
 
 
 class Cell(NamedTuple):
@@ -72,55 +80,56 @@ def read_numbers(
     Raises:
         NumbersError: a text is no number, or the table may be read in two ways.
     """
-    if decimal != "comma" and (
-        plain := _plain(columns, may_be_grouped=decimal is None and not point_is_decimal)
-    ):
+    # nearly all tables: a file of a million candles is read in 1.8 s of CPU instead of 4.9
+    if decimal != "comma" and (plain := _plain(columns, is_proved=bool(decimal) or point_is_decimal)):
         return plain
-    point_is_decimal = point_is_decimal and decimal is None
     marks: tuple[Decimal, ...] = ("point", "comma") if decimal is None else (decimal,)
-    values = {mark: {name: np.full(len(texts), np.nan) for name, texts in columns.items()} for mark in marks}
-    proofs: dict[Decimal, Cell] = {}  # for each mark the first cell that excludes the other
-    units: dict[bool, tuple[str, Cell]] = {}  # of the prices, and of the volume
-    unproved: Cell | None = None
-    read_before: dict[str, tuple[Readings, str]] = {}
-    for name, texts in columns.items():
-        for row, text in enumerate(texts.to_list()):
-            if text is None or _is_missing(text):
-                continue
-            if text not in read_before:
-                read_before[text] = _readings(text, marks, point_is_decimal=point_is_decimal)
-            (readings, unit), cell = read_before[text], Cell(name, row, text)
-            if not readings:
-                raise NumbersError("no-number", cell)
-            if unit and (other := units.setdefault(name == "volume", (unit, cell)))[0] != unit:
-                raise NumbersError("two-conventions", other[1], cell)
-            for mark, number in readings.items():
-                values[mark][name][row] = number
-            if len(readings) < len(marks):
-                proofs.setdefault(next(iter(readings)), cell)
-            elif unproved is None and len(set(readings.values())) > 1:
-                unproved = cell
-    if len(proofs) > 1:
-        raise NumbersError("two-conventions", *proofs.values())
-    if unproved and not proofs:
-        both, _ = _readings(unproved.text, marks, point_is_decimal=point_is_decimal)
-        raise NumbersError("two-readings", unproved, readings=tuple(sorted(both.values())))
-    return values[next(iter(proofs), marks[0])]
+    read = {name: _read(texts, marks) for name, texts in columns.items()}
+    if point_is_decimal and decimal is None:
+        lone = pl.col("digits").str.contains(r"^[0-9]+\.[0-9]{3}$")
+        read = {name: cells.with_columns(comma=pl.when(~lone).then("comma")) for name, cells in read.items()}
+
+    def first(wanted: pl.Expr, names: Iterable[str] = columns) -> Cell | None:
+        for name in names:
+            found = read[name].select((pl.col("given") & wanted).fill_null(value=False)).to_series()
+            if found.any():
+                row = int(found.arg_max() or 0)
+                return Cell(name, row, columns[name][row])
+        return None
+
+    if wrong := first(pl.all_horizontal(pl.col(*marks).is_null())):
+        raise NumbersError("no-number", wrong)
+    for names in (
+        [name for name in columns if name != "volume"],
+        [name for name in columns if name == "volume"],
+    ):
+        one = first(pl.col("unit").is_not_null(), names)
+        other = one and first(pl.col("unit") != read[one.column]["unit"][one.row], names)
+        if one and other:
+            raise NumbersError("two-conventions", one, other)
+    if decimal is None:
+        by_point, by_comma = first(pl.col("comma").is_null()), first(pl.col("point").is_null())
+        if by_point and by_comma:
+            raise NumbersError("two-conventions", by_point, by_comma)
+        if not by_point and not by_comma and (unproved := first(pl.col("point") != pl.col("comma"))):
+            both = (read[unproved.column][mark][unproved.row] for mark in marks)
+            raise NumbersError("two-readings", unproved, readings=tuple(sorted(both)))
+        decimal = "comma" if by_comma else "point"
+    return {name: cells[decimal].fill_null(float("nan")).to_numpy() for name, cells in read.items()}
 
 
-def _plain(columns: Mapping[str, pl.Series], *, may_be_grouped: bool) -> dict[str, np.ndarray] | None:
+def _plain(columns: Mapping[str, pl.Series], *, is_proved: bool) -> dict[str, np.ndarray] | None:
     """The numbers of texts that are all as programs write them; None if a text is not, or may have thousands."""
     stripped = {name: column.str.strip_chars() for name, column in columns.items()}
     given = [texts.filter(texts.is_not_null() & (texts != "")) for texts in stripped.values()]
     if not all(texts.str.contains(_PLAIN).all() for texts in given):
         return None
-    if may_be_grouped:
+    if not is_proved:
         lone = [texts.str.contains(_LONE_POINT) for texts in given]
-        has_proof = any(
-            (texts.str.contains(".", literal=True) & ~is_lone).any()
-            for texts, is_lone in zip(given, lone, strict=True)
-        )
-        if not has_proof and any(is_lone.any() for is_lone in lone):
+        proofs = [
+            t.str.contains(".", literal=True) & ~is_lone for t, is_lone in zip(given, lone, strict=True)
+        ]
+        if any(is_lone.any() for is_lone in lone) and not any(proof.any() for proof in proofs):
             return None
     return {
         name: texts.replace("", None)
@@ -132,49 +141,28 @@ def _plain(columns: Mapping[str, pl.Series], *, may_be_grouped: bool) -> dict[st
     }
 
 
-def _is_missing(text: str) -> bool:
-    return text.strip().lower() in MISSING
-
-
-def _readings(text: str, marks: tuple[Decimal, ...], *, point_is_decimal: bool) -> tuple[Readings, str]:
-    """The numbers that a text is with each decimal mark, none where it is not one; and the currency beside it."""
-    visible = (" " if c.isspace() else c for c in text if unicodedata.category(c) != "Cf")
-    rest, unit = _without_unit("".join(visible).translate(_LOOKALIKES).strip())
-    match = _NUMBER.fullmatch(rest)
-    if not match:
-        return {}, unit
-    sign, digits, exponent = match["sign"], match["digits"].strip(), match["exponent"] or ""
-    readings: Readings = {}
+def _read(texts: pl.Series, marks: tuple[Decimal, ...]) -> pl.DataFrame:
+    """Of each text whether it is `given`, its `digits`, its `unit`, and its number by each mark; null for none."""
+    text = pl.col("text")
+    cleaned = text.str.replace_all(r"\p{Cf}", "").str.replace_all(r"\s", " ").str.replace_many(_LOOKALIKES)
+    given = text.is_not_null() & ~text.str.to_lowercase().is_in(MISSING)
+    frame = texts.rename("text").to_frame().select(cleaned.str.strip_chars())
+    frame = frame.select(given.alias("given"), text.str.extract_groups(_CELL).alias("parts")).unnest("parts")
+    before, inner, behind = pl.col("before"), pl.col("inner"), pl.col("behind")
+    # one sign, which stands behind a currency or in front, and one currency
+    is_one = (inner == "") | ((pl.col("sign") == "") & before.is_not_null())
+    is_one &= before.is_null() | behind.is_null()
+    frame = frame.with_columns(
+        digits=pl.when(pl.col("given") & is_one).then(pl.col("digits").str.strip_chars()),
+        sign=(pl.col("sign") + inner).str.strip_chars("+"),
+        unit=pl.when(is_one).then(pl.coalesce(before, behind).str.to_uppercase()),
+        exponent=pl.col("exponent").fill_null(""),
+    )
+    numbers = {}
     for mark in marks:
-        number = _with_mark(digits, MARKS[mark])
-        if number and not (point_is_decimal and mark == "comma" and re.fullmatch(r"\d+\.\d{3}", digits)):
-            readings[mark] = float(f"{sign}{number}{exponent}")
-    return readings, unit
-
-
-def _without_unit(text: str) -> tuple[str, str]:
-    """`$-1.5`, `1.5 USD`, `-EUR 1.5` -> `-1.5`, `1.5`, `-1.5` and the currency; a text with two stays whole."""
-    sign, rest = (text[:1], text[1:].strip()) if text[:1] in ("+", "-") else ("", text)
-    units = []
-    if rest and unicodedata.category(rest[0]) == "Sc":
-        units.append(rest[0])
-        rest = rest[1:].strip()
-    if rest and unicodedata.category(rest[-1]) == "Sc":
-        units.append(rest[-1])
-        rest = rest[:-1].strip()
-    for pattern in (_CODE_BEFORE, _CODE_BEHIND):
-        if code := pattern.fullmatch(rest):
-            units.append(code["unit"].upper())
-            rest = code["rest"].strip()
-    if len(units) > 1:
-        return text, ""
-    return f"{sign}{rest}", "".join(units)
-
-
-def _with_mark(digits: str, mark: str) -> str:
-    """The number as Python writes it, if `digits` is one with this decimal mark, else ""."""
-    whole, found, fraction = digits.partition(mark)
-    is_ended = not found or fraction.isdecimal() or (mark == "." and whole and not fraction)  # `3000.`
-    if not is_ended or not _WHOLE.fullmatch(whole) or not (whole or fraction):
-        return ""
-    return f"{re.sub('[^0-9]', '', whole) or '0'}.{fraction or '0'}"
+        digits = (
+            pl.col("digits").str.replace_all(_NOT_OF_NUMBER[mark], "").str.replace(",", ".", literal=True)
+        )
+        number = pl.concat_str("sign", digits, "exponent").cast(pl.Float64, strict=False)
+        numbers[mark] = pl.when(pl.col("digits").str.contains(_WITH_MARK[mark])).then(number)
+    return frame.select("given", "digits", "unit", **numbers)

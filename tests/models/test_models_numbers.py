@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpbmodels.data.numbers import CURRENCIES, MARKS, NumbersError, read_numbers
+from cpbmodels.data.numbers import CURRENCIES, NumbersError, read_numbers
 
 
 def read(*cells, **options):
@@ -90,7 +90,7 @@ def written(value, mark, group, digits):
     whole, _, fraction = f"{value:.{digits}f}".partition(".")
     if group:
         whole = f"{int(whole):,}".replace(",", group)
-    return whole + (MARKS[mark] + fraction if digits else "")
+    return whole + ({"point": ".", "comma": ","}[mark] + fraction if digits else "")
 
 
 PRICES = st.lists(st.floats(0, 1e9, allow_nan=False), min_size=1, max_size=30)

@@ -95,7 +95,8 @@ def test_two_columns_of_one_meaning_are_refused_by_name(names, words):
         choose([*names, *(n for n in PRICES if not any(n == x.lower() or n[0] == x for x in names))], "x")
 
 
-def test_given_columns_are_found_or_named():
+def test_given_columns_are_found_or_named(tmp_path):
+    path = tmp_path / "x.csv"
     names = ["Date", "Open", "High", "Low", "Last", "Amount"]
     given = {"time": "date", "close": "Last", "volume": "Amount"}
     chosen = choose(names, "x", given)
@@ -104,6 +105,10 @@ def test_given_columns_are_found_or_named():
         "Last",
         "Amount",
     )
+    path.write_text(
+        "Last, seen today\n\nDate,Open,High,Low,Last\n" + "2025-01-01,1.5,1.5,1.5,1.5\n2025-01-02,2,2,2,2\n"
+    )
+    assert Series.from_frame(path, columns={"close": "Last"}).prices[1].tolist() == [2, 2, 2, 2]
     with pytest.raises(ModelError, match=r"no column called 'Lasst', given as close \(columns: Date, Open"):
         choose(names, "x", {"close": "Lasst"})
     with pytest.raises(ModelError, match="'price' is unknown: choose one of time, open"):
