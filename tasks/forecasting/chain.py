@@ -24,7 +24,7 @@ import polars as pl
 
 from schemas.errors import CpbError, DamagedError, MemberError, log
 from schemas.frames import KEY
-from schemas.identity import SeriesId, market_home
+from schemas.identity import SeriesId, market_home, tree_of
 from tasks.forecasting.lines import (
     ORIGIN,
     Chain,
@@ -50,7 +50,7 @@ from tasks.forecasting.months import (
     owner_of,
     parse_rows,
 )
-from tasks.forecasting.published import RESTORE, loss_sentence, restore_command, way_back
+from tasks.forecasting.published import CHAIN, RESTORE, loss_sentence, restore_command, way_back
 from tasks.running.parallel import run_each, thread_pool
 from tasks.storage.files import DiskFull, is_disk_full, sync, write_bytes
 from tasks.storage.locks import locked
@@ -217,21 +217,31 @@ def _batch_time(home: Path, market: str) -> datetime:
         CpbError: (code `clock`) the clock was set back since by more than `CLOCK_STEP`: what is made now may be a
             replay that would count as live.
     """
-    now, last = datetime.now(UTC), None
-    with suppress(OSError, DamagedError, ValueError):
-        last = datetime.strptime(parse_line(last_line(chain_path(home, market))).time, _TIME).replace(
-            tzinfo=UTC
-        )
+    now, last = datetime.now(UTC), _line_time(chain_path(home, market))
     if last is None or last <= now:
         return now
     if last - now > CLOCK_STEP:
+        published = _line_time(tree_of(home, "hub", market) / CHAIN)
+        if published is not None and published <= now + CLOCK_STEP:
+            back = f"`{restore_command(home, market, set_aside=True)}` goes back to the published record"
+        else:
+            places = (
+                tree_of(home, tree, market).relative_to(home) for tree in ("forecasts", "ledger", "hub")
+            )
+            back = f"move {', '.join(map(str, places))} out of {home} to begin a new record"
         raise CpbError(
             f"the clock of this machine says {now:%Y-%m-%d %H:%M} UTC, but the last batch was stored at "
-            f"{last:%Y-%m-%d %H:%M}, so nothing is stored: set the clock; if it was wrong then, "
-            f"`{restore_command(home, market, set_aside=True)}` goes back to the published record", code="clock",
+            f"{last:%Y-%m-%d %H:%M}, so nothing is stored: set the clock; if it was wrong then, {back}", code="clock",
             field=str(chain_path(home, market)),
         )  # fmt: skip
     return last
+
+
+def _line_time(chain: Path) -> datetime | None:
+    """Return the time of a chain's last line; None without one, or if it is damaged."""
+    with suppress(OSError, DamagedError, ValueError):
+        return datetime.strptime(parse_line(last_line(chain)).time, _TIME).replace(tzinfo=UTC)
+    return None
 
 
 def _is_valid(tree: Tree, batch: Mapping[SeriesId, pl.DataFrame]) -> bool:

@@ -22,7 +22,7 @@ from verifying import of_kind, verify_forecasts, verify_published
 from schemas.errors import CpbError, DamagedError
 from schemas.identity import SeriesId
 from tasks.forecasting.chain import append, pending_path
-from tasks.forecasting.lines import Line, chain_path
+from tasks.forecasting.lines import Line, chain_path, last_line, line_hash
 from tasks.forecasting.months import files_of_market, month_bytes
 from tasks.forecasting.published import loss_sentence, merged_chain
 from tasks.hub.publish import publish
@@ -506,3 +506,26 @@ def test_a_published_chain_is_read_from_its_end(home, monkeypatch):
     """It is looked at before each batch, and grows for years."""
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} is read as a whole"))
     assert loss_sentence(home, "spot") == ""
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_after_a_clock_that_was_once_ahead_the_way_out_that_is_named_works(home, cpb_here, is_published):
+    chain = chain_path(home, "spot")
+    before, raw = stored_record(home), last_line(chain)
+    line = Line(6, "2999-01-01T00:00:00.000000Z", "scores", (), line_hash(raw)).encode()
+    chain.write_bytes(chain.read_bytes() + line)
+    if is_published:
+        assert build(home)[1] == []
+
+    (refused,) = append(home, "spot", "forecasts", next_rows(home)).values()
+    assert (refused.code, "set the clock" in str(refused)) == ("clock", True)
+    if is_published:
+        assert str(refused).endswith(f"move forecasts, ledger, hub out of {home} to begin a new record")
+        for name in ("forecasts", "ledger", "hub"):
+            (home / name).rename(home.with_name(name))
+    else:
+        assert str(refused).endswith("`cpb restore --set-aside` goes back to the published record")
+        assert cpb_here("restore", "--set-aside")[0] == 0
+        assert stored_record(home) == before
+    assert append(home, "spot", "forecasts", next_rows(home)) == {BTC: 10}
+    assert verify_forecasts(home) == verify_record(home) == []
