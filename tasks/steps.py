@@ -82,6 +82,8 @@ def ingest(scope: Scope, tail: bool = False) -> IngestResult:
                 raise
             raise CpbError(f"{error}; {none_stored}", code=error.code, field=error.field) from error
         log.warning("%s; %s", str(error).partition(";")[0], report.notes[0])
+    for warning in report.warnings:
+        log.warning("%s", warning)
     failed = [entry for entry in report.series if entry.status == FAILED_SERIES]
     leaps = [entry for entry in report.series if entry.leaps]
     return IngestResult(

@@ -53,7 +53,13 @@ def _for_people(report: "IngestReport") -> str:
         lines[_SHOWN:] = [f"… and {len(lines) - _SHOWN} more; --json shows all"]
     requests = count(report.requests, "request")
     return "\n".join(
-        [table(report), *report.notes, *lines, f"{requests} to {report.source} in {report.seconds:.1f} s"]
+        [
+            table(report),
+            *report.warnings,
+            *report.notes,
+            *lines,
+            f"{requests} to {report.source} in {report.seconds:.1f} s",
+        ]
     )
 
 

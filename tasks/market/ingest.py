@@ -45,6 +45,7 @@ from tasks.market.report import (
     SeriesReport,
     describe,
     find_holes,
+    still_sentence,
 )
 from tasks.market.sources import Catalogue, Source, open_source
 from tasks.market.tables import TableSource, refuse_other_tables, remember
@@ -84,6 +85,7 @@ class Run:
     now: int
     plans: dict[SeriesId, Plan] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     fetched_files: int = 0
     rest_off: str = ""  # why REST is disabled for the rest of this run
 
@@ -223,7 +225,7 @@ def _bring_up_to_date(run: Run, *, tail: bool) -> IngestReport:
             repair.fill(run, series, outages, holes, wrong)
     if tail:
         repair.refresh_tail(run)
-    return IngestReport(_describe_all(run), notes=run.notes)
+    return _report(run)
 
 
 def _as_stored(run: Run) -> IngestReport:
@@ -248,7 +250,8 @@ def _as_stored(run: Run) -> IngestReport:
     before = "before as_of" if run.scope.as_of else "ago"
     old = age((run.end - newest) / 1e6)
     note = f"stored candles are used, the newest closed {text(newest)} ({old} {before})"
-    return IngestReport(_describe_all(run), notes=[note, *run.notes])
+    run.notes.insert(0, note)
+    return _report(run)
 
 
 def _plans(run: Run, *, checks_stored: bool) -> Iterator[Plan]:
@@ -317,6 +320,12 @@ def _is_due(home: Path, file: SourceFile, record: FileRecord | None, part: Part 
         return True  # a wrong CHECKSUM may be corrected while the zip is unchanged (binance-public-data#241)
     path = part_path(home, file.series, file.period[:7])
     return record.rows > 0 and (part is None or not path.is_file() or path.stat().st_size != part.bytes)
+
+
+def _report(run: Run) -> IngestReport:
+    series = _describe_all(run)
+    warnings = [*run.warnings, *filter(None, map(still_sentence, series))]
+    return IngestReport(series, notes=run.notes, warnings=warnings)
 
 
 def _describe_all(run: Run) -> list[SeriesReport]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.columns import level_leaps
+from cpbmodels.data.columns import level_leaps, stands_still
 from cpbmodels.files import read_regular
 from schemas.errors import MemberError, log
 from schemas.frames import KLINES
@@ -196,7 +196,7 @@ def write_part(home: Path, series: SeriesId, month: str, rows: pl.DataFrame) -> 
     digest = digest_of(rows)
     size = write_parquet(part_path(home, series, month), rows, digest)
     runs, edges = find_runs(rows, grid_of(series.timeframe))
-    return Part(month, rows.height, size, digest, runs, _zeros(rows), edges)
+    return Part(month, rows.height, size, digest, runs, *_idle(rows), edges)
 
 
 def write_parquet(path: Path, rows: pl.DataFrame, digest: str = "") -> int:
@@ -258,14 +258,14 @@ def _file_mark(path: Path) -> str:
         return ""
 
 
-def digest_and_zeros(
+def digest_and_idle(
     home: Path, series: SeriesId, parts: list[Part], first: int, last: int
-) -> tuple[str, int]:
-    """Return a digest of the candles with `first <= open_time <= last`, and how many of them have no volume.
+) -> tuple[str, int, int]:
+    """Return a digest of the candles with `first <= open_time <= last`, and how many have no volume and stand still.
 
     Whole months contribute what the manifest has of them; a month that is cut is read.
     """
-    state, zeros = hashlib.sha256(), 0
+    state, zeros, still = hashlib.sha256(), 0, 0
     for part in (part for part in parts if part.runs):
         begin, newest = part.runs[0][0], grid_of(series.timeframe).latest(part.runs[-1][1])
         if begin > last or newest < first:
@@ -273,18 +273,19 @@ def digest_and_zeros(
         path = part_path(home, series, part.month)
         if not path.exists():
             raise _damaged(series, path, "it is missing")
-        digest, idle = part.digest, part.zeros
+        digest, idle = part.digest, (part.zeros, part.still)
         if begin < first or newest > last:
             cut = _between(read_part(home, series, part.month), first, last)
-            digest, idle = digest_of(cut), _zeros(cut)
+            digest, idle = digest_of(cut), _idle(cut)
         state.update(f"{part.month}:{digest};".encode())
-        zeros += idle
-    return state.hexdigest(), zeros
+        zeros, still = zeros + idle[0], still + idle[1]
+    return state.hexdigest(), zeros, still
 
 
-def _zeros(rows: pl.DataFrame) -> int:
-    """Return the number of candles in which nothing was traded."""
-    return int((rows["volume"].to_numpy() == 0).sum())
+def _idle(rows: pl.DataFrame) -> tuple[int, int]:
+    """Return the number of candles in which nothing was traded, and of those that stand still."""
+    idle = rows.select((pl.col("volume") == 0).alias("zeros"), stands_still().alias("still")).sum()
+    return int(idle["zeros"][0]), int(idle["still"][0])
 
 
 def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:

@@ -44,7 +44,7 @@ _COLUMNS = {
     ),
     "parts": (
         "market TEXT, symbol TEXT, interval TEXT, month TEXT, rows INTEGER, bytes INTEGER, digest TEXT, runs TEXT, "
-        "zeros INTEGER, edges TEXT, checksum TEXT"
+        "zeros INTEGER, still INTEGER, edges TEXT, checksum TEXT"
     ),
     "oddities": (
         "market TEXT, symbol TEXT, interval TEXT, open_time INTEGER, kind TEXT, detail TEXT, checksum TEXT"
@@ -93,6 +93,7 @@ class Part:
     digest: str
     runs: list[tuple[int, int]]
     zeros: int  # candles without volume
+    still: int  # those that stand still (`cpbmodels.data.columns.stands_still`)
     edges: list[tuple[float, float]]
 
 
@@ -171,7 +172,7 @@ class Manifest:
     def parts(self, series: SeriesId) -> dict[str, Part]:
         """Return the parts of a series by month, oldest first."""
         rows = self._select(_columns(Part), "parts", series)
-        parts = {m: Part(m, n, b, d, _pairs(r), z, _pairs(e)) for m, n, b, d, r, z, e in rows}
+        parts = {m: Part(m, n, b, d, _pairs(r), z, s, _pairs(e)) for m, n, b, d, r, z, s, e in rows}
         return dict(sorted(parts.items()))
 
     def anomalies(self, series: SeriesId) -> list[Anomaly]:

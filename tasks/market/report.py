@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from cpbmodels.data import SEGMENT_JUMP
+from cpbmodels.data import MAX_STILL_SHARE, SEGMENT_JUMP
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.identity import OWN, SeriesId
-from tasks.market.klines import digest_and_zeros
+from tasks.market.klines import digest_and_idle
 from tasks.market.layout import DAY, SourceFile, grid_of, text, whole_candles
 from tasks.market.manifest import Anomaly, FileRecord, Part
 
@@ -37,6 +37,9 @@ RELISTING_JUMP = log(5)
 Higher than `cpbmodels.data.SEGMENT_JUMP`: a coin may well triple while it is not traded, and this only explains
 a hole in a report; features restart after every hole, whatever the price did.
 """
+
+TOLD_STILL_SHARE = 0.01
+"""Share of a series' candles that may stand still without a word; Binance's have less than .0001."""
 
 _MAX_OUTAGE = 2 * DAY  # Binance's longest, in February 2018, took 33 hours
 _MIN_RELISTING_PAUSE = DAY
@@ -244,6 +247,7 @@ class SeriesReport:
     reason: str = ""
     digest: str = ""
     zero_volume: int = 0
+    still: int = 0  # candles that stand still: open = high = low = close, volume 0
     off_grid: int = 0
     odd_close: list[str] = field(default_factory=list)
     leaps: list[str] = field(default_factory=list)  # of the price level
@@ -264,6 +268,7 @@ class IngestReport:
     seconds: float = 0.0
     source: str = ""
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)  # what a training of these candles should know
     market: str = "spot"
 
     @property
@@ -304,7 +309,7 @@ def describe(home: Path, holdings: Holdings, calendar: OutageCalendar, reason: s
     )
     if runs:
         report.first, report.last = text(runs[0][0]), text(grid.latest(runs[-1][1]))
-        report.digest, report.zero_volume = digest_and_zeros(
+        report.digest, report.zero_volume, report.still = digest_and_idle(
             home, series, holdings.parts, holdings.first, last
         )
     _set_status(report, holes, reason)
@@ -326,6 +331,16 @@ def _set_status(report: SeriesReport, holes: list[Hole], reason: str) -> None:
             reason = f"{count(sum(hole.bars for hole in lacking), 'candle')} lacking: {causes}"
         report.status = PARTIAL_SERIES
         report.reason = "; ".join(filter(None, (reason, leap_sentence(report.leaps))))
+
+
+def still_sentence(report: SeriesReport) -> str:
+    """Return the sentence about candles that stand still, empty if they are few."""
+    if report.still <= TOLD_STILL_SHARE * report.rows:
+        return ""
+    return (
+        f"{report.series}: {report.still / report.rows:.1%} of the candles ({report.still:,}) stand still, with open = "
+        f"high = low = close and volume 0; above {MAX_STILL_SHARE:.0%} of its training span a series is not trained"
+    )
 
 
 def leap_sentence(leaps: list[str]) -> str:

@@ -57,6 +57,7 @@ def store_all(run: "Run", groups: Iterable[Batch], status: str = "ok") -> list[S
             bad.extend(writing.finish())
             run.fetched_files += len(writing.batch)
             run.notes += writing.notes
+            run.warnings += writing.warnings
             due = sum(len(p.fetch) for p in run.plans.values())
             report_progress("ingest", min(run.fetched_files, due - 0.5), due, "files", str(writing.series))
 
@@ -100,8 +101,8 @@ def _weight(file: SourceFile) -> int:
 class Writing:
     """A checked batch whose months are being written, while the next series can be checked.
 
-    Its candles are in the manifest only after `finish`, which adds to `notes`. Status `repaired` adds candles to the
-    stored candles of the months; otherwise they replace them in the time that the files cover.
+    Its candles are in the manifest only after `finish`, which adds to `notes` and `warnings`. Status `repaired` adds
+    candles to the stored candles of the months; otherwise they replace them in the time that the files cover.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class Writing:
             arrived[index].fault = fault
         months = dict.fromkeys(item.file.period[:7] for item in arrived if not item.fault)
         self.notes = forget_damaged(home, manifest, series, months)
+        self.warnings: list[str] = []
         self.records = manifest.files(series)
         # by index in the frame
         self.good = {index: item for index, item in enumerate(arrived) if not item.fault}
@@ -159,7 +161,7 @@ class Writing:
         written = [future.result() for future in self.parts]
         parts = [part for part, _ in written if part]
         if changed := sum(number for _, number in written):
-            self.notes.append(
+            self.warnings.append(
                 f"{self.series}: {count(changed, 'stored candle')} replaced: the source has changed them"
             )
         if parts:

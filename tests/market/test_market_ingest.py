@@ -78,15 +78,15 @@ def test_the_same_pair_by_another_number_of_coins_is_named(tmp_path, coin, liste
 
 def test_candles_that_the_source_has_corrected_are_counted(tmp_path):
     root, home = build(tmp_path / "mirror", symbols=["BTCUSDT"]), tmp_path / "home"
-    assert not [note for note in ingest(scope(home, root, coins="BTC")).notes if "replaced" in note]
+    assert ingest(scope(home, root, coins="BTC")).warnings == []
     february = frame(file := source_file(BTC, "2024-02"))
     at = pl.int_range(pl.len())
     volume = pl.when(at.is_in([5, 7, 8])).then(pl.col("volume") * 2).otherwise("volume")
     corrected = february.with_columns(volume).filter(at != 9)  # three others, and one taken back
     put(root, file, simulator.to_csv(corrected, "1h"))
     report = ingest(scope(home, root, coins="BTC"))
-    assert "BTCUSDT 1h: 4 stored candles replaced: the source has changed them" in report.notes
-    assert not [note for note in ingest(scope(home, root, coins="BTC")).notes if "replaced" in note]
+    assert "BTCUSDT 1h: 4 stored candles replaced: the source has changed them" in report.warnings
+    assert ingest(scope(home, root, coins="BTC")).warnings == []
 
 
 def test_no_candle_that_closes_after_as_of_is_seen(tmp_path):

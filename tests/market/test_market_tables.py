@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 from market_tools import build, key
 
-from cpbmodels.data.columns import PRICES, feature_frame
+from cpbmodels.data.columns import PRICES, feature_frame, stands_still
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, RunSpec
 from schemas.scope import IngestSpec, ScopeSpec
@@ -118,6 +118,33 @@ def test_a_hole_in_a_table_is_no_outage_of_an_exchange(tmp_path):
     assert report.exit == 0
 
 
+def filled(share, rows=200):
+    """A table in which the last candles of each hundred repeat the close before them."""
+    kept = pl.int_range(pl.len()) % 100 < 100 * (1 - share)
+    last = pl.when(kept).then("close").forward_fill()
+    return hours(rows).with_columns(
+        pl.when(kept).then("volume").otherwise(0).alias("volume"),
+        *(pl.when(kept).then(name).otherwise(last).alias(name) for name in PRICES),
+    )
+
+
+@pytest.mark.parametrize(("share", "told"), [(0.0, False), (0.01, False), (0.02, True), (0.5, True)])
+def test_candles_that_stand_still_are_counted_and_told_above_a_percent(tmp_path, share, told):
+    filled(share).write_csv(tmp_path / "BTCUSDT-1h.csv")
+    report, _ = stored(tmp_path / "home", tmp_path)
+    assert report.to_dict()["series"][0]["still"] == round(200 * share)
+    assert [f"{share:.1%} of the candles" in warning for warning in report.warnings] == [True] * told
+    offline = ingest(scope_of(tmp_path, offline=True))  # as the manifest has it
+    assert (offline.series[0].still, offline.warnings) == (report.series[0].still, report.warnings)
+    cut = ingest(scope_of(tmp_path, offline=True, as_of="2024-01-31T12:00"))  # within a month
+    assert cut.series[0].still == filled(share)[:36].select(stands_still()).to_series().sum()
+
+
+def scope_of(folder, **options):
+    made = IngestSpec(source=str(folder / "BTCUSDT-1h.csv"), timeframes="1h", **options).scope
+    return made.model_copy(update={"home": folder / "home"})
+
+
 def test_a_table_may_grow_and_have_a_candle_put_right(tmp_path):
     path, home = tmp_path / "BTCUSDT-1h.csv", tmp_path / "home"
     for count in (30, 31, 60, 100):
@@ -193,7 +220,7 @@ def changed(count, rows=400):
 
 
 def changes(report):
-    return [note.partition(": ")[2] for note in report.notes if "stored candle" in note]
+    return [note.partition(": ")[2] for note in report.warnings]
 
 
 def test_a_few_changed_candles_of_a_table_are_stored_and_counted(tmp_path):

@@ -50,7 +50,7 @@ def holdings(runs, edges=None, symbol="LUNAUSDT", anomalies=()):
     """One month with these runs of hours."""
     series = SeriesId("spot", symbol, "1h")
     runs = [(MAY[0] + a * HOUR, MAY[0] + b * HOUR) for a, b in runs]
-    part = Part("2022-05", 0, 0, "", runs, 0, edges or [(1.0, 1.0)] * len(runs))
+    part = Part("2022-05", 0, 0, "", runs, 0, 0, edges or [(1.0, 1.0)] * len(runs))
     record = FileRecord("2022-05", "", "", "x", 1)
     return Holdings(series, [source_file(series, "2022-05")], {"2022-05": record}, [part], list(anomalies))
 
