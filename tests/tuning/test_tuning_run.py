@@ -88,6 +88,15 @@ def test_a_study_is_searched_scored_once_and_gone_on_with(place):
 
 
 @pytest.mark.slow
+def test_a_study_that_lost_a_series_is_partial_in_mlflow_too(place):
+    answer, _ = tune(trials=2, coins="BTC,NOPECOIN")
+    assert answer["exit"] == 3
+    run = open_store().client.get_run(answer["run_id"])
+    assert (run.info.status, run.data.tags["outcome"]) == ("FINISHED", "partial")
+    assert run.data.tags["reason"].startswith("sim NOPECOINUSDT 1h in ingest: ")
+
+
+@pytest.mark.slow
 def test_a_trial_equals_its_training_alone_and_a_budget_ends_the_search(place, monkeypatch):
     seen = {}
     train = batches.train_batch
