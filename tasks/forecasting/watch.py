@@ -142,16 +142,16 @@ class SeriesWatch(Record):
     """The watch's state of one series.
 
     `recipe`: that of the watched models; `model_version`: the newest champion's; `promises`: of this version and the
-    previous version, whose last forecasts are not scored yet; `weights`: sha256 of their weights. `taken_to`: origin of
-    the newest forecast processed. `bands`, `excess` and `crps` [horizon]: the capital of the bets. `since`: when the
-    state became `drifted`.
+    previous version, whose last forecasts are not scored yet; `weights`: sha256 of their weights, which records that
+    older versions of cpb wrote lack. `taken_to`: origin of the newest forecast processed. `bands`, `excess` and `crps`
+    [horizon]: the capital of the bets. `since`: when the state became `drifted`.
     """
 
     series: SeriesId
     recipe: str
     model_version: str
     promises: dict[str, JudgedMetrics | None]
-    weights: dict[str, str]
+    weights: dict[str, str] = Field(default_factory=dict)
     bands: float = 0.0
     excess: float = 0.0
     crps: tuple[float, ...]
@@ -165,7 +165,7 @@ class SeriesWatch(Record):
 class Watch(Record):
     """The states of all series of one market."""
 
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 3
 
     series: dict[str, SeriesWatch] = Field(default_factory=dict)
 
@@ -217,10 +217,9 @@ def follow(watch: SeriesWatch | None, model: ServedModel, reference: Reference) 
             weights=weights,
             crps=crps,
         )
-    if watch.model_version == version:
-        return watch
     last = watch.model_version
-    promises, weights = {last: watch.promises[last], **promises}, {last: watch.weights[last], **weights}
+    promises = watch.promises if last == version else {last: watch.promises[last], **promises}
+    weights = {name: sha256 for name, sha256 in watch.weights.items() if name in promises} | weights
     return watch.model_copy(update={"model_version": version, "promises": promises, "weights": weights})
 
 
@@ -231,10 +230,9 @@ def update(watch: SeriesWatch, rows: pl.DataFrame) -> SeriesWatch:
     forecasts completed only after a later forecast was processed.
     """
     weights = pl.col("model_version").replace_strict(watch.weights, default=None, return_dtype=pl.String)
-    is_watched = pl.col("model_version").is_in(list(watch.promises))
     # rows of before do not say which weights made them
-    is_same = pl.col("weights_sha256").is_null() | (pl.col("weights_sha256") == weights)
-    new = rows.filter(is_watched & is_same).sort("issued_at")
+    is_another = (pl.col("weights_sha256") != weights).fill_null(value=False)
+    new = rows.filter(pl.col("model_version").is_in(list(watch.promises)), ~is_another).sort("issued_at")
     if watch.taken_to is not None:
         new = new.filter(pl.col("issued_at") > watch.taken_to)
     new = new.unique("issued_at", keep="last", maintain_order=True)

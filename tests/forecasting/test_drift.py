@@ -19,6 +19,7 @@ from tasks.forecasting.record import score_due
 from tasks.forecasting.score import evidence_rows
 from tasks.forecasting.watch import (
     FILE_NAME,
+    SeriesWatch,
     check_drift,
     evidence_of,
     follow,
@@ -175,6 +176,19 @@ def test_another_model_under_the_same_name_begins_anew_and_is_not_held_to_the_ot
     assert update(new, frame(tmp_path)).taken == 0
     of_before = frame(tmp_path).with_columns(weights_sha256=pl.lit(None, pl.String))
     assert update(new, of_before).taken == 240  # whose weights nobody knows
+
+
+def test_a_record_of_an_older_version_goes_on_and_learns_the_weights(tmp_path):
+    filled(tmp_path, 10, width=0.8)
+    whole = update(follow(None, model(), reference()), frame(tmp_path))
+    body = whole.model_dump(mode="json", exclude={"weights"})
+    before = SeriesWatch.model_validate(body)
+    assert update(before, frame(tmp_path)) == before  # nothing is new to it
+
+    after = follow(before, model(), reference())
+    assert after == whole
+    refreshed = follow(before, model(number=2), reference())
+    assert (refreshed.taken, list(refreshed.weights)) == (240, [model(number=2).model_version])
 
 
 def test_drifted_ends_only_when_the_evidence_has_gone(tmp_path):
