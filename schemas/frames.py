@@ -237,7 +237,8 @@ BACKTEST_SCHEMA: dict[str, Any] = {
 def check_forecasts(frame: pl.DataFrame) -> pl.DataFrame:
     """Return forecast rows that meet the contract; raises `MemberError` (code `rows`) naming the broken rule."""
     rules = [*_forecast_rules(candle=True), *_PLAIN_TEXTS, _KNOWN_ROLE, *_REFERENCE_RULES, *_ADDED_RULES]
-    return _checked("forecast rows", frame, FORECAST_SCHEMA, KEY, rules, {"made_at", *REFERENCE_COLUMNS})
+    nullable = {"made_at", *REFERENCE_COLUMNS, *ADDED_COLUMNS}
+    return _checked("forecast rows", frame, FORECAST_SCHEMA, KEY, rules, nullable)
 
 
 def check_ledger(frame: pl.DataFrame) -> pl.DataFrame:
@@ -290,8 +291,11 @@ _PLAIN_TEXTS: list[Rule] = [
     for name in ("symbol", "model_version")
 ]
 _ADDED_RULES: list[Rule] = [
-    ("weights_sha256 is 64 hexadecimal digits", pl.col("weights_sha256").str.contains("^[0-9a-f]{64}$")),
-    ("standing is 0 or more", pl.col("standing") >= 0),
+    (
+        "weights_sha256 is 64 hexadecimal digits",
+        OF_BEFORE | pl.col("weights_sha256").str.contains("^[0-9a-f]{64}$"),
+    ),
+    ("standing is 0 or more", OF_BEFORE | (pl.col("standing") >= 0)),
 ]
 _KNOWN_ROLE: Rule = (f"role is {CHAMPION}", pl.col("role") == CHAMPION)
 

@@ -16,16 +16,18 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from cpbmodels.files import read_regular
 from schemas.errors import CpbError, UsageError
 from schemas.scope import home
 from tasks.storage.locks import locked, temporary_lock
+
+T = TypeVar("T")
 
 _STALE_S = 24 * 3600.0
 DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}")
@@ -270,6 +272,53 @@ def recover_folder(path: Path) -> None:
 def _recover(path: Path) -> None:
     if not path.exists() and (aside := folders_aside(path)):
         aside[-1].rename(path)
+
+
+_READINGS, _BETWEEN_READINGS_S = 10, 0.02
+
+
+def settled(folder: Path, read: Callable[[Path], T], names: Sequence[str] = ()) -> T:
+    """Return what `read` gives of a folder that `new_folder` may replace meanwhile: of the old or of the new one.
+
+    It is read again where the folder, or a file in it, was replaced during the reading: an error is then an effect of
+    that. Without a folder an error counts only if none appears, as between the two renames of a replacement.
+
+    Args:
+        names: the files in it that `read` opens.
+
+    Raises:
+        CpbError, OSError: from `read`, or (code `busy`) the folder was replaced each time.
+    """
+    error: CpbError | OSError | None = None
+    for _ in range(_READINGS):
+        before, error = _state(folder, names), None
+        try:
+            found = read(folder)
+        except (CpbError, OSError) as raised:
+            error = raised
+        if _state(folder, names) == before and (error is None or before is not None):
+            break
+        time.sleep(_BETWEEN_READINGS_S)
+    else:
+        error = error or CpbError(
+            f"{folder} was replaced each time that it was read; run the same command again",
+            code="busy", field=str(folder),
+        )  # fmt: skip
+    if error is not None:
+        raise error
+    return found
+
+
+def _state(folder: Path, names: Sequence[str]) -> list[tuple[int, ...] | None] | None:
+    """Return what differs after a folder or one of the files in it was replaced or written to; None without it."""
+    state: list[tuple[int, ...] | None] = []
+    for path in (folder, *(folder / name for name in names)):
+        try:
+            status = path.stat()
+            state.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+        except OSError:
+            state.append(None)
+    return state if state[0] else None
 
 
 def _sweep(path: Path) -> None:

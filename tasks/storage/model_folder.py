@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ from schemas.errors import CpbError, DamagedError
 from schemas.identity import Recipe, SeriesId, is_series_name, tree_of
 from schemas.ledger import Reference
 from schemas.run import UNIVERSAL_SUFFIX
-from tasks.storage.files import write_json
+from tasks.storage.files import settled, write_json
 from tasks.storage.records import (
     digest_fault,
     file_digest,
@@ -196,7 +195,6 @@ def packaged_series(folder: Path, model_version: str) -> SeriesId:
 
 
 _VERSION = re.compile(r"(?P<name>cpb-[\w-]+)/[0-9]+")
-_READINGS, _BETWEEN_READINGS_S = 10, 0.02
 
 
 def read_packaged(folder: Path) -> ServedModel:
@@ -205,32 +203,7 @@ def read_packaged(folder: Path) -> ServedModel:
     Raises:
         DamagedError: a file is missing or damaged, or config and weights do not belong together.
     """
-    for _ in range(_READINGS):
-        before, fault = _state(folder), None
-        try:
-            model = _read_packaged(folder)
-        except DamagedError as error:
-            fault = error
-        if before is not None and _state(folder) == before:
-            if fault is not None:
-                raise fault
-            return model
-        # It was replaced during the reading, so files may be missing because the old folder is being deleted; or there
-        # is none, as between the two renames of a replacement.
-        time.sleep(_BETWEEN_READINGS_S)
-    raise fault or _damaged(folder, "it was replaced each time that it was read", _options_of(folder))
-
-
-def _state(folder: Path) -> tuple[object, ...] | None:
-    """Return what differs after a folder or one of its files was replaced or written to; None without the folder."""
-    state: list[object] = []
-    for path in (folder, *(folder / name for name in (*NEEDED, REFERENCE))):
-        try:
-            status = path.stat()
-            state.append((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
-        except OSError:
-            state.append(None)
-    return tuple(state) if state[0] else None
+    return settled(folder, _read_packaged, (*NEEDED, REFERENCE))
 
 
 def _read_packaged(folder: Path) -> ServedModel:
@@ -284,10 +257,17 @@ def packaged_models(
 ) -> list[PackagedModel]:
     """Return the models in a market's packaged folder, in order of their paths; `series`: default all.
 
-    A model is of the series that its `config.json` names: exchanged folders forecast nothing else.
+    A model is of the series that its `config.json` names: exchanged folders forecast nothing else. The folder may be
+    replaced meanwhile: the list is of the old or of the new one, and what is in a model's folder later is for
+    `read_packaged` to say.
     """
+    models = settled(tree_of(home, "hub", market), _models_in)
+    return [model for model in models if series is None or model.series in series]
+
+
+def _models_in(tree: Path) -> list[PackagedModel]:
     models = []
-    for path in sorted(tree_of(home, "hub", market).glob(f"*/*/{CONFIG}")):
+    for path in sorted(tree.glob(f"*/*/{CONFIG}")):
         name = "-".join(path.parts[-3:-1])
         if not is_series_name(name):  # of a person
             continue
@@ -296,8 +276,7 @@ def packaged_models(
             config = read_config(path.parent)
             version, verdict, weights = config.model_version, config.verdict, config.weights_sha256
         of = packaged_series(path.parent, version)
-        if series is None or of in series:
-            models.append(PackagedModel(of, version, verdict, path.parent, weights))
+        models.append(PackagedModel(of, version, verdict, path.parent, weights))
     return models
 
 

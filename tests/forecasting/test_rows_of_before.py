@@ -189,6 +189,20 @@ def test_the_published_record_holds_older_rows_as_they_were_published_before(hom
     assert verify(tree) == (0, f"5 lines and 50 rows fit; the chain ends with {head(home)}\n")
 
 
+@pytest.mark.parametrize("newer", [0, 1])
+def test_lost_months_of_older_and_newer_rows_come_back_from_the_published_record(home, newer):
+    for hours in range(newer):
+        append(home, PEPE, rows_at(6 + hours, standing=7))
+    stored = read_months(home, PEPE, FORECASTS)
+    tree = publish(home)
+    for month in (MAY, JUNE):
+        (home / f"{month}.parquet").unlink()
+    done = restore_record(home, "spot", tree)
+    assert (done.failures, len(done.months)) == ([], 2)
+    assert read_months(home, PEPE, FORECASTS).equals(stored)
+    assert list(verify_forecasts(home)) == []
+
+
 def head(home):
     return json.loads(lines.last_line(lines.chain_path(home, "spot")))["hash"]
 

@@ -18,7 +18,7 @@ import cpbmodels
 from cpbmodels.data.columns import LAMBDA
 from cpbmodels.data.series import QUANTILE_COLUMNS, Series
 from cpbmodels.fleet.config import CONFIG, WEIGHTS
-from schemas.errors import DamagedError, MemberError
+from schemas.errors import CpbError, DamagedError, MemberError
 from schemas.frames import KLINES, REFERENCE_COLUMNS
 from schemas.ledger import JudgedMetrics, Reference
 from schemas.scope import ScopeSpec
@@ -269,12 +269,27 @@ def test_a_folder_that_changes_each_time_it_is_read_is_an_error(home, made):
 
     _watched.append(flip)
     try:
-        with pytest.raises(
-            DamagedError, match=r"1h is damaged: .*`cpb train-all --coins BTCUSDT --timeframes 1h`"
-        ):
+        with pytest.raises(CpbError, match=r"hub/BTCUSDT/1h was replaced each time that it was read; run"):
             read_packaged(home / "hub/BTCUSDT/1h")
     finally:
         _watched.clear()
+
+
+def test_a_list_is_made_again_where_the_tree_was_replaced_meanwhile(home, made):
+    listed, asked = Path.glob, []
+
+    def replaced_meanwhile(path, pattern):
+        found = list(listed(path, pattern))
+        if path.name == "hub" and not asked:
+            asked.append(path)
+            replaced(home)
+            raise FileNotFoundError(path / "forecasts")
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "glob", replaced_meanwhile)
+        (model,) = packaged_models(home, "spot")
+    assert (asked, model.model_version) == ([home / "hub"], f"{BTC.registered}/2")
 
 
 @pytest.mark.parametrize("name", NAMES)

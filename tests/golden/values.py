@@ -98,7 +98,8 @@ def forecast_items(folder):
         )
         words = rows.select("symbol", "timeframe", "model_version").unique(maintain_order=True).rows()
         times = rows.select(pl.col("issued_at", "target_time").to_physical())
-        numbers = rows.select(pl.selectors.float() | pl.selectors.integer())
+        # `standing`, which came later, is of the candles before a forecast and no figure of it.
+        numbers = rows.drop("standing").select(pl.selectors.float() | pl.selectors.integer())
         arrays = {column.name: column.to_numpy() for column in (*times, *numbers)}
         symbol, timeframe = words[0][:2]
         items[f"forecasts/{symbol}-{timeframe}/{path.stem}"] = item(arrays, f"{len(rows)} rows {words}")

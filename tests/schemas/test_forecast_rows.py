@@ -55,6 +55,8 @@ def test_good_rows_pass_with_or_without_a_candle():
     assert check_ledger(ledger()).height == 1
     assert check_forecasts(forecasts()).height == 2
     assert check_forecasts(forecasts(reference=False)).height == 2
+    of_before = [pl.lit(None, FORECAST_SCHEMA[name]).alias(name) for name in ("weights_sha256", "standing")]
+    assert check_forecasts(forecasts().with_columns(of_before)).height == 2
     assert (
         check_forecasts(forecasts().with_columns(made_at=pl.lit(None, FORECAST_SCHEMA["made_at"]))).height
         == 2
