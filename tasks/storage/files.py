@@ -373,8 +373,10 @@ def check_home(folder: Path) -> Path:
 
 
 def restore_version(path: Path) -> str:
-    """Return the command that makes the file with the home's version again."""
-    return f"rm -rf {shlex.quote(str(path))} && echo {VERSION} > {shlex.quote(str(path))}"
+    """Return the command that makes the file with the home's version again; whatever else is there is moved away."""
+    place, aside = shlex.quote(str(path)), shlex.quote(f"{path}.damaged")
+    moved = f"mv {place} {aside} && " if path.is_dir() or path.is_symlink() else ""
+    return f"{moved}echo {VERSION} > {place}"
 
 
 def checked_home() -> Path:
