@@ -249,7 +249,12 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Tab
         if (missing := rows[key].is_null() | (rows[key] == "")).any():
             place = whole.place(int(rows[ROW].filter(missing)[0]))
             raise _wrong(file, f"has rows without a {key}, first {place}: fill it in or remove them")
-    if "symbol" not in keys:
+    if "symbol" in keys:
+        written = rows["symbol"].unique(maintain_order=True).to_list()
+        rows = rows.with_columns(
+            symbol=rows["symbol"].replace({text: _symbol(text, file) for text in written})
+        )
+    else:
         rows = rows.with_columns(symbol=_literal(_symbol_of_file(file, asked[0])))
     if "timeframe" not in keys:
         rows = rows.with_columns(timeframe=_literal(name.timeframe if not name.unknown or asked[0] else None))
@@ -263,7 +268,7 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Tab
                 f"has candles of {timeframe!r}, which is not a timeframe: write {', '.join(INTERVAL_SECONDS)}",
             )
         label = f"{file}, {symbol}" if "symbol" in keys else str(file)
-        table = Table(file, _symbol(str(symbol), file), timeframe, replace(whole, frame=part, label=label))
+        table = Table(file, str(symbol), timeframe, replace(whole, frame=part, label=label))
         if timeframe is None and asked[1] and not _tells_timeframe(table):
             table = replace(table, timeframe=asked[1])
         tables.append(table)

@@ -643,8 +643,9 @@ def _unread(table: Table, chosen: Chosen, decimal: Decimal | None, error: Number
     elif error.kind == "two-conventions":
         why = f"and {others[0]} are not written alike: write all numbers as 94401.14."
     else:
-        by = f" with a decimal {decimal}" if decimal else ""
-        why = f"is not a number{by}: write it as 94401.14, or remove the row."
+        other = {"point": "comma", "comma": "point"}.get(decimal or "", "")
+        by = f" with a decimal {decimal}: give the decimal {other} or none, or" if decimal else ":"
+        why = f"is not a number{by} write it as 94401.14, or remove the row."
     return ModelError(f"{table.label}: {first} {why}")
 
 

@@ -24,7 +24,7 @@ ROLES = ("time", *NUMBERS, "symbol", "timeframe")
 _SHORT = {"open": "o", "high": "h", "low": "l", "close": "c", "volume": "v"}
 _UNNAMED = ("__index_level_0__", "", "Unnamed: 0")
 """Names that pandas gives to an index without a name, in parquet and CSV files and when it reads the latter."""
-_REPEATED = re.compile(r"(.+?)(_duplicated_\d+|\.\d+)")
+_REPEATED = re.compile(r"^(.+?)(_duplicated_\d+|\.\d+)$")
 _QUOTES = {
     "USD",
     "USDT",
@@ -67,8 +67,7 @@ def is_read(column: object) -> bool:
     """Whether a column may be read, or say something of the form of its table."""
     name = folded(column)
     others = {*SYMBOL_NAMES, *TIMEFRAME_NAMES, "s", "i", "price"}
-    repeated = _REPEATED.fullmatch(str(column))
-    if is_known(repeated[1] if repeated else column) or name in others or str(column) in _UNNAMED:
+    if is_known(_without_number(str(column))) or name in others or str(column) in _UNNAMED:
         return True
     return re.match(r"volume[_ (]", name) is not None
 
@@ -136,11 +135,11 @@ def _named(names: Sequence[str], role: str, column: str, label: str) -> str:
 def _one(names: Sequence[str], wanted: str, role: str, label: str, short: str = "") -> str | None:
     """The column called `wanted`, or `short`; exactly before in other letters, which must not be two."""
     for matches in (
-        [name for name in names if (name and name in (wanted, short)) or _repeats(name, wanted)],
-        [name for name in names if len(wanted) > 1 and folded(name) == wanted],
+        [name for name in names if name and _without_number(name) in (wanted, short)],
+        [name for name in names if len(wanted) > 1 and folded(_without_number(name)) == wanted],
     ):
         if len(matches) > 1:
-            first, second = (_REPEATED.sub(r"\1", name) for name in matches[:2])
+            first, second = map(_without_number, matches[:2])
             raise ModelError(f"{label}: the columns {first!r} and {second!r} may both be the {role}: "
                              f"{option(role, first)}, or remove one.")  # fmt: skip
         if matches:
@@ -148,9 +147,9 @@ def _one(names: Sequence[str], wanted: str, role: str, label: str, short: str = 
     return None
 
 
-def _repeats(name: str, wanted: str) -> bool:
-    match = _REPEATED.fullmatch(name)
-    return match is not None and match[1] == wanted
+def _without_number(name: str) -> str:
+    """`close` of `close_duplicated_0` (polars) or `close.1` (pandas), names of a column that a table has twice."""
+    return _REPEATED.sub(r"\1", name)
 
 
 def _named_volume(names: Sequence[str], label: str) -> str | None:

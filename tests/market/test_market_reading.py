@@ -73,7 +73,8 @@ def test_the_other_mark_replaces_the_first_and_what_is_remembered_is_said(tmp_pa
         for n in (*PRICES, "volume")
     ).write_csv(path)
     with pytest.raises(
-        UsageError, match=r"is not a number with a decimal point.*--decimal point is remembered"
+        UsageError,
+        match=r"is not a number with a decimal point: give .*comma or none.*--decimal point is remem",
     ):
         IngestSpec(source=str(path))
     assert IngestSpec(source=str(path), decimal="comma").decimal == "comma"
@@ -188,6 +189,22 @@ def test_two_coins_in_one_file_are_split_and_rows_are_those_of_the_file(tmp_path
     assert ingest(IngestSpec(source=str(path), coins="BTC").scope).exit == 0
     with pytest.raises(UsageError, match=r"ETHUSDT: row 61 \(line 63\) is not a valid candle"):
         ingest(IngestSpec(source=str(path)).scope)
+
+
+def test_one_coin_in_two_ways_of_writing_is_one_series(tmp_path):
+    half = pl.int_range(pl.len()) < 50
+    table = hours().with_columns(symbol=pl.when(half).then(pl.lit("BTC/USDT")).otherwise(pl.lit("btcusdt")))
+    table.write_csv(tmp_path / "all.csv")
+    report = ingest(IngestSpec(source=str(tmp_path / "all.csv")).scope)
+    assert [(entry.series.name, entry.rows) for entry in report.series] == [("own-BTCUSDT-1h", 100)]
+
+
+def test_a_single_candle_takes_its_timeframe_from_the_command(tmp_path):
+    hours()[:1].write_csv(tmp_path / "BTCUSDT.csv")
+    with pytest.raises(UsageError, match="one candle has no known length"):
+        IngestSpec(source=str(tmp_path / "BTCUSDT.csv"))
+    spec = IngestSpec(source=str(tmp_path / "BTCUSDT.csv"), timeframes="1h")
+    assert (spec.timeframes, ingest(spec.scope).exit) == ("1h", 0)
 
 
 def test_the_kinds_that_are_read_are_in_the_sentence(tmp_path):

@@ -86,6 +86,8 @@ def test_an_exact_name_wins_and_capital_letters_are_no_prices():
         (("date", "Close", "CLOSE"), r"'Close' and 'CLOSE' may both be the close: .*--columns close=Close"),
         (("date", "close", "c"), "'close' and 'c' may both be the close"),
         (("date", "close", "close_duplicated_0"), "'close' and 'close' may both be the close"),
+        (("date", "Close", "Close.1"), "'Close' and 'Close' may both be the close"),
+        (("date", "Close", "Close_duplicated_0"), "'Close' and 'Close' may both be the close"),
         (("Date", "DATE"), "'Date' and 'DATE' may both be the time"),
         (("date", "Volume ETH", "Volume BTC"), "'Volume ETH' and 'Volume BTC' may both be the volume"),
     ],
