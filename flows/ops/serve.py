@@ -72,6 +72,19 @@ class HalfSentEnds(H11Protocol):
         super().data_received(data)
         self._look()
 
+    def send_400_response(self, msg: str) -> None:
+        """Refuse a malformed request, or end its connection if it is being answered, as only its body is malformed.
+
+        uvicorn would let the answer follow the refusal, or the refusal the answer: h11 raises, with a traceback.
+        """
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True  # to the application, the client has left
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
     def on_response_complete(self) -> None:
         """Await the rest of the request, or the next, parts of which may have come already."""
         super().on_response_complete()
