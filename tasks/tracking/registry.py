@@ -13,6 +13,7 @@ moves: so an alias at a version without such a decision was moved by a person in
 import json
 import shlex
 import shutil
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -341,8 +342,14 @@ def _training_command(series: SeriesId, tags: Mapping[str, str]) -> str:
 
 
 def undelete_command(store: Store, champion: Champion) -> str:
-    """Return the command that restores a run marked as deleted."""
-    return f"MLFLOW_TRACKING_URI={shlex.quote(public_url(store.uri))} mlflow runs restore --run-id {champion.run_id}"
+    """Return the command that restores a run marked as deleted.
+
+    With the path of Python: an installation as a tool puts no `mlflow` on the user's PATH.
+    """
+    mlflow = (
+        f"MLFLOW_TRACKING_URI={shlex.quote(public_url(store.uri))} {shlex.quote(sys.executable)} -m mlflow"
+    )
+    return f"{mlflow} runs restore --run-id {champion.run_id}"
 
 
 def model_folder(store: Store, version: "ModelVersion", digests: "Mapping[str, str]") -> tuple[Path, str]:
