@@ -40,7 +40,8 @@ REMEMBERED = "sources.json"
 """In the home of market `own`: the readings of the sources, by their absolute paths."""
 
 BINANCE_NAME = re.compile(
-    r"(?P<symbol>\w+)-(?P<interval>[0-9]+\w+)-(?P<period>[0-9]{4}-[0-9]{2}(-[0-9]{2})?)\.(zip|csv)"
+    rf"(?P<symbol>{SYMBOL.pattern})-(?P<interval>[0-9]+(s|m|h|d|w|mo))-(?P<period>[0-9]{{4}}-[0-9]{{2}}(-[0-9]{{2}})?)"
+    r"\.(zip|csv)"
 )
 """Binance's own names of files: BTCUSDT-1h-2024-01.zip, and unzipped."""
 
