@@ -99,10 +99,8 @@ def read_numbers(
 
     if wrong := first(pl.all_horizontal(pl.col(*marks).is_null())):
         raise NumbersError("no-number", wrong)
-    for names in (
-        [name for name in columns if name != "volume"],
-        [name for name in columns if name == "volume"],
-    ):
+    prices, volume = ([name for name in columns if (name == "volume") is last] for last in (False, True))
+    for names in (prices, volume):
         one = first(pl.col("unit").is_not_null(), names)
         other = one and first(pl.col("unit") != read[one.column]["unit"][one.row], names)
         if one and other:
@@ -111,9 +109,16 @@ def read_numbers(
         by_point, by_comma = first(pl.col("comma").is_null()), first(pl.col("point").is_null())
         if by_point and by_comma:
             raise NumbersError("two-conventions", by_point, by_comma)
-        if not by_point and not by_comma and (unproved := first(pl.col("point") != pl.col("comma"))):
-            both = (read[unproved.column][mark][unproved.row] for mark in marks)
-            raise NumbersError("two-readings", unproved, readings=tuple(sorted(both)))
+        proves = pl.any_horizontal(pl.col(*marks).is_null())
+        for names, beside in ((prices, volume), (volume, prices)):
+            unproved = None if first(proves, names) else first(pl.col("point") != pl.col("comma"), names)
+            # Other columns may be of another writer: there a number proves the sign that it has itself.
+            if unproved and not first(
+                proves & pl.col("digits").str.contains("," if "," in unproved.text else ".", literal=True),
+                beside,
+            ):
+                both = (read[unproved.column][mark][unproved.row] for mark in marks)
+                raise NumbersError("two-readings", unproved, readings=tuple(sorted(both)))
         decimal = "comma" if by_comma else "point"
     return {name: cells[decimal].fill_null(float("nan")).to_numpy() for name, cells in read.items()}
 

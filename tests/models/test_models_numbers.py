@@ -84,6 +84,18 @@ def test_all_columns_of_a_table_are_written_alike():
     assert [v.tolist() for v in read_numbers(columns).values()] == [[3364.0], [9045122443.0]]
     columns["volume"] = pl.Series(["1,5"])
     assert [v.tolist() for v in read_numbers(columns).values()] == [[3.364], [1.5]]
+    columns = {"open": pl.Series(["94,401.14"]), "volume": pl.Series(["1,747"])}
+    assert [v.tolist() for v in read_numbers(columns).values()] == [[94401.14], [1747.0]]
+
+
+@pytest.mark.parametrize(
+    ("price", "volume", "cell"), [("3,364", "1746.881", "3,364"), ("3000.5", "1,747", "1,747")]
+)
+def test_a_column_proves_nothing_of_a_sign_that_it_does_not_have(price, volume, cell):
+    """Prices scraped as texts and volumes computed by a program may lie in one table."""
+    with pytest.raises(NumbersError, match="two-readings") as refused:
+        read_numbers({"open": pl.Series([price]), "volume": pl.Series([volume])})
+    assert refused.value.cells[0].text == cell
 
 
 def written(value, mark, group, digits):
