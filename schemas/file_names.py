@@ -8,8 +8,7 @@
 import re
 from typing import NamedTuple
 
-from cpbmodels.data import INTERVAL_SECONDS
-from cpbmodels.data.numbers import CURRENCIES
+from cpbmodels.data import CURRENCIES, INTERVAL_SECONDS
 from schemas.identity import COINS, SYMBOL
 
 _EXCHANGES = {

@@ -37,3 +37,10 @@ INTERVAL_SECONDS = {
     "1d": 86400, "3d": 259200, "1w": 604800,
 }  # fmt: skip
 """Binance's kline intervals of constant length, in seconds."""
+
+CURRENCIES = (
+    "USDT", "USDC", "FDUSD", "TUSD", "BUSD", "DAI", "USD", "EUR", "GBP", "JPY", "CHF", "CNY", "KRW", "INR", "BRL",
+    "TRY", "RUB", "AUD", "CAD", "NZD", "SGD", "HKD", "MXN", "ZAR", "PLN", "UAH", "IDR", "THB", "VND", "SEK", "NOK",
+    "DKK", "CZK", "BTC", "XBT", "ETH", "BNB",
+)  # fmt: skip
+"""Codes of currencies that prices are in, and that may stand beside a number."""

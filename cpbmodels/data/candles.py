@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from cpbmodels.data import INTERVAL_SECONDS
+from cpbmodels.data import CURRENCIES, INTERVAL_SECONDS
 from cpbmodels.data.column_names import (
     TIME_NAMES,
     Chosen,
@@ -36,7 +36,7 @@ from cpbmodels.data.column_names import (
     option,
 )
 from cpbmodels.data.columns import MAX_VOLUME, PRICES, check_prices
-from cpbmodels.data.numbers import CURRENCIES, Decimal, NumbersError, read_numbers
+from cpbmodels.data.numbers import Decimal, NumbersError, read_numbers
 from cpbmodels.errors import ModelError, shown, unknown_choice
 from cpbmodels.files import gunzip, read_regular
 

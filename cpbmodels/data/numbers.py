@@ -12,14 +12,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 import polars as pl
 
-Decimal = Literal["point", "comma"]
+from cpbmodels.data import CURRENCIES
 
-CURRENCIES = (
-    "USDT", "USDC", "FDUSD", "TUSD", "BUSD", "DAI", "USD", "EUR", "GBP", "JPY", "CHF", "CNY", "KRW", "INR", "BRL",
-    "TRY", "RUB", "AUD", "CAD", "NZD", "SGD", "HKD", "MXN", "ZAR", "PLN", "UAH", "IDR", "THB", "VND", "SEK", "NOK",
-    "DKK", "CZK", "BTC", "XBT", "ETH", "BNB",
-)  # fmt: skip
-"""Codes that may stand beside a number."""
+Decimal = Literal["point", "comma"]
 
 MISSING = ("", "nan", "null", "none", "na", "n/a", "-", "--")
 """Texts, in small letters, of a cell without a number."""

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cpbmodels.data.numbers import CURRENCIES, NumbersError, read_numbers
+from cpbmodels.data import CURRENCIES
+from cpbmodels.data.numbers import NumbersError, read_numbers
 
 
 def read(*cells, **options):
