@@ -99,7 +99,7 @@ class Reference(Record):
 
 
 Kind = Literal["pooled", "series", "version"]
-"""Scope of an entry: all champions of a timeframe, the champions of a series, or a single version."""
+"""Scope of an entry: all champions of a timeframe, the champions of a series, or a single version with its weights."""
 
 TOO_FEW = "too few to tell"
 
@@ -108,6 +108,8 @@ class LedgerEntry(Record):
     """Scores of the forecasts in a row of the live record. None: unknown, or the divisor is zero.
 
     `live`: forecasts made before their target candles closed; otherwise replays.
+
+    `weights_sha256`: of a version's weights; "" if its rows do not name them, as those of before.
 
     `first`, `last`: UTC days of issue. `days`: number of complete days, scored to the last step; only complete days
     count in `crps_ratio` and its anytime-valid 95 % interval, which exists only if there are enough of them
@@ -123,6 +125,7 @@ class LedgerEntry(Record):
     symbol: str = ""
     role: str = ""
     model_version: str = ""
+    weights_sha256: str = ""
     live: bool
 
     first: date

@@ -38,7 +38,7 @@ from tasks.forecasting.published import (
 from tasks.forecasting.record import DAILY, parse_sums
 from tasks.forecasting.score import settled_path
 from tasks.forecasting.watch import Watch
-from tasks.hub.tree import SUMS, tree_faults
+from tasks.hub.tree import SUMS, registry_differences, tree_faults
 from tasks.judging.inference import verdict
 from tasks.market import klines
 from tasks.market.layout import period_bounds
@@ -340,6 +340,15 @@ def champion_files(home: Path, market: str) -> Iterator[Check]:
                 yield folder / CONFIG, partial(model_folder.damage_of, folder, {}), command
 
 
+def packaged_differences(home: Path, market: str) -> Iterator[Check]:
+    """Yield the packaged models that are not those of the registry; one that cannot be read is told by the champions'
+    check.
+    """
+    with suppress(CpbError), store_errors():
+        for path, reason, command in registry_differences(home, market, read_store()):
+            yield path, partial(str, reason), command
+
+
 def forecasts(home: Path, market: str) -> Iterator[Check]:
     """Yield a market's chain and its months of forecasts and scores, which come back from a published record alone."""
     published = cache(partial(Chain.read, tree_of(home, "hub", market) / CHAIN))
@@ -428,6 +437,7 @@ KINDS: dict[str, Callable[..., Iterator[Check]]] = {
     "readings of tables": table_readings,
     "features": features,
     "champions": champion_files,
+    "packaged models": packaged_differences,
     "fleets": fleets,
     "published record": published_record,
     "forecasts": forecasts,

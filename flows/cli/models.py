@@ -1,5 +1,6 @@
 """`cpb leaderboard`, `ledger`: results, and what came true; `champions`, `promote`, `publish`: who serves."""
 
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -87,7 +88,9 @@ def ledger(spec: BoardSpec, json: Json = False) -> None:
         emit({"ledger": rows, "exit": 0})
     elif rows:
         for live, title in ((True, "Live forecasts"), (False, "Replays: forecasts made after the fact")):
-            if lines := [_ledger_line(row) for row in rows if row["live"] == live]:
+            of_kind = [row for row in rows if row["live"] == live]
+            names = Counter(row["model_version"] for row in of_kind)
+            if lines := [_ledger_line(row, ambiguous=names[row["model_version"]] > 1) for row in of_kind]:
                 title = f"{title}, against the random walk with EWMA volatility (below 1 is better)"
                 print_table(title, _LEDGER, lines)
     elif stored:
@@ -107,11 +110,13 @@ _LEDGER = (
 )  # fmt: skip
 
 
-def _ledger_line(row: dict[str, Any]) -> dict[str, Any]:
+def _ledger_line(row: dict[str, Any], *, ambiguous: bool) -> dict[str, Any]:
+    """Return the line of an entry; `ambiguous`: another version has its name, in a store that began again."""
+    weights = f", weights {row['weights_sha256'][:8] or 'unknown'}" if ambiguous else ""
     of = {
         "pooled": "all champions",
         "series": f"{row['symbol']} champions",
-        "version": f"{row['model_version']} ({row['role']})",
+        "version": f"{row['model_version']} ({row['role']}{weights})",
     }[row["kind"]]
     # Of too few days there is no interval, and the ratio tells nothing.
     unknown = {"crps_ratio": None, "tail_ratio": None} if row["crps_ratio_low"] is None else {}

@@ -73,14 +73,14 @@ def score_due(home: Path, series: Sequence[SeriesId], now: datetime | None = Non
     return Score(rows=sum(stored.values()), failures=tuple(failures))
 
 
-KEY = ("day", "model_version", "live")
+KEY = ("day", "model_version", "weights_sha256", "live")
 
 
 def day_sums(scored: pl.DataFrame) -> pl.DataFrame:
     """Return the daily sums of scored rows of one series (`scored_rows` of rows `with_scale`).
 
-    One row per UTC day of `issued_at`, model version, and live or replay. `horizon`: steps of a forecast. Sums
-    over the scored rows: `crps` over all rows; `paired_…` and `ref_…` of the model and of the reference over the
+    One row per UTC day of `issued_at`, model version, its weights, and live or replay. `horizon`: steps of a forecast.
+    Sums over the scored rows: `crps` over all rows; `paired_…` and `ref_…` of the model and of the reference over the
     `ref_rows` rows with a reference; `scaled_…` in units of the reference's width at the origin, additive across coins.
     """
     paired = pl.col("ref_crps").is_not_null()
@@ -210,11 +210,23 @@ def _groups(sums: pl.DataFrame) -> Iterator[tuple[dict[str, str], pl.DataFrame]]
     yield {"kind": "pooled"}, sums
     for (symbol,), part in sums.group_by("symbol", maintain_order=True):
         yield {"kind": "series", "symbol": str(symbol)}, part
-        last = part.group_by("model_version").agg(pl.col("day").max()).rows()
-        newest = sorted(last, key=lambda row: (row[1], int(row[0].rpartition("/")[2])), reverse=True)
-        for version, _ in newest[:MAX_VERSIONS]:
+        weights = pl.col("weights_sha256")
+        # A store that began again gives a version's name to other weights. Rows of before do not name theirs: they are
+        # of the version's, unless it has had several.
+        is_single = weights.drop_nulls().n_unique().over("model_version") == 1
+        of = part.with_columns(
+            pl.when(is_single).then(weights.max().over("model_version")).otherwise(weights)
+        )
+        last = of.group_by("model_version", "weights_sha256").agg(pl.col("day").max()).rows()
+        newest = sorted(
+            last, key=lambda row: (row[2], int(row[0].rpartition("/")[2]), row[1] or ""), reverse=True
+        )
+        for version, digest, _ in newest[:MAX_VERSIONS]:
             names = {"kind": "version", "symbol": str(symbol), "model_version": version}
-            yield names, part.filter(pl.col("model_version") == version)
+            yield (
+                names | {"weights_sha256": digest or ""},
+                of.filter(pl.col("model_version") == version, weights.eq_missing(pl.lit(digest))),
+            )
 
 
 def _entry(sums: pl.DataFrame, **names: str | bool) -> LedgerEntry:

@@ -16,7 +16,7 @@ from cpbmodels.files import read_regular
 from cpbmodels.fleet.config import WEIGHTS
 from schemas.errors import CpbError, DamagedError, log
 from schemas.handover import Failure
-from schemas.identity import SeriesId, is_series_name, tree_of
+from schemas.identity import SPOT, SeriesId, is_series_name, tree_of
 from tasks.forecasting.published import CHAIN
 from tasks.hub.card import is_card, model_card
 from tasks.hub.record import is_record_file, write_record
@@ -108,6 +108,38 @@ def _weights_of_files(store: Store, series: SeriesId, version: "ModelVersion") -
     with suppress(OSError):
         return champion.digests.get(WEIGHTS) or file_digest(champion.folder / WEIGHTS) if champion else ""
     return ""
+
+
+def registry_differences(home: Path, market: str, store: Store) -> Iterator[tuple[Path, str, str]]:
+    """Yield where a market's packaged models and its champions differ: folder, sentence, the command that mends it.
+
+    A home in which nothing is packaged differs in nothing.
+    """
+    packaged = {model.series: model for model in packaged_models(home, market)}
+    if not packaged:
+        return
+    versions = {s: v for s, v in versions_with_alias(store, ALIAS).items() if s.market == market}
+    wanted, lost = registered_weights(store, versions), not_registered(store, home, (market,))
+    for series in sorted(packaged.keys() | wanted.keys()):
+        model, (version, weights) = packaged.get(series), wanted.get(series, ("", ""))
+        if model is None:
+            champion = registered(store, series, str(versions[series].version))
+            if champion is None or champion.damage:  # told where files are checked, and never packaged
+                continue
+            reason = f"the champion {version} is not packaged"
+        elif not model.model_version or (model.model_version, model.weights_sha256) == (version, weights):
+            continue  # a damaged config is told where files are checked
+        elif model.model_version == version:
+            reason = (
+                f"{version} is packaged with the weights {model.weights_sha256[:12]}…, and registered with "
+                f"{weights[:12]}…"
+            )
+        else:
+            reason = f"{model.model_version} is packaged, and the registry's champion is {version or 'none'}"
+        if model in lost:
+            reason += "; the MLflow store does not hold the packaged one: it may be an older backup, or have begun anew"
+        again = "cpb publish --dry-run" + ("" if market == SPOT else f" --market {market}")
+        yield series.packaged(home), reason, again if wanted else f"cpb train-all {series.options}"
 
 
 def _is_current(home: Path, market: str, wanted: Mapping[SeriesId, tuple[str, str]]) -> bool:

@@ -127,6 +127,40 @@ def test_a_versions_record_is_its_own(tmp_path):
     assert entry(tmp_path, "pooled").forecasts == 100
 
 
+def named_one(close, origins, digest):
+    """Forecasts of version 1, made by these weights."""
+    return made_forecasts(PEPE, FIRST, close, origins).with_columns(
+        weights_sha256=pl.lit(digest, dtype=pl.String)
+    )
+
+
+def test_two_models_with_the_name_of_one_version_are_not_added_up(tmp_path):
+    close, name = write_walk(tmp_path, PEPE, FIRST, 200), f"{PEPE.registered}/1"
+    chain.append(tmp_path, "spot", "forecasts", {PEPE: named_one(close, np.arange(40, 70), "a" * 64)})
+    chain.append(tmp_path, "spot", "forecasts", {PEPE: named_one(close, np.arange(70, 120), "b" * 64)})
+    scored(tmp_path, FIRST + 200 * HOUR)
+    rows = ledger(tmp_path, PEPE)
+    assert entry(tmp_path).forecasts == 80
+    for digest, count in (("a" * 64, 30), ("b" * 64, 50)):
+        of_weights = rows.filter(pl.col("weights_sha256") == digest)
+        shown = entry(tmp_path, "version", model_version=name, weights_sha256=digest)
+        assert (shown.forecasts, shown.crps) == (count, pytest.approx(of_weights["crps"].mean()))
+    versions = [row for row in ledger_rows(tmp_path, "spot") if row["kind"] == "version"]
+    assert [row["forecasts"] for row in versions] == [50, 30]
+
+
+def test_the_ledger_names_the_weights_where_a_versions_name_is_of_two_models(tmp_path, monkeypatch, cpb_here):
+    close = write_walk(tmp_path, PEPE, FIRST, 200)
+    for origins, digest in ((np.arange(20, 40), "a" * 64), (np.arange(40, 70), "b" * 64)):
+        chain.append(tmp_path, "spot", "forecasts", {PEPE: named_one(close, origins, digest)})
+    scored(tmp_path, FIRST + 200 * HOUR)
+    monkeypatch.setenv("CPB_HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = cpb_here("ledger")
+    for digest in "ab":
+        assert f"{PEPE.registered}/1 (champion, weights {digest * 8})" in out
+
+
 def test_coins_are_pooled_in_units_of_what_was_known_at_the_origin(tmp_path):
     now = fill(tmp_path, 5, PEPE, reference=1.2)
     fill(tmp_path, 5, BTC, seed=1, reference=1.2, width=1.6)

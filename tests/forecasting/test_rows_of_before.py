@@ -153,8 +153,17 @@ def test_scores_join_older_and_newer_rows_and_touch_no_month_of_forecasts(home):
     assert score_due(home, [PEPE], START + 38 * HOUR).rows == 50
     assert {path: path.read_bytes() for path in months} == months
     (entry,) = [e for e in read_summary(home, "spot").entries if e.kind == "version"]
-    assert (entry.forecasts, entry.rows) == (5, 50)
+    assert (entry.forecasts, entry.rows, entry.weights_sha256) == (5, 50, WEIGHTS)
     assert list(verify_forecasts(home)) == []
+
+
+def test_rows_of_before_are_of_no_model_where_a_versions_name_has_been_of_two(home):
+    for hours, weights in ((6, WEIGHTS), (7, "b" * 64)):
+        append(home, PEPE, rows_at(hours).with_columns(weights_sha256=pl.lit(weights)))
+    write_candles(home, [8.25e-6] * 40, first=START - HOUR)
+    score_due(home, [PEPE], START + 38 * HOUR)
+    versions = [e for e in read_summary(home, "spot").entries if e.kind == "version"]
+    assert {e.weights_sha256: e.forecasts for e in versions} == {"": 4, WEIGHTS: 1, "b" * 64: 1}
 
 
 @pytest.mark.parametrize("newer", [False, True])

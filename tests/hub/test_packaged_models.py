@@ -10,12 +10,13 @@ from hub_models import trained
 import cpbmodels
 from schemas.errors import CpbError
 from schemas.identity import ModelId, SeriesId
-from tasks.hub.tree import serving
+from tasks.hub.tree import package, registry_differences, serving
 from tasks.storage.model_folder import packaged_models
 from tasks.storage.records import file_digest
 from tasks.tracking.registry import ALIAS, register, succeed
 from tasks.tracking.runs import MemberRecord, log_members, start_fleet, start_parent
 from tasks.tracking.store import open_store, take_store
+from tasks.verify import verify_all
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 
@@ -181,3 +182,92 @@ def test_a_store_that_is_lost_leaves_the_packaged_models_at_work(home, monkeypat
     assert serving(home, "spot") == (before, [])
     assert f"{home.parent}/none.db does not exist, and was last at" in caplog.text
     assert not (home.parent / "none.db").exists()
+
+
+def differences(home):
+    return {path.relative_to(home).as_posix(): (reason, command) for path, reason, command
+            in registry_differences(home, "spot", open_store())}  # fmt: skip
+
+
+def restore_backup(home):
+    """Bring the store back as it was when each series had its first version, and give the number 2 to other weights."""
+    client = open_store().client
+    for version in client.search_model_versions(f"name = '{BTC.registered}'"):
+        if str(version.version) == "2":
+            client.delete_model_version(version.name, version.version)
+    client.set_registered_model_alias(BTC.registered, ALIAS, "1")
+
+
+def test_a_store_that_is_older_than_the_home_is_noticed_and_said(home, caplog):
+    serving(home, "spot")
+    assert differences(home) == {}
+    succeed(open_store(), add_version(home.parent, BTC, 2))
+    (reason, command) = differences(home)["hub/BTCUSDT/1h"]
+    assert reason == "cpb-BTCUSDT-1h/1 is packaged, and the registry's champion is cpb-BTCUSDT-1h/2"
+    assert command == "cpb publish --dry-run"
+    serving(home, "spot")
+    assert differences(home) == {}
+    assert "is not in the MLflow store" not in caplog.text
+
+    restore_backup(home)
+    (reason, command) = differences(home)["hub/BTCUSDT/1h"]
+    assert reason.startswith(
+        "cpb-BTCUSDT-1h/2 is packaged, and the registry's champion is cpb-BTCUSDT-1h/1; the MLflow"
+    )
+    assert versions(serving(home, "spot")[0])[BTC] == ("cpb-BTCUSDT-1h/1", "verdict 1")
+    assert "the packaged model cpb-BTCUSDT-1h/2 (weights " in caplog.text
+    assert differences(home) == {}
+
+
+def test_a_home_that_is_older_than_its_store_follows_it(home, tmp_path):
+    serving(home, "spot")
+    shutil.copytree(home, tmp_path / "backup")
+    succeed(open_store(), add_version(home.parent, BTC, 2))
+    serving(home, "spot")
+    shutil.rmtree(home)
+    (tmp_path / "backup").rename(home)
+    assert list(differences(home)) == ["hub/BTCUSDT/1h"]
+    assert versions(serving(home, "spot")[0])[BTC] == ("cpb-BTCUSDT-1h/2", "verdict 2")
+    assert differences(home) == {}
+
+
+def test_other_weights_under_the_same_version_are_noticed(home, foreign):
+    take_store()
+    reason, _ = differences(home)["hub/BTCUSDT/1h"]
+    assert reason.startswith(
+        f"cpb-BTCUSDT-1h/1 is packaged with the weights {foreign[0][:12]}…, and registered with "
+    )
+    assert "may be an older backup, or have begun anew" in reason
+    assert package(home, "spot")[1] == []
+    assert differences(home) == {}
+
+
+def test_a_champion_that_is_not_packaged_and_one_that_is_retired_are_differences(home):
+    serving(home, "spot")
+    client = open_store().client
+    client.delete_registered_model_alias(BTC.registered, ALIAS)
+    assert differences(home) == {
+        "hub/BTCUSDT/1h": (
+            "cpb-BTCUSDT-1h/1 is packaged, and the registry's champion is none",
+            "cpb publish --dry-run",
+        )
+    }
+    serving(home, "spot")
+    assert differences(home) == {}
+    client.set_registered_model_alias(BTC.registered, ALIAS, "1")
+    assert differences(home) == {
+        "hub/BTCUSDT/1h": ("the champion cpb-BTCUSDT-1h/1 is not packaged", "cpb publish --dry-run")
+    }
+    for series in (BTC, ETH):
+        client.delete_registered_model_alias(series.registered, ALIAS)
+    assert differences(home)["hub/ETHUSDT/1h"][1] == "cpb train-all --coins ETHUSDT --timeframes 1h"
+    shutil.rmtree(home / "hub")
+    assert differences(home) == {}
+
+
+def test_verify_names_each_difference_with_its_command(home):
+    serving(home, "spot")
+    succeed(open_store(), add_version(home.parent, BTC, 2))
+    (found,) = verify_all(home, ("spot",)).damaged
+    assert (found.path, found.command) == ("hub/BTCUSDT/1h", "cpb publish --dry-run")
+    assert "the registry's champion is cpb-BTCUSDT-1h/2" in found.reason

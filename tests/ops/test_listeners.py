@@ -97,8 +97,8 @@ def folder(tmp_path_factory):
     from tasks.tracking.store import store_at
 
     folder = tmp_path_factory.mktemp("listeners")
-    (folder / "mlruns").mkdir()
-    store_at(f"sqlite:///{folder}/mlruns/mlflow.db")
+    (folder / "data/mlruns").mkdir(parents=True)
+    store_at(f"sqlite:///{folder}/data/mlruns/mlflow.db")
     return folder
 
 

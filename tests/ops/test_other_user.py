@@ -25,8 +25,8 @@ def victim(tmp_path_factory):
     from tasks.tracking.store import store_at
 
     folder = tmp_path_factory.mktemp("victim")
-    (folder / "mlruns").mkdir()
-    store_at(f"sqlite:///{folder}/mlruns/mlflow.db")
+    (folder / "data/mlruns").mkdir(parents=True)
+    store_at(f"sqlite:///{folder}/data/mlruns/mlflow.db")
     private = folder / "private"
     private.mkdir(mode=0o700)
     (private / "key").write_text("the key")

@@ -22,9 +22,10 @@ from flows.train_all import run_train_all
 from schemas.run import RunSpec
 from tasks.forecasting.published import RESTORE
 from tasks.storage.files import VERSION, VERSION_FILE
+from tasks.tracking.home_store import RECORD, sqlite_path
 from tasks.tracking.prune import delete_runs_for_good
 from tasks.tracking.registry import ALIAS, PREVIOUS
-from tasks.tracking.store import open_store, sqlite_path
+from tasks.tracking.store import open_store
 from tasks.training.shard import PROGRESS
 from tasks.verify import KINDS, verify_all
 
@@ -210,7 +211,11 @@ def test_the_remedy_for_a_version_that_is_damaged_works(stored, cpb_here, change
 def test_no_kind_of_damage_of_any_file_is_a_traceback(stored):
     """A sample of all files of a home: whatever lies there instead, `verify` ends with its findings."""
     rng, number = random.Random(42), count()
-    files = [path for path in sorted(stored.rglob("*")) if path.is_file() and path.name != VERSION_FILE]
+    files = [
+        path
+        for path in sorted(stored.rglob("*"))
+        if path.is_file() and path.name not in (VERSION_FILE, RECORD)
+    ]
     kinds = {}
     for path in files:
         kinds.setdefault(
@@ -227,4 +232,18 @@ def test_no_kind_of_damage_of_any_file_is_a_traceback(stored):
             next(number)
         path.write_bytes(whole)
     assert next(number) > 50
+    assert verify_all(stored, (MARKET,)).is_good
+
+
+@pytest.mark.parametrize("content", [b"", b"[1, null]", b"\xff\xfe\x00" * 99])
+def test_a_damaged_record_of_the_store_is_named_and_its_remedy_works(stored, content, cpb_here):
+    """The store of `MLFLOW_TRACKING_URI` may be another: its champions are not checked until the record is mended."""
+    path = stored / RECORD
+    path.write_bytes(content)
+    result = verify_all(stored, (MARKET,))
+    (found,) = result.damaged
+    assert (found.path, found.command) == (RECORD, "cpb store --take")
+    (sentence,) = result.unchecked
+    assert sentence.startswith(f"the champions of market sim could not be checked: {path}, which says which")
+    assert cpb_here(*found.command.split()[1:])[0] == 0
     assert verify_all(stored, (MARKET,)).is_good

@@ -32,8 +32,11 @@ export function recordCard(series) {
   }
 
   function tableOf(live) {
-    const rows = entries.filter((e) => e.live === live);
-    if (!rows.length) return null;
+    const shown = entries.filter((e) => e.live === live);
+    if (!shown.length) return null;
+    // After a store that began again a version's name may be of two models: then their weights tell them apart.
+    const isShared = (e) => e.kind === "version" && shown.filter((o) => o.kind === "version" && o.model_version === e.model_version).length > 1;
+    const rows = shown.map((e) => ({ ...e, weights: isShared(e) ? `, weights ${e.weights_sha256.slice(0, 8) || "unknown"}` : "" }));
     const caption = live ? "Live forecasts: made before their candles closed" : "Replays: made after the fact, no proof of anything";
     return table({ caption, columns: COLUMNS, rows, cards: true });
   }
@@ -50,7 +53,7 @@ function nothing(ledger) {
 function about(shown, entries, newest) {
   const all = `${count(shown.forecasts, `${kindOf(shown.live)} forecast`)} by all versions that have served this series, since ${day(shown.first)}, ${count(shown.rows, "close")}. `;
   const version = versionOf(newest.model_version);
-  const own = entries.find((e) => e.kind === "version" && e.model_version === newest.model_version && e.live === shown.live);
+  const own = entries.find((e) => e.kind === "version" && e.model_version === newest.model_version && e.weights_sha256 === (newest.weights_sha256 || e.weights_sha256) && e.live === shown.live);
   const part = own ? `Of these, ${number(own.forecasts)} are of version ${version}, which forecasts now (${recordWords(own)}). `
     : `None of these is of version ${version}, which forecasts now: its own record is empty. `;
   return `${all}${part}${RATIO}; the reference is stored beside each forecast.`;
@@ -73,7 +76,7 @@ function rate(band, share, kind) {
 
 function named(entry) {
   return { pooled: `all ${entry.timeframe} champions`, series: "this series, all versions",
-    version: `version ${versionOf(entry.model_version)} (${entry.role}) alone` }[entry.kind];
+    version: `version ${versionOf(entry.model_version)} (${entry.role}) alone${entry.weights}` }[entry.kind];
 }
 
 const told = (cell) => (entry) => (isTold(entry) ? cell(entry) : "–");
