@@ -65,7 +65,11 @@ def test_newest_origin_is_the_last_row_and_a_hole_in_the_times_starts_a_segment(
 
 @pytest.mark.parametrize(
     ("row", "message"),
-    [([1, 2, 3, 1], "low <= open"), ([1, np.nan, 1, 1], "finite"), ([0, 1, 0, 1], "positive")],
+    [
+        ([1, 2, 3, 1], "low <= open"),
+        ([1, np.nan, 1, 1], "must lie between"),
+        ([0, 1, 0, 1], "must lie between"),
+    ],
 )
 def test_impossible_candles_are_named(row, message):
     prices = walk(50).prices
