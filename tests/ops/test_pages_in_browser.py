@@ -56,8 +56,8 @@ def test_prefects_page(tmp_path):
 def test_mlflows_page(tmp_path):
     from tasks.tracking.store import store_at
 
-    (tmp_path / "mlruns").mkdir()
-    store = store_at(f"sqlite:///{tmp_path}/mlruns/mlflow.db")
+    (tmp_path / "data/mlruns").mkdir(parents=True)
+    store = store_at(f"sqlite:///{tmp_path}/data/mlruns/mlflow.db")
     run = store.client.create_run(store.experiment_id, run_name="a-run-to-see")
     Image.new("RGB", (300, 200), "teal").save(tmp_path / "forecast.png")
     store.client.log_artifact(run.info.run_id, str(tmp_path / "forecast.png"))
