@@ -471,6 +471,9 @@ def _open_times(
             f"or {option('time', 'NAME')}."
         )
     columns = {name: _of_objects(c.to_list()) if c.dtype == pl.Object else c for name, c in columns.items()}
+    columns = {
+        name: c.cast(pl.String) if c.dtype in (pl.Categorical, pl.Enum) else c for name, c in columns.items()
+    }
     if "date" in columns and "time" in columns:
         day, clock = (columns[name].cast(pl.String) for name in ("date", "time"))
         if clock.str.contains(r"^\s*\d\d?:").all() and not day.str.contains(":").any():
@@ -615,12 +618,16 @@ def _numbers(
             texts[name] = column.cast(pl.String)
             continue
         try:
+            if (
+                column.dtype.is_nested() or column.dtype == pl.Boolean
+            ):  # a cast would look into it, or count truths
+                raise pl.exceptions.InvalidOperationError
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 numbers[name] = column.cast(pl.Float64).fill_null(float("nan"))
         except (pl.exceptions.PolarsError, Warning):
             raise ModelError(
-                f"{label}: {name} is of the type {column.dtype} and holds values that are no numbers."
+                f"{label}: {name} is of the type {column.dtype}, which holds no numbers: give numbers or texts."
             ) from None
     try:
         read = read_numbers(texts, decimal, point_is_decimal=point_is_decimal) if texts else {}

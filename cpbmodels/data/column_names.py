@@ -140,8 +140,8 @@ def _one(names: Sequence[str], wanted: str, role: str, label: str, short: str = 
     ):
         if len(matches) > 1:
             first, second = map(_without_number, matches[:2])
-            raise ModelError(f"{label}: the columns {first!r} and {second!r} may both be the {role}: "
-                             f"{option(role, first)}, or remove one.")  # fmt: skip
+            told = f"{option(role, first)}, or remove one" if first != second else "remove one, or rename it"
+            raise ModelError(f"{label}: the columns {first!r} and {second!r} may both be the {role}: {told}.")
         if matches:
             return matches[0]
     return None

@@ -322,6 +322,22 @@ def test_the_line_of_a_file_and_the_row_of_a_frame(tmp_path):
         Series.from_frame(broken[::-1])
 
 
+@pytest.mark.parametrize("value", [True, [1.5], {"a": 1.5}, b"1.5"])
+def test_a_column_of_another_type_is_named(value):
+    frame = candles(40).with_columns(close=pl.Series([value] * 40))
+    with pytest.raises(ModelError, match=r"close is of the type .*, which holds no numbers"):
+        Series.from_frame(frame)
+
+
+def test_texts_as_categories_are_texts():
+    frame = candles(40)
+    texts = [pl.col(name).cast(pl.String).cast(pl.Categorical) for name in PRICES]
+    times = pl.col("open_time").dt.strftime("%Y-%m-%dT%H:%M:%SZ").cast(pl.Categorical)
+    read, wanted = (Series.from_frame(table) for table in (frame.with_columns(times, *texts), frame))
+    np.testing.assert_array_equal(read.prices, wanted.prices)
+    np.testing.assert_array_equal(read.times, wanted.times)
+
+
 @pytest.mark.parametrize("newest_first", [False, True])
 def test_a_candle_out_of_order_is_named_in_either_direction(tmp_path, newest_first):
     frame = candles(60)
