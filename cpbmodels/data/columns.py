@@ -162,22 +162,28 @@ def feature_frame(klines: pl.DataFrame, timeframe: str) -> pl.DataFrame:
     frame = frame.with_columns(*_rolling("abs_return"), *_rolling("log_range"))
     present = [name for name in ("volatility", *FEATURES) if name in frame.columns]
     numbers = [pl.col(name).cast(pl.Float64).fill_null(math.nan) for name in present]
-    still = stands_still(volume=bool(volume)).alias("still")
+    still = pl.Series("still", stands_still(prices, frame["volume"].to_numpy() if volume else None))
     return frame.select("open_time", "segment", still, *PRICES, *numbers)
 
 
-def stands_still(*, volume: bool = True) -> pl.Expr:
-    """Whether a candle stands still: open = high = low = close and nothing traded; row t knows the rows up to t.
+def stands_still(prices: np.ndarray, volume: np.ndarray | None = None) -> np.ndarray:
+    """Whether candles stand still, bool [rows]: open = high = low = close, no trade; row t knows the rows up to t.
 
     Exchanges and tables fill hours without a trade so. Where no volume is known (none, or 0 in every row so far), the
     candle must repeat the close before it: a table of closes alone moves although its candles are flat.
+
+    Args:
+        prices: open, high, low, close, [rows, 4].
+        volume: [rows], or None if the table has none.
     """
-    flat = (pl.col("high") == pl.col("low")) & (pl.col("open") == pl.col("close"))
-    repeated = pl.col("close") == pl.col("close").shift(1)
-    if not volume:
-        return (flat & repeated).fill_null(value=False)
-    known = pl.col("volume").cum_max() > 0
-    return (flat & (pl.col("volume") == 0) & (known | repeated)).fill_null(value=False)
+    opens, highs, lows, closes = prices.T
+    flat = (highs == lows) & (opens == closes)
+    repeated = np.zeros(len(closes), dtype=bool)
+    repeated[1:] = closes[1:] == closes[:-1]
+    if volume is None:
+        return np.asarray(flat & repeated)
+    known = np.fmax.accumulate(volume) > 0
+    return np.asarray(flat & (volume == 0) & (known | repeated))
 
 
 def _candle_shape() -> pl.Expr:

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from cpbmodels.data.columns import level_leaps, stands_still
+from cpbmodels.data.columns import PRICES, level_leaps, stands_still
 from cpbmodels.files import read_regular
 from schemas.errors import MemberError, log
 from schemas.frames import KLINES
@@ -284,8 +284,9 @@ def digest_and_idle(
 
 def _idle(rows: pl.DataFrame) -> tuple[int, int]:
     """Return the number of candles in which nothing was traded, and of those that stand still."""
-    idle = rows.select((pl.col("volume") == 0).alias("zeros"), stands_still().alias("still")).sum()
-    return int(idle["zeros"][0]), int(idle["still"][0])
+    volume = rows["volume"].to_numpy()
+    still = stands_still(rows.select(PRICES).to_numpy(), volume)
+    return int((volume == 0).sum()), int(still.sum())
 
 
 def split_months(rows: pl.DataFrame) -> Iterator[tuple[str, pl.DataFrame]]:

@@ -149,7 +149,7 @@ class Writing:
         # a month that was forgotten as damaged is not read
         old = read_part(self.home, self.series, month) if month in self.stored_months else fresh.clear()
         rows = merge(old, fresh, spans)
-        changed = old.join(rows, on=old.columns, how="anti").height
+        changed = old.join(rows, on=old.columns, how="anti").height if old.height else 0
         return (write_part(self.home, self.series, month, rows) if rows.height else None), changed
 
     def finish(self) -> list[SourceFile]:

@@ -137,7 +137,10 @@ def test_candles_that_stand_still_are_counted_and_told_above_a_percent(tmp_path,
     offline = ingest(scope_of(tmp_path, offline=True))  # as the manifest has it
     assert (offline.series[0].still, offline.warnings) == (report.series[0].still, report.warnings)
     cut = ingest(scope_of(tmp_path, offline=True, as_of="2024-01-31T12:00"))  # within a month
-    assert cut.series[0].still == filled(share)[:36].select(stands_still()).to_series().sum()
+    begun = filled(share)[:36]
+    assert (
+        cut.series[0].still == stands_still(begun.select(PRICES).to_numpy(), begun["volume"].to_numpy()).sum()
+    )
 
 
 def scope_of(folder, **options):

@@ -52,8 +52,8 @@ def test_which_candles_stand_still(volumes, still):
         "low": low,
         "close": [10] * 6 + [12],
     }
-    frame = pl.DataFrame(prices | ({} if volumes is None else {"volume": volumes}))
-    assert frame.select(stands_still(volume=volumes is not None)).to_series().to_list() == still
+    found = stands_still(np.column_stack([*prices.values()]), None if volumes is None else np.array(volumes))
+    assert found.tolist() == still
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 59))
@@ -61,10 +61,9 @@ def test_which_candles_stand_still(volumes, still):
 def test_whether_a_candle_stands_still_depends_on_no_later_one(seed, cut):
     random = np.random.default_rng(seed)
     close = np.repeat(random.integers(9, 12, 20), 3).astype(float)
-    frame = pl.DataFrame(dict.fromkeys(("open", "high", "low", "close"), close))
-    frame = frame.with_columns(volume=pl.Series(random.integers(0, 2, 60) * (np.arange(60) > 30)))
-    whole, begun = (f.select(still=stands_still())["still"] for f in (frame, frame.head(cut)))
-    assert whole.head(cut).equals(begun)
+    prices, volume = np.column_stack([close] * 4), random.integers(0, 2, 60) * (np.arange(60) > 30)
+    whole, begun = (stands_still(prices[:rows], volume[:rows]) for rows in (60, cut))
+    assert (whole[:cut] == begun).all()
 
 
 def same(left, right):
