@@ -8,7 +8,7 @@
 import re
 from typing import NamedTuple
 
-from cpbmodels.data import CURRENCIES, INTERVAL_SECONDS
+from cpbmodels.data import COIN_CURRENCIES, CURRENCIES, INTERVAL_SECONDS
 from schemas.identity import COINS, SYMBOL
 
 _EXCHANGES = {
@@ -18,7 +18,6 @@ _EXCHANGES = {
     "HITBTC", "HTX", "HUOBI", "ITBIT", "KRAKEN", "KUCOIN", "LBANK", "MEXC", "NASDAQ", "NYSE", "OKCOIN", "OKEX", "OKX",
     "PHEMEX", "POLONIEX", "UPBIT", "WHITEBIT", "YAHOO", "YFINANCE",
 }  # fmt: skip
-_COIN_CURRENCIES = ("BTC", "XBT", "ETH", "BNB")
 _WORDS = {
     "CANDLE", "CANDLES", "DATA", "EXPORT", "HISTORICAL", "HISTORY", "KLINE", "KLINES", "OHLC", "OHLCV", "PRICE",
     "PRICES",
@@ -113,7 +112,7 @@ def base_of_pair(symbol: str) -> str:
     """Return the coin of a pair, "" if the symbol ends with no known currency."""
     bases = [symbol.removesuffix(c) for c in CURRENCIES if symbol.endswith(c) and symbol not in CURRENCIES]
     # WBTC and STETH are coins; BNBUSD is BNB in USD, not BN in BUSD
-    possible = [b for b in bases if len(b) > 2 or b in COINS or not symbol.endswith(_COIN_CURRENCIES)]
+    possible = [b for b in bases if len(b) > 2 or b in COINS or not symbol.endswith(COIN_CURRENCIES)]
     return next((b for b in possible if b in COINS), possible[0] if possible else "")
 
 

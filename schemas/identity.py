@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal, get_args
 from pydantic import AfterValidator
 from pydantic.dataclasses import dataclass
 
-from cpbmodels.data import INTERVAL_SECONDS
+from cpbmodels.data import COIN_CURRENCIES, INTERVAL_SECONDS
 from schemas.errors import UsageError
 
 COINS = (
@@ -37,9 +37,7 @@ MARKET_FOLDERS = {"spot": "spot", "um": "futures/um", "cm": "futures/cm", "sim":
 """Markets and their folders under `data/` in Binance Vision's layout, also used for the simulator and tables."""
 
 _MAX_NAMED, _MAX_LISTED = 3, 12
-QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
-"""Currencies that end the symbols of pairs, each before those that end it."""
-_COIN_QUOTES = ("BTC", "ETH", "BNB")
+_QUOTES = ("USDT", "USDC", "FDUSD", "TUSD", "BUSD", "EUR", "TRY", "BRL", "JPY", "DAI", "USD")
 SYMBOL = re.compile(r"[^\W_a-z]{2,30}(_PERP|_[0-9]{6})?")
 """Pattern of Binance symbols, and therefore of folders in the store. Some coins have Chinese names."""
 
@@ -80,9 +78,9 @@ def symbol_of(coin: str, *, quoted: bool = False) -> str:
     if not SYMBOL.fullmatch(name):
         raise UsageError(f"coins {coin!r} is not a symbol: use letters and digits, as in BTC or BTCUSDT",
                          code="coins")  # fmt: skip
-    if quoted or "_" in name or any(name.endswith(q) and name != q for q in QUOTES):
+    if quoted or "_" in name or any(name.endswith(q) and name != q for q in _QUOTES):
         return name
-    if any(name.endswith(q) and name[: -len(q)] in COINS for q in _COIN_QUOTES):
+    if any(name.endswith(q) and name[: -len(q)] in COINS for q in COIN_CURRENCIES):
         return name
     return f"{name}USDT"
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from cpbmodels.data import INTERVAL_SECONDS
+from cpbmodels.data import INTERVAL_SECONDS, TABLE_SUFFIXES
 from schemas.errors import UsageError
 from schemas.identity import (
     APART,
@@ -29,7 +29,7 @@ from schemas.identity import (
     parse_coins,
     parse_timeframes,
 )
-from schemas.tables import SUFFIXES, Reading, is_table, remembered, tables_of
+from schemas.tables import Reading, is_table, remembered, tables_of
 
 _CODE = Path(__file__).resolve().parents[1]
 
@@ -350,7 +350,7 @@ class ScopeSpec(Spec):
             lone = "the folder in which it lies" if self.source.lower().endswith(".zip") else "one"
             raise UsageError(
                 f"source{name} is neither a URL, nor a folder of this machine, nor a file of a kind that is read "
-                f"({', '.join(SUFFIXES)}); give {lone}, or sim",
+                f"({', '.join(TABLE_SUFFIXES)}); give {lone}, or sim",
                 code="source",
             )  # fmt: skip
         return self

@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from cpbmodels.data import INTERVAL_SECONDS
+from cpbmodels.data import INTERVAL_SECONDS, TABLE_SUFFIXES
 from cpbmodels.errors import ModelError
 from schemas.errors import UsageError
 from schemas.file_names import base_of_pair, read_name
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     from cpbmodels.data.candles import Candles
     from cpbmodels.data.candles import Table as ReadTable
-
-SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather")
 
 _OTHER_KINDS = (
     ".tsv", ".txt", ".xls", ".xlsx", ".ods", ".json", ".jsonl", ".h5", ".hdf", ".pkl", ".zip", ".tar", ".bz2", ".xz",
@@ -110,7 +108,7 @@ def is_table(source: str | None) -> bool:
                 "two kinds into another folder", code="table", field="source",
             )  # fmt: skip
         return bool(files)
-    return path.name.lower().endswith(SUFFIXES)
+    return path.name.lower().endswith(TABLE_SUFFIXES)
 
 
 def tables_of(
@@ -350,7 +348,9 @@ def _files(folder: Path) -> list[Path]:
     return sorted(
         path
         for path in folder.iterdir()
-        if path.name.lower().endswith(SUFFIXES) and path.is_file() and not BINANCE_NAME.fullmatch(path.name)
+        if path.name.lower().endswith(TABLE_SUFFIXES)
+        and path.is_file()
+        and not BINANCE_NAME.fullmatch(path.name)
     )
 
 
@@ -362,7 +362,7 @@ def unread_files(folder: Path) -> list[str]:
 
 
 def _stem(file: Path) -> str:
-    return next(file.name[: -len(suffix)] for suffix in SUFFIXES if file.name.lower().endswith(suffix))
+    return next(file.name[: -len(suffix)] for suffix in TABLE_SUFFIXES if file.name.lower().endswith(suffix))
 
 
 def _unread(error: ModelError) -> UsageError:

@@ -38,9 +38,16 @@ INTERVAL_SECONDS = {
 }  # fmt: skip
 """Binance's kline intervals of constant length, in seconds."""
 
-CURRENCIES = (
+MONEY = (
     "USDT", "USDC", "FDUSD", "TUSD", "BUSD", "DAI", "USD", "EUR", "GBP", "JPY", "CHF", "CNY", "KRW", "INR", "BRL",
     "TRY", "RUB", "AUD", "CAD", "NZD", "SGD", "HKD", "MXN", "ZAR", "PLN", "UAH", "IDR", "THB", "VND", "SEK", "NOK",
-    "DKK", "CZK", "BTC", "XBT", "ETH", "BNB",
+    "DKK", "CZK",
 )  # fmt: skip
+"""Codes of states' currencies and of the coins that follow them."""
+COIN_CURRENCIES = ("BTC", "XBT", "ETH", "BNB")
+"""Coins that other coins are priced in."""
+CURRENCIES = (*MONEY, *COIN_CURRENCIES)
 """Codes of currencies that prices are in, and that may stand beside a number."""
+
+TABLE_SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather")
+"""Kinds of files that hold tables of candles."""

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from cpbmodels.data import CURRENCIES, INTERVAL_SECONDS
+from cpbmodels.data import CURRENCIES, INTERVAL_SECONDS, TABLE_SUFFIXES
 from cpbmodels.data.column_names import (
     TIME_NAMES,
     Chosen,
@@ -41,9 +41,6 @@ from cpbmodels.errors import ModelError, shown, unknown_choice
 from cpbmodels.files import gunzip, read_regular
 
 log = logging.getLogger(__name__)
-
-SUFFIXES = (".csv", ".csv.gz", ".parquet", ".feather")
-"""Kinds of files that hold tables."""
 
 ROW = "row of the table"
 """The column of `Table.frame` with the rows' numbers."""
@@ -149,7 +146,7 @@ def _read_file(path: Path, label: str, columns: Mapping[str, str]) -> _Raw:
         if content.startswith(begin):
             raise ModelError(
                 f"{label} is {kind} and no text, whatever its name: unpack it, or save it as one of the kinds that are "
-                f"read: {', '.join(SUFFIXES)}."
+                f"read: {', '.join(TABLE_SUFFIXES)}."
             )
     return _read_text(_decoded(content), label, columns)
 
@@ -171,11 +168,11 @@ def _decoded(content: bytes) -> str:
 
 
 def _read_text(text: str, label: str, columns: Mapping[str, str]) -> _Raw:
-    numbered = enumerate(re.split(r"\r\n|\n|\r", text), 1)
-    kept = [(number, line) for number, line in numbered if line.strip(f"{_SEPARATORS} ")]
-    if not kept:
+    every = re.split(r"\r\n|\n|\r", text)
+    numbers = [number for number, line in enumerate(every, 1) if line.strip(f"{_SEPARATORS} ")]
+    lines = [every[number - 1] for number in numbers]
+    if not lines:
         raise ModelError(f"{label}: there is no line in it.")
-    numbers, lines = ([*part] for part in zip(*kept, strict=True))
     place, separator = _header(lines, label, columns)
     if not place and _is_number(lines[0].split(separator)[0]):
         lines.insert(0, separator.join(_BINANCE))

@@ -6,10 +6,11 @@ An exact name (`close`, or `c` as in exchanges' messages) is taken before one th
 """
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cpbmodels.data import INTERVAL_SECONDS
+from cpbmodels.data import INTERVAL_SECONDS, MONEY
 from cpbmodels.data.columns import PRICES
 from cpbmodels.errors import ModelError, unknown_choice
 
@@ -25,22 +26,8 @@ _SHORT = {"open": "o", "high": "h", "low": "l", "close": "c", "volume": "v"}
 _UNNAMED = ("__index_level_0__", "", "Unnamed: 0")
 """Names that pandas gives to an index without a name, in parquet and CSV files and when it reads the latter."""
 _REPEATED = re.compile(r"^(.+?)(_duplicated_\d+|\.\d+)$")
-_QUOTES = {
-    "USD",
-    "USDT",
-    "USDC",
-    "FDUSD",
-    "TUSD",
-    "BUSD",
-    "EUR",
-    "GBP",
-    "JPY",
-    "TRY",
-    "BRL",
-    "CURRENCY",
-    "QUOTE",
-}
-"""Currencies that coins are priced in: `Volume BTC` is the volume where `Volume USDT` is beside it."""
+_PRICED_IN = {*MONEY, "CURRENCY", "QUOTE"}
+"""Units of the amount in money: `Volume BTC` is the volume where `Volume USDT` is beside it."""
 
 
 class Chosen(NamedTuple):
@@ -108,7 +95,8 @@ def choose(names: Sequence[str], label: str, given: Mapping[str, str] | None = N
 
 def option(role: str, column: str) -> str:
     """Return how a person says which column is meant, on the command line and in Python."""
-    return f"say which is meant with --columns {role}={column} (in Python columns={{{role!r}: {column!r}}})"
+    typed = shlex.quote(f"{role}={column}")
+    return f"say which is meant with --columns {typed} (in Python columns={{{role!r}: {column!r}}})"
 
 
 def check_roles(given: Mapping[str, str]) -> None:
@@ -157,7 +145,7 @@ def _named_volume(names: Sequence[str], label: str) -> str | None:
     found = {
         name: match[1] for name in names if (match := re.fullmatch(r"volume_\(?(\w+?)\)?", folded(name)))
     }
-    coins = [name for name, unit in found.items() if unit.upper() not in _QUOTES] or list(found)
+    coins = [name for name, unit in found.items() if unit.upper() not in _PRICED_IN] or list(found)
     if len(coins) > 1:
         raise ModelError(f"{label}: the columns {coins[0]!r} and {coins[1]!r} may both be the volume: "
                          f"{option('volume', coins[0])}.")  # fmt: skip

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 
+from cpbmodels.data import TABLE_SUFFIXES
 from schemas.identity import MARKET_FOLDERS, SIM, SPOT, SYMBOL, SeriesId, market_option
-from schemas.tables import BINANCE_NAME, SUFFIXES
+from schemas.tables import BINANCE_NAME
 from tasks.market.client import SourceFault
 
 _LAYOUT = re.compile(r"(?:^|/)(spot|futures/um|futures/cm)/(?:monthly|daily)/klines(?:/|$)")
@@ -166,7 +167,7 @@ class FolderIndex:
         if is_empty and entries:
             raise SourceFault(
                 f"{self.root} holds none of Binance's files, as BTCUSDT-1h-2024-01.zip or .csv, and no table of a kind "
-                f"that is read ({', '.join(SUFFIXES)}): in it lies {first!r}"
+                f"that is read ({', '.join(TABLE_SUFFIXES)}): in it lies {first!r}"
             )
 
 

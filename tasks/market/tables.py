@@ -18,12 +18,13 @@ from threading import Lock
 
 import polars as pl
 
+from cpbmodels.data import TABLE_SUFFIXES
 from cpbmodels.data.columns import PRICES
 from schemas.errors import UsageError
 from schemas.frames import KLINES
 from schemas.identity import OWN, SeriesId, market_home
 from schemas.scope import Scope
-from schemas.tables import REMEMBERED, SUFFIXES, Reading, remembered, tables_of, unread_files
+from schemas.tables import REMEMBERED, Reading, remembered, tables_of, unread_files
 from tasks.market.klines import damage_of, digest_of, part_path, read_part, split_months
 from tasks.market.layout import SourceFile, grid_of, period_bounds, source_file
 from tasks.market.manifest import Manifest
@@ -51,7 +52,7 @@ class TableSource:
         )
         if self.root.is_dir() and (names := unread_files(self.root)):
             listed = ", ".join(names[:3]) + ", …" * (len(names) > 3)
-            self.notes.append(f"{self.root}: {listed} not read: tables are {', '.join(SUFFIXES)}")
+            self.notes.append(f"{self.root}: {listed} not read: tables are {', '.join(TABLE_SUFFIXES)}")
 
     def holds(self, series: SeriesId) -> bool:
         """Whether any of its tables contains a series."""

@@ -1,6 +1,7 @@
 """Tables in the library: columns by their exact names first, no guess between two readings, the row of the file."""
 
 import re
+import shlex
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -16,6 +17,7 @@ from cpbmodels import ModelError, Series, train_fleet
 from cpbmodels.data.candles import read_candles
 from cpbmodels.data.column_names import choose
 from cpbmodels.freqtrade import add_forecasts
+from schemas.tables import Reading
 
 NAMES = [
     "open",
@@ -95,6 +97,20 @@ def test_an_exact_name_wins_and_capital_letters_are_no_prices():
 def test_two_columns_of_one_meaning_are_refused_by_name(names, words):
     with pytest.raises(ModelError, match=words):
         choose([*names, *(n for n in PRICES if not any(n == x.lower() or n[0] == x for x in names))], "x")
+
+
+@pytest.mark.parametrize("unit", ["USDT", "KRW", "chf", "Currency"])
+def test_the_volume_is_the_one_in_coins(unit):
+    assert choose(["date", *PRICES, f"Volume {unit}", "Volume BTC"], "x").numbers["volume"] == "Volume BTC"
+
+
+def test_the_option_that_says_a_column_can_be_typed():
+    names = ["date", *PRICES, "Volume ETH", "Volume BTC"]
+    with pytest.raises(ModelError) as caught:
+        choose(names, "x")
+    typed = shlex.split(re.search(r"--columns (.+?) \(in Python", str(caught.value))[1])
+    assert typed == ["volume=Volume ETH"]
+    assert choose(names, "x", Reading(*typed).roles).numbers["volume"] == "Volume ETH"
 
 
 def test_given_columns_are_found_or_named(tmp_path):
