@@ -8,7 +8,7 @@
 import re
 from typing import NamedTuple
 
-from cpbmodels.data import COIN_CURRENCIES, CURRENCIES, INTERVAL_SECONDS
+from cpbmodels.data import COIN_CURRENCIES, CURRENCIES, INTERVAL_SECONDS, MONEY
 from schemas.identity import COINS, SYMBOL
 
 _EXCHANGES = {
@@ -19,8 +19,9 @@ _EXCHANGES = {
     "PHEMEX", "POLONIEX", "UPBIT", "WHITEBIT", "YAHOO", "YFINANCE",
 }  # fmt: skip
 _WORDS = {
-    "CANDLE", "CANDLES", "DATA", "EXPORT", "HISTORICAL", "HISTORY", "KLINE", "KLINES", "OHLC", "OHLCV", "PRICE",
-    "PRICES",
+    "BARS", "CANDLE", "CANDLES", "CHART", "DATA", "DATASET", "DF", "DOWNLOAD", "EXPORT", "FILE", "HISTORICAL",
+    "HISTORY", "KLINE", "KLINES", "LATEST", "OHLC", "OHLCV", "OUTPUT", "PRICE", "PRICES", "QUOTES", "RATES", "RAW",
+    "RESULT", "RESULTS", "SAMPLE", "TABLE", "TEMP", "TEST", "TMP", "TO",
 }  # fmt: skip
 """Words that say what a file holds, and nothing of its series."""
 
@@ -39,7 +40,7 @@ _PART = re.compile(r"[^-_ ,]+")
 _DATE = re.compile(r"(19|20)\d\d([.]?\d\d([.]?\d\d([T.]?\d{4,6})?)?)?")
 _DATE_PARTS = re.compile(r"(?<![0-9A-Za-z])(19|20)\d\d-\d\d(-\d\d)?(?![0-9A-Za-z])")
 _COPY = re.compile(r"\(\d+\)")
-_GLUED = re.compile(r"(?P<symbol>[A-Z0-9]+?)(?P<length>\d+[SMHDWsmhdw]?)")
+_GLUED = re.compile(r"(?P<symbol>[A-Z0-9]+?)(?P<length>\d+[A-Za-z]*|M1|M5|M15|M30|H1|H4|D1|W1)")
 
 
 class FileName(NamedTuple):
@@ -70,33 +71,53 @@ def read_name(stem: str) -> FileName:
     while at < len(parts):
         part, following = parts[at], parts[at + 1] if at + 1 < len(parts) else ""
         at += 1
-        if timeframe := _timeframe(part):
+        if part.isdecimal() and following.upper() in _UNITS and (spaced := _timeframe(part + following)):
+            timeframes.append(spaced)  # 1-min, 1_hour
+            at += 1
+        elif timeframe := _timeframe(part):
             timeframes.append(timeframe)
         elif part.upper() in _EXCHANGES | _WORDS or _DATE.fullmatch(part):
             pass
         elif is_pair(part.upper()) and _is_of_one_case(part):
-            symbols.append(part.upper())
+            (unknown if _may_be_another(part.upper()) else symbols).append(part.upper())
         elif (
             following.upper() in CURRENCIES
             and SYMBOL.fullmatch(part.upper())
             and _is_of_one_case(part + following)
         ):
-            symbols.append(f"{part}{following}".upper())
+            pair = f"{part}{following}".upper()
+            if _may_be_another(pair):
+                unknown.append(f"{part}-{following}")
+            else:
+                symbols.append(pair)
             at += 1
         elif (
             (glued := _GLUED.fullmatch(part))
             and is_pair(glued["symbol"])
+            and not _may_be_another(glued["symbol"])
             and (length := _timeframe(glued["length"]))
         ):
             symbols.append(glued["symbol"])
             timeframes.append(length)
-        elif part.upper() in COINS or (may_stand_alone and SYMBOL.fullmatch(part) and not part.isdecimal()):
+        elif part.upper() in COINS or (
+            may_stand_alone and SYMBOL.fullmatch(part) and not part.isdecimal() and not _may_be_another(part)
+        ):
             symbols.append(part.upper())  # BTC, AAPL
         else:
             unknown.append(part)
     unknown += [name for found in (symbols, timeframes) for name in list(dict.fromkeys(found))[1:]]
     symbol = symbols[0] if symbols else ""
     return FileName(symbol, timeframes[0] if timeframes else None, " ".join(unknown), is_pair(symbol))
+
+
+def _may_be_another(symbol: str) -> bool:
+    """Whether a symbol holds the name of another: BTCUSDTNEW, BINANCEETHUSDT, BITSTAMPUSD, or KRWBTC of KRW-BTC."""
+    base = base_of_pair(symbol)
+    if not base:
+        return any(is_pair(symbol[:end]) for end in range(4, len(symbol)))
+    rests = [base.removeprefix(name) for name in _EXCHANGES if base.startswith(name)]
+    is_turned = base in MONEY and symbol.removeprefix(base) in COIN_CURRENCIES
+    return is_turned or any(not rest or rest in COINS for rest in rests)
 
 
 def _is_of_one_case(text: str) -> bool:

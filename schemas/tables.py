@@ -57,7 +57,8 @@ class Reading(NamedTuple):
         """The columns by their role; raises `UsageError` for a text that names none."""
         from cpbmodels.data.column_names import check_roles
 
-        pairs = [part.partition("=") for part in (self.columns or "").split(",") if part.strip()]
+        parts = re.split(r",(?=\s*(?:\w+\s*=|$))", self.columns or "")  # a column's name may hold commas
+        pairs = [part.partition("=") for part in parts if part.strip()]
         roles = {role.strip().lower(): column.strip() for role, _, column in pairs}
         if not all(roles.values()) or len(roles) < len(pairs):
             raise UsageError(
@@ -247,16 +248,20 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Tab
     for key in keys:
         if (missing := rows[key].is_null() | (rows[key] == "")).any():
             place = whole.place(int(rows[ROW].filter(missing)[0]))
-            raise _wrong(file, f"has rows without a {key}, first {place}: fill it in or remove them")
+            raise _wrong(
+                file, f"has rows without a {whole.called[key]}, first {place}: fill it in or remove them"
+            )
+    told = _clean(name.symbol) if name.is_pair and not name.unknown else ""
     if "symbol" in keys:
         written = rows["symbol"].unique(maintain_order=True).to_list()
-        rows = rows.with_columns(
-            symbol=rows["symbol"].replace({text: _symbol(text, file) for text in written})
-        )
+        symbols = {text: _symbol(text, file) for text in written}
+        if {base_of_pair(told)} == {*symbols.values()}:  # the name tells the currency, too
+            symbols = dict.fromkeys(written, told)
+        rows = rows.with_columns(symbol=rows["symbol"].replace(symbols))
     else:
         rows = rows.with_columns(symbol=_literal(_symbol_of_file(file, asked[0])))
     if "timeframe" not in keys:
-        rows = rows.with_columns(timeframe=_literal(name.timeframe if not name.unknown or asked[0] else None))
+        rows = rows.with_columns(timeframe=_literal(None if name.unknown else name.timeframe))
     tables = []
     for (symbol, timeframe), part in rows.partition_by(
         "symbol", "timeframe", as_dict=True, maintain_order=True
@@ -271,18 +276,17 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Tab
         if timeframe is None and asked[1] and not _tells_timeframe(table):
             table = replace(table, timeframe=asked[1])
         tables.append(table)
-    symbols = {table.symbol for table in tables}
-    told = _clean(name.symbol) if name.is_pair and not name.unknown else ""
+    found = {table.symbol for table in tables}
     if (
         "symbol" in keys
         and told
-        and len(symbols) == 1
-        and told not in symbols
-        and not symbols & {*_meant(asked[0])}
+        and len(found) == 1
+        and told not in found
+        and not found & {*_meant(asked[0])}
     ):
         raise _wrong(
-            file, f"is called {told}, and its column symbol says {', '.join(symbols)}: rename it, or name the right "
-            f"one with --coins {', '.join(symbols)}",
+            file, f"is called {told}, and its column {whole.called['symbol']} says {', '.join(found)}: rename it, or "
+            f"name the right one with --coins {', '.join(found)}",
         )  # fmt: skip
     return tables
 

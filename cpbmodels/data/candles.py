@@ -15,7 +15,7 @@ import warnings
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,6 +99,7 @@ class Table:
     label: what messages call it.
     lines: of a text file, int64, the line of each row as editors count them, from 1 and with header lines.
     rounded: the times are written with exponents, as in 1.73569E+12.
+    called: what the table calls its columns `symbol` and `timeframe`.
     """
 
     frame: pl.DataFrame
@@ -106,6 +107,7 @@ class Table:
     notes: tuple[str, ...] = ()
     lines: np.ndarray | None = None
     rounded: bool = False
+    called: Mapping[str, str] = field(default_factory=dict)
 
     def place(self, row: int) -> str:
         """Where a row is, for messages; `row` as in the column `ROW`."""
@@ -276,14 +278,15 @@ def read_table(
     times, rounded = _open_times(table, chosen, names, naive_is_utc=naive_is_utc)
     read = [frame[ROW], pl.Series("open_time", times, dtype=pl.Int64)]
     read += _numbers(table, chosen, names, decimal, point_is_decimal=raw.point_is_decimal)
-    read += [
-        frame[column].cast(pl.String).str.strip_chars().alias(role)
+    called = {
+        role: column
         for role, column in (("symbol", chosen.symbol), ("timeframe", chosen.timeframe))
         if column
-    ]
+    }
+    read += [frame[column].cast(pl.String).str.strip_chars().alias(role) for role, column in called.items()]
     if chosen.symbol == "s" and not are_intervals(read[-1].drop_nulls().to_list()):
         read = read[:-2]  # of some other API
-    return replace(table, frame=pl.DataFrame(read), rounded=rounded)
+    return replace(table, frame=pl.DataFrame(read), rounded=rounded, called=called)
 
 
 def read_candles(
@@ -323,17 +326,19 @@ def check_series(table: Table, symbol: str | None, timeframe: str | None) -> Non
             continue
         if len(values) > 1:
             raise ModelError(
-                f"{table.label}: its column {role} names {', '.join(values[:5])}{', …' * (len(values) > 5)}: give the "
-                f"rows of one, as in frame.filter(pl.col({role!r}) == {values[0]!r})."
+                f"{table.label}: its column {table.called[role]} names {', '.join(values[:5])}"
+                f"{', …' * (len(values) > 5)}: give the rows of one, as in "
+                f"frame.filter(pl.col({table.called[role]!r}) == {values[0]!r})."
             )
         if role == "symbol" and values and symbol and not _is_pair_of(values[0], symbol):
             raise ModelError(
-                f"{table.label}: its column symbol names {values[0]}, not {symbol}: give the candles of {symbol}, or "
-                f"symbol={clean_symbol(values[0])!r}."
+                f"{table.label}: its column {table.called[role]} names {values[0]}, not {symbol}: give the candles "
+                f"of {symbol}, or symbol={clean_symbol(values[0])!r}."
             )
         if role == "timeframe" and values and timeframe and values[0] != timeframe:
             raise ModelError(
-                f"{table.label}: its column timeframe names {values[0]}, not {timeframe}: give the right timeframe."
+                f"{table.label}: its column {table.called[role]} names {values[0]}, not {timeframe}: give "
+                "the right timeframe."
             )
 
 

@@ -10,13 +10,16 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from cpbmodels.data import INTERVAL_SECONDS, MONEY
+from cpbmodels.data import CURRENCIES, INTERVAL_SECONDS, MONEY
 from cpbmodels.data.columns import PRICES
 from cpbmodels.errors import ModelError, unknown_choice
 
 TIME_NAMES = ("open_time", "timestamp", "unix", "ts", "t", "datetime", "date", "time")
 """Columns that may hold the open times: the first that needs no zone, else the first; without one a time index."""
-SYMBOL_NAMES, TIMEFRAME_NAMES = ("symbol", "pair"), ("timeframe", "interval")
+SYMBOL_NAMES = (
+    "symbol", "pair", "ticker", "instrument", "instrument_name", "inst_id", "product_id", "coin",
+)  # fmt: skip
+TIMEFRAME_NAMES = ("timeframe", "interval")
 """Columns that may name the series of a row; the first existing column is used."""
 NUMBERS = (*PRICES, "volume")
 ROLES = ("time", *NUMBERS, "symbol", "timeframe")
@@ -28,6 +31,12 @@ _UNNAMED = ("__index_level_0__", "", "Unnamed: 0")
 _REPEATED = re.compile(r"^(.+?)(_duplicated_\d+|\.\d+)$")
 _PRICED_IN = {*MONEY, "CURRENCY", "QUOTE"}
 """Units of the amount in money: `Volume BTC` is the volume where `Volume USDT` is beside it."""
+_UNIT = re.compile(r"[A-Z0-9]{2,10}|[a-z0-9]{2,10}")
+_NO_COINS = {
+    "24H", "AVG", "CHANGE", "DELTA", "DIFF", "EMA", "LOG", "MA", "MEAN", "NORM", "OSC", "PCT", "RATIO", "ROC", "SMA",
+    "STD", "VWAP", "WMA", "ZSCORE",
+}  # fmt: skip
+"""What programs compute from volumes: `Volume MA` is none."""
 
 
 class Chosen(NamedTuple):
@@ -40,8 +49,9 @@ class Chosen(NamedTuple):
 
 
 def folded(column: object) -> str:
-    """`<OPEN>`, `"Open"`, `Open Time` -> `open`, `open`, `open_time`."""
-    return str(column).strip(" <>\"'").lower().replace(" ", "_")
+    """`<OPEN>`, `"Open"`, `Open Time`, `openTime` -> `open`, `open`, `open_time`, `open_time`."""
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(column).strip(" <>\"'"))
+    return words.lower().replace(" ", "_")
 
 
 def is_known(column: object) -> bool:
@@ -141,11 +151,17 @@ def _without_number(name: str) -> str:
 
 
 def _named_volume(names: Sequence[str], label: str) -> str | None:
-    """`Volume BTC`, or `Volume_(BTC)`, of a coin beside that of the currency it is priced in."""
-    found = {
-        name: match[1] for name in names if (match := re.fullmatch(r"volume_\(?(\w+?)\)?", folded(name)))
+    """`Volume BTC`, or `Volume_(BTC)`, of a coin; an amount of the currency that it is priced in is no volume."""
+    units = {
+        name: match[1]
+        for name in names
+        if (match := re.fullmatch(r"(?i:volume)[_ ]\(?(\w+?)\)?", name.strip(" <>\"'")))
     }
-    coins = [name for name, unit in found.items() if unit.upper() not in _PRICED_IN] or list(found)
+    coins = [
+        name
+        for name, unit in units.items()
+        if _UNIT.fullmatch(unit) and unit.upper() not in _PRICED_IN | _NO_COINS
+    ]
     if len(coins) > 1:
         raise ModelError(f"{label}: the columns {coins[0]!r} and {coins[1]!r} may both be the volume: "
                          f"{option('volume', coins[0])}.")  # fmt: skip
@@ -153,8 +169,16 @@ def _named_volume(names: Sequence[str], label: str) -> str | None:
 
 
 def clean_symbol(text: str) -> str:
-    """`BTC/USDT`, `btc_usdt`, `BTC/USDT:USDT` -> `BTCUSDT`."""
-    return re.sub(r"[-/_ ]", "", text.partition(":")[0]).upper()
+    """`BTC/USDT`, `btc_usdt`, `BTC/USDT:USDT`, `BINANCE:BTCUSDT` -> `BTCUSDT`.
+
+    Where neither what is behind a colon nor what is before it is certain to be the pair, the colon stays.
+    """
+    before, colon, behind = text.strip().upper().partition(":")
+    if not colon or "/" in before or behind in CURRENCIES:  # the currency in which a future is settled
+        pair = before
+    else:  # an exchange
+        pair = behind if behind.endswith(CURRENCIES) and not before.endswith(CURRENCIES) else text.upper()
+    return re.sub(r"[-/_ ]", "", pair)
 
 
 def are_intervals(values: Sequence[str]) -> bool:

@@ -11,6 +11,7 @@ from test_market_tables import OWN, hours
 from cpbmodels import ModelError, Series
 from schemas.errors import UsageError
 from schemas.scope import IngestSpec
+from schemas.tables import Reading, tables_of
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
 
@@ -190,3 +191,23 @@ def test_tables_that_pandas_read_without_their_form(tmp_path):
         Series.from_frame(pd.read_csv(path))
     frame = hours().with_columns(date=pl.lit("2024-01-30"), unix=pl.col("open_time").dt.epoch("s"))
     assert len(Series.from_frame(frame.drop("open_time"))) == 100
+
+
+def test_an_exchange_before_the_symbol_and_a_name_that_tells_the_currency(tmp_path):
+    """tvDatafeed writes BINANCE:BTCUSDT; a column of coins lies in a file that is named by the pair."""
+    rows = [f"BINANCE:{name},{row}" for name in ("BTCUSDT", "ETHUSDT") for row in lines(unit="s")]
+    both = [f"symbol,time,{HEAD}", *rows]
+    (tmp_path / "two.csv").write_text("\n".join(both))
+    assert set(tables_of(str(tmp_path / "two.csv")).series) == {("BTCUSDT", "1h"), ("ETHUSDT", "1h")}
+    coins = [f"coin,time,{HEAD}"] + [f"ETH,{row}" for row in lines(unit="s")]
+    (tmp_path / "ETHEUR-1h.csv").write_text("\n".join(coins))
+    assert set(tables_of(str(tmp_path / "ETHEUR-1h.csv")).series) == {("ETHEUR", "1h")}
+    (tmp_path / "x.csv").write_text("\n".join(both).replace("BINANCE:BTCUSDT", "NYSE:SPY"))
+    with pytest.raises(UsageError, match="calls its symbol 'NYSE:SPY'"):
+        tables_of(str(tmp_path / "x.csv"))
+
+
+def test_columns_whose_names_hold_a_comma():
+    assert Reading("time=Date,close=Price, USD,volume=Vol.").roles == {
+        "time": "Date", "close": "Price, USD", "volume": "Vol.",
+    }  # fmt: skip

@@ -36,6 +36,11 @@ UNDERSTOOD = {
     "BTCUSDT_ohlcv_5m": ("BTCUSDT", "5m"),
     "WBTC-1h": ("WBTC", "1h"),
     "ETHBTC-1h": ("ETHBTC", "1h"),
+    "BTCUSDH1": ("BTCUSD", "1h"),
+    "EURUSDM15": ("EURUSD", "15m"),
+    "BTCUSDT1HOUR": ("BTCUSDT", "1h"),
+    "btcusd_1-min_data": ("BTCUSD", "1m"),
+    "BTCUSD 4 hours 2012-01-01 to 2021-03-31": ("BTCUSD", "4h"),
 }
 
 
@@ -60,6 +65,13 @@ def test_names_of_tools_are_understood(name):
         ("candles_NEW", "NEW"),
         ("EXPORT_V2", "V2"),
         ("EXPORT 17", "17"),
+        ("BTCUSDTNEW", "BTCUSDTNEW"),
+        ("XBTUSDTM", "XBTUSDTM"),  # a future
+        ("BTCUSDTPERP-1h", "BTCUSDTPERP"),
+        ("BTCUSDMN1", "BTCUSDMN1"),  # months, which are no interval
+        ("BINANCEETHUSDT-1h", "BINANCEETHUSDT"),
+        ("bitstampusd_1h", "BITSTAMPUSD"),
+        ("UPBIT-KRW-BTC", "KRW-BTC"),  # Upbit writes the currency first
     ],
 )
 def test_what_is_not_understood_is_named(name, unknown):
@@ -67,7 +79,7 @@ def test_what_is_not_understood_is_named(name, unknown):
 
 
 @pytest.mark.parametrize(
-    "name", ["candles", "candles (1)", "prices", "EXPORT, 2025", "DATA-1h", "2024-01", "okx_1h"]
+    "name", ["candles", "candles (1)", "prices", "EXPORT, 2025", "DATA-1h", "2024-01", "okx_1h", "OUTPUT"]
 )
 def test_words_are_no_symbols(name):
     assert (read_name(name).symbol, read_name(name).unknown) == ("", "")
