@@ -70,13 +70,15 @@ requested, under any locks held meanwhile.
 class Verification:
     """The findings: number of the markets' files checked, the damage, a sentence for each kind that was not checked.
 
-    `unseen`: what is stored without a digest, so that damage of it would not be found.
+    `unseen`: what is stored without a digest, so that damage of it would not be found. `behind`: packaged models that
+    are no longer the champions, which is no damage.
     """
 
     checked: int = 0
     damaged: list[Damage] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
     unseen: list[str] = field(default_factory=list)
+    behind: list[str] = field(default_factory=list)
 
     @property
     def is_good(self) -> bool:
@@ -110,6 +112,7 @@ def verify_all(
     for market in markets:
         for kind, checks in KINDS.items():
             check_all(kind, market, checks(home, market))
+        result.behind += packaged_behind(home, market)
     for (kind, text), unchecked in errors.items():
         of = f" of market {', '.join(unchecked)}" if any(unchecked) else ""
         result.unchecked.append(f"the {kind}{of} could not be checked: {text}; then run `cpb verify` again")
@@ -341,12 +344,25 @@ def champion_files(home: Path, market: str) -> Iterator[Check]:
 
 
 def packaged_differences(home: Path, market: str) -> Iterator[Check]:
-    """Yield the packaged models that are not those of the registry; one that cannot be read is told by the champions'
-    check.
+    """Yield the packaged models whose weights the registry does not know; one that cannot be read is told by the
+    champions' check.
     """
     with suppress(CpbError), store_errors():
-        for path, reason, command in registry_differences(home, market, read_store()):
-            yield path, partial(str, reason), command
+        for found in registry_differences(home, market, read_store()):
+            if not found.behind:
+                yield found.folder, partial(str, found.reason), found.command
+
+
+def packaged_behind(home: Path, market: str) -> list[str]:
+    """Return a sentence for each champion that is not packaged yet; what cannot be read is told by other checks."""
+    with suppress(CpbError), store_errors():
+        return [
+            f"{found.folder.relative_to(home)}: {found.reason}; the next forecast or `{found.command}` brings it up to "
+            "date"
+            for found in registry_differences(home, market, read_store())
+            if found.behind
+        ]
+    return []
 
 
 def forecasts(home: Path, market: str) -> Iterator[Check]:

@@ -61,7 +61,9 @@ def _time(value: Any) -> bool:
 
 
 def _span(value: Any) -> bool:
-    """First and last time of a span, in order."""
+    """First and last time of a span, in order; none where they are not known."""
+    if value == []:
+        return True
     moments = [_moment(text) for text in value] if isinstance(value, list) and len(value) == 2 else [None]
     return None not in moments and moments == sorted(moments)  # type: ignore[type-var]
 

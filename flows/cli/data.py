@@ -104,13 +104,13 @@ def verify(
         echo(f"{count(result.checked, 'file')} checked, {len(result.damaged)} damaged")
     elif result.is_good:
         echo(f"nothing {'' if market == _ALL else f'of market {market} '}is stored in {home}")
-    for sentence in result.unseen:
+    for sentence in (*result.behind, *result.unseen):
         echo(sentence)
     code = EXIT_COMPLETE if result.is_good else EXIT_FATAL
     if json:
         damaged = [damage.model_dump(mode="json") for damage in result.damaged]
         found = {"checked": result.checked, "damaged": damaged, "unchecked": result.unchecked}
-        emit(found | {"unseen": result.unseen, "exit": code})
+        emit(found | {"behind": result.behind, "unseen": result.unseen, "exit": code})
     raise typer.Exit(code)
 
 

@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,11 +111,22 @@ def _weights_of_files(store: Store, series: SeriesId, version: "ModelVersion") -
     return ""
 
 
-def registry_differences(home: Path, market: str, store: Store) -> Iterator[tuple[Path, str, str]]:
-    """Yield where a market's packaged models and its champions differ: folder, sentence, the command that mends it.
+@dataclass(frozen=True)
+class Difference:
+    """A packaged model that is not its series' champion: folder, sentence, and the command that mends it.
 
-    A home in which nothing is packaged differs in nothing.
+    `behind`: the store holds what is packaged, as between a promotion and the next forecast, which packages the
+    champion; else other weights are packaged than the store knows.
     """
+
+    folder: Path
+    reason: str
+    command: str
+    behind: bool
+
+
+def registry_differences(home: Path, market: str, store: Store) -> Iterator[Difference]:
+    """Yield where a market's packaged models and its champions differ; nothing where nothing is packaged."""
     packaged = {model.series: model for model in packaged_models(home, market)}
     if not packaged:
         return
@@ -136,10 +148,16 @@ def registry_differences(home: Path, market: str, store: Store) -> Iterator[tupl
             )
         else:
             reason = f"{model.model_version} is packaged, and the registry's champion is {version or 'none'}"
-        if model in lost:
+        if missing := model in lost:
             reason += "; the MLflow store does not hold the packaged one: it may be an older backup, or have begun anew"
         again = "cpb publish --dry-run" + ("" if market == SPOT else f" --market {market}")
-        yield series.packaged(home), reason, again if wanted else f"cpb train-all {series.options}"
+        other_weights = model is not None and model.model_version == version
+        yield Difference(
+            series.packaged(home),
+            reason,
+            again if wanted else f"cpb train-all {series.options}",
+            behind=not (missing or other_weights),
+        )
 
 
 def _is_current(home: Path, market: str, wanted: Mapping[SeriesId, tuple[str, str]]) -> bool:

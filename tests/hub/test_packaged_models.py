@@ -16,7 +16,7 @@ from tasks.storage.records import file_digest
 from tasks.tracking.registry import ALIAS, register, succeed
 from tasks.tracking.runs import MemberRecord, log_members, start_fleet, start_parent
 from tasks.tracking.store import open_store, take_store
-from tasks.verify import verify_all
+from tasks.verify import packaged_behind, packaged_differences, verify_all
 
 BTC, ETH = (SeriesId("spot", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 
@@ -185,8 +185,13 @@ def test_a_store_that_is_lost_leaves_the_packaged_models_at_work(home, monkeypat
 
 
 def differences(home):
-    return {path.relative_to(home).as_posix(): (reason, command) for path, reason, command
-            in registry_differences(home, "spot", open_store())}  # fmt: skip
+    found = list(registry_differences(home, "spot", open_store()))
+    sentences = packaged_behind(home, "spot")
+    told = [d for d in found if any(d.reason in sentence for sentence in sentences)]
+    assert told == [d for d in found if d.behind]  # what the store holds is told, and is no damage
+    damage = [path for path, _, _ in packaged_differences(home, "spot")]
+    assert damage == [d.folder for d in found if not d.behind]
+    return {d.folder.relative_to(home).as_posix(): (d.reason, d.command) for d in found}
 
 
 def restore_backup(home):
@@ -268,6 +273,16 @@ def test_a_champion_that_is_not_packaged_and_one_that_is_retired_are_differences
 def test_verify_names_each_difference_with_its_command(home):
     serving(home, "spot")
     succeed(open_store(), add_version(home.parent, BTC, 2))
+    promoted = verify_all(home, ("spot",))
+    assert promoted.damaged == []  # as after each promotion, until the next forecast
+    (sentence,) = promoted.behind
+    assert (
+        "the registry's champion is cpb-BTCUSDT-1h/2; the next forecast or `cpb publish --dry-run`"
+        in sentence
+    )
+
+    serving(home, "spot")
+    restore_backup(home)
     (found,) = verify_all(home, ("spot",)).damaged
     assert (found.path, found.command) == ("hub/BTCUSDT/1h", "cpb publish --dry-run")
-    assert "the registry's champion is cpb-BTCUSDT-1h/2" in found.reason
+    assert "the MLflow store does not hold the packaged one" in found.reason

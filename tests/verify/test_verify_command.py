@@ -42,7 +42,7 @@ def test_a_good_home(stored, cpb):
     code, out, _ = cpb("verify", "--market", "um", "--json")
     answer = json.loads(out[-1])
     assert len(answer.pop("unseen")) == 1  # of MLflow's store
-    assert (code, answer) == (0, {"checked": 0, "damaged": [], "unchecked": [], "exit": 0})
+    assert (code, answer) == (0, {"checked": 0, "damaged": [], "unchecked": [], "behind": [], "exit": 0})
 
 
 def test_a_home_without_anything_is_no_clean_bill(cpb, monkeypatch, tmp_path):
