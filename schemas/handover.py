@@ -9,9 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from schemas.identity import ModelId, SeriesId
+from schemas.record import Record
 
 Step = Literal[
     "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "watch", "prune",
@@ -19,14 +18,6 @@ Step = Literal[
 """The steps of the DAG in the order of the data flow, then the steps at the end of a nightly run."""
 
 Span = tuple[datetime, datetime]
-
-
-class Record(BaseModel):
-    """Base of all records. `version` counts changes of the fields; a file of a different version is not read."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=True)
-
-    version: ClassVar[int] = 1
 
 
 class Failure(Record):

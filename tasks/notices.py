@@ -19,8 +19,9 @@ from functools import partial
 from textwrap import shorten
 
 from schemas.errors import CpbError, UsageError, log
-from schemas.handover import Decision, Failure, Record
+from schemas.handover import Decision, Failure
 from schemas.ledger import Alarm
+from schemas.record import Record
 from schemas.scope import home
 from tasks.storage.files import read_private, without_credentials
 from tasks.storage.records import find_record, write_record

@@ -10,7 +10,6 @@ import typer
 from flows.cli.options import Json, cli_options
 from flows.console import Column, echo, emit, finding, price, print_table, quiet_libraries, shown_progress
 from schemas.errors import age, count
-from schemas.handover import stands_still
 from schemas.scope import ForecastSpec
 
 
@@ -86,6 +85,7 @@ _EVERYTHING = (
 
 def _about(row: dict[str, Any], model: dict[str, Any], now: datetime) -> list[str]:
     """Return the line about a forecast: its series, the last close with its age, verdict, record, and what is odd."""
+    from schemas.handover import stands_still
 
     old = age(max((now - row["issued_at"]).total_seconds(), 0))
     said = [f"{row['symbol']} {row['timeframe']}", f"{price(row['last_close'])}, {old} old"]

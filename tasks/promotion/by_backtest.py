@@ -15,8 +15,9 @@ from typing import Any
 
 from cpbmodels.data import INTERVAL_SECONDS
 from schemas.errors import CpbError, UsageError
-from schemas.handover import BacktestEvidence, Record, SplitBounds
+from schemas.handover import BacktestEvidence, SplitBounds
 from schemas.identity import Market, Recipe, SeriesId, tree_of
+from schemas.record import Record
 from schemas.run import BacktestSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.gate import MIN_COVER, corrected, daily_losses, failed, min_days, paired

@@ -5,7 +5,6 @@ version is refused, never migrated. Kept forever, whatever the version: forecast
 and published model folders.
 """
 
-import ctypes
 import errno
 import hashlib
 import json
@@ -248,6 +247,8 @@ def _folder_lock(path: Path) -> Iterator[None]:
 
 def _exchange(one: Path, other: Path) -> bool:
     """Exchange two folders in one step (Linux's renameat2); False if system or file system cannot."""
+    import ctypes  # `cpb --help` imports this module
+
     call = getattr(ctypes.CDLL(None), "renameat2", None)
     return call is not None and call(_AT_CWD, os.fsencode(one), _AT_CWD, os.fsencode(other), _EXCHANGE) == 0
 

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from cpbmodels.files import open_regular, read_regular
 from schemas.errors import DamagedError, log
-from schemas.handover import Record
+from schemas.record import Record
 from tasks.storage.files import write_bytes, write_json
 
 if TYPE_CHECKING:  # numpy takes a tenth of a second, and `cpb --help` imports this module

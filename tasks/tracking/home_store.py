@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from schemas.errors import DamagedError
-from schemas.handover import Record
+from schemas.record import Record
 from schemas.scope import home, new_store_folder
 from tasks.storage.files import mark_home, public_url
 from tasks.storage.records import parse_record, write_record

@@ -14,6 +14,7 @@ from schemas.errors import CpbError
 
 HEAVY = (
     "torch", "prefect", "mlflow", "pandera", "polars", "matplotlib", "pandas", "fastapi", "numpy", "safetensors",
+    "schemas.handover", "ctypes",
 )  # fmt: skip
 
 

@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 import pytest
 from verifying import verify_ledger as verify
 
-from schemas.handover import BacktestEvidence, Record
+from schemas.handover import BacktestEvidence
 from schemas.identity import MARKETS
 from schemas.ledger import LedgerSummary
+from schemas.record import Record
 from tasks.forecasting.watch import Watch
 from tasks.promotion.by_backtest import Switch
 from tasks.storage.records import write_record
