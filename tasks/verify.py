@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -27,7 +27,7 @@ from schemas.record import Record
 from schemas.tables import REMEMBERED, remembered
 from tasks.forecasting import months
 from tasks.forecasting.chain import ANY_ERROR, check_months, pending_path
-from tasks.forecasting.lines import Chain, chain_path
+from tasks.forecasting.lines import chain_path
 from tasks.forecasting.published import (
     CHAIN,
     RESTORE,
@@ -35,6 +35,7 @@ from tasks.forecasting.published import (
     month_name,
     record_loss,
     restore_command,
+    way_back,
 )
 from tasks.forecasting.record import DAILY, parse_sums
 from tasks.forecasting.score import settled_path
@@ -368,15 +369,14 @@ def packaged_behind(home: Path, market: str) -> list[str]:
 
 def forecasts(home: Path, market: str) -> Iterator[Check]:
     """Yield a market's chain and its months of forecasts and scores, which come back from a published record alone."""
-    published = cache(partial(Chain.read, tree_of(home, "hub", market) / CHAIN))
     for path, fault in check_months(home, market):
         command = RESTORE
         if fault and path == pending_path(home, market):
             command = _remove(path)
-        elif (
-            fault and (chain := published()) and not chain.fault and is_restorable(home, market, path, chain)
-        ):
+        elif fault and is_restorable(home, market, path):
             command = restore_command(home, market)
+        elif fault and path != chain_path(home, market):
+            command = way_back(home, market, path.relative_to(market_home(home, market)).as_posix())
         yield path, partial(str, fault), command
 
 

@@ -5,10 +5,14 @@ stored chain that lacks the last line there was lost, cut off or begun anew: the
 published record stays as it is, since it may be the last copy. `tasks.hub.restore` brings it back.
 """
 
+import gzip
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 
+from cpbmodels.files import open_regular
 from schemas.errors import DamagedError
 from schemas.identity import SPOT, market_home, tree_of
 from tasks.forecasting.lines import (
@@ -80,6 +84,13 @@ def record_loss(home: Path, market: str) -> str:
     return ""
 
 
+def published_rows(folder: Path, month: str) -> int:
+    """Return the number of a month's rows in a published folder; 0 without them, or if they cannot be read."""
+    with suppress(OSError, EOFError, zlib.error), open_regular(folder / rows_name(month)) as file:
+        return sum(1 for _ in gzip.GzipFile(fileobj=file))
+    return 0
+
+
 def restore_command(home: Path, market: str, *, set_aside: bool = False) -> str:
     """Return the command that brings a market's published record back.
 
@@ -87,31 +98,62 @@ def restore_command(home: Path, market: str, *, set_aside: bool = False) -> str:
         set_aside: whatever else is stored moves away; it does anyway if the stored chain is another one.
     """
     option = "" if market == SPOT else f" --market {market}"
-    if set_aside:
-        return f"cpb restore{option} --set-aside"
-    stored, published = (
-        path.read_bytes() if path.is_file() else b""
-        for path in (chain_path(home, market), tree_of(home, "hub", market) / CHAIN)
-    )
-    return f"cpb restore{option}{' --set-aside' if merged_chain(stored, published) is None else ''}"
+    paths = chain_path(home, market), tree_of(home, "hub", market) / CHAIN
+    is_other = set_aside or _is_other(*((path, _state(path)) for path in paths))
+    return f"cpb restore{option}{' --set-aside' if is_other else ''}"
 
 
 def way_back(home: Path, market: str, month: str) -> str:
     """Return what to do about a damaged or missing month, given by its path below the market's home."""
-    if (tree_of(home, "hub", market) / rows_name(month)).is_file():
-        return f"`{restore_command(home, market)}` brings back what is published of it, or {RESTORE}"
-    return RESTORE
+    if is_restorable(home, market, market_home(home, market) / month):
+        return f"`{restore_command(home, market)}` brings it back, or {RESTORE}"
+    folder = tree_of(home, "hub", market)
+    published = _rows_by_month(folder / CHAIN, _state(folder / CHAIN))
+    if not published or published_rows(folder, month) < published.get(month, 0):
+        return RESTORE
+    back = restore_command(home, market, set_aside=True)
+    return f"{RESTORE}, or go back to the record as it was published with `{back}`"
 
 
-def is_restorable(home: Path, market: str, path: Path, published: Chain) -> bool:
-    """Whether a damaged chain or month is whole again after `restore_command`, by the intact published chain."""
-    if path == (stored := chain_path(home, market)):
-        lines = (tree_of(home, "hub", market) / CHAIN).read_bytes()
-        return not (stored.is_file() and stored.read_bytes().startswith(lines))
-    name = path.relative_to(market_home(home, market)).as_posix()
-    ours, theirs = (chain.files.get(name) for chain in (Chain.read(stored) or published, published))
-    is_there = (tree_of(home, "hub", market) / rows_name(name)).is_file()
-    return is_there and theirs is not None and (ours is None or ours.rows == theirs.rows)
+def is_restorable(home: Path, market: str, path: Path) -> bool:
+    """Whether a damaged chain or month is whole again after `restore_command`."""
+    stored, folder = chain_path(home, market), tree_of(home, "hub", market)
+    published = _rows_by_month(folder / CHAIN, _state(folder / CHAIN))
+    if not published:
+        return False
+    if path == stored:
+        return not (stored.is_file() and stored.read_bytes().startswith((folder / CHAIN).read_bytes()))
+    month = path.relative_to(market_home(home, market)).as_posix()
+    recorded = [rows.get(month, 0) for rows in (published, _rows_by_month(stored, _state(stored)) or {})]
+    return published_rows(folder, month) >= max(1, *recorded)
+
+
+_State = tuple[int, ...]
+
+
+def _state(path: Path) -> _State:
+    """Return what differs after a file was replaced or written to; () without it."""
+    with suppress(OSError):
+        status = path.stat()
+        return status.st_ino, status.st_size, status.st_mtime_ns
+    return ()
+
+
+# A chain of years takes seconds to read, and there may be a thousand damaged months.
+@lru_cache(maxsize=4)
+def _rows_by_month(path: Path, _state: _State) -> dict[str, int] | None:
+    """Return the number of rows of each month by an intact chain; None without one."""
+    chain = Chain.read(path)
+    if chain is None or chain.fault:
+        return None
+    return {name: record.rows for name, record in chain.files.items()}
+
+
+@lru_cache(maxsize=4)
+def _is_other(*chains: tuple[Path, _State]) -> bool:
+    """Whether the first chain, the stored one, does not go on from the second."""
+    stored, published = (path.read_bytes() if state else b"" for path, state in chains)
+    return merged_chain(stored, published) is None
 
 
 def merged_chain(stored: bytes, published: bytes) -> bytes | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import median
 
 from cpbmodels.errors import ModelError
+from cpbmodels.files import read_regular
 from cpbmodels.hub import PUBLIC_HUB, hub_of_environment
 from schemas.identity import OWN, SIM, SPOT
 from tasks.market.client import BINANCE_REST
@@ -155,7 +156,10 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, *, record
 
 def is_card(path: Path) -> bool:
     """Whether a file is a card as cpb wrote it: it ends with the digest of its text, in a comment."""
-    text = path.read_text("utf-8", errors="replace")
+    try:
+        text = read_regular(path).decode(errors="replace")
+    except OSError:  # a pipe is none
+        return False
     return text.endswith(_seal(text[:-_SEAL_LENGTH]))
 
 

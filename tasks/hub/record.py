@@ -7,9 +7,7 @@ one that `cpb verify` recomputes. The date of the Hub's commit is a witness of t
 import gzip
 import io
 import shutil
-import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from tasks.forecasting.published import (
     loss_sentence,
     month_name,
     published_files,
+    published_rows,
     restore_command,
     rows_name,
     way_back,
@@ -53,8 +52,9 @@ def write_record(
 ) -> None:
     """Write a market's record as stored at this moment into `target`; nothing if none is stored or published.
 
-    Rows of a month that has not grown are copied from `old`; so is what cannot be read from a damaged store, and the
-    whole published record where the stored chain does not go on from it: it is never replaced by a shorter one.
+    Rows of a month that has not grown are copied from `old`, also where the store's are damaged. The whole published
+    record stays where the stored chain does not go on from it, since it is never replaced by a shorter one; and where
+    rows of the stored chain cannot be read, since a chain without its rows could neither be checked nor restored.
 
     Args:
         old: the published folder that `target` will replace; may be missing.
@@ -62,7 +62,6 @@ def write_record(
         report: called with each damaged month, or with the chain that is damaged or another one.
     """
     published = [*published_files(old)]
-    verifier = (files("tasks.hub") / "static" / VERIFIER).read_bytes()
     if not published and not any(files_of_market(home, market)):
         return
 
@@ -76,11 +75,9 @@ def write_record(
         _check_not_shorter(home, market, old, sums, chain)
     except (DamagedError, FileNotFoundError) as error:
         report(Failure.of(None, "publish", error))
-        (target / CHAIN).unlink(missing_ok=True)
-        for place in published:
-            keep(place)
-        write_bytes(target / VERIFIER, verifier)
-        return
+        chain, is_whole = Chain(), False
+    else:
+        is_whole = True
     before = Chain.read(old / CHAIN) or Chain()
     for name, record in chain.files.items():
         place = rows_name(name)
@@ -94,7 +91,14 @@ def write_record(
         except DamagedError as error:
             report(Failure.of(None, "publish", error))
             keep(place)
-    write_bytes(target / VERIFIER, verifier)
+            is_whole = is_whole and before.files.get(name) == record
+    if not is_whole:
+        for place in (CHAIN, *map(rows_name, chain.files)):
+            (target / place).unlink(missing_ok=True)
+        for place in published:
+            keep(place)
+    if is_whole or published:
+        write_bytes(target / VERIFIER, (files("tasks.hub") / "static" / VERIFIER).read_bytes())
 
 
 def _check_not_shorter(home: Path, market: str, old: Path, sums: Mapping[str, str], chain: Chain) -> None:
@@ -107,17 +111,15 @@ def _check_not_shorter(home: Path, market: str, old: Path, sums: Mapping[str, st
     for place in published_files(old):
         if (name := month_name(place)) is None:
             continue
-        with suppress(OSError, EOFError, zlib.error):  # a damaged file is replaced
-            with gzip.open(old / place) as rows:
-                number = sum(1 for _ in rows)
-            if number > chain.files.get(name, FileRecord()).rows:
-                raise DamagedError(
-                    f"{old / place} has {number:,} rows, which are more than those of {chain_path(home, market)}, and "
-                    f"the published {CHAIN} is not as it was written: the published record stays as it is. Fetch it "
-                    f"from where it was published and run `{restore_command(home, market)} --record FOLDER`, or move "
-                    "this file away",
-                    code="other-record", field=str(old / place),
-                )  # fmt: skip
+        number = published_rows(old, name)  # a damaged file is replaced
+        if number > chain.files.get(name, FileRecord()).rows:
+            raise DamagedError(
+                f"{old / place} has {number:,} rows, which are more than those of {chain_path(home, market)}, and "
+                f"the published {CHAIN} is not as it was written: the published record stays as it is. Fetch it "
+                f"from where it was published and run `{restore_command(home, market)} --record FOLDER`, or move "
+                "this file away",
+                code="other-record", field=str(old / place),
+            )  # fmt: skip
 
 
 def _copied_chain(home: Path, market: str, target: Path) -> Chain:

@@ -122,7 +122,10 @@ def restore_record(
             try:
                 rows = _published_rows(folder, name, owner[1], record)
             except DamagedError as error:
-                done.failures.append(f"{path.relative_to(home)}: {fault}, and {error}: {RESTORE}")
+                back = (
+                    "" if set_aside else ", or add --set-aside to go back to the record as it was published"
+                )
+                done.failures.append(f"{path.relative_to(home)}: {fault}, and {error}: {RESTORE}{back}")
                 continue
             keep(path)
             write_bytes(path, month_bytes(path, rows))

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import shutil
 import subprocess
 from contextlib import suppress
@@ -140,10 +141,10 @@ def test_lost_and_damaged_months_come_back_beside_what_was_stored_since(home, lo
     assert all(lost in damaged.path for damaged in found)
     if "ETH" in lost:
         (refused,) = append(home, "spot", "forecasts", next_rows(home, ETH)).values()
-        assert "`cpb restore` brings back what is published of it" in str(refused)
+        assert "`cpb restore` brings it back" in str(refused)
     _, reasons = build(home)
     assert len(reasons) == len(found)
-    assert all("`cpb restore` brings back" in reason for reason in reasons)
+    assert all("`cpb restore` brings it back" in reason for reason in reasons)
 
     assert cpb_here("restore")[0] == 0
     assert stored_record(home) == before
@@ -151,19 +152,38 @@ def test_lost_and_damaged_months_come_back_beside_what_was_stored_since(home, lo
 
 
 def test_a_month_that_was_published_in_part_is_not_made_up(home, cpb_here):
+    """Whoever has no backup can go back to the record as it was published, which stays whole meanwhile."""
+    published = published_rows(home)
     store(home, [24 * 36], BTC)  # in a published month
     path = home / BTC_MONTH.replace("-01", "-02")
     rows = path.read_bytes()
     path.unlink()
+    way = "restore it from a backup, or go back to the record as it was published with `cpb restore --set-aside`"
 
     (found,) = verify_forecasts(home)
-    assert found.command == "restore it from a backup"
+    assert found.command == way
+    (refused,) = append(home, "spot", "forecasts", next_rows(home)).values()
+    assert way in str(refused)
+    tree, (reason,) = build(home)
+    assert way in reason
+    assert published_rows(home) == published, "a chain without its rows could neither be checked nor restored"
+    assert verify(tree)[0] == 0
+    assert verify_published(home) == []
+
     code, _, said = cpb_here("restore")
     assert code == 3
     assert said.startswith(
         "FAILED forecasts/interval=1h/symbol=BTCUSDT/2025-02.parquet: it is missing, and the published"
     )
+    assert "add --set-aside" in said
     assert not path.exists()
+    stored = chain_path(home, "spot").read_bytes()
+    assert cpb_here("restore", "--set-aside")[0] == 0
+    assert [*verify_record(home), *verify_forecasts(home)] == []
+    assert build(home)[1] == []
+    assert append(home, "spot", "forecasts", next_rows(home)) == {BTC: 10}
+
+    chain_path(home, "spot").write_bytes(stored)  # the backup
     path.write_bytes(rows)
     assert verify_forecasts(home) == []
 
@@ -356,6 +376,10 @@ def test_a_persons_readme_is_never_taken_for_the_card(tmp_path):
             build_tree([model], tree)
         assert (tree / "README.md").read_text() == text
     (tree / "README.md").rename(tmp_path / "mine")
+    os.mkfifo(tree / "README.md")  # which nobody writes
+    with pytest.raises(CpbError, match=r"README\.md was not written by cpb: move it elsewhere"):
+        build_tree([model], tree)
+    (tree / "README.md").unlink()
     assert (build_tree([model], tree) / "README.md").read_text() == card
 
 
