@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import polars as pl  # imported when a table is read: most commands read no table
 
     from cpbmodels.data.candles import Candles
-    from cpbmodels.data.candles import Table as ReadTable
+    from cpbmodels.data.raw_tables import Table as ReadTable
 
 _OTHER_KINDS = (
     ".tsv", ".txt", ".xls", ".xlsx", ".ods", ".json", ".jsonl", ".h5", ".hdf", ".pkl", ".zip", ".tar", ".bz2", ".xz",
@@ -237,7 +237,8 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Tab
 
     asked: coin and timeframe that the command asks for of this file alone; "" without one.
     """
-    from cpbmodels.data.candles import ROW, read_table
+    from cpbmodels.data.candles import read_table
+    from cpbmodels.data.raw_tables import ROW
 
     try:
         whole = read_table(file, str(file), columns=reading.roles, decimal=reading.decimal)  # type: ignore[arg-type]

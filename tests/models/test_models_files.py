@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import threading
+import zlib
 from contextlib import suppress
 
 import polars as pl
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cpbmodels import ModelError, Series, load, train_fleet
-from cpbmodels.data import candles
+from cpbmodels.data import raw_tables
 from cpbmodels.files import SMALL, gunzip, open_regular, read_regular
 
 
@@ -87,7 +88,7 @@ def test_gunzip_is_gzips_own(parts, padding):
 def test_a_gzip_that_is_cut_off_or_none_is_an_error():
     content = gzip.compress(bytes(range(256)) * 9)
     for wrong in (content[:-9], content[:5], b"\x1f\x8b" + b"x" * 30, content + content[:30]):
-        with pytest.raises((EOFError, candles.zlib.error)):
+        with pytest.raises((EOFError, zlib.error)):
             gunzip(wrong, 10_000)
 
 
@@ -107,7 +108,7 @@ def test_a_columnar_bomb_is_refused_before_it_is_read(suffix, tmp_path, monkeypa
     rows = pl.DataFrame({"open_time": [0]}).with_columns(open=1.0, high=1.0, low=1.0, close=1.0)
     rows = pl.concat([rows] * 300)
     rows.write_parquet(path) if suffix == "parquet" else rows.write_ipc(path)
-    monkeypatch.setattr(candles, "MAX_CELLS", 1000)
+    monkeypatch.setattr(raw_tables, "MAX_CELLS", 1000)
     monkeypatch.setattr(
         pl, f"read_{'parquet' if suffix == 'parquet' else 'ipc'}", lambda *_: pytest.fail("read")
     )
@@ -122,7 +123,7 @@ def test_a_table_that_is_a_pipe_or_too_large_is_one_sentence(suffix, tmp_path, m
         Series.from_frame(path)
     path.unlink()
     path.write_bytes(b"x" * 100)
-    monkeypatch.setattr(candles, "MAX_BYTES", 50)
+    monkeypatch.setattr(raw_tables, "MAX_BYTES", 50)
     with pytest.raises(ModelError, match="larger than the limit"):
         Series.from_frame(path)
 
