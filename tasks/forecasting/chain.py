@@ -14,7 +14,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -41,6 +41,7 @@ from tasks.forecasting.lines import (
     rows_digest,
 )
 from tasks.forecasting.months import (
+    CLOCK_STEP,
     FORECASTS,
     LEDGER,
     Tree,
@@ -63,9 +64,6 @@ ANY_ERROR = (Exception, pl.exceptions.PanicException)
 
 WRITERS = 8
 """Files written concurrently: a disk handles many syncs in hardly more time than a single sync."""
-
-CLOCK_STEP = timedelta(minutes=1)
-"""A clock that is corrected by less, as a time service does, is no clock that was set back."""
 
 _TIME = "%Y-%m-%dT%H:%M:%S.%fZ"
 _CHECKERS = 2  # Python threads; polars and hashing use further threads

@@ -15,7 +15,6 @@ import numpy as np
 import polars as pl
 
 import cpbmodels
-from cpbmodels.data import INTERVAL_SECONDS
 from cpbmodels.data.series import Series, forecast_rows
 from cpbmodels.data.wide import NO_MARKET, Market
 from schemas.errors import CpbError, MemberError
@@ -24,7 +23,8 @@ from schemas.handover import Failure, ForecastBatch, Issued, Step
 from schemas.identity import SeriesId
 from schemas.ledger import Reference
 from schemas.scope import Scope
-from tasks.forecasting.chain import ANY_ERROR, CLOCK_STEP, Kind, append, as_error
+from tasks.forecasting.chain import ANY_ERROR, Kind, append, as_error
+from tasks.forecasting.months import CLOCK_STEP
 from tasks.judging.scores import Array, reference_quantiles
 from tasks.market.klines import read_klines
 from tasks.running.parallel import run_each, usable_cores
@@ -110,7 +110,7 @@ def _check_clock(home: Path, series: SeriesId, issued_at: datetime) -> None:
     with suppress(CpbError):  # damaged candles after the forecast are reported when they are read
         later = read_klines(home, series, since=issued_at, columns=["open_time"], confirmed=False)
         opened: datetime | None = later["open_time"].max()  # type: ignore[assignment]
-        closed = opened and opened + timedelta(seconds=INTERVAL_SECONDS.get(series.timeframe, 0))
+        closed = opened and opened + timedelta(seconds=series.seconds)
     if closed is not None and closed > now + CLOCK_STEP:
         raise MemberError(
             f"{series}: the clock of this machine says {now:%Y-%m-%d %H:%M} UTC, but a candle is stored that closed at "

@@ -46,11 +46,12 @@ _MARK = b"\x18\x0a" + _KEY.encode() + b"\x18\x40"
 _TAIL = 8  # a parquet file ends with the length of its footer, 4 bytes, and "PAR1"
 
 
-MADE_EARLY = timedelta(minutes=1)
-"""How much earlier than its last candle's close a live forecast may be stored: the exchange's clock may be ahead."""
+CLOCK_STEP = timedelta(minutes=1)
+"""A clock that is corrected by less, as a time service does, is no clock that was set back, and the exchange's may be
+that much ahead: a live forecast may be stored so long before its last candle's close."""
 
 IS_LIVE = (
-    (pl.col("made_at") < pl.col("target_time")) & (pl.col("made_at") >= pl.col("issued_at") - MADE_EARLY)
+    (pl.col("made_at") < pl.col("target_time")) & (pl.col("made_at") >= pl.col("issued_at") - CLOCK_STEP)
 ).fill_null(value=False)
 """Whether a forecast was made before its candle closed. One that was stored before its own last candle had closed was
 stored by a clock that was set back, so it may be a replay, and is none."""
