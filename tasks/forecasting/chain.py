@@ -130,11 +130,11 @@ def chain_lock(home: Path, market: str) -> Iterator[None]:
 
     Raises:
         DamagedError: the line of an interrupted batch is damaged or not the next of the chain, the chain is missing, or
-            it does not go on from the published record.
+            (code `other-record`) it does not go on from the published record.
     """
     with record_lock(home, market):
         if sentence := loss_sentence(home, market):
-            raise DamagedError(sentence, field=str(chain_path(home, market)))
+            raise DamagedError(sentence, code="other-record", field=str(chain_path(home, market)))
         complete_pending(home, market)
         chain = chain_path(home, market)
         if (not chain.exists() or not chain.stat().st_size) and any(files_of_market(home, market)):

@@ -23,7 +23,6 @@ from tasks.forecasting.lines import Chain, FileRecord, chain_path, first_misfit
 from tasks.forecasting.months import files_of_market, load, owner_of
 from tasks.forecasting.published import (
     CHAIN,
-    loss_sentence,
     month_name,
     published_files,
     published_rows,
@@ -129,8 +128,6 @@ def _copied_chain(home: Path, market: str, target: Path) -> Chain:
         DamagedError: it is damaged or missing, or (code `other-record`) it does not go on from the published one.
     """
     stored = chain_path(home, market)
-    if sentence := loss_sentence(home, market):
-        raise DamagedError(sentence, code="other-record", field=str(stored))
     with chain_lock(home, market):  # completes a pending batch; rows that are appended later have later lines
         write_bytes(target, stored.read_bytes())
     chain = Chain.read(target) or Chain()
