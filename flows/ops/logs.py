@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import threading
 import time
 from pathlib import Path
@@ -14,10 +15,11 @@ MAX_LOG_BYTES = 10_000_000
 
 _CHECK_S = 1.0
 _MAX_KINDS = 200
+_NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+", re.IGNORECASE)
 
 
 class OncePerMinute(logging.Filter):
-    """Lets a record of each kind pass once a minute: of a logger, message (its values left out) and type of exception.
+    """Lets a record of each kind pass once a minute: of a logger, message (`_text_of_kind`) and type of exception.
 
     The next record of the kind says how many were left out.
     """
@@ -32,7 +34,7 @@ class OncePerMinute(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a record is logged; its message then has the number of those that were not."""
         error = record.exc_info[0] if record.exc_info else None
-        kind = record.name, str(record.msg)[:200], getattr(error, "__name__", "")
+        kind = record.name, _text_of_kind(record), getattr(error, "__name__", "")
         now = time.monotonic()
         with self._lock:
             last, left_out = self._kinds.pop(kind, (-INTERVAL_S, 0))
@@ -43,6 +45,18 @@ class OncePerMinute(logging.Filter):
         if passes and left_out:
             record.msg, record.args = f"{record.getMessage()} ({left_out} more like it before)", ()
         return passes
+
+
+def _text_of_kind(record: logging.LogRecord) -> str:
+    """Return a record's message without its values, which strangers make up, and numbers, such as a task's.
+
+    A message that is one value, as in `warning("%s", sentence)`, is a kind of its own: else one warning of a damaged
+    file would hide those of all others.
+    """
+    template = str(record.msg)
+    if template == "%s":
+        return record.getMessage()[:200]
+    return _NUMBER.sub("#", template)[:200]
 
 
 def log_once_per_minute() -> None:
