@@ -58,7 +58,7 @@ class FileName(NamedTuple):
 def read_name(stem: str) -> FileName:
     """Return what a name, without its suffix, tells of the series in the file."""
     if exported := _TRADINGVIEW.fullmatch(stem):
-        timeframe = _timeframe(exported["length"])
+        timeframe = timeframe_of(exported["length"])
         symbol = exported["symbol"]
         return FileName(symbol, timeframe, "" if timeframe else exported["length"], is_pair(symbol))
     parts = _PART.findall(_COPY.sub("", _DATE_PARTS.sub("", stem)))
@@ -71,10 +71,10 @@ def read_name(stem: str) -> FileName:
     while at < len(parts):
         part, following = parts[at], parts[at + 1] if at + 1 < len(parts) else ""
         at += 1
-        if part.isdecimal() and following.upper() in _UNITS and (spaced := _timeframe(part + following)):
+        if part.isdecimal() and following.upper() in _UNITS and (spaced := timeframe_of(part + following)):
             timeframes.append(spaced)  # 1-min, 1_hour
             at += 1
-        elif timeframe := _timeframe(part):
+        elif timeframe := timeframe_of(part):
             timeframes.append(timeframe)
         elif part.upper() in _EXCHANGES | _WORDS or _DATE.fullmatch(part):
             pass
@@ -95,7 +95,7 @@ def read_name(stem: str) -> FileName:
             (glued := _GLUED.fullmatch(part))
             and is_pair(glued["symbol"])
             and not _may_be_another(glued["symbol"])
-            and (length := _timeframe(glued["length"]))
+            and (length := timeframe_of(glued["length"]))
         ):
             symbols.append(glued["symbol"])
             timeframes.append(length)
@@ -137,8 +137,11 @@ def base_of_pair(symbol: str) -> str:
     return next((b for b in possible if b in COINS), possible[0] if possible else "")
 
 
-def _timeframe(text: str) -> str | None:
-    """`1h`, `1H`, `H1`, `60`, `60min`, `hourly` -> `1h`; None for other texts, and for `1M`."""
+def timeframe_of(text: str) -> str | None:
+    """Return the timeframe that a text names, None for other texts, and for `1M`.
+
+    `1h`, `1H`, `H1`, `60`, `60min`, `hourly` -> `1h`.
+    """
     if text in INTERVAL_SECONDS:
         return text
     if _MONTHS_OR_MINUTES.fullmatch(text):

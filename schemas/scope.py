@@ -298,8 +298,12 @@ class ScopeSpec(Spec):
         before = remembered(home()).get(os.path.abspath(values["source"]), Reading())  # noqa: PTH100
         typed = {name: values[name] for name in Reading._fields if values.get(name) is not None}
         reading = before._replace(**typed)
-        if reading.decimal not in (None, "point", "comma"):
-            reading = reading._replace(decimal=None)  # refused below, as a value of the field
+        if reading.decimal not in (None, "point", "comma"):  # before the table is read with it
+            raise UsageError(
+                f"decimal {reading.decimal!r} is unknown: choose point or comma",
+                code="decimal",
+                field="decimal",
+            )
         try:
             held = tables_of(values["source"], coins, given, reading)
         except UsageError as error:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from cpbmodels.data import INTERVAL_SECONDS, TABLE_SUFFIXES
 from cpbmodels.errors import ModelError
 from schemas.errors import UsageError
-from schemas.file_names import base_of_pair, read_name
+from schemas.file_names import base_of_pair, read_name, timeframe_of
 from schemas.identity import OWN, SYMBOL, market_home, symbol_of
 
 if TYPE_CHECKING:
@@ -261,7 +261,12 @@ def _tables_in(file: Path, asked: tuple[str, str], reading: Reading) -> list[Tab
         rows = rows.with_columns(symbol=rows["symbol"].replace(symbols))
     else:
         rows = rows.with_columns(symbol=_literal(_symbol_of_file(file, asked[0])))
-    if "timeframe" not in keys:
+    if "timeframe" in keys:  # Bybit writes 60
+        written = rows["timeframe"].unique(maintain_order=True).to_list()
+        rows = rows.with_columns(
+            timeframe=rows["timeframe"].replace({text: timeframe_of(text) or text for text in written})
+        )
+    else:
         rows = rows.with_columns(timeframe=_literal(None if name.unknown else name.timeframe))
     tables = []
     for (symbol, timeframe), part in rows.partition_by(

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from cpbmodels.data import CURRENCIES, INTERVAL_SECONDS
-from cpbmodels.data.column_names import Chosen, are_intervals, choose, clean_symbol, option
+from cpbmodels.data.column_names import Chosen, are_intervals, choose, clean_symbol, may_be_volume, option
 from cpbmodels.data.columns import MAX_VOLUME, PRICES, check_prices
 from cpbmodels.data.numbers import Decimal, NumbersError, read_numbers
 from cpbmodels.data.open_times import open_times
@@ -92,6 +92,12 @@ def read_table(
             raise ModelError(f"{label}: there is no candle in it.")
     frame = without_tickers(frame, label)
     chosen = choose([name for name in frame.columns if name != ROW], label, columns)
+    others = [name for name in names if may_be_volume(name)]
+    if "volume" not in chosen.numbers and others:
+        notes.append(
+            f"has no column that is certain to be its volume, of {', '.join(map(repr, others))}: "
+            f"{option('volume', others[0])}"
+        )
     table = Table(frame, label, tuple(notes), raw.lines)
     times, rounded = open_times(table, chosen, names, naive_is_utc=naive_is_utc)
     read = [frame[ROW], pl.Series("open_time", times, dtype=pl.Int64)]
@@ -226,8 +232,8 @@ def _numbers(
             continue
         try:
             if (
-                column.dtype.is_nested() or column.dtype == pl.Boolean
-            ):  # a cast would look into it, or count truths
+                column.dtype.is_nested() or column.dtype.is_temporal() or column.dtype == pl.Boolean
+            ):  # a cast would look into it, or count truths or microseconds
                 raise pl.exceptions.InvalidOperationError
             with warnings.catch_warnings():
                 warnings.simplefilter("error")

@@ -69,6 +69,11 @@ def is_read(column: object) -> bool:
     return re.match(r"volume[_ (]", name) is not None
 
 
+def may_be_volume(column: object) -> bool:
+    """Whether a column's name speaks of a volume, as `vol`, `Volume USDT` and `<TICKVOL>` do."""
+    return re.search("vol(?!atil)", folded(column)) is not None
+
+
 def choose(names: Sequence[str], label: str, given: Mapping[str, str] | None = None) -> Chosen:
     """Return the columns to read.
 

@@ -14,6 +14,10 @@ from cpbmodels.data.column_names import TIME_NAMES, Chosen, option
 from cpbmodels.data.raw_tables import Table, of_objects
 from cpbmodels.errors import ModelError, shown
 
+_GROUPED_COUNT = r"^[0-9]{1,3}([., '\u00a0\u202f][0-9]{3}){3,}$"
+_COMMA_COUNT = r"^[0-9]+,[0-9]+([eE]\+?[0-9]+)?$"
+"""1,704,067,200 and 1,70407E+12: how spreadsheets write seconds and milliseconds."""
+
 
 def open_times(
     table: Table, chosen: Chosen, names: list[str], *, naive_is_utc: bool
@@ -110,15 +114,36 @@ def _instants(table: Table, column: pl.Series, what: str) -> np.ndarray:
 
 
 def _counts(column: pl.Series) -> pl.Series:
-    """The numbers of a column of texts that are all numbers; another column as it is."""
-    if column.dtype != pl.String or not len(column):
+    """The numbers of a column of texts that are all numbers, and the days of digits; another column as it is."""
+    if column.dtype == pl.String and len(column):
+        texts = column.str.strip_chars().replace("", None)
+        given = texts.drop_nulls()
+        if given.str.contains(_GROUPED_COUNT).all():
+            texts = texts.str.replace_all("[^0-9]", "")
+        elif given.str.contains(_COMMA_COUNT).all():
+            texts = texts.str.replace(",", ".", literal=True)
+        column = texts
+        for kind in (pl.Int64, pl.Float64):
+            numbers = texts.cast(kind, strict=False)
+            if numbers.null_count() == texts.null_count() < len(texts):
+                column = numbers
+                break
+    return _days_of_digits(column) if column.dtype.is_integer() and len(column) else column
+
+
+def _days_of_digits(column: pl.Series) -> pl.Series:
+    """Times without a zone of numbers that all are days or times of 2009 and later, as 202401312300; else as it is.
+
+    As counts they would be of 1970 to 1978, before there were coins, or of 2600.
+    """
+    texts = column.cast(pl.String)
+    lengths = texts.str.len_chars().unique().drop_nulls().to_list()
+    form = {8: "%Y%m%d", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}.get(lengths[0]) if len(lengths) == 1 else None
+    if form is None:
         return column
-    texts = column.str.strip_chars().replace("", None)
-    for kind in (pl.Int64, pl.Float64):
-        numbers = texts.cast(kind, strict=False)
-        if numbers.null_count() == texts.null_count() < len(texts):
-            return numbers
-    return texts
+    times = texts.str.to_datetime(form, strict=False, time_unit="us")
+    is_time = (times.dt.year() >= 2009) & (times.dt.year() < 2100)
+    return times if is_time.fill_null(value=False).sum() == len(column) - column.null_count() else column
 
 
 def _from_text(table: Table, column: pl.Series, what: str) -> pl.Series:
@@ -158,7 +183,7 @@ def _epoch(table: Table, column: pl.Series, what: str) -> np.ndarray:
     if wrong.any():
         row = int(wrong.argmax())
         raise ModelError(
-            f"{what} {values[row]:g} in {table.place_at(row)} is not a time since 1970 in s, ms, "
+            f"{what} {values[row]:.15g} in {table.place_at(row)} is not a time since 1970 in s, ms, "
             "us or ns: give these."
         )
     whole = values.astype(np.int64)

@@ -47,6 +47,13 @@ _BINARY = {
     b"7z\xbc\xaf": "a 7z archive", b"BZh": "bzip2-compressed", b"\xfd7zXZ": "xz-compressed",
 }  # fmt: skip
 """First bytes of files that are no text, and what they are."""
+_OTHER_TEXTS = {
+    r"\s*(\{|\[\s*[\[{])": "JSON",
+    r"(?i)\s*<(!doctype|html|head|body|table)\b": "an HTML page",
+    r"(?i)\s*<\?xml\b": "XML",
+    r"[^\n]*\x00": "of bytes that are no text",
+}
+"""How texts begin that are no tables, and what they are."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +120,14 @@ def read_file(path: Path, label: str, columns: Mapping[str, str]) -> RawTable:
                 f"{label} is {kind} and no text, whatever its name: unpack it, or save it as one of the kinds that are "
                 f"read: {', '.join(TABLE_SUFFIXES)}."
             )
-    return _read_text(_decoded(content), label, columns)
+    text = _decoded(content)
+    for pattern, kind in _OTHER_TEXTS.items():
+        if re.match(pattern, text):
+            raise ModelError(
+                f"{label} is {kind} and no table, whatever its name: save it as one of the kinds that are read: "
+                f"{', '.join(TABLE_SUFFIXES)}."
+            )
+    return _read_text(text, label, columns)
 
 
 def _check_cells(table: pl.LazyFrame) -> None:
@@ -126,6 +140,9 @@ def _check_cells(table: pl.LazyFrame) -> None:
 def _decoded(content: bytes) -> str:
     if content[:2] in (b"\xff\xfe", b"\xfe\xff"):  # as MetaTrader writes
         return content.decode("utf-16", "replace")
+    nulls = [content[start:200:2].count(0) for start in (0, 1)]  # header lines are of ASCII, mostly
+    if max(nulls) > 40 and min(nulls) == 0:
+        return content.decode("utf-16-be" if nulls[0] else "utf-16-le", "replace")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:  # Excel in Western Europe; its euro sign and its space within numbers are read
@@ -203,7 +220,7 @@ def of_frame(frame: Any, label: str, columns: Mapping[str, str]) -> pl.DataFrame
         return _from_pandas(frame, label, columns)
     if isinstance(frame, pl.LazyFrame):
         return frame.collect()
-    if not hasattr(frame, "__arrow_c_stream__"):
+    if not hasattr(frame, "__arrow_c_stream__") or type(frame).__name__ == "Series":
         raise ModelError(
             f"{label}: a {type(frame).__name__} is not a table: give a pandas, polars or Arrow table."
         )
@@ -213,12 +230,16 @@ def of_frame(frame: Any, label: str, columns: Mapping[str, str]) -> pl.DataFrame
 def without_tickers(frame: pl.DataFrame, label: str) -> pl.DataFrame:
     """Without yfinance's further header lines: `Price,Close,…`, `Ticker,BTC-USD,…`, `Datetime,,…`."""
     first = frame.columns[0]
-    if folded(first) != "price" or frame[first].dtype != pl.String:
+    if folded(first) not in ("price", "") or frame[first].dtype != pl.String:
         return frame
+    begins = frame[first].head(3).str.to_lowercase().fill_null("").to_list()
+    # `Ticker` has no name before version 0.2.51, and the names of the index and of the tickers may lie in one line
+    heads = next((row + 1 for row, cell in enumerate(begins) if cell in ("date", "datetime")), 0)
+    heads = heads if all(cell in ("", "ticker") for cell in begins[: max(heads - 1, 0)]) else 0
     names = [folded(name) for name in frame.columns]
-    if "close" in names and any(re.match(r"close(_duplicated_|\.)\d", name) for name in names):
+    is_yfinances = bool(heads or folded(first)) and "close" in names
+    if is_yfinances and any(re.match(r"close(_duplicated_|\.)\d", name) for name in names):
         raise ModelError(f"{label}: {_SEVERAL_TICKERS}")
-    heads = int(frame[first].head(2).str.to_lowercase().is_in(["ticker", "date", "datetime"]).sum())
     return frame.slice(heads).rename({first: "datetime"}) if heads else frame
 
 
@@ -228,6 +249,8 @@ def _from_pandas(frame: Any, label: str, columns: Mapping[str, str]) -> pl.DataF
         frame = frame.set_axis(next((level for level in levels if "Close" in level), levels[0]), axis=1)
         if frame.columns.has_duplicates:
             raise ModelError(f"{label}: {_SEVERAL_TICKERS}")
+    if frame.index.nlevels > 1:  # of symbol and time
+        frame = frame.reset_index(allow_duplicates=True)
     asked = {folded(name) for name in columns.values()}
     out: dict[str, pl.Series] = {}
     for place, name in enumerate(map(str, frame.columns)):
@@ -236,7 +259,9 @@ def _from_pandas(frame: Any, label: str, columns: Mapping[str, str]) -> pl.DataF
             out[unique] = _pandas_column(frame.iloc[:, place])
     index = frame.index
     has_name = folded(index.name) in {*TIME_NAMES, *asked}
-    holds_times = type(index).__name__ == "DatetimeIndex" or (len(index) and isinstance(index[0], datetime))
+    holds_times = type(index).__name__ == "DatetimeIndex" or (
+        len(index) and isinstance(index[0], datetime | str)
+    )
     if not any(folded(name) in TIME_NAMES for name in out) and (has_name or holds_times):
         out[str(index.name) if has_name else "open_time"] = _pandas_column(index.to_series())
     return pl.DataFrame(out)

@@ -120,7 +120,7 @@ def test_encodings(tmp_path, encoding):
         ([f"time,{HEAD}", *lines(unit="s")[:3], "Source: example.com"],
          r"'Source: example.com' in row 3 \(line 5\) is not a time"),
         (lines("%Y-%m-%d %H:%M"), "no header line"),
-        (["<html>", "<h1>404</h1>"], "no header line"),
+        (["<html>", "<h1>404</h1>"], "is an HTML page and no table"),
         (["Price,Close,Close,High,High,Low,Low,Open,Open", "Ticker,A,B,A,B,A,B,A,B", "Date,,,,,,,,",
           "2024-01-30,1,1,1,1,1,1,1,1"], "several tickers"),
     ],
@@ -211,3 +211,83 @@ def test_columns_whose_names_hold_a_comma():
     assert Reading("time=Date,close=Price, USD,volume=Vol.").roles == {
         "time": "Date", "close": "Price, USD", "volume": "Vol.",
     }  # fmt: skip
+
+
+def test_forms_of_other_programs_are_read_as_the_plain_table(tmp_path):
+    stamps = hours()["open_time"]
+    prices = [row.split(",", 1)[1] for row in lines()]
+
+    def rows(times):
+        return [f"{time},{row}" for time, row in zip(times, prices, strict=True)]
+
+    digits = stamps.dt.strftime("%Y%m%d%H%M")
+    grouped = [f'"{count:,}"' for count in stamps.dt.epoch("ms")]
+    yfinance = [
+        ",BTC-USD" * 5,
+        f",{HEAD}",
+        "Datetime,,,,,",
+        *rows(stamps.dt.strftime("%Y-%m-%d %H:%M:%S+00:00")),
+    ]
+    bybit = [f"interval,time,{HEAD}", *(f"60,{row}" for row in lines(unit="s"))]
+    forms = {
+        "digits": "\n".join([f"time,{HEAD}", *rows(digits)]).encode(),
+        "seconds as digits": "\n".join([f"time,{HEAD}", *rows(digits + "00")]).encode(),
+        "grouped": "\n".join([f"time,{HEAD}", *rows(grouped)]).encode(),
+        "yfinance before 0.2.51": "\n".join(yfinance).encode(),
+        "no mark of UTF-16": "\n".join([f"time,{HEAD}", *lines(unit="s")]).encode("utf-16-le"),
+        "minutes as a timeframe": "\n".join(bybit).encode(),
+    }
+    for content in forms.values():
+        (path := tmp_path / "BTCUSDT-1h.csv").write_bytes(content)
+        read = tables_of(str(path)).series["BTCUSDT", "1h"].read.frame
+        assert read["open_time"].equals(
+            stamps.dt.replace_time_zone("UTC") if stamps.dtype.time_zone is None else stamps
+        )
+        for name in NAMES:
+            assert np.allclose(read[name], hours()[name], rtol=0, atol=1e-8)
+
+
+def test_days_of_digits(tmp_path):
+    rows = ["20240229,1,2,1,1,1", "20240301,1,2,1,1,1", "20240302,1,2,1,1,1"]
+    (path := tmp_path / "BTCUSDT-1d.csv").write_text("\n".join([f"date,{HEAD}", *rows]))
+    read = tables_of(str(path)).series["BTCUSDT", "1d"].read.frame
+    assert read["open_time"].dt.strftime("%m-%d").to_list() == ["02-29", "03-01", "03-02"]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b'[{"t": 1, "open": 2, "high": 3}]', "JSON"),
+        (b"[[1704067200000, 1, 2]]", "JSON"),
+        (b"<!DOCTYPE html><html>", "an HTML page"),
+        (b"\x80\x04\x95\x00\x00", "bytes that are no text"),
+    ],
+)
+def test_texts_of_another_kind_are_named(tmp_path, content, kind):
+    (path := tmp_path / "BTCUSDT-1h.csv").write_bytes(content)
+    with pytest.raises(UsageError, match=f"is (of )?{kind} and no table"):
+        tables_of(str(path))
+
+
+def test_times_that_a_spreadsheet_with_decimal_commas_has_cut(tmp_path):
+    rows = [f"{time:.5E}".replace(".", ",") + ";1;2;1;1;1" for time in hours()["open_time"].dt.epoch("ms")]
+    (path := tmp_path / "BTCUSDT-1h.csv").write_text("\n".join([f"time,{HEAD}".replace(",", ";"), *rows]))
+    with pytest.raises(UsageError, match="the times have lost digits"):
+        _ = tables_of(str(path)).series["BTCUSDT", "1h"].read
+
+
+def test_a_volume_under_another_name_is_told(tmp_path):
+    rows = [f"ts,{HEAD}".replace("volume", "vol"), *lines(unit="s")]
+    (tmp_path / "BTCUSDT-1h.csv").write_text("\n".join(rows))
+    notes = tables_of(str(tmp_path)).series["BTCUSDT", "1h"].read.notes
+    assert any("'vol': say which is meant with --columns volume=vol" in note for note in notes)
+
+
+def test_a_decimal_mark_that_is_none_is_named_also_where_the_table_needs_one(tmp_path):
+    rows = [
+        f"time,{HEAD}",
+        *(f'{1704067200 + 3600 * row},"3,000","3,100","2,900","3,050",1' for row in range(3)),
+    ]
+    (path := tmp_path / "BTCUSDT-1h.csv").write_text("\n".join(rows))
+    with pytest.raises(UsageError, match="decimal 'dot' is unknown: choose point or comma"):
+        IngestSpec(source=str(path), decimal="dot")

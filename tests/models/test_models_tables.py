@@ -447,3 +447,26 @@ def test_coins_after_one_another_in_a_column_of_another_name_are_not_joined(name
 )
 def test_symbols_with_an_exchange_or_a_settlement(text, symbol):
     assert clean_symbol(text) == symbol
+
+
+def test_an_index_of_symbols_and_times_and_one_of_texts():
+    frame = pandas_of(candles(60)).set_index("open_time")
+    both = pd.concat({"BTC": frame, "ETH": frame * 2}, names=["symbol", "time"])
+    assert len(Series.from_frame(both.loc[["BTC"]])) == 60
+    with pytest.raises(ModelError, match="column symbol names BTC, ETH"):
+        Series.from_frame(both)
+    texts = frame.set_axis([time.isoformat() for time in frame.index])
+    assert (Series.from_frame(texts).times == Series.from_frame(frame).times).all()
+
+
+@pytest.mark.parametrize("kind", [pl.Datetime("us"), pl.Duration("us"), pl.Time])
+def test_times_are_no_numbers(kind):
+    with pytest.raises(ModelError, match="volume is of the type"):
+        Series.from_frame(candles(60).with_columns(pl.col("volume").cast(pl.Int64).cast(kind)))
+
+
+def test_one_column_is_no_table():
+    frame = candles(60)
+    for column in (frame["close"], pandas_of(frame)["close"]):
+        with pytest.raises(ModelError, match="a Series is not a table"):
+            Series.from_frame(column)
