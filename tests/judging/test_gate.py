@@ -90,7 +90,8 @@ def test_a_recipe_is_formatted_and_parsed():
 
 def test_a_contender_is_read_from_its_folder(tmp_path):
     values = config(
-        market="um", rows=500, data_digest="d", weights_sha256="a1" * 32, report={"stopped": "max_epochs", "diverged": False},
+        market="um", rows=500, data_digest="d", weights_sha256="a1" * 32,
+        report={"stopped": "max_epochs", "diverged": False},
         bounds={"validation": ["2025-01-01T00:00:00Z", "2025-02-01T00:00:00Z"],
                 "test": ["2025-02-08T00:00:00Z", "2025-06-06T00:00:00Z"]},
     )  # fmt: skip
