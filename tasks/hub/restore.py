@@ -29,7 +29,7 @@ from tasks.forecasting.months import (
     owner_of,
     parse_rows,
 )
-from tasks.forecasting.published import CHAIN, RESTORE, merged_chain, rows_name
+from tasks.forecasting.published import CHAIN, RESTORE, merged_chain, published_rows, rows_name
 from tasks.storage.files import write_bytes
 
 _TIME = pl.Datetime("us", "UTC")  # a number of microseconds in the JSON lines
@@ -72,6 +72,7 @@ def restore_record(
     """
     folder = folder or tree_of(home, "hub", market)
     data = _published_chain(folder, market)
+    published = {name: record.rows for name, record in (Chain.read(folder / CHAIN) or Chain()).files.items()}
     stored, pending, base = chain_path(home, market), pending_path(home, market), market_home(home, market)
     done = Restored()
     aside = base / SET_ASIDE / f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%fZ}"
@@ -122,9 +123,8 @@ def restore_record(
             try:
                 rows = _published_rows(folder, name, owner[1], record)
             except DamagedError as error:
-                back = (
-                    "" if set_aside else ", or add --set-aside to go back to the record as it was published"
-                )
+                is_way = not set_aside and published_rows(folder, name) >= published.get(name, 0)
+                back = ", or add --set-aside to go back to the record as it was published" if is_way else ""
                 done.failures.append(f"{path.relative_to(home)}: {fault}, and {error}: {RESTORE}{back}")
                 continue
             keep(path)

@@ -188,6 +188,24 @@ def test_a_month_that_was_published_in_part_is_not_made_up(home, cpb_here):
     assert verify_forecasts(home) == []
 
 
+def test_a_first_publication_has_no_record_of_which_rows_are_damaged(home, cpb_here):
+    (home / "hub").rename(home / "away")
+    damage(home, BTC_ROWS)
+    tree, (reason,) = build(home)
+    assert reason.endswith("restore it from a backup: until then BTCUSDT 1h stores nothing in that month")
+    assert published_rows(home) == {}
+    assert not (tree / "verify.py").exists()
+    assert verify_published(home) == []
+
+    # such a record, as others may have written it: nothing that does not work is named
+    shutil.rmtree(tree)
+    (home / "away").rename(tree)
+    (tree / BTC_ROWS).unlink()
+    code, _, said = cpb_here("restore")
+    assert code == 3
+    assert said.endswith("it is not among the published rows: restore it from a backup\n")
+
+
 def test_another_chain_is_set_aside_only_on_request(home, cpb_here):
     before = stored_record(home)
     everything_lost(home)
