@@ -22,6 +22,7 @@ from typing import Literal
 
 import polars as pl
 
+from cpbmodels.files import open_regular, read_regular
 from schemas.errors import CpbError, DamagedError, MemberError, log
 from schemas.frames import KEY
 from schemas.identity import SeriesId, market_home, tree_of
@@ -165,7 +166,9 @@ def complete_pending(home: Path, market: str) -> None:
         return
     fault = ""
     try:
-        line = parse_line(pending.read_bytes())
+        line = parse_line(read_regular(pending))
+    except OSError as error:
+        fault = f"cannot be read ({error.strerror})"
     except DamagedError as error:  # written by rename, so a crash never leaves it partial
         fault = f"is damaged: {error}"
     else:
@@ -305,7 +308,7 @@ def _draft(home: Path, series: SeriesId, tree: Tree, name: str, rows: pl.DataFra
 
 def _is_recorded(chain: Path, place: str) -> bool:
     """Whether a line of the chain names a month file; read only where the file is missing, as in a new month."""
-    with suppress(FileNotFoundError, ValueError), chain.open("rb") as file:  # mmap refuses an empty file
+    with suppress(FileNotFoundError, ValueError), open_regular(chain) as file:  # mmap refuses an empty file
         return mmap(file.fileno(), 0, access=ACCESS_READ).find(f'"{place}"'.encode()) >= 0
     return False
 
@@ -397,7 +400,7 @@ def check_months(home: Path, market: str) -> Iterator[tuple[Path, str]]:
                 yield path, "the file is missing, though rows were stored with lines in it"
         elif stored or chain.lines:  # else the file may not be cpb's
             empty = "the file is empty, though rows were stored with lines in it"
-            yield path, chain.fault if path.stat().st_size else empty
+            yield path, chain.fault or ("" if path.stat().st_size else empty)
         records = None if chain is None or chain.fault else chain.files
 
         def check(name: str) -> tuple[Path, str]:

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from cpbmodels.files import open_regular
 from schemas.errors import DamagedError
 from schemas.frames import ADDED_COLUMNS, OF_BEFORE
 from schemas.identity import tree_of
@@ -109,7 +110,7 @@ def read_lines(path: Path) -> Iterator[Line]:
         DamagedError: a line is invalid; the message names the line and the reason.
     """
     previous, time = ORIGIN, ""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, raw in enumerate(file, 1):
             try:
                 line = parse_line(raw)
@@ -132,7 +133,7 @@ def last_line(path: Path, *, cut: int = 0) -> bytes:
     Args:
         cut: number of bytes at the file's end that are left out.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         if (end := file.seek(0, 2) - cut) <= 0:
             return b""
         with mmap(file.fileno(), 0, access=ACCESS_READ) as content:  # only the pages at its end are read
@@ -143,7 +144,7 @@ def has_line(path: Path, line: bytes) -> bool:
     """Whether a file has exactly this line, searched from its end; False if there is no file."""
     with (
         suppress(FileNotFoundError, ValueError),  # mmap refuses an empty file
-        path.open("rb") as file,
+        open_regular(path) as file,
         mmap(file.fileno(), 0, access=ACCESS_READ) as content,
     ):
         place = content.rfind(line)
@@ -198,6 +199,8 @@ class Chain:
             return None
         except DamagedError as error:
             chain.fault = str(error)
+        except OSError as error:
+            chain.fault = f"it cannot be read ({error.strerror})"
         return chain
 
 

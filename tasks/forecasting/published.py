@@ -6,6 +6,7 @@ published record stays as it is, since it may be the last copy. `tasks.hub.resto
 """
 
 import gzip
+import stat
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -71,14 +72,25 @@ def record_loss(home: Path, market: str) -> str:
 
     A published chain without a single intact line says nothing, and neither does its absence, unless the stored chain
     is to begin beside published rows.
+
+    Raises:
+        DamagedError: one of the two chains cannot be read.
     """
     folder, stored = tree_of(home, "hub", market), chain_path(home, market)
     place = folder.relative_to(home).as_posix()
-    if head := published_head(folder):
-        if has_line(stored, head):
-            return ""
-        line = parse_line(head)
-        return f"it lacks line {line.number} of {line.time}, with which the record published in {place} ends"
+    try:
+        if head := published_head(folder):
+            if has_line(stored, head):
+                return ""
+            line = parse_line(head)
+            return (
+                f"it lacks line {line.number} of {line.time}, with which the record published in {place} ends"
+            )
+    except OSError as error:
+        raise DamagedError(
+            f"{error.filename} cannot be read ({error.strerror}), so nothing is stored: {RESTORE}, or move it away",
+            field=str(error.filename),
+        ) from error
     if (not stored.exists() or not stored.stat().st_size) and any(published_files(folder)):
         return f"it is missing, though {place} has published rows"
     return ""
@@ -132,9 +144,11 @@ _State = tuple[int, ...]
 
 
 def _state(path: Path) -> _State:
-    """Return what differs after a file was replaced or written to; () without it."""
+    """Return what differs after a file was replaced or written to; () without a regular one."""
     with suppress(OSError):
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return ()
         return status.st_ino, status.st_size, status.st_mtime_ns
     return ()
 

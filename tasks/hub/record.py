@@ -14,6 +14,7 @@ from pathlib import Path
 import polars as pl
 import polars.selectors as cs
 
+from cpbmodels.files import read_regular
 from schemas.errors import DamagedError
 from schemas.frames import ADDED_COLUMNS, OF_BEFORE
 from schemas.handover import Failure
@@ -129,7 +130,7 @@ def _copied_chain(home: Path, market: str, target: Path) -> Chain:
     """
     stored = chain_path(home, market)
     with chain_lock(home, market):  # completes a pending batch; rows that are appended later have later lines
-        write_bytes(target, stored.read_bytes())
+        write_bytes(target, read_regular(stored))
     chain = Chain.read(target) or Chain()
     if chain.fault:
         raise DamagedError(f"{stored} is damaged ({chain.fault}): see `cpb verify`")

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import polars as pl
 
+from cpbmodels.files import open_regular
 from schemas.errors import CpbError, DamagedError
 from schemas.frames import ADDED_COLUMNS, OF_BEFORE, check_columns
 from schemas.identity import SeriesId, market_home, tree_of
@@ -167,7 +168,7 @@ def _published_chain(folder: Path, market: str) -> bytes:
 def _is_other(folder: Path, name: str, series: SeriesId, _tree: Tree) -> bool:
     """Whether the published rows of a month are of another market's models; False if they cannot be read."""
     with suppress(OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
-        with gzip.open(folder / rows_name(name)) as file:
+        with open_regular(folder / rows_name(name)) as packed, gzip.GzipFile(fileobj=packed) as file:
             first = json.loads(file.readline(_ROW_BYTES))
         return not str(first["model_version"]).startswith(f"{series.registered}/")
     return False
@@ -197,7 +198,7 @@ def _published_rows(folder: Path, name: str, tree: Tree, record: FileRecord) -> 
     """Return a month's rows, as many as the chain has; raises `DamagedError` with the reason if they do not fit it."""
     place = rows_name(name)
     try:
-        with gzip.open(folder / place) as file:
+        with open_regular(folder / place) as packed, gzip.GzipFile(fileobj=packed) as file:
             content = file.read(_ROW_BYTES * record.rows)
         # A column that the rows of an older version lack is null.
         schema = pl.Schema(tree.schema)

@@ -30,6 +30,7 @@ from tasks.hub.publish import publish
 from tasks.hub.restore import restore_record
 from tasks.hub.tree import SUMS, build_tree
 from tasks.storage.files import mark_home
+from tasks.verify import verify_all
 
 assert recorded  # the fixture of the same home
 verify_record = of_kind("published record")
@@ -186,6 +187,38 @@ def test_a_month_that_was_published_in_part_is_not_made_up(home, cpb_here):
     chain_path(home, "spot").write_bytes(stored)  # the backup
     path.write_bytes(rows)
     assert verify_forecasts(home) == []
+
+
+@pytest.mark.parametrize("place", ["forecasts/chain.jsonl", "hub/chain.jsonl", "forecasts/chain.pending"])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_pipe_or_folder_in_place_of_a_chain_is_named_and_nothing_waits_for_it(home, place, make):
+    before, published = stored_record(home), published_rows(home)
+    path, whole = home / place, home / "whole"
+    if path.exists():
+        path.rename(whole)
+    make(path)
+    result = verify_all(home, ["spot"])
+    assert place in " ".join([*(damage.path for damage in result.damaged), *result.unchecked])
+    (refused,) = append(home, "spot", "forecasts", next_rows(home)).values()
+    assert place in str(refused)
+    if make is os.mkdir and place == "hub/chain.jsonl":
+        return  # no folder of cpb's
+    _, reasons = build(home)
+    assert reasons
+    assert len(published_rows(home)) >= len(published) - (place == "hub/chain.jsonl")
+    if path.is_fifo():
+        path.unlink()
+    elif path.is_dir():
+        path.rmdir()
+    if whole.exists():
+        whole.replace(path)
+    assert stored_record(home) == before
+    assert verify_forecasts(home) == []
+    if place == "forecasts/chain.jsonl" and make is os.mkfifo:
+        path.unlink()
+        make(path)
+        assert restore_record(home, "spot").lines == 5
+        assert stored_record(home) == before
 
 
 def test_a_first_publication_has_no_record_of_which_rows_are_damaged(home, cpb_here):
