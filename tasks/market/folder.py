@@ -79,15 +79,15 @@ class FolderIndex:
         untold = [path for path in paths if not told[path]]
         if len(mine + untold) > 1 and len({path.resolve() for path in mine + untold}) > 1:
             raise SourceFault(
-                f"{_names(mine + untold)} are both {series} {period}: keep one of the two, and give spot and futures a "
-                "folder each"
+                f"{_names(mine + untold)} are both {series} {period}: "
+                + " or ".join(filter(None, ("keep one of the two", _apart(*(mine + untold)[:2]))))
             )
         if untold and not mine:
             (path, *_), others = untold, [path for path in paths if told[path]]
             if others:
                 raise SourceFault(
                     f"{_names([path, *others])} are of the same series and month, and the market of the first is not "
-                    "certain: give spot and futures a folder each"
+                    f"certain: {_apart(path, others[0]) or 'keep one of the two'}"
                 )
             names = {part.lower() for part in (self.root.name, *path.relative_to(self.root).parts[:-1])}
             spoken = names & ({"futures", "um", "cm"} if series.market == SPOT else {"spot"})
@@ -129,6 +129,7 @@ class FolderIndex:
         if not self.root.is_dir():
             return
         top, entries, first, is_empty = self.root.resolve(), 0, "", True
+        table: Path | None = None
         waiting, seen = [self.root], set()
         while waiting:
             folder = waiting.pop()
@@ -151,6 +152,8 @@ class FolderIndex:
                 for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
                     entries, first = entries + 1, first or entry.name
                     path = folder / entry.name
+                    if table is None and entry.name.lower().endswith(TABLE_SUFFIXES):
+                        table = path
                     if BINANCE_NAME.fullmatch(entry.name) and _is_published(path):
                         is_empty = False
                         yield path
@@ -164,6 +167,11 @@ class FolderIndex:
                 )
             waiting[:0] = links  # looked into last, so that a file's own path is found before a link's
             waiting += reversed(folders)
+        if is_empty and table:
+            raise SourceFault(
+                f"{self.root} holds none of Binance's files, as BTCUSDT-1h-2024-01.zip or .csv, and tables are read in "
+                f"the folder itself alone: for {table.name} give {table.parent} as the source"
+            )
         if is_empty and entries:
             raise SourceFault(
                 f"{self.root} holds none of Binance's files, as BTCUSDT-1h-2024-01.zip or .csv, and no table of a kind "
@@ -186,6 +194,15 @@ def _key_of(name: re.Match[str]) -> tuple[str, str, str]:
 def _is_published(path: Path) -> bool:
     """Whether there is a file, or what should be one: a pipe is named by its reader, or its month seems unpublished."""
     return path.exists() and not path.is_dir()
+
+
+def _apart(first: Path, second: Path) -> str:
+    """Return how to read one of two files alone, "" where they lie in one folder."""
+    for one, other in ((first, second), (second, first)):
+        for folder in reversed(one.parents):
+            if not other.is_relative_to(folder):
+                return f"give the folder of one as the source, as {folder}"
+    return ""
 
 
 def _names(paths: list[Path]) -> str:

@@ -9,6 +9,7 @@ from market_tools import csv_of, key, put, scope, zip_of
 
 from schemas.errors import UsageError
 from schemas.scope import IngestSpec
+from tasks.market.client import SourceFault
 from tasks.market.folder import FolderIndex
 from tasks.market.ingest import ingest
 from tasks.market.klines import read_klines
@@ -141,3 +142,22 @@ def test_the_index_does_not_depend_on_the_place(tmp_path_factory, folders, zippe
         (root / folder).mkdir(parents=True, exist_ok=True)
         (root / folder / (name if zipped else name.replace(".zip", ".csv"))).touch()
     assert sorted(FolderIndex(root).files(key(), "monthly")) == [file.period for file in months]
+
+
+def test_the_folder_that_is_named_for_one_of_two_files_can_be_read(tmp_path):
+    root = tmp_path / "mirror"
+    lay(root / "spot/x", JANUARY)
+    lay(root / "um", JANUARY)
+    with pytest.raises(SourceFault, match=rf"as {root}/spot$"):
+        FolderIndex(root).files(key(), "monthly")
+    assert FolderIndex(root / "spot").files(key(), "monthly")["2024-01"].is_file()
+    lay(root / "um", JANUARY, zipped=False)
+    with pytest.raises(SourceFault, match=r"keep one of the two$"):
+        FolderIndex(root / "um").files(key(market="um"), "monthly")
+
+
+def test_tables_below_the_folder_are_found_by_the_sentence(tmp_path):
+    (tmp_path / "mirror/a/b").mkdir(parents=True)
+    (tmp_path / "mirror/a/b/BTCUSDT-1h.csv").write_text("x")
+    with pytest.raises(SourceFault, match=r"for BTCUSDT-1h.csv give .*mirror/a/b as the source"):
+        FolderIndex(tmp_path / "mirror").files(key(), "monthly")
