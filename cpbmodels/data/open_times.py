@@ -50,11 +50,13 @@ def open_times(
         if clock.str.contains(r"^\s*\d\d?:").all() and not day.str.contains(":").any():
             columns = {"date": day.str.replace(r"^(\d{4})(\d\d)(\d\d)$", "$1-$2-$3") + " " + clock}
     columns = {name: _counts(c) for name, c in columns.items()}
+    if len(columns) > 1 and "open_time" not in columns:
+        columns = {name: _datetimes(table, c) for name, c in columns.items()}
     clear = [
         name for name, c in columns.items() if c.dtype.is_numeric() or getattr(c.dtype, "time_zone", None)
     ]
     name = next(iter(clear or columns))
-    _check_one_time(table, {other: columns[other] for other in clear}, chosen)
+    _check_one_time(table, {other: columns[other] for other in clear or columns}, chosen)
     column, written = columns[name], frame[chosen.times[name]] if name in chosen.times else columns[name]
     if column.null_count():
         raise ModelError(
@@ -87,14 +89,19 @@ def open_times(
 
 
 def _check_one_time(table: Table, columns: dict[str, pl.Series], chosen: Chosen) -> None:
-    """Refuse two columns of certain times that are not the same; `open_time` says what it is."""
+    """Refuse two columns of equally certain times that are not the same; `open_time` says what it is.
+
+    A column that repeats its times more often than another, as the day does beside the hour, is not meant.
+    """
     if "open_time" in columns or len(columns) < 2:
         return
     read = {}
     for name, column in columns.items():
-        if not column.null_count():
+        if not column.null_count() and (column.dtype.is_numeric() or isinstance(column.dtype, pl.Datetime)):
             with suppress(ModelError):  # another unit than times: no time
                 read[name] = _instants(table, column, name)
+    distinct = {name: len(np.unique(times)) for name, times in read.items()}
+    read = {name: times for name, times in read.items() if distinct[name] == max(distinct.values())}
     for name, times in read.items():
         first = next(iter(read))
         if (times != read[first]).any():
@@ -111,6 +118,14 @@ def _instants(table: Table, column: pl.Series, what: str) -> np.ndarray:
     if column.dtype.is_numeric():
         return _epoch(table, column, what)
     return column.cast(pl.Datetime("us", "UTC")).cast(pl.Int64).to_numpy()
+
+
+def _datetimes(table: Table, column: pl.Series) -> pl.Series:
+    """The datetimes of a column of texts that all are times; another column as it is."""
+    if column.dtype == pl.String and not column.null_count():
+        with suppress(ModelError):
+            return _from_text(table, column, "")
+    return column
 
 
 def _counts(column: pl.Series) -> pl.Series:

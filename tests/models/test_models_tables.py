@@ -470,3 +470,22 @@ def test_one_column_is_no_table():
     for column in (frame["close"], pandas_of(frame)["close"]):
         with pytest.raises(ModelError, match="a Series is not a table"):
             Series.from_frame(column)
+
+
+@pytest.mark.parametrize("forms", [("%Y-%m-%d %H:%M:%S+00:00", None), ("%Y-%m-%d %H:%M", "%Y-%m-%d %H:%M")])
+def test_two_columns_of_texts_that_differ_are_not_chosen_between(tmp_path, forms):
+    frame = candles(60)
+    opens, other = frame["open_time"], frame["open_time"] + timedelta(hours=1)
+    first, second = forms
+    stamps = opens.dt.strftime(second) if second else opens.dt.epoch("ms")
+    for times, is_refused in ((other, True), (opens, False)):
+        table = frame.drop("open_time").with_columns(datetime=times.dt.strftime(first), date=stamps)
+        table.write_csv(path := tmp_path / "x.csv")
+        if is_refused:
+            with pytest.raises(ModelError, match=r"the columns .* differ, first in row 0"):
+                Series.from_frame(path)
+        else:
+            assert len(Series.from_frame(path)) == 60
+    day = frame.with_columns(date=opens.dt.strftime("%Y-%m-%d"), datetime=opens.dt.strftime("%Y-%m-%d %H:%M"))
+    day.drop("open_time").write_csv(path)
+    assert len(Series.from_frame(path)) == 60
