@@ -179,8 +179,9 @@ def store(
         echo("the home has no store yet: it takes the first one that a command writes, as a training does")
     if foreign:
         echo(
-            f"{count(len(foreign), 'packaged model')} of this home, such as {foreign[0].model_version}, is not of this "
-            "store: its champions replace what is packaged at the next forecast or publish"
+            f"not of this store: {count(len(foreign), 'packaged model')} of this home, such as "
+            f"{foreign[0].model_version}; its champions replace them at the next forecast or publish"
+            f"{'' if registered else ', once there are any: `cpb train-all` trains some'}"
         )
 
 

@@ -95,7 +95,8 @@ def ledger(spec: BoardSpec, json: Json = False) -> None:
                 print_table(title, _LEDGER, lines)
     elif stored:
         echo(
-            "no forecast has come due yet: `cpb forecast` issues forecasts and scores those whose candles have closed"
+            "no forecast has been scored yet: `cpb forecast` fetches newer candles and scores the forecasts whose "
+            "candles are stored by then"
         )
     else:
         echo(f"no forecast is stored in {home}: `cpb train-all` and `cpb forecast` issue some")

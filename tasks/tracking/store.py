@@ -492,6 +492,12 @@ def _store_of(folder: Path, *, create: bool) -> Store:
                 "them, or for a server MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
                 code=UNUSABLE, field="MLFLOW_TRACKING_URI",
             ) from error  # fmt: skip
+        if known and error.code == UNUSABLE and named_uri() and (remembered := known.uri(folder)) != uri:
+            raise CpbError(
+                f"{error}; the store of the home {folder} was last at {public_url(remembered)}: unset "
+                "MLFLOW_TRACKING_URI if it still lies there",
+                code=UNUSABLE, field="MLFLOW_TRACKING_URI",
+            ) from error  # fmt: skip
         raise
     _check(store, folder, uri)
     return store
@@ -525,6 +531,13 @@ def _lost(known: HomeStore, uri: str, folder: Path) -> CpbError:
     why = f"has no experiment {EXPERIMENT}" if not database or database.exists() else "does not exist"
     what = f"the MLflow store of the home {folder} is not there: {public_url(uri)} {why}"
     if named_uri() and (remembered := known.uri(folder)) != uri:
+        own = sqlite_path(remembered)
+        if own and own.exists():  # the address was mistyped; nothing is lost
+            return CpbError(
+                f"the MLflow store {public_url(uri)} {why}, and the home {folder} has {public_url(remembered)}: unset "
+                f"MLFLOW_TRACKING_URI, or begin a new store there on purpose with `{TAKE}`",
+                code=LOST, field="MLFLOW_TRACKING_URI",
+            )  # fmt: skip
         what += f", and was last at {public_url(remembered)}"
     return CpbError(
         f"{what}; set MLFLOW_TRACKING_URI to where it lies now, bring it back from a backup, or begin a new one on "

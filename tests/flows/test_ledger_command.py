@@ -71,9 +71,9 @@ def test_a_home_that_is_not_there_is_an_error(run, tmp_path, monkeypatch):
     assert str(tmp_path / "typo") in err
 
 
-def test_stored_forecasts_that_have_not_come_due_are_told_from_none(run, tmp_path):
+def test_stored_forecasts_that_are_not_scored_are_told_from_none(run, tmp_path):
     assert f"no forecast is stored in {tmp_path}" in run()[2]
     close = write_walk(tmp_path, BTC, FIRST, 24)
     rows = made_forecasts(BTC, FIRST, close, np.array([12]), reference=2.0)
     append(tmp_path, "spot", "forecasts", {BTC: rows})
-    assert "no forecast has come due yet" in run()[2]
+    assert "no forecast has been scored yet" in run()[2]

@@ -180,7 +180,7 @@ def test_a_store_that_is_lost_leaves_the_packaged_models_at_work(home, monkeypat
     before, _ = serving(home, "spot")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{home.parent}/none.db")
     assert serving(home, "spot") == (before, [])
-    assert f"{home.parent}/none.db does not exist, and was last at" in caplog.text
+    assert f"{home.parent}/none.db does not exist, and the home " in caplog.text
     assert not (home.parent / "none.db").exists()
 
 

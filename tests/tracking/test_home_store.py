@@ -103,11 +103,15 @@ def test_no_store_is_begun_for_a_home_that_has_one(place, monkeypatch):
     own = open_store()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///mistyped/mlflow.db")
     said = refused("lost-store")
-    assert f"sqlite:///{place}/mistyped/mlflow.db does not exist, and was last at {own.uri};" in said
-    assert not (place / "mistyped").exists()
-    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    # The home's own is where it was: nothing is lost, and the way back is not a new store.
+    assert f"sqlite:///{place}/mistyped/mlflow.db does not exist, and the home " in said
+    assert f" has {own.uri}: unset MLFLOW_TRACKING_URI, or" in said
+    assert "is not there" not in said
     close_connections(own.uri)
     shutil.rmtree(place / "mlruns")
+    assert f"does not exist, and was last at {own.uri};" in refused("lost-store")
+    assert not (place / "mistyped").exists()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
     refused("lost-store")
     assert not (place / "mlruns").exists()
     assert take_store().uri == own.uri
@@ -233,9 +237,11 @@ def test_the_address_is_kept_without_user_and_password(place, made, monkeypatch,
 
 
 def test_a_store_that_does_not_answer_is_not_another_store(place, monkeypatch):
-    open_store()
+    own = open_store()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")
-    assert "the MLflow store http://127.0.0.1:1 cannot be used: " in refused("store")
+    said = refused("store")
+    assert "the MLflow store http://127.0.0.1:1 cannot be used: " in said
+    assert f"was last at {own.uri}: unset MLFLOW_TRACKING_URI" in said
 
 
 @pytest.mark.parametrize("change", [lambda text: text[:-20], lambda text: text.replace("mlruns", "mlrums")])

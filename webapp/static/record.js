@@ -46,7 +46,7 @@ export function recordCard(series) {
 
 function nothing(ledger) {
   if (!ledger) return "There is no forecast yet, so nothing to score.";
-  return ledger.recorded_at ? "No forecast is due yet; `cpb forecast` scores each candle once it has closed." : "Nothing is recorded yet; `cpb forecast` scores the forecasts that are due.";
+  return ledger.recorded_at ? "No forecast is scored yet; `cpb forecast` scores each candle once it is stored." : "Nothing is recorded yet; `cpb forecast` scores the forecasts that are due.";
 }
 
 // The record of all champions of the series, and the part of the version that forecasts now.
