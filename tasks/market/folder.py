@@ -78,9 +78,9 @@ class FolderIndex:
         mine = [path for path in paths if told[path] == series.market]
         untold = [path for path in paths if not told[path]]
         if len(mine + untold) > 1 and len({path.resolve() for path in mine + untold}) > 1:
+            apart = _apart(*(mine + untold)[:2])
             raise SourceFault(
-                f"{_names(mine + untold)} are both {series} {period}: "
-                + " or ".join(filter(None, ("keep one of the two", _apart(*(mine + untold)[:2]))))
+                f"{_names(mine + untold)} are both {series} {period}: keep one of the two{apart and ', or '}{apart}"
             )
         if untold and not mine:
             (path, *_), others = untold, [path for path in paths if told[path]]
