@@ -29,7 +29,7 @@ from schemas.handover import (
     ShardJob,
     ShardResult,
 )
-from schemas.identity import Market, ModelId, SeriesId, check_known, coins_label
+from schemas.identity import Market, ModelId, SeriesId, check_known, coins_label, market_option
 from schemas.ledger import Score, Watching
 from schemas.run import LOCAL, RAY, RunSpec
 from schemas.scope import Scope, home
@@ -269,9 +269,13 @@ class Serving:
         )
         of = f" of {coins_label(scope.symbols)}" if scope.symbols else ""
         at = f" at {', '.join(scope.timeframes)}" if len(scope.timeframes) < len(INTERVAL_SECONDS) else ""
+        # What was asked for: `cpb train-all` alone may train other timeframes.
+        train = f"cpb train-all{market_option(scope.market)}"
+        train += f" --coins {','.join(scope.symbols)}" if scope.symbols else ""
+        train += f" --timeframes {','.join(scope.timeframes)}" if at else ""
         raise CpbError(
             f"no forecast could be made: there is no champion{of}{at} in market {scope.market} yet; name another with "
-            "--source or --market, or train first, as in `cpb train-all`", code="no-champion",
+            f"--source or --market, or train first, as in `{train}`", code="no-champion",
         )  # fmt: skip
 
 

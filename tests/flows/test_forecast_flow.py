@@ -41,6 +41,9 @@ def test_a_person_who_asks_for_it_meets_an_error():
         run_forecast(ForecastSpec(**SCOPE), Runner(), report=lambda text: None)
     assert (caught.value.code, caught.value.exit_code) == ("no-champion", 1)
     assert "there is no champion of BTC at 1h in market spot yet" in str(caught.value)
+    assert str(caught.value).endswith("as in `cpb train-all --coins BTCUSDT --timeframes 1h`")
+    with pytest.raises(CpbError, match=r"as in `cpb train-all --market um --timeframes 4h`$"):
+        run_forecast(ForecastSpec(timeframes="4h", market="um"), Runner(), report=lambda text: None)
 
 
 def test_a_registry_without_any_champion_is_one_plain_sentence():
