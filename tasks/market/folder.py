@@ -167,15 +167,15 @@ class FolderIndex:
                 )
             waiting[:0] = links  # looked into last, so that a file's own path is found before a link's
             waiting += reversed(folders)
-        if is_empty and table:
-            raise SourceFault(
-                f"{self.root} holds none of Binance's files, as BTCUSDT-1h-2024-01.zip or .csv, and tables are read in "
-                f"the folder itself alone: for {table.name} give {table.parent} as the source"
-            )
         if is_empty and entries:
             raise SourceFault(
                 f"{self.root} holds none of Binance's files, as BTCUSDT-1h-2024-01.zip or .csv, and no table of a kind "
                 f"that is read ({', '.join(TABLE_SUFFIXES)}): in it lies {first!r}"
+                + (
+                    f"; for {table.name}, which lies below, give {table.parent} as the source"
+                    if table
+                    else ""
+                )
             )
 
 

@@ -159,5 +159,7 @@ def test_the_folder_that_is_named_for_one_of_two_files_can_be_read(tmp_path):
 def test_tables_below_the_folder_are_found_by_the_sentence(tmp_path):
     (tmp_path / "mirror/a/b").mkdir(parents=True)
     (tmp_path / "mirror/a/b/BTCUSDT-1h.csv").write_text("x")
-    with pytest.raises(SourceFault, match=r"for BTCUSDT-1h.csv give .*mirror/a/b as the source"):
+    with pytest.raises(
+        SourceFault, match=r"for BTCUSDT-1h.csv, which lies below, give .*mirror/a/b as the source"
+    ):
         FolderIndex(tmp_path / "mirror").files(key(), "monthly")
