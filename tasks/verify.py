@@ -52,7 +52,7 @@ from tasks.storage.files import VERSION_FILE, folders_aside, public_url, read_js
 from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE, packaged_models
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
 from tasks.tracking.home_store import RECORD, TAKE, HomeStore, sqlite_path, tracking_uri
-from tasks.tracking.registry import ALIAS, COPIES, PREVIOUS, champions, training_command, undelete_command
+from tasks.tracking.registry import ALIAS, PREVIOUS, champions, training_command, undelete_command
 from tasks.tracking.store import NO_STORE, database_damage, read_store, store_errors
 from tasks.training.progress import progress_fault
 from tasks.training.shard import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
@@ -319,7 +319,7 @@ def _scores_fault(path: Path) -> str:
     return "" if is_same else f"its scores are not those in {CONFIG}"
 
 
-def champion_files(home: Path, market: str) -> Iterator[Check]:
+def champion_files(_home: Path, market: str) -> Iterator[Check]:
     """Yield the files of a market's champions and their predecessors; of a tracking server's, this machine's copies.
 
     Raises:
@@ -336,10 +336,7 @@ def champion_files(home: Path, market: str) -> Iterator[Check]:
             if model.run_fault:
                 remedy = command if model.damage else undelete_command(store, model)
                 yield folder, partial(str, model.run_fault), remedy
-            digests = dict.fromkeys(NEEDED) | model.digests
-            if not folder.is_relative_to((home / COPIES).absolute()):  # the store's own folder
-                digests |= model.mlflow_files
-            for name, digest in digests.items():
+            for name, digest in (dict.fromkeys(NEEDED) | model.files).items():
                 yield folder / name, partial(digest_fault, folder / name, digest), command
             if not model.digests:  # registered by a person
                 yield folder / CONFIG, partial(model_folder.damage_of, folder, {}), command

@@ -29,7 +29,7 @@ from schemas.identity import SeriesId
 from schemas.scope import home as home_folder
 from tasks.storage.files import local_path, new_folder, public_url
 from tasks.storage.model_folder import FILES as MODEL_FILES
-from tasks.storage.model_folder import damage_of
+from tasks.storage.model_folder import damage_of, damaged
 from tasks.tracking.model import make_mlflow_model
 from tasks.tracking.store import Store, existing, find_run, find_runs, pages, store_errors, upsert
 from tasks.tracking.tags import FILES, MLFLOW_FILES, SELECTED, digests_of, series_tags, tag_texts, text
@@ -76,7 +76,7 @@ def versions_with_alias(store: Store, alias: str) -> "dict[SeriesId, ModelVersio
 
 
 def succeed(store: Store, version: "ModelVersion") -> None:
-    """Make a version the champion; the old champion becomes `previous`, unless it is damaged: that is no way back.
+    """Make a version the champion; the old champion becomes `previous`, unless a file is damaged: that is no way back.
 
     The alias `champion` moves in one step, after `previous`: a kill in between leaves the old champion in place.
     """
@@ -86,7 +86,8 @@ def succeed(store: Store, version: "ModelVersion") -> None:
     if before != number:
         series = series_of(name)
         old = registered(store, series, before) if before and series else None
-        if old and not old.damage:
+        # Any damaged file, also one that no forecast reads: `previous` is never trained again.
+        if old and not old.damage and not damaged(old.folder, old.files):
             upsert(store.client.set_registered_model_alias, name, PREVIOUS, before)
         upsert(store.client.set_registered_model_alias, name, ALIAS, number)
 
@@ -193,6 +194,12 @@ class Champion:
     def mlflow_files(self) -> dict[str, str]:
         """The sha256 of each file of the folder that makes it an MLflow model."""
         return digests_of(self.tags, MLFLOW_FILES)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The sha256 of each file that its folder must have: a copy fetched from a server is no MLflow model."""
+        is_copy = self.folder.is_relative_to((home_folder() / COPIES).absolute())
+        return self.digests | ({} if is_copy else self.mlflow_files)
 
     def check(self) -> None:
         """Raise `DamagedError` if its files are damaged."""

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hub_models import series as walk
 from hub_models import trained
+from verifying import verify_champions
 
 import cpbmodels
 from schemas.errors import CpbError
@@ -13,7 +14,15 @@ from schemas.identity import ModelId, SeriesId
 from tasks.hub.tree import package, registry_differences, serving
 from tasks.storage.model_folder import packaged_models
 from tasks.storage.records import file_digest
-from tasks.tracking.registry import ALIAS, register, succeed
+from tasks.tracking.registry import (
+    ALIAS,
+    PREVIOUS,
+    aliases_of,
+    champions,
+    register,
+    succeed,
+    training_command,
+)
 from tasks.tracking.runs import MemberRecord, log_members, start_fleet, start_parent
 from tasks.tracking.store import open_store, take_store
 from tasks.verify import packaged_behind, packaged_differences, verify_all
@@ -286,3 +295,19 @@ def test_verify_names_each_difference_with_its_command(home):
     (found,) = verify_all(home, ("spot",)).damaged
     assert (found.path, found.command) == ("hub/BTCUSDT/1h", "cpb publish --dry-run")
     assert "the MLflow store does not hold the packaged one" in found.reason
+
+
+@pytest.mark.parametrize("name", ["MLmodel", "conda.yaml", "python_env.yaml"])
+def test_the_remedy_for_a_champions_file_that_no_forecast_reads_works(home, tmp_path, name):
+    """A training replaces the champion, which would be damaged for ever as `previous`."""
+    store = open_store()
+    (champion,) = champions(store, [BTC])
+    (champion.folder / name).write_bytes(b"damaged")
+    (found,) = verify_champions(home, "spot")
+    assert (found.path, found.command) == (str(champion.folder / name), training_command(champion))
+
+    succeed(store, add_version(tmp_path, BTC, 2))  # as the training of that command does
+    assert aliases_of(store, BTC) == {ALIAS: "2"}
+    assert list(verify_champions(home, "spot")) == []
+    succeed(store, add_version(tmp_path, BTC, 3))
+    assert aliases_of(store, BTC) == {ALIAS: "3", PREVIOUS: "2"}
