@@ -137,7 +137,15 @@ def read_candles(
     """
     table = read_table(source, label, columns=columns, decimal=decimal, naive_is_utc=naive_is_utc)
     check_series(table, symbol, timeframe)
-    return check_candles(table, timeframe, partial)
+    return check_candles(table, timeframe or _named_timeframe(table), partial)
+
+
+def _named_timeframe(table: Table) -> str | None:
+    """The timeframe that the table of one series names itself, to which its times are held."""
+    if "timeframe" not in table.frame.columns:
+        return None
+    named = table.frame["timeframe"].drop_nulls().unique().to_list()
+    return str(named[0]) if len(named) == 1 and are_intervals(named) else None
 
 
 def check_series(table: Table, symbol: str | None, timeframe: str | None) -> None:

@@ -193,7 +193,9 @@ def _no_time(table: Table, column: pl.Series, wrong: pl.Series, what: str) -> Mo
 
 def _epoch(table: Table, column: pl.Series, what: str) -> np.ndarray:
     """Microseconds of counts since 1970, each of whose units follows from its size: 1973 to 5138 overlap in no two."""
-    values = column.to_numpy()
+    # numpy has no 128-bit integers, and other counts than whole ones may be Decimal
+    kind = pl.Int64 if column.dtype.is_integer() else pl.Float64
+    values = column.cast(kind, strict=False).to_numpy()
     wrong = ~((values >= 1e8) & (values < 5e18))  # NaN, too
     if wrong.any():
         row = int(wrong.argmax())

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 
 from cpbmodels.data import TABLE_SUFFIXES
+from schemas.errors import UsageError
 from schemas.identity import MARKET_FOLDERS, SIM, SPOT, SYMBOL, SeriesId, market_option
 from schemas.tables import BINANCE_NAME
 from tasks.market.client import SourceFault
@@ -125,6 +126,10 @@ class FolderIndex:
         """Yield the files with Binance's names and the layout's folders `klines`, which are not looked into.
 
         Each folder is read once, and none outside the root.
+
+        Raises:
+            SourceFault: a folder cannot be read, or too much lies in it.
+            UsageError: something lies in it, and none of these.
         """
         if not self.root.is_dir():
             return
@@ -168,14 +173,13 @@ class FolderIndex:
             waiting[:0] = links  # looked into last, so that a file's own path is found before a link's
             waiting += reversed(folders)
         if is_empty and entries:
-            raise SourceFault(
-                f"{self.root} holds none of Binance's files, as BTCUSDT-1h-2024-01.zip or .csv, and no table of a kind "
-                f"that is read ({', '.join(TABLE_SUFFIXES)}): in it lies {first!r}"
-                + (
-                    f"; for {table.name}, which lies below, give {table.parent} as the source"
-                    if table
-                    else ""
-                )
+            below = (
+                f"; for {table.name}, which lies below, give {table.parent} as the source" if table else ""
+            )
+            raise UsageError(  # of the whole source, not of each series
+                f"source: {self.root} holds none of Binance's files, as BTCUSDT-1h-2024-01.zip or .csv, and no table "
+                f"of a kind that is read ({', '.join(TABLE_SUFFIXES)}): in it lies {first!r}{below}",
+                code="source",
             )
 
 

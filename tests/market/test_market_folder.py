@@ -116,6 +116,15 @@ def test_links_are_followed_once_and_never_out_of_the_folder(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name", ["BTCUSDT-1h.tsv", "deep/er/notes.txt", "BTCUSDT-1h-2024.zip"])
+def test_a_folder_of_other_files_is_one_sentence_about_the_source(tmp_path, name):
+    (tmp_path / "mirror" / name).parent.mkdir(parents=True)
+    (tmp_path / "mirror" / name).touch()
+    with pytest.raises(UsageError, match="holds none of Binance's files") as caught:
+        failure(tmp_path, tmp_path / "mirror")
+    assert (caught.value.code, repr(name.split("/")[0]) in str(caught.value)) == ("source", True)
+
+
 def test_a_named_pipe_is_found_and_its_reader_names_it(tmp_path):
     """A month must not seem to be unpublished; see `test_market_hostile`."""
     lay(tmp_path, JANUARY)
@@ -160,6 +169,6 @@ def test_tables_below_the_folder_are_found_by_the_sentence(tmp_path):
     (tmp_path / "mirror/a/b").mkdir(parents=True)
     (tmp_path / "mirror/a/b/BTCUSDT-1h.csv").write_text("x")
     with pytest.raises(
-        SourceFault, match=r"for BTCUSDT-1h.csv, which lies below, give .*mirror/a/b as the source"
+        UsageError, match=r"for BTCUSDT-1h.csv, which lies below, give .*mirror/a/b as the source"
     ):
         FolderIndex(tmp_path / "mirror").files(key(), "monthly")

@@ -49,6 +49,8 @@ def test_the_decimal_mark_is_asked_for_said_and_remembered(tmp_path, store):
         match=r"open '\d+,\d{3}' in row 0 \(line 2\) can be read as .*--decimal point or --decimal",
     ):
         IngestSpec(source=str(path))
+    with pytest.raises(UsageError, match="decimal 'dot' is unknown: choose point or comma"):
+        IngestSpec(source=str(path), decimal="dot")
     assert not store.exists()
     spec = IngestSpec(source=str(path), decimal="point")
     assert ingest(spec.scope).exit == 0
@@ -219,9 +221,8 @@ def test_the_kinds_that_are_read_are_in_the_sentence(tmp_path):
     hours().write_csv(tmp_path / "both/BTCUSDT-1h.tsv", separator="\t")
     report = ingest(IngestSpec(source=str(tmp_path / "both")).scope)
     assert any("BTCUSDT-1h.tsv not read: tables are .csv" in note for note in report.notes)
-    report = ingest(IngestSpec(source=str(tmp_path), coins="BTC", timeframes="1h").scope)
-    assert report.exit == 3
-    assert "'BTCUSDT-1h.tsv'" in report.series[0].reason
+    with pytest.raises(UsageError, match=r"'BTCUSDT-1h\.tsv'"):
+        ingest(IngestSpec(source=str(tmp_path), coins="BTC", timeframes="1h").scope)
     with pytest.raises(UsageError) as refused:
         IngestSpec(source="user:secret@host/x")
     assert "secret" not in str(refused.value)

@@ -207,6 +207,18 @@ def test_three_decimals_everywhere_are_thousands_unless_the_comma_separates(
     assert Series.from_frame(path, decimal="comma").prices[0, 0] == 3364
 
 
+@pytest.mark.parametrize("kind", [pl.Int128, pl.UInt64, pl.Float64, pl.Decimal(30, 3)])
+def test_counts_of_any_type_are_times(kind):
+    frame = candles()
+    counts = frame.with_columns(pl.col("open_time").dt.epoch("ms").cast(kind))
+    np.testing.assert_array_equal(Series.from_frame(counts).times, Series.from_frame(frame).times)
+    wrong = counts.with_columns(
+        pl.when(pl.int_range(pl.len()) == 7).then(7).otherwise("open_time").alias("open_time")
+    )
+    with pytest.raises(ModelError, match=r"open_time 7(\.000)? in row 7 is not a time since 1970"):
+        Series.from_frame(wrong.with_columns(pl.col("open_time").cast(kind)))
+
+
 def test_aware_times_of_two_zones_in_one_column():
     frame = candles()
     zones = [timezone(timedelta(hours=1 + (row > 100))) for row in range(len(frame))]
@@ -247,6 +259,11 @@ def test_a_column_that_names_another_coin_is_refused(tmp_path, suffix):
             Series.from_frame(two, name)
     with pytest.raises(ModelError, match="column interval names 1h, not 4h"):
         Series.from_frame(frame.with_columns(interval=pl.lit("1h")), timeframe="4h")
+    with pytest.raises(
+        ModelError, match="not on the UTC grid of 4h candles"
+    ):  # its own word counts like an argument
+        Series.from_frame(source(frame.with_columns(interval=pl.lit("4h"))))
+    assert Series.from_frame(source(frame.with_columns(interval=pl.lit("hourly")))).timeframe == "1h"
 
 
 def test_an_index_without_a_name_in_files_that_pandas_wrote(tmp_path):
