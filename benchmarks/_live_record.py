@@ -38,10 +38,12 @@ def hourly_forecasts(
     origins: np.ndarray,
     *,
     version: Callable[[datetime], int] = lambda _: 1,
+    weights: str = "0" * 64,
 ) -> pl.DataFrame:
     """Return live forecasts from the closes of the rows `origins` [N], as N x `STEPS` rows of the contract.
 
     Bands are up to a fifth too wide or too narrow, the reference's a tenth too wide. `version`: by the time of issue.
+    `weights`: sha256 of the model's weights.
     """
     issued = [first + HOUR * (int(row) + 1) for row in origins]
     last = close[origins]
@@ -53,7 +55,7 @@ def hourly_forecasts(
     return rows.with_columns(
         symbol=pl.lit(series.symbol), timeframe=pl.lit(series.timeframe), role=pl.lit("champion"),
         model_version=pl.Series([f"{series.registered}/{version(at)}" for at in rows["issued_at"]]),
-        last_close=pl.Series(np.repeat(last, STEPS)), weights_sha256=pl.lit("0" * 64), standing=pl.lit(0),
+        last_close=pl.Series(np.repeat(last, STEPS)), weights_sha256=pl.lit(weights), standing=pl.lit(0),
         made_at=pl.col("issued_at") + pl.duration(minutes=1),
         **{name: pl.Series(reference[:, i]) for i, name in enumerate(REFERENCE_COLUMNS)},
     ).select(pl.col(name).cast(kind) for name, kind in FORECAST_SCHEMA.items())  # fmt: skip

@@ -50,6 +50,7 @@ from tasks.forecasting import chain
 from tasks.forecasting.months import latest
 from tasks.forecasting.record import score_due
 from tasks.forecasting.touch import touch_of, touched
+from tasks.storage.model_folder import read_config
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
 from webapp.app import create_app
 
@@ -58,14 +59,19 @@ Times = list[tuple[str, float, int]]
 """Address, seconds and bytes of every answer."""
 
 
-def fill(home: Path, series: Sequence[SeriesId], days: int) -> None:
-    """Store candles, hourly forecasts of a version a day with the reference beside them, and what came true."""
+def fill(home: Path, series: Sequence[SeriesId], days: int, **options: Any) -> None:
+    """Store candles, hourly forecasts of a version a day with the reference beside them, and what came true.
+
+    `options`: `weights`, as for `hourly_forecasts`.
+    """
     rows = 24 * days
     for seed, coin in enumerate(series):
         close = walk(rows + 2, seed)
         store_candles(home, coin, FIRST, close)
         origins = np.arange(rows - 1)
-        made = hourly_forecasts(coin, FIRST, close, origins, version=lambda at: (at - FIRST).days + 1)
+        made = hourly_forecasts(
+            coin, FIRST, close, origins, version=lambda at: (at - FIRST).days + 1, **options
+        )
         chain.append(home, "spot", "forecasts", {coin: made})
     score_due(home, series, FIRST + HOUR * rows)
 
@@ -191,7 +197,8 @@ def touch(args: argparse.Namespace) -> dict[str, Any]:
     (member,) = train_fleet([candles], "linear", "smoke", device="cpu", epochs=1)
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        fill(home, series, 2)
+        weights = read_config(member.save(home / "member")).weights_sha256
+        fill(home, series, 2, weights=weights)
         for coin in series:
             version = latest(home, coin)["model_version"][0]
             member.save(home / "hub" / coin.label / coin.timeframe, {"model_version": version})

@@ -15,5 +15,5 @@ def test_the_trip_of_train_all(capsys):
     assert everything[: len(weights)] == weights
     assert weights[0].startswith("flows/cli")
     assert {"tasks/steps.py", "tasks/training/trainer.py", "cpbmodels/fleet/member.py"} <= set(weights)
-    assert {"tasks/evaluate.py"} <= set(everything) - set(weights)
+    assert {"tasks/judging/judge.py"} <= set(everything) - set(weights)
     assert len(everything) == len(set(everything))
