@@ -157,7 +157,7 @@ def damage_at(home: Path, path: Path, read: Callable[[], object], command: str) 
 
 
 def unseen() -> list[str]:
-    """Return a sentence about the store whose values have no digest; empty without a store."""
+    """Return a sentence about what of the store is not checked; empty without a store."""
     try:
         uri = tracking_uri()
     except DamagedError:  # reported by its own check
@@ -167,7 +167,8 @@ def unseen() -> list[str]:
         return []
     place = str(database) if database else public_url(uri)
     return [
-        f"not checked, as MLflow stores no digests of them: params, metrics and tags in {place}; "
+        f"not checked: files of runs whose model is neither champion nor previous, and, as MLflow stores no digests of "
+        f"them, params, metrics and tags in {place}; "
         + ("of the file SQLite's own check was run" if database else "nor the database behind it")
     ]
 

@@ -61,9 +61,7 @@ def _time(value: Any) -> bool:
 
 
 def _span(value: Any) -> bool:
-    """First and last time of a span, in order; none where they are not known."""
-    if value == []:
-        return True
+    """First and last time of a span, in order."""
     moments = [_moment(text) for text in value] if isinstance(value, list) and len(value) == 2 else [None]
     return None not in moments and moments == sorted(moments)  # type: ignore[type-var]
 
@@ -103,7 +101,7 @@ FIELDS: Mapping[str, Any] = {
     "data_digest": str,
     "code_digest": str,
     "rows": int,
-    "training_span": _span,
+    "training_span": lambda value: value == [] or _span(value),  # empty: not known
     "bounds": {"": (str, _span)},
     "metrics": {"": float},
     # what a published model says of its registered version

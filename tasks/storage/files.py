@@ -359,15 +359,16 @@ def check_home(folder: Path) -> Path:
         ) from error  # fmt: skip
     if version.strip() == VERSION.encode():
         return folder
+    shown = repr(version.decode(errors="replace").strip())
     if re.fullmatch(rb"[0-9]{1,9}\s*", version):
         raise CpbError(
-            f"{folder} was written by another version of cpb (its {VERSION_FILE} holds {version!r}, this version "
+            f"{folder} was written by another version of cpb (its {VERSION_FILE} holds {shown}, this version "
             f"reads {VERSION}): set CPB_HOME to another folder, or use the version that wrote it; if it was this "
             f"version, the file is damaged, and `{restore_version(path)}` restores it",
             code="home-version", field="CPB_HOME",
         )  # fmt: skip
     raise CpbError(
-        f"{path} is damaged (it holds {version!r}, no number of a version): `{restore_version(path)}` restores it, if "
+        f"{path} is damaged (it holds {shown}, no number of a version): `{restore_version(path)}` restores it, if "
         "this version wrote the folder",
         code="home-version", field="CPB_HOME",
     )  # fmt: skip

@@ -116,7 +116,8 @@ def test_the_structure_of_the_stores_database_is_checked_and_what_is_not_is_said
     code, out, _ = cpb_here("verify", "--json")
     (sentence,) = json.loads(out.splitlines()[-1])["unseen"]
     assert sentence == (
-        f"not checked, as MLflow stores no digests of them: params, metrics and tags in {database}; of the file "
+        "not checked: files of runs whose model is neither champion nor previous, and, as MLflow stores no digests of "
+        f"them, params, metrics and tags in {database}; of the file "
         "SQLite's own check was run"
     )
     assert (code, sentence in cpb_here("verify")[2]) == (0, True)
