@@ -38,6 +38,7 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import psutil
@@ -82,7 +83,7 @@ def service(home: Path) -> Iterator[tuple[int, psutil.Process]]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = os.environ | {"CPB_HOME": str(home), "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db"}
+    env = os.environ | _store_of(home)
     env["PYTHONPATH"] = str(Path(__file__).parents[1])
     command = [sys.executable, "-m", "flows.cli", "serve", "--port", str(port)]
     process = subprocess.Popen(command, env=env, cwd=home, stdout=subprocess.DEVNULL)
@@ -214,8 +215,9 @@ MEMBERS = 20
 """Of each of a night's two fleets."""
 
 
-def _use_store(home: Path) -> None:
-    os.environ |= {"CPB_HOME": str(home), "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db"}
+def _store_of(home: Path) -> dict[str, str]:
+    """Return the environment variables by which a process uses this home and its store."""
+    return {"CPB_HOME": str(home), "MLFLOW_TRACKING_URI": f"sqlite:///{home}/mlflow.db"}
 
 
 def log_night(key: str, series: Sequence[SeriesId]) -> None:
@@ -253,8 +255,8 @@ def log_night(key: str, series: Sequence[SeriesId]) -> None:
 
 def fill_store(home: Path, series: Sequence[SeriesId], nights: int) -> None:
     """Log a night, and copy its rows for the nights before it, all within a fortnight."""
-    _use_store(home)
-    log_night("night", series)
+    with patch.dict(os.environ, _store_of(home)):
+        log_night("night", series)
     tables = ("runs", "tags", "params", "metrics", "latest_metrics")
     with closing(sqlite3.connect(home / "mlflow.db")) as database:
         runs = [run for (run,) in database.execute("SELECT run_uuid FROM runs")]
@@ -282,7 +284,7 @@ def fill_store(home: Path, series: Sequence[SeriesId], nights: int) -> None:
 
 def _write_on(home: Path, series: Sequence[SeriesId], begun: Any) -> None:
     """Log nights without a pause until the process is ended; `begun` is set once the first was logged."""
-    _use_store(home)
+    os.environ.update(_store_of(home))
     log_night("later", series[:1])
     begun.set()
     for number in count():
@@ -356,7 +358,7 @@ def runs(args: argparse.Namespace) -> dict[str, Any]:
                 before = resource.getrusage(resource.RUSAGE_CHILDREN)
                 subprocess.run(
                     [sys.executable, "-m", "flows.cli", command], cwd=home, check=True, capture_output=True,
-                    env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
+                    env=os.environ | _store_of(home) | {"PYTHONPATH": str(Path(__file__).parents[1])},
                 )  # fmt: skip
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 spent[f"cpb {command}, CPU s"] = (
@@ -378,7 +380,7 @@ def queries(args: argparse.Namespace) -> dict[str, Any]:
             pool.apply(ask_each, (port, paths))
             rows["at first"] = {"MB": process.memory_info().rss / 1e6}
             for path in paths[: len(paths) // 2]:
-                longer = [f"{path}&{i}={'x' * 14_000}" for i in range(8000)]
+                longer = [f"{path}&{i}={'x' * 14_000}" for i in range(args.queries)]
                 pool.apply(ask_each, (port, longer))
                 rows[path.partition("?")[0]] = {"MB": process.memory_info().rss / 1e6}
     return rows
@@ -395,6 +397,9 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--times", type=int, default=2000, help="requests of the part `written`")
     parser.add_argument("--nights", type=int, default=70, help="nights of the MLflow store, 43 runs each")
+    parser.add_argument(
+        "--queries", type=int, default=8000, help="long queries for each route of the part `queries`"
+    )
     parser.add_argument("--home", default="", help="a home that was filled before, with these series")
 
 

@@ -1,6 +1,7 @@
 """The service under a small load."""
 
 import json
+import os
 
 import pytest
 
@@ -10,7 +11,23 @@ from benchmarks._paired import main
 
 @pytest.mark.slow
 def test_every_answer_of_the_service_is_counted(capsys):
-    main("serve", serve.PARTS, ["--series", "2", "--days", "20", "--json", "--seconds", "3"], serve.options)
+    before = dict(os.environ)
+    small = [
+        "--series",
+        "2",
+        "--days",
+        "20",
+        "--seconds",
+        "3",
+        "--times",
+        "40",
+        "--nights",
+        "3",
+        "--queries",
+        "5",
+    ]
+    main("serve", serve.PARTS, [*small, "--json"], serve.options)
+    assert dict(os.environ) == before  # its stores are not those of whatever runs after it
     answer = json.loads(capsys.readouterr().out)
     assert answer["throughput"]["4 clients, limit=5000"]["requests/s"] > 0
     assert {"50 clients, once a second", "/api/forecast", "/api/ledger"} <= set(answer["latency"])
