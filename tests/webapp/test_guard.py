@@ -115,6 +115,13 @@ def test_allowed_hosts_are_names_or_addresses(tmp_path):
         assert [ask(port, host=h)[0] for h in ("box.lan", "10.0.0.5", "other.lan")] == [200, 200, 421]
 
 
+def test_a_proxy_with_a_certificate_may_stand_in_front_of_the_page(tmp_path):
+    """Its browsers' requests carry the name and an origin of https, as docs/publishing.md sets it up."""
+    with serve(create_app(tmp_path), ["cpb.example.org"]) as port:
+        for origin, status in (("https://cpb.example.org", 200), ("https://evil.example", 403)):
+            assert ask(port, "/healthz", "cpb.example.org", Origin=origin)[0] == status
+
+
 @pytest.mark.parametrize("host", ["*", "*.example.com", "http://x", "a b", ""])
 def test_an_allowed_host_that_is_none_is_refused_at_the_start(tmp_path, host):
     with pytest.raises(UsageError) as caught:
