@@ -68,8 +68,9 @@ class Member:
         forecast, each up, flat, down); of an ensemble `ensemble`, the number of averaged models (all else is the
         first's, but `diverged` and `accumulate`). Of its fleet: `accumulate` (micro-batches per step; more than
         requested if memory ran out), `fleet_members`, `halved_to` (most members together since memory ran out, or
-        0), `windows_per_s`, `train_seconds`, `device`, `compute_dtype` (of the products), `kernels` (`on`, or `off`
-        with the reason), `device_warning` ("" or a sentence) and the figures of `Monitor.summary`.
+        0), `windows_per_s`, `train_seconds`, `trained_at` (when that ended, ISO in UTC), `device`, `compute_dtype`
+        (of the products), `kernels` (`on`, or `off` with the reason), `device_warning` ("" or a sentence) and the
+        figures of `Monitor.summary`.
     parts: of an average, the models whose quantiles it averages; its own rows and tables are empty then.
     touch: float32 [2, H, 99], how far prices went, in widths of its forecasts (`cpbmodels.data.touch`); None of a
         classifier, and of a part of an average.

@@ -18,6 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -166,6 +167,7 @@ def export(loop: Loop) -> list[Member]:
     of_fleet = {
         "windows_per_s": loop.windows / loop.seconds if loop.seconds else 0.0,
         "train_seconds": loop.seconds,
+        "trained_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "fleet_members": len(loop.tasks),
         "halved_to": job.halved_to,
         "device": str(job.device),
