@@ -60,8 +60,8 @@ STANDING = "standing"
 class Summary:
     """Result of a run of the main job: counts, and every failure once.
 
-    `stopped`: series no longer traded; they are left out, which is not a failure. `warnings`: about the trainings, such
-    as a shortage of memory.
+    `results`: path of the market's `results.json`. `stopped`: series no longer traded; they are left out, which is not
+    a failure. `warnings`: about the trainings, such as a shortage of memory.
     """
 
     run_id: str = ""
@@ -69,6 +69,7 @@ class Summary:
     members: int = 0
     champions: int = 0
     forecast_rows: int = 0
+    results: str = ""
     published: str = ""
     stopped: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

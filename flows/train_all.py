@@ -48,6 +48,7 @@ from tasks.steps import Engine, Plan, failed_shard, forecast, opened_engine, pla
 from tasks.storage.files import public_url
 from tasks.storage.records import value_digest
 from tasks.tracking.prune import prune
+from tasks.tracking.results import write_results
 from tasks.tracking.runs import OpenRun, check_place, finish, kill, log_metrics, start_parent
 from tasks.tracking.store import UNUSABLE, open_store, store_errors
 from tasks.tracking.tags import (
@@ -107,6 +108,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, report: Report, o
         report(line)
     trained = set(scope.series)
     summary.champions = sum(d.outcome != "retired" and d.series in trained for d in decisions)
+    _write_results(spec, training, report)  # after the decisions: the models' versions are known
     training.in_use.release()
     if summary.champions:  # without champions: only classifiers were trained, which do not forecast prices
         try:
@@ -130,6 +132,18 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, report: Report, o
     if spec.prune:
         _prune(spec, summary, report)
     return summary
+
+
+def _write_results(spec: RunSpec, training: Training, report: Report) -> None:
+    """Write `results.json`; a failure does not affect the models of this run."""
+    summary = training.summary
+    try:
+        with store_errors():
+            path, number = write_results(spec.scope.home, spec.market, open_store(), training.judged)
+        summary.results = str(path)
+        report(f"results of {count(number, 'model')} in {path}")
+    except (CpbError, OSError) as error:
+        summary.add([Failure.of(None, "evaluate", error)], report)
 
 
 def _prune(spec: RunSpec, summary: Summary, report: Report) -> None:

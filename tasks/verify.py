@@ -53,6 +53,7 @@ from tasks.storage.model_folder import METRICS, NEEDED, PICTURES, REFERENCE, pac
 from tasks.storage.records import digest_fault, member_subject, parse_record, read_sealed
 from tasks.tracking.home_store import RECORD, TAKE, HomeStore, sqlite_path, tracking_uri
 from tasks.tracking.registry import ALIAS, PREVIOUS, champions, training_command, undelete_command
+from tasks.tracking.results import results_fault, results_path
 from tasks.tracking.store import NO_STORE, database_damage, read_store, store_errors
 from tasks.training.progress import progress_fault
 from tasks.training.shard import JOB, LOG, PROGRESS, RESULT, is_training, shard_folders
@@ -424,6 +425,14 @@ def published(home: Path, market: str) -> Iterator[Check]:
         yield tree / name, partial(str, fault), f"{_FETCH}{option} --record copy" if is_kept else command
 
 
+def results(home: Path, market: str) -> Iterator[Check]:
+    """Yield a market's `results.json`, which is not replaced if it is not as cpb wrote it."""
+    path = results_path(home, market)
+    if path.exists():
+        aside = path.with_name(f"{path.name}.aside")
+        yield path, partial(results_fault, path), f"mv {shlex.join(map(str, (path, aside)))}"
+
+
 def table_readings(home: Path, market: str) -> Iterator[Check]:
     """Yield how tables are read, as remembered from the commands that said so."""
     path = market_home(home, OWN) / REMEMBERED
@@ -457,6 +466,7 @@ KINDS: dict[str, Callable[..., Iterator[Check]]] = {
     "published record": published_record,
     "forecasts": forecasts,
     "records of the ledger": ledger_records,
+    "results": results,
     "published models": published,
 }
 """The kinds of files, in the order of checking."""

@@ -58,7 +58,8 @@ METRICS = "metrics.json"
 REFERENCE = "reference.json"
 NEEDED = (WEIGHTS, CONFIG)
 """The files read by `cpbmodels.load`."""
-PICTURES = ("forecast.png", "loss.png")
+FORECAST_PICTURE = "forecast.png"
+PICTURES = (FORECAST_PICTURE, "loss.png")
 FILES = (*NEEDED, METRICS, REFERENCE, *PICTURES)
 """Every file that a model folder may contain."""
 

@@ -84,7 +84,7 @@ LOGGED = frozenset((*_CONTRACT, *_READ, *(name.replace("crps", "rps") for name i
 A metric of a run costs SQLite 380 bytes of rows and indexes (six of them), and a night over the whole exchange has
 thousands of members. All other metrics are beside the model, in `metrics.json` and `config.json`.
 """
-_CLASSIFIER = "test_accuracy"
+CLASSIFIER = "test_accuracy"
 """A metric that only classifiers have; there are few classifiers, so all their metrics are logged."""
 
 
@@ -257,6 +257,6 @@ def _timeframes(records: Iterable[SeriesRecord]) -> str:
 
 def logged(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metrics of a member that are logged in MLflow."""
-    if _CLASSIFIER in metrics:
+    if CLASSIFIER in metrics:
         return dict(metrics)
     return {name: value for name, value in metrics.items() if name in LOGGED}
