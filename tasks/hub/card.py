@@ -3,24 +3,26 @@
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 from cpbmodels.errors import ModelError
 from cpbmodels.files import read_regular
 from cpbmodels.hub import PUBLIC_HUB, hub_of_environment
-from schemas.identity import OWN, SIM, SPOT
-from tasks.market.client import BINANCE_REST
+from schemas.identity import MARKET_FOLDERS, OWN, SIM, SPOT
+from tasks.market.client import BINANCE, BINANCE_REST
 from tasks.market.repair import PATHS
-from tasks.storage.model_folder import read_config
+from tasks.storage.model_folder import FORECAST_PICTURE, read_config
 from tasks.storage.wheel import Wheel
 from tasks.tracking.registry import Champion
 
+if TYPE_CHECKING:
+    from huggingface_hub import EvalResult
+
 _CARD = """---
-license: mit
-library_name: cpbmodels
-pipeline_tag: time-series-forecasting
-tags: [time-series, probabilistic-forecasting, finance, safetensors]
+{metadata}
 ---
 
 # Forecasting models for coins: {timeframes}
@@ -29,7 +31,7 @@ tags: [time-series, probabilistic-forecasting, finance, safetensors]
 19 quantiles and a median candle per step. Trained and judged with **cpb**.
 
 {verdict} **No model predicts whether a price rises or falls**: what they forecast is how far it may move.
-
+{picture}
 ## Use
 
 ```
@@ -57,7 +59,13 @@ that a price is reached within the forecast's candles (`forecast.touch(price)`).
 |---|---|---|---|---|---|---|---|
 {rows}
 
-Architecture, features, data digest and all metrics are in each folder's `config.json`.
+[`results.json`](results.json) has a row for each of these models, with all scores, options, times and memory;
+architecture, features and data digest are in each folder's `config.json`.
+
+## Data
+
+{data}. Not included here. Each model learned the candles of the span above, and of its columns `config.json` has the
+names and the digest.
 {record}
 ## Limits
 
@@ -68,11 +76,17 @@ Architecture, features, data digest and all metrics are in each folder's `config
 - `average`, `line` and `walk` models also read other coins' candles; from one coin's candles alone, as above, these
   columns are replaced by the coin's own (.0005 of the CRPS). `cpbmodels.data.wide.with_market([series, ...])` adds
   them.
-- Data: {data}; not included here.
 
 ## Licence
 
 MIT, for the weights and the card.
+"""
+
+_PICTURE = """
+![A forecast of {series}, and the candles that came true]({path})
+
+A forecast of {series} at the end of its test span: the median, the bands of 50, 80 and 90 %, and the candles that came
+true.
 """
 
 _RECORD = """
@@ -107,14 +121,54 @@ series = Series.from_frame(candles, symbol, timeframe, partial="drop")  # withou
 forecast = from_hub("{repo}", symbol, timeframe, market="{market}").forecast(series)
 print(forecast.to_frame(stop=[0.05]))  # also the prices that are touched with a chance of 5 %"""
 
+
+@dataclass(frozen=True)
+class _Market:
+    """Words of the card for a market: `of` its prices, its `data`, and the name of these in metadata."""
+
+    of: str
+    data: str
+    dataset: str
+
+
 _MARKETS = {
-    SIM: ("a **simulated market** (a demonstration, of no use on a real one)", "simulated klines"),
-    OWN: ("the publisher's own candles", "the publisher's own candles"),
+    SIM: _Market(
+        "a **simulated market** (a demonstration, of no use on a real one)",
+        "Simulated klines",
+        "simulated-klines",
+    ),
+    OWN: _Market("the publisher's own candles", "The publisher's own candles", "own-klines"),
 }
-_BINANCE = ("a Binance market", "Binance's public klines, under Binance's terms")
+_BINANCE_MARKETS = {"spot": "spot", "um": "USDT-margined futures", "cm": "coin-margined futures"}
 
 
-def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, *, record: bool = False) -> str:
+def _market(name: str) -> _Market:
+    if name not in _BINANCE_MARKETS:
+        return _MARKETS[name]
+    of = f"Binance's {_BINANCE_MARKETS[name]} market"
+    data = f"[Public klines of {of}]({BINANCE}/?prefix=data/{MARKET_FOLDERS[name]}/), under Binance's terms"
+    return _Market(of, data, f"binance-{name}-klines")
+
+
+_TASK = "time-series-forecasting"
+"""The task of the Hub (`PIPELINE_DATA` in huggingface.js)."""
+
+_RESULTS = {
+    "crps_ratio": "CRPS / random walk's",
+    "mae_ratio": "MAE / random walk's",
+    "touch_brier_ratio": "Brier score of a touch / random walk's",
+}
+"""The scores in the metadata, which the Hub shows beside the card, and their names there."""
+
+
+def model_card(
+    champions: Sequence[Champion],
+    repo: str,
+    wheel: Wheel,
+    *,
+    record: bool = False,
+    pictured: Champion | None = None,
+) -> str:
     """Return the card as Markdown with Hub metadata; the same champions give the same text.
 
     Args:
@@ -122,12 +176,13 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, *, record
         repo: `USER/NAME` on the Hub at `HF_ENDPOINT`.
         wheel: the light library, stored next to the card.
         record: whether the record of forecasts lies beside it.
+        pictured: the champion whose picture lies in its folder beside the card, and is shown.
 
     Raises:
         DamagedError: a champion's `config.json` is not valid.
     """
     first = champions[0].series
-    market, data = _MARKETS.get(first.market, _BINANCE)
+    market = _market(first.market)
     try:
         hub = hub_of_environment().url
     except ModelError:  # `publish` refuses it; a folder of one's own does not need it
@@ -137,7 +192,11 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, *, record
     text = _CARD.format(
         timeframes=" and ".join(sorted({c.series.timeframe for c in champions})),
         count=f"{len(champions)} models" if len(champions) > 1 else "1 model",
-        market=market,
+        market=market.of,
+        metadata=_metadata(champions, market),
+        picture=_PICTURE.format(series=pictured.series, path=_place(pictured, FORECAST_PICTURE))
+        if pictured
+        else "",
         verdict=verdict(champions),
         install=f'pip install "cpbmodels[hub] @ {hub}/{repo}/resolve/main/{wheel.name}#sha256={wheel.sha256}"',
         snippet=snippet.format(
@@ -149,9 +208,54 @@ def model_card(champions: Sequence[Champion], repo: str, wheel: Wheel, *, record
         ),
         rows="\n".join(f"| {' | '.join(_row(champion))} |" for champion in champions),
         record=_RECORD if record else "",
-        data=data,
+        data=market.data,
     )
     return f"{text}{_seal(text)}"
+
+
+def _metadata(champions: Sequence[Champion], market: _Market) -> str:
+    """Return the metadata of the Hub as YAML: task, library and licence, and in `model-index` the scores.
+
+    No `datasets`: these are names of the Hub's own data sets, and the candles are none of them. `library_name` is that
+    of the wheel beside the card: without a library's name the Hub takes a repository for one of `transformers`.
+    """
+    from huggingface_hub import ModelCardData
+
+    data = ModelCardData(
+        license="mit",
+        library_name="cpbmodels",
+        pipeline_tag=_TASK,
+        tags=["time-series", "probabilistic-forecasting", "finance", "pytorch", "safetensors"],
+        model_name="cpb",
+        eval_results=[result for champion in champions for result in _results(champion, market)] or None,
+    )
+    return data.to_yaml()
+
+
+def _results(champion: Champion, market: _Market) -> "list[EvalResult]":
+    """Return the scores of a champion on its test span, as the Hub's metadata have them."""
+    from huggingface_hub import EvalResult
+
+    series = champion.series
+    scores = {name: champion.metrics.get(f"test_{name}", math.nan) for name in _RESULTS}
+    return [
+        EvalResult(
+            task_type=_TASK,
+            dataset_type=market.dataset,
+            dataset_name=f"{series.symbol} {series.timeframe}",
+            dataset_config=series.name,  # without it the Hub takes all for results on one data set
+            dataset_split="test",
+            metric_type=name,
+            metric_name=_RESULTS[name],
+            metric_value=round(value, 6),
+        )
+        for name, value in scores.items()
+        if math.isfinite(value)
+    ]
+
+
+def _place(champion: Champion, name: str) -> str:
+    return f"{champion.series.label}/{champion.series.timeframe}/{name}"
 
 
 def is_card(path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The packaged folder `HOME/hub`: model folders `SYMBOL/IV/`, the card, the light library, the record, checksums.
+"""The packaged folder `HOME/hub`: model folders `SYMBOL/IV/`, card, results, light library, record, checksums.
 
 SYMBOL includes the market unless it is spot, as in `um-BTCUSDT/1h/`. The library (`cpbmodels-*.whl`) is included so
 that users can install the version with which the models were made, by a URL with its hash. The record of forecasts and
@@ -24,6 +24,7 @@ from tasks.hub.record import is_record_file, write_record
 from tasks.storage.files import DiskFull, is_disk_full, new_folder, recover_folder, sync, write_bytes
 from tasks.storage.model_folder import (
     FILES,
+    FORECAST_PICTURE,
     METRICS,
     PICTURES,
     REFERENCE,
@@ -42,6 +43,7 @@ from tasks.tracking.registry import (
     registered,
     versions_with_alias,
 )
+from tasks.tracking.results import RESULTS, results_fault, write_published_results
 from tasks.tracking.store import OTHER, Store, not_registered, open_store, store_errors
 from tasks.tracking.tags import weights_of
 
@@ -246,7 +248,14 @@ def build_tree(
             sums = read_sums(folder)
         if home:
             write_record(home, models[0].series.market, draft, folder, sums, report)
-        card = model_card(ordered, repo or "USER/NAME", wheel, record=(draft / CHAIN).is_file())
+        write_published_results(draft / RESULTS, ordered[0].series.market, ordered)
+        card = model_card(
+            ordered,
+            repo or "USER/NAME",
+            wheel,
+            record=(draft / CHAIN).is_file(),
+            pictured=_pictured(draft, ordered),
+        )
         (draft / CARD).write_text(card, encoding="utf-8")
         # The sha256 of every file, so that the folder can be checked with `sha256sum -c`.
         files = {
@@ -289,6 +298,19 @@ def read_sums(tree: Path) -> dict[str, str]:
     return {match["name"]: match["digest"] for match in matches if match}
 
 
+def _pictured(tree: Path, models: Sequence[Champion]) -> Champion | None:
+    """Return the champion whose picture the card shows, None without any: BTC's, of its longest candles, else the first
+    coin's."""
+    with_picture = [
+        c for c in models if (tree / c.series.label / c.series.timeframe / FORECAST_PICTURE).is_file()
+    ]
+    return min(
+        with_picture,
+        key=lambda c: (not c.series.symbol.startswith("BTC"), -c.series.seconds, c.series),
+        default=None,
+    )
+
+
 def _copy_model(champion: Champion, target: Path) -> None:
     target.mkdir(parents=True)
     shutil.copyfile(champion.folder / WEIGHTS, target / WEIGHTS)
@@ -324,11 +346,20 @@ def _is_tree_file(folder: Path, path: Path) -> bool:
     match place.parts:
         case [name] if name == CARD:  # a person's own README.md has no list beside it, and is not sealed
             return (folder / SUMS).is_file() or is_card(path)
+        case [name] if name == RESULTS:  # likewise
+            return name in _listed(folder) or not results_fault(path)
         case [name] if name == SUMS or WHEEL.fullmatch(name):
             return True
         case [label, timeframe, name] if name in FILES:
             return is_series_name(f"{label}-{timeframe}")
     return is_record_file(place.as_posix())
+
+
+def _listed(folder: Path) -> set[str]:
+    """Return the files that a tree's list of checksums names; none without an intact list."""
+    with suppress(OSError, DamagedError):
+        return set(read_sums(folder))
+    return set()
 
 
 def tree_faults(tree: Path) -> dict[str, str]:

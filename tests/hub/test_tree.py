@@ -1,16 +1,21 @@
 import json
+import math
 import re
 from dataclasses import replace
 from types import SimpleNamespace
 
 import polars as pl
 import pytest
+from fake_hub import metadata_faults
 from hub_models import candles
 from huggingface_hub import ModelCard
+from huggingface_hub.repocard_data import eval_results_to_model_index, model_index_to_eval_results
 from test_publish import champion
 
 from schemas.errors import CpbError, DamagedError
+from schemas.identity import COINS
 from tasks.hub.card import model_card, verdict
+from tasks.hub.publish import publish
 from tasks.hub.tree import build_tree
 from tasks.storage.model_folder import file_digests
 from tasks.storage.wheel import Wheel, light_wheel
@@ -33,6 +38,7 @@ def test_tree_holds_model_folders_and_the_card_only(tmp_path):
         "README.md",
         "SHA256SUMS",
         light_wheel().name,
+        "results.json",
     ]
     assert (tree / light_wheel().name).read_bytes() == light_wheel().data
 
@@ -57,6 +63,113 @@ def test_the_card_states_results_licence_limits_and_metadata(tmp_path):
     assert "verify.py" not in card.text
 
 
+RATIOS = {"test_mae_ratio": 0.9999999, "test_touch_brier_ratio": 0.95, "test_mase": 2.5}
+
+
+def test_the_metadata_hold_each_champions_scores_as_the_hub_reads_them(tmp_path):
+    """By huggingface_hub's own classes, and back; a score that is not known is left out."""
+    models = [
+        champion(tmp_path / "a", ratio=0.9731, **RATIOS),
+        champion(tmp_path / "b", "ETHUSDT", "15m", ratio=math.nan, test_mae_ratio=1.01),
+        champion(tmp_path / "c", "XRPUSDT", ratio=math.nan),
+    ]
+    text = model_card(models, "alice/cpb", WHEEL)
+    data = ModelCard(text).data
+
+    assert data.pipeline_tag == "time-series-forecasting"
+    assert data.library_name == WHEEL.name.split("-")[0] == "cpbmodels"
+    assert data.license == "mit"
+    assert "datasets" not in data.to_dict()  # none of the Hub's
+    found = [(r.dataset_name, r.dataset_config, r.metric_type, r.metric_value) for r in data.eval_results]
+    assert found == [
+        ("BTCUSDT 1h", "BTCUSDT-1h", "crps_ratio", 0.9731),
+        ("BTCUSDT 1h", "BTCUSDT-1h", "mae_ratio", 1.0),
+        ("BTCUSDT 1h", "BTCUSDT-1h", "touch_brier_ratio", 0.95),
+        ("ETHUSDT 15m", "ETHUSDT-15m", "mae_ratio", 1.01),
+    ]
+    assert {(r.task_type, r.dataset_type, r.dataset_split) for r in data.eval_results} == {
+        ("time-series-forecasting", "binance-spot-klines", "test")
+    }
+    index = data.to_dict()["model-index"]
+    assert len(index[0]["results"]) == 2  # one per data set
+    assert model_index_to_eval_results(index) == ("cpb", data.eval_results)
+    assert eval_results_to_model_index("cpb", data.eval_results) == index
+    assert metadata_faults(text) == []
+
+
+def test_a_card_without_scores_has_no_index(tmp_path):
+    text = model_card([champion(tmp_path / "a", ratio=math.nan)], "alice/cpb", WHEEL)
+    assert "model-index" not in text
+    assert metadata_faults(text) == []
+
+
+def test_a_commit_sends_the_card_through_the_hubs_check(hub, tmp_path):
+    """As huggingface_hub asks the Hub: before a commit, and by `ModelCard.validate`."""
+    tree = build_tree([champion(tmp_path / "a", **RATIOS)], tmp_path / "tree", "alice/cpb")
+    publish(tree, "alice/cpb")
+    assert hub.count("POST", "/api/validate-yaml") == 1
+
+    text = hub.content("alice/cpb", "README.md").decode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        ModelCard(text).validate()
+        with pytest.raises(ValueError, match="time-series-forecast"):
+            ModelCard(
+                text.replace("pipeline_tag: time-series-forecasting", "pipeline_tag: time-series-forecast")
+            ).validate()
+    assert hub.count("POST", "/api/validate-yaml") == 3
+
+
+def test_the_card_shows_the_picture_that_lies_in_the_tree(tmp_path):
+    """BTC's of the longest candles, else another that is there."""
+    models = [
+        champion(tmp_path / "a", "ADAUSDT", "4h"),
+        champion(tmp_path / "b", "BTCUSDT", "15m"),
+        champion(tmp_path / "c", "BTCUSDT", "1h"),
+    ]
+    for shown in ("BTCUSDT/1h", "BTCUSDT/15m", "ADAUSDT/4h"):
+        tree = build_tree(models, tmp_path / "tree")
+        (path,) = re.findall(r"!\[A forecast of .*\]\((.*)\)", (tree / "README.md").read_text())
+        assert path == f"{shown}/forecast.png"
+        assert (tree / path).is_file()
+        gone = next(m for m in models if f"{m.series.symbol}/{m.series.timeframe}" == shown)
+        (gone.folder / "forecast.png").unlink()
+    assert "![" not in (build_tree(models, tmp_path / "tree") / "README.md").read_text()
+
+
+BINANCE = "(https://data.binance.vision/?prefix=data/{}/), under Binance's terms"
+MARKETS = {
+    "spot": "[Public klines of Binance's spot market]" + BINANCE.format("spot"),
+    "um": "Binance's USDT-margined futures market]" + BINANCE.format("futures/um"),
+    "cm": "Binance's coin-margined futures market]" + BINANCE.format("futures/cm"),
+    "sim": "\nSimulated klines. Not included here",
+    "own": "\nThe publisher's own candles. Not included here",
+}
+
+
+@pytest.mark.parametrize("market", MARKETS)
+def test_the_card_names_the_data_of_each_market(tmp_path, market):
+    text = model_card([champion(tmp_path / "a", market=market)], "alice/cpb", WHEEL)
+    assert MARKETS[market] in text
+    names = {"sim": "simulated-klines", "own": "own-klines"}
+    (result,) = ModelCard(text).data.eval_results
+    assert result.dataset_type == names.get(market, f"binance-{market}-klines")
+
+
+def test_the_card_of_forty_champions_has_a_line_for_each(tmp_path):
+    coins = [f"{coin}USDT" for coin in COINS]
+    models = [
+        champion(tmp_path / f"{coin}{timeframe}", coin, timeframe, ratio=0.98, **RATIOS)
+        for timeframe in ("15m", "1h")
+        for coin in coins
+    ]
+    card = ModelCard(model_card(models, "alice/cpb", WHEEL))
+    assert len(re.findall(r"^\| \w+USDT \|", card.text, re.MULTILINE)) == 40
+    assert len(card.data.to_dict()["model-index"][0]["results"]) == 40
+    assert len(card.text.splitlines()) < 150
+    assert metadata_faults(card.content) == []
+
+
 def test_the_verdict_counts_what_the_tables_findings_say(tmp_path):
     ends = {"test_crps_ratio_low": 0.95, "test_crps_ratio_high": 0.99}
     models = [champion(tmp_path / str(ratio), ratio=ratio, **ends) for ratio in (0.97, 0.99, 1.05)]
@@ -78,7 +191,8 @@ def test_the_verdict_counts_what_the_tables_findings_say(tmp_path):
 def test_models_of_the_simulator_are_called_a_demonstration(tmp_path):
     card = model_card([champion(tmp_path / "a", market="sim")], "alice/cpb", WHEEL)
     assert "of the next closes of a **simulated market** (a demonstration" in card
-    assert "Data: simulated klines" in card
+    assert "## Data\n\nSimulated klines. Not included here." in card
+    assert "type: simulated-klines" in card
 
 
 def test_the_card_of_own_candles_reads_a_table_and_names_no_exchange(tmp_path, monkeypatch, capsys):
@@ -152,7 +266,7 @@ def test_a_folder_with_a_file_of_the_users_is_not_replaced(tmp_path, place):
     assert mine.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["README.md", "SHA256SUMS", "BTCUSDT/1h/config.json"])
+@pytest.mark.parametrize("name", ["README.md", "SHA256SUMS", "BTCUSDT/1h/config.json", "results.json"])
 def test_a_damaged_tree_is_made_again(tmp_path, name):
     models = [champion(tmp_path / "a", market="spot")]
     tree = build_tree(models, tmp_path / "tree")
