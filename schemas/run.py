@@ -113,7 +113,7 @@ def read_preset(name: str) -> PresetFile:
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         looked = " or ".join(str(place) for place in places)
-        raise _wrong(f"preset {name!r}: no file {looked}; `cpb train-all --presets` lists the presets")
+        raise _wrong(f"preset {name!r}: no file {looked}; `cpb presets` lists the presets")
     try:
         content = tomllib.loads(read_regular(path, _MAX_PRESET).decode())
     except OSError as error:

@@ -13,7 +13,7 @@ from torch import Tensor
 from cpbmodels.arch.heads import HEADS, Head
 from cpbmodels.arch.layers import Draws, Param, Weights, is_exactly
 from cpbmodels.arch.options import Preset
-from cpbmodels.data.columns import RETURNS
+from cpbmodels.data import RETURNS
 from cpbmodels.data.ranges import TrainingOrigins
 from cpbmodels.data.series import Series
 from cpbmodels.fleet.bank import Task

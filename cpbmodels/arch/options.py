@@ -3,7 +3,7 @@
 A preset is a set of changes to the defaults. Options that shape a step (sizes, batch, head, columns ..) are common to a
 fleet: members that differ there are trained in fleets of their own. The others are a value per row (`PER_MEMBER`). If
 all members of a fleet agree, its net's preset holds the plain number, and a step costs what it would without them; if
-they differ, it holds a float64 tensor [K]. Torch is imported on use: readers of options must not wait for it.
+they differ, it holds a float64 tensor [K]. Torch and numpy are imported on use: `cpb --help` must not wait for them.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from cpbmodels.data import HORIZON
-from cpbmodels.data.columns import CANDLE_COLUMNS
+from cpbmodels.data import CANDLE_COLUMNS, HORIZON
 from cpbmodels.errors import ModelError, shown, unknown_choice
 
 if TYPE_CHECKING:
@@ -80,7 +77,16 @@ class Preset:
         return asdict(self)
 
 
-ALIASES = {"max_epochs": "epochs", "learning_rate": "lr", "d_model": "hidden_dim", "batch": "batch_size"}
+ALIASES = {
+    "max_epochs": "epochs",
+    "learning_rate": "lr",
+    "d_model": "hidden_dim",
+    "num_layers": "n_layers",
+    "sequence_length": "context",
+    "batch": "batch_size",
+    "accumulation_steps": "accumulate",
+}
+"""Other names of options, as they are usual elsewhere."""
 
 SIZES = ("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout")
 """Options that only some architectures read: each names those it reads in its `spec.sizes`."""
@@ -178,7 +184,7 @@ never applied automatically: only naming the profile with a seed preset applies 
 
 
 def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
-    """Aliases resolved, sequences as tuples, booleans for mixed_precision and members as in `har,line` accepted.
+    """Aliases resolved, sequences as tuples; booleans for mixed_precision, and names as in `har,line`, accepted.
 
     Raises ModelError for unknown names.
     """
@@ -190,7 +196,7 @@ def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
             raise ModelError(unknown_choice("option", given, sorted({*names, *ALIASES})))
         if name == "mixed_precision" and isinstance(value, bool):
             value = "auto" if value else "off"
-        if name == "members" and isinstance(value, str):
+        if name in ("features", "members") and isinstance(value, str):
             value = value.split(",")
         out[name] = tuple(value) if isinstance(value, list) else value
     return out
@@ -212,7 +218,7 @@ def check(options: Preset) -> Preset:
             raise ModelError(unknown_choice(name, getattr(options, name), allowed))
     for name in SWITCHES:
         if not isinstance(getattr(options, name), bool):
-            raise ModelError(f"{name} must be True or False, not {shown(getattr(options, name))}.")
+            raise ModelError(f"{name} must be true or false, not {shown(getattr(options, name))}.")
     for name, least, most in (("features", 1, MAX_FEATURES), ("members", 0, MAX_MEMBERS)):
         names = getattr(options, name)
         if not isinstance(names, tuple) or not all(
@@ -277,6 +283,8 @@ def overrides_by_member(overrides: dict[str, Any], members: int) -> list[dict[st
             )
     shared = {name: value for name, value in overrides.items() if name not in lists}
 
+    import numpy as np
+
     def plain(value: Any) -> Any:
         """numpy's numbers as Python's: a preset is written into config.json."""
         return value.item() if isinstance(value, np.generic) else value
@@ -285,6 +293,8 @@ def overrides_by_member(overrides: dict[str, Any], members: int) -> list[dict[st
 
 
 def _is_per_member(name: str, values: Any) -> bool:
+    import numpy as np
+
     if not isinstance(values, (list, tuple, np.ndarray)):
         return False
     if ALIASES.get(name, name) not in ("features", "members"):

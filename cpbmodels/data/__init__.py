@@ -21,6 +21,12 @@ A crash moves within its candles: over 1.9 million pairs of adjacent candles of 
 crash included) the largest is .066 (DOGE, 2020-03-13). This is six times as much, and less than a 2:1 split.
 """
 
+RETURNS = ("r_open", "r_high", "r_low", "r_close")
+"""Columns of a candle's four prices, as ln of the price over the close before."""
+
+CANDLE_COLUMNS = (*RETURNS, "abs_return", "log_sigma")
+"""Columns of candles that a model reads unless its preset says otherwise."""
+
 MAX_STILL_SHARE = 0.2
 """Share of a training span's candles that may stand still: above it a table was filled with the last close, and a model
 would learn the filling. On Binance the largest share of 20 coins at 1h and 15m is .00007."""

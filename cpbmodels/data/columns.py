@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import polars as pl
 
-from cpbmodels.data import CEILING, FLOOR, INTERVAL_SECONDS, ROLLING, SEGMENT_JUMP
+from cpbmodels.data import CANDLE_COLUMNS, CEILING, FLOOR, INTERVAL_SECONDS, RETURNS, ROLLING, SEGMENT_JUMP
 from cpbmodels.errors import ModelError
 
 PRICES = ("open", "high", "low", "close")
@@ -26,8 +26,6 @@ MAX_VOLUME = 1e30
 LAMBDA = 0.96  # EWMA decay per candle; RiskMetrics' daily 0.94 forgets too fast for hourly candles
 SIGMA_WARMUP = 24  # returns in a segment before its EWMA volatility is used as an input
 VOLATILITY_FLOOR = 1e-6  # a coin without trades has volatility 0, and everything is divided by it
-RETURNS = ("r_open", "r_high", "r_low", "r_close")
-CANDLE_COLUMNS = (*RETURNS, "abs_return", "log_sigma")
 SCALED = (*RETURNS, "abs_return")  # columns that models read divided by the origin's volatility
 
 

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import polars as pl
 
-from cpbmodels.data import EMBARGO, FEATURE_WARMUP, INTERVAL_SECONDS
+from cpbmodels.data import EMBARGO, FEATURE_WARMUP, INTERVAL_SECONDS, RETURNS
 from cpbmodels.data.candles import read_candles
 from cpbmodels.data.columns import (
     FEATURES,
     PRICES,
-    RETURNS,
     candle_columns,
     check_prices,
     feature_frame,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from cpbmodels.arch.options import Preset
-from cpbmodels.data import MAX_STILL_SHARE
-from cpbmodels.data.columns import RETURNS, SCALED
+from cpbmodels.data import MAX_STILL_SHARE, RETURNS
+from cpbmodels.data.columns import SCALED
 from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 

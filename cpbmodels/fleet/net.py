@@ -19,7 +19,8 @@ from cpbmodels.arch.heads import HEADS, to_feedback
 from cpbmodels.arch.layers import Draws, Layout, Param, Weights, embed, is_exactly
 from cpbmodels.arch.options import Preset
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
-from cpbmodels.data.columns import RETURNS, SCALED
+from cpbmodels.data import RETURNS
+from cpbmodels.data.columns import SCALED
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, Scaling, bank_columns
 

@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from flows.cli.options import OVERRIDES, Command
 from flows.console import echo, emit, log_to_console, show
 from schemas import __version__
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, EXIT_INTERRUPTED, EXIT_USAGE, CpbError
@@ -25,6 +26,7 @@ COMMANDS = {
         "train-all": ("flows.cli.train", "train_all"),
         "backtest": ("flows.cli.train", "backtest"),
         "tune": ("flows.cli.train", "tune"),
+        "presets": ("flows.cli.presets", "presets"),
     },
     "Forecast and see": {
         "forecast": ("flows.cli.forecast", "forecast"),
@@ -87,7 +89,8 @@ def _app() -> typer.Typer:
     app.callback(help=HELP)(_options)
     for panel, commands in COMMANDS.items():
         for name, (module, function) in commands.items():
-            app.command(name, rich_help_panel=panel)(getattr(import_module(module), function))
+            command = app.command(name, cls=Command, rich_help_panel=panel)
+            command(getattr(import_module(module), function))
     app.add_typer(import_module("flows.cli.serve").app, name="deploy", rich_help_panel="Run every night")
     return app
 
@@ -153,6 +156,11 @@ def _end_usage(error: typer.TyperException) -> NoReturn:
             context.get_help()  # prints the help
         sys.exit(EXIT_USAGE)
     help_for = context.command_path if context is not None else "cpb"
+    known = {param.name for param in getattr(getattr(context, "command", None), "params", ())}
+    if hasattr(error, "possibilities") and OVERRIDES in known:  # an unknown option
+        text += (
+            "; options of a model are --NAME VALUE or --set NAME=VALUE, `cpb presets default` lists the names"
+        )
     field = getattr(getattr(error, "param", None), "name", None) or getattr(error, "option_name", "")
     _end(
         f"{text[:1].lower()}{text[1:].rstrip('.')}; see `{help_for} --help`",

@@ -5,17 +5,25 @@
 
 gives the command `--coins`, `--timeframes` and so on, with the fields' descriptions and defaults. Typer receives all of
 them as texts (or switches), so that the specification reports an invalid value instead of the parser.
+
+A command that trains also takes every option of a model by its name: `--NAME VALUE`, where NAME is a field of the
+model preset (`cpbmodels.arch.options.Preset`), another name of one (`ALIASES`) or one of `BY_SET`, is
+`--set NAME=VALUE`. They are made from these lists and hidden in the help, which names the commonest.
 """
 
 import inspect
 import json
-from collections.abc import Callable, Collection
+import re
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
 from functools import wraps
 from typing import Annotated, Any, TypeVar, get_args
 
 import typer
 from pydantic.fields import FieldInfo
+from typer.core import TyperCommand, TyperOption
 
+from cpbmodels.arch.options import ALIASES, CHOICES, SWITCHES, Preset
 from flows.console import shown_progress
 from schemas.errors import UsageError
 from schemas.scope import Spec
@@ -28,13 +36,28 @@ OVERRIDES = "overrides"
 """The field for options of the model preset: `--set NAME=VALUE`."""
 
 BY_SET = ("seed", "dtype", "kernels", "train_timeout_s")
-"""Fields of a specification that `--set` sets too, instead of an option each."""
+"""Fields of a specification that are set like those of the model preset, by `--set` or by their name."""
+
+ON_OFF: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((*SWITCHES, "kernels"), ("true", "false")),
+    "mixed_precision": ("true", "false", *CHOICES["mixed_precision"]),
+}
+"""Names whose option needs no value: `--NAME` is true, `--no-NAME` false. Its words are its value if they follow."""
+
+COMMONEST = (
+    "--epochs", "--batch-size", "--lr", "--hidden-dim", "--n-layers", "--dropout", "--context",
+    "--no-mixed-precision",
+)  # fmt: skip
+"""Options of models that the help names."""
+
+ALSO = {"architectures": "--arch", "wandb": "--use-wandb"}
+"""Fields of a specification with a second option."""
 
 _PANELS = {
     "Which data": (
         "coins", "timeframes", "market", "source", "columns", "decimal", "rewrite", "since", "as_of", "tail", "offline",
     ),
-    "Which models": ("architectures", "preset", "seeds", "serving", "overrides", "max_epochs", "baselines"),
+    "Which models": ("architectures", "preset", "seeds", "serving", "overrides", "baselines"),
     "Periods": ("folds", "check_lookahead"),
     "Search": ("trials", "budget", "search"),
     "How it trains": ("device", "profile", "engine"),
@@ -91,10 +114,7 @@ def cli_options(
                 if name in values:
                     values[field] = values.pop(name)
             if OVERRIDES in fields:
-                settings = [*values.pop(OVERRIDES, ())]
-                if "max_epochs" in values:
-                    settings.append(f"epochs={values.pop('max_epochs')}")
-                overrides = _settings(settings)
+                overrides = _settings(values)
                 values |= {name: overrides.pop(name) for name in by_set if name in overrides}
                 values[OVERRIDES] = overrides
             # Importing the architectures takes a second.
@@ -109,36 +129,90 @@ def cli_options(
     return decorate
 
 
+class Command(TyperCommand):
+    """A command whose options may include those of a model, by their names."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Give the options of `ON_OFF` that stand without a value the value true, then let Typer parse all."""
+        options = {text: param for param in self.params for text in (*param.opts, *param.secondary_opts)}
+        words = {f"--{_dashed(name)}": values for name, values in ON_OFF.items()}
+        left, parsed = deque(args), []
+        while left:
+            word = left.popleft()
+            parsed.append(word)
+            if word == "--":  # what follows are arguments
+                break
+            option = options.get(word)  # none for a word with `=`, and for what Typer will refuse
+            if option is None or getattr(option, "is_flag", False) or getattr(option, "count", False):
+                continue
+            # Compared without case: `AUTO` is refused as a value instead of becoming the coin of that name.
+            if word in words and not (left and left[0].casefold() in words[word]):
+                parsed[-1] = f"{word}=true"
+            elif left:  # its value, whatever it looks like
+                parsed.append(left.popleft())
+        return super().parse_args(ctx, [*parsed, *left])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Complete also the options that the help leaves out, once a letter of them is typed."""
+        if len(incomplete) > len("--"):
+            for param in self.params:
+                if isinstance(param, TyperOption):
+                    param.hidden = False
+        return super().shell_complete(ctx, incomplete)
+
+
+_REAL = re.compile(r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?")
+"""Real numbers, also those that JSON does not know: `.1`, `5.`, `+0.5`."""
+
+
 def parse_value(text: str) -> Any:
-    """Return the JSON value of a text, or the text itself if it is not JSON: `5`, `0.1`, `false`, `quantile`."""
+    """Return the JSON value of a text, or the text itself if it is not JSON: `5`, `.1`, `false`, `quantile`."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):  # also for thousands of digits or brackets
-        return text
+        return float(text) if _REAL.fullmatch(text) else text
 
 
-def _settings(given: Collection[str]) -> dict[str, Any]:
-    """Return the options of the model preset by their names; `max_epochs` and other aliases give the field's name."""
-    from cpbmodels.arch.options import ALIASES
+def _settings(values: dict[str, Any]) -> dict[str, Any]:
+    """Take the settings of a model out of the command line's values; return them by the field, aliases resolved.
 
+    Raises:
+        UsageError: a setting is not NAME=VALUE, or is given twice.
+    """
     settings: dict[str, Any] = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        field = name.strip().replace("-", "_")
-        field = ALIASES.get(field, field)
-        problem = ""
-        if not field or "=" not in text:
-            problem = f"--set {text!r} is not NAME=VALUE, as in --set epochs=5"
+    before: dict[str, str] = {}
+    for typed, name, value in _typed(values):
+        field = ALIASES.get(name, name)
         if field in settings:
-            problem = f"--set {field} is given twice; leave one out"
-        if problem:
-            raise UsageError(problem, code="overrides", field=OVERRIDES)
-        settings[field] = parse_value(value)
+            both = (before[field], typed)
+            by_set = all(text.startswith("--set ") for text in both)
+            what = (
+                f"--set {field} is given twice" if by_set else f"{field} is given twice: {' and '.join(both)}"
+            )
+            raise UsageError(f"{what}; leave one out", code="overrides", field=OVERRIDES)
+        settings[field], before[field] = value, typed
     return settings
 
 
+def _typed(values: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """Take each setting out of the values: as it was typed, its name and its value."""
+    for text in values.pop(OVERRIDES, None) or ():
+        name, is_setting, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if not name or not is_setting:
+            raise UsageError(
+                f"--set {text!r} is not NAME=VALUE, as in --set epochs=5", code="overrides", field=OVERRIDES
+            )
+        yield f"--set {text}", name, parse_value(value)
+    for name in (*Preset.__dataclass_fields__, *ALIASES, *BY_SET):
+        for value in values.pop(_SET + name, None) or ():
+            yield f"--{_dashed(name)} {value}", name, parse_value(value)
+        for _ in range(values.pop(_UNSET + name, 0)):
+            yield f"--no-{_dashed(name)}", name, False
+
+
 def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
-    names = [f"--{_dashed(name)}", *(["--arch"] if name == "architectures" else [])]
+    names = [f"--{_dashed(name)}", *([ALSO[name]] if name in ALSO else [])]
     kinds = {field.annotation, *get_args(field.annotation)}
     option = typer.Option(
         *names,
@@ -157,17 +231,25 @@ def _argument(name: str) -> inspect.Parameter:
     return _keyword(name, Annotated[str | None, argument], None)
 
 
+_SET, _UNSET = "set_", "unset_"
+"""Before the name of a model's option: the parameter with its values, and the one that counts `--no-NAME`."""
+
+
 def _model_parameters(by_set: Collection[str]) -> list[inspect.Parameter]:
-    about = f"a field of the model preset, as in epochs=5, or {', '.join(by_set)}; may be repeated"
-    panel = _PANEL_OF[OVERRIDES]
-    setting = typer.Option("--set", metavar="NAME=VALUE", help=about, rich_help_panel=panel)
-    epochs = typer.Option(
-        "--max-epochs", metavar="<int>", help="the same as --set epochs=", rich_help_panel=panel
+    about = (
+        f"a field of the model preset, as in epochs=5, or {', '.join(by_set)}; may be repeated. Each is an option, "
+        f"too: {', '.join(COMMONEST)}; `cpb presets NAME` lists all"
     )
-    return [
-        _keyword(OVERRIDES, Annotated[list[str] | None, setting], None),
-        _keyword("max_epochs", Annotated[str | None, epochs], None),
-    ]
+    setting = typer.Option("--set", metavar="NAME=VALUE", help=about, rich_help_panel=_PANEL_OF[OVERRIDES])
+    parameters = [_keyword(OVERRIDES, Annotated[list[str] | None, setting], None)]
+    for name in (*Preset.__dataclass_fields__, *ALIASES, *by_set):
+        same = f"the same as --set {ALIASES.get(name, name)}="
+        option = typer.Option(f"--{_dashed(name)}", help=same, hidden=True)
+        parameters.append(_keyword(_SET + name, Annotated[list[str] | None, option], None))
+        if name in ON_OFF:
+            negation = typer.Option(f"--no-{_dashed(name)}", count=True, help=f"{same}false", hidden=True)
+            parameters.append(_keyword(_UNSET + name, Annotated[int, negation], 0))
+    return parameters
 
 
 def _dashed(name: str) -> str:

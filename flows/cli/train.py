@@ -6,18 +6,10 @@ import typer
 
 from flows.cli.models import print_board
 from flows.cli.options import Json, cli_options
+from flows.cli.presets import listed, print_presets
 from flows.console import Column, echo, emit, finding, interval, print_table, quiet_libraries, shown_progress
-from schemas.errors import UsageError, p_value
-from schemas.run import (
-    PRESET_ABOUT,
-    PRESET_ARCHITECTURES,
-    SUFFIX,
-    BacktestSpec,
-    RunSpec,
-    TrainSpec,
-    own_presets_folder,
-    read_preset,
-)
+from schemas.errors import p_value
+from schemas.run import BacktestSpec, RunSpec, TrainSpec
 from schemas.tuning import TuneSpec
 from tasks.storage.files import public_url
 
@@ -38,24 +30,10 @@ def demo(json: Json = False) -> None:
     raise typer.Exit(result["exit"])
 
 
-def print_presets(wanted: bool) -> None:
-    """Print the presets, built in and in HOME/presets: what each trains, and what it is for or why it is refused."""
-    if not wanted:
-        return
-    rows = []
-    for name in (*PRESET_ARCHITECTURES, *map(str, sorted(own_presets_folder().glob(f"*{SUFFIX}")))):
-        try:
-            trains = ", ".join(RunSpec(preset=name).names)
-            about = PRESET_ABOUT.get(name) or read_preset(name).about
-            rows.append({"name": name, "trains": trains, "about": about})
-        except UsageError as error:
-            rows.append({"name": name, "about": str(error)})
-    columns = (
-        Column("trains", "trains", stays=True, folds=True),
-        Column("what for", "about", stays=True, folds=True),
-    )
-    print_table("", (Column("preset", "name", stays=True), *columns), rows)
-    raise typer.Exit
+def _list_presets(wanted: bool) -> None:
+    if wanted:
+        print_presets(listed())
+        raise typer.Exit
 
 
 @cli_options(RunSpec)
@@ -63,7 +41,7 @@ def train_all(
     spec: RunSpec,
     presets: Annotated[  # noqa: ARG001 - its callback reads it
         bool,
-        typer.Option("--presets", callback=print_presets, is_eager=True, help="list the presets and exit"),
+        typer.Option("--presets", callback=_list_presets, is_eager=True, help="list the presets and exit"),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -95,7 +73,7 @@ def train(
 ) -> None:
     """Train and judge a single model.
 
-    Example: cpb train BTCUSDT 1h --arch lstm --source sim --max-epochs 5
+    Example: cpb train BTCUSDT 1h --arch lstm --source sim --epochs 5
     """
     quiet_libraries()
     try:

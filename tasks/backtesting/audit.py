@@ -17,8 +17,8 @@ import polars as pl
 import torch
 
 import cpbmodels
-from cpbmodels.data import HORIZON
-from cpbmodels.data.columns import RETURNS, candle_columns, feature_frame
+from cpbmodels.data import HORIZON, RETURNS
+from cpbmodels.data.columns import candle_columns, feature_frame
 from cpbmodels.data.series import Series
 from cpbmodels.data.touch import SIDES, Touch
 from cpbmodels.data.wide import WIDE_COLUMNS

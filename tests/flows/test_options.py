@@ -8,7 +8,7 @@ from test_parameters import BACKTEST, CASES
 from typer.testing import CliRunner
 
 from flows.cli.app import _app
-from flows.cli.options import BY_SET, cli_options, parse_value
+from flows.cli.options import BY_SET, Command, cli_options, parse_value
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, BoardSpec, RunSpec, TrainSpec
 from schemas.scope import ForecastSpec, ScopeSpec
@@ -18,7 +18,7 @@ def command_of(spec, **options):
     """Return what calls a command of `spec` with words, and gives the spec that arrives."""
     seen = []
     app = typer.Typer()
-    app.command()(cli_options(spec, **options)(lambda spec: seen.append(spec)))
+    app.command(cls=Command)(cli_options(spec, **options)(lambda spec: seen.append(spec)))
 
     def call(*words):
         done = CliRunner().invoke(app, list(words))
@@ -93,6 +93,13 @@ def test_help_says_what_the_specification_says():
         ("5", 5),
         ("0.1", 0.1),
         ("true", True),
+        (".1", 0.1),
+        ("-.5", -0.5),
+        ("5.", 5.0),
+        ("+1.5e-3", 0.0015),
+        (".", "."),
+        ("1.2.3", "1.2.3"),
+        ("٣.٤", "٣.٤"),
         ("[1, 2]", [1, 2]),
         ("quantile", "quantile"),
         ("", ""),

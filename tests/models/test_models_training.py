@@ -14,7 +14,7 @@ from candles import LEARNT, series_for, walk
 
 from cpbmodels import ensemble, load, predict, preset, train_fleet, why_not
 from cpbmodels.arch.heads import Point
-from cpbmodels.data.columns import RETURNS
+from cpbmodels.data import RETURNS
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank
 from cpbmodels.fleet.fleet import Fleet
