@@ -38,7 +38,7 @@ FIELDS = {
     "preset": "preset of the model; after a +, a digest of the changed options",
     "recipe": "architecture, preset, and a digest of all options that differ from their defaults",
     "seed": "seed of the model; with it, two trainings of one recipe on one series are told apart",
-    "version": "registered model and version, as in cpb-BTCUSDT-1h/3; null if it never became champion",
+    "version": "registered model and version when the file was written, as in cpb-BTCUSDT-1h/3; null without one",
     "run_id": "its run in MLflow",
     "verdict": "the comparison with the random walk on the test span, in words",
     "crps_ratio": "CRPS / random walk's, on the test span; below 1 is better; null of a classifier",
@@ -103,7 +103,7 @@ def write_results(
     """
     path = results_path(home, market)
     judged = [judgement for fleet in fleets for judgement in fleet.judgements]
-    versions = {version.run_id: full_name(version) for version in all_versions(store)} if judged else {}
+    versions = {(version.run_id, version.name): full_name(version) for version in all_versions(store)}
     with locked(path.with_suffix(".lock")):
         try:
             rows = _read(path)
@@ -116,9 +116,11 @@ def write_results(
                 field=str(path),
             ) from error
         rows += [
-            _row(j.model.series, j.folder / "model", j.metrics, j.verdict, versions.get(j.run_id), j.run_id)
-            for j in judged
+            _row(j.model.series, j.folder / "model", j.metrics, j.verdict, None, j.run_id) for j in judged
         ]
+        for row in rows:
+            name = SeriesId(row["market"], row["symbol"], row["timeframe"]).registered
+            row["version"] = versions.get((row["run_id"], name), row["version"])
         rows = list({tuple(row[name] for name in _KEY): row for row in rows}.values())
         write_bytes(path, _content(market, rows))
     return path, len(rows)

@@ -141,6 +141,19 @@ def test_runs_one_after_another_leave_the_models_of_all_and_a_model_once(tmp_pat
     assert number == 3
 
 
+def test_a_model_that_was_made_champion_since_has_its_version(tmp_path, monkeypatch):
+    """As by a gate or by hand; a model that a person registered under another name is no version of ours."""
+    write_results(tmp_path, "spot", None, [judged(tmp_path / "a", run_id="late", seed=1)])
+    versions = [("cpb-BTCUSDT-1h", 4, "late"), ("mine", 1, "late"), ("cpb-ETHUSDT-1h", 2, "run")]
+    monkeypatch.setattr(
+        results,
+        "all_versions",
+        lambda _: [SimpleNamespace(name=n, version=v, run_id=r) for n, v, r in versions],
+    )
+    path, _ = write_results(tmp_path, "spot", None, [judged(tmp_path / "b")])
+    assert [(row["seed"], row["version"]) for row in rows(path)] == [(1, "cpb-BTCUSDT-1h/4"), (7, None)]
+
+
 @given(
     st.lists(
         st.tuples(
