@@ -47,6 +47,7 @@ from tasks.signals.splits import FROZEN, STILL
 from tasks.steps import Engine, Plan, failed_shard, forecast, opened_engine, plan, promote, publish, train
 from tasks.storage.files import public_url
 from tasks.storage.records import value_digest
+from tasks.tracking.archive import Keeper
 from tasks.tracking.prune import prune
 from tasks.tracking.results import write_results
 from tasks.tracking.runs import OpenRun, check_place, finish, kill, log_metrics, start_parent
@@ -89,14 +90,17 @@ class Training:
 def run_train_all(spec: RunSpec, steps: Runner, report: Report = echo) -> Summary:
     """Run the complete job and return its summary; errors as in `run_training`."""
     with tell_outcome("train-all") as outcome:
+        keeper = Keeper(report)
         if spec.repo:
             hub_client()  # early: the token is needed hours later
         check_replaceable(tree_of(spec.scope.home, "hub", spec.market))
         spec = with_listed_pairs(spec, report)
-        training = run_training(spec, steps, report)
+        training = run_training(spec, steps, report, keeper=keeper)
         outcome.failures = training.summary.failures
         with run_of(training.summary.run_id):
-            return _deliver(spec, training, steps, report, outcome)
+            summary = _deliver(spec, training, steps, report, outcome)
+        keeper.keep()
+        return summary
 
 
 def _deliver(spec: RunSpec, training: Training, steps: Runner, report: Report, outcome: Outcome) -> Summary:
@@ -176,6 +180,7 @@ def run_training(
     *,
     resume: ResumeMode = "use",
     name: str = "train-all",
+    keeper: Keeper | None = None,
 ) -> Training:
     """Ingest, compute features, plan, train, judge and log.
 
@@ -184,10 +189,11 @@ def run_training(
             or MLflow's artifact folder cannot be used, or wandb is not installed.
     """
     check_place(open_store())
+    keeper = keeper or Keeper(report)
     if is_wanted(asked=spec.wandb):
         check_installed()
     with opened_engine(spec) as engine, Judges(engine.cores) as judges:
-        return _run(spec, steps, engine, judges, report, resume, name)
+        return _run(spec, steps, engine, judges, keeper, report, resume, name)
 
 
 def _run(
@@ -195,6 +201,7 @@ def _run(
     steps: Runner,
     engine: Engine,
     judges: Judges,
+    keeper: Keeper,
     report: Report,
     resume: ResumeMode,
     name: str,
@@ -227,7 +234,11 @@ def _run(
         began = time.time()
 
         def judge(fleet: FleetPlan, arrivals: Iterator[tuple[ShardJob, ShardResult]]) -> FleetJudgement:
-            return steps.one(evaluate, spec, summary.run_id, fleet, arrivals, root, judges, left_out)  # type: ignore[no-any-return]
+            judged: FleetJudgement = steps.one(
+                evaluate, spec, summary.run_id, fleet, arrivals, root, judges, left_out
+            )
+            keeper.keep()
+            return judged
 
         train_with = partial(train_fleets, spec, steps, engine, planned.fleets)
         results, judged = _train_and_judge(train_with, planned.fleets, judge, before, report)

@@ -1,6 +1,7 @@
 """The flow from candles to forecasts, with a trainer that runs in this process: what fails, fails alone."""
 
 import shutil
+import time
 from dataclasses import replace
 from functools import partial
 
@@ -20,6 +21,7 @@ from schemas.run import RunSpec
 from tasks.promotion import night
 from tasks.promotion.losses import registered_model
 from tasks.storage.records import read_npz, write_npz
+from tasks.tracking.archive import archives, restore
 from tasks.tracking.boards import leaderboard
 from tasks.tracking.registry import champions
 from tasks.tracking.runs import search
@@ -115,6 +117,41 @@ def test_a_whole_run_and_the_same_again(trainer, tmp_path):
     assert again.as_json() == first.as_json()
     assert len(statuses()) == 4
     assert any("trained before by the same command" in line for line in said)
+
+
+def test_a_machine_that_ends_between_two_fleets_loses_no_fleet(trainer, tmp_path, monkeypatch):
+    """`CPB_KEEP`: what was archived after the first fleet is all that the next session has."""
+    drive, left = tmp_path / "drive", tmp_path / "left"
+    drive.mkdir()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.setenv("CPB_KEEP", str(drive))
+    first = []
+
+    def between(job, folder):
+        if first and job.architecture != first[0]:
+            deadline = time.monotonic() + 120
+            while not archives(drive):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            shutil.copytree(drive, left)
+        first.append(job.architecture)
+
+    trainer.before = between
+    monkeypatch.setattr("tasks.training.local.usable_cores", lambda: 1)  # one fleet after the other
+    whole, said = run()
+    assert (
+        len([line for line in said if line.startswith(f"kept: {drive}/cpb-")]) == 3
+    )  # each fleet, and the end
+
+    shutil.rmtree(tmp_path / "data")  # and the machine with it
+    restore(tmp_path / "data", left)
+    trained = []
+    trainer.before = lambda job, folder: trained.append(job.architecture)
+    again, said = run(offline=True)
+    assert trained == [name for name in ("linear", "robust-har") if name != first[0]]
+    assert any(line.startswith(f"trained {first[0]}: ") and "trained before" in line for line in said)
+    assert (again.members, again.champions, again.forecast_rows) == (4, 2, 20)
+    assert again.failures == whole.failures == []
 
 
 def test_a_fleet_that_memory_halved_is_a_warning_of_the_summary_and_of_the_run(trainer, monkeypatch):
