@@ -24,6 +24,7 @@ from tasks.promotion import by_backtest
 from tasks.promotion.by_backtest import Contest
 from tasks.running.parallel import Report
 from tasks.steps import Engine, opened_engine
+from tasks.training.plan import fleet_names
 from tasks.training.shard import ShardsInUse
 
 
@@ -79,7 +80,9 @@ def _plan(
         raise CpbError(
             f"nothing to backtest ({summary.reasons}); check coins, since, as_of and source", code="no-series"
         )
-    report(f"{len(plan.folds):,} series (coins x timeframes x folds); training {', '.join(spec.names)}")
+    report(
+        f"{len(plan.folds):,} series (coins x timeframes x folds); training {', '.join(fleet_names(spec.fleets))}"
+    )
     for sentence in plan.incomplete:
         report(sentence)
     return plan

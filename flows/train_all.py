@@ -56,7 +56,6 @@ from tasks.tracking.tags import (
     AS_OF,
     COMMAND,
     FAILED,
-    LEFT_OUT,
     NEWEST,
     REASON,
     WARNINGS,
@@ -221,13 +220,11 @@ def _run(
             f"no series can be trained ({summary.reasons}); check coins, since, as_of and source",
             code="no-series",
         )
-    if planned.idle:
-        report(planned.idle)
     summary.series = len(planned.series)
     trained = {record.series for record in planned.series}  # among them series whose price level leaps
     # failed series, and therefore a failed member of every fleet
     left_out = tuple(failure for failure in summary.failures if failure.series not in trained)
-    summary.run_id = start_run(spec, planned.series, name, planned.idle or None).run_id
+    summary.run_id = start_run(spec, planned.series, planned.fleets, name).run_id
     in_use = ShardsInUse(root)
     with run_of(summary.run_id):
         before = _begun_before(root, planned.fleets, resume, report)
@@ -245,7 +242,7 @@ def _run(
         for fleet, shards in zip(planned.fleets, results, strict=True):
             summary.add([failure for shard in shards for failure in shard.failures], report)
             for sentence in fleet_warnings(shards):
-                summary.warnings.append(f"{fleet.architecture}: {sentence}")
+                summary.warnings.append(f"{fleet.name}: {sentence}")
         for judgement in judged:
             summary.add(judgement.failures, report)
         for sentence in summary.warnings:
@@ -329,9 +326,7 @@ def _train_and_judge(
             for text, times in Counter(before[job_key(shard)] for shard in fleet.shards).items()
             if text
         )
-        report(
-            f"trained {fleet.architecture}: {count(members, 'member')}{f' ({resumed})' if resumed else ''}"
-        )
+        report(f"trained {fleet.name}: {count(members, 'member')}{f' ({resumed})' if resumed else ''}")
 
     calls: list[Callable[[], Any]] = [
         train_all_shards,
@@ -356,17 +351,20 @@ def train_fleets(
         Per fleet, the result of each shard, in order. An error of a step, whatever its kind, becomes a failure of each
         member of its shard: the other shards go on.
     """
-    queue, progress = shards_of(fleets), {fleet.architecture: FleetProgress(fleet) for fleet in fleets}
+    queue = shards_of(fleets)
+    progress: dict[str, FleetProgress] = {}
+    for fleet in fleets:
+        progress |= dict.fromkeys(map(job_key, fleet.shards), FleetProgress(fleet))
     at_once = engine.plan(len(queue))
     root, timeout_s = spec.scope.root, spec.train_timeout_s
-    calls = [(shard, root, engine, timeout_s, progress[shard.architecture]) for shard in queue]
+    calls = [(shard, root, engine, timeout_s, progress[job_key(shard)]) for shard in queue]
     results: dict[str, ShardResult] = {}
 
     def taken(index: int, outcome: ShardResult | Exception) -> None:
         shard = queue[index]
         if isinstance(outcome, Exception):
             if not isinstance(outcome, CpbError | OSError):  # a fault of the program: its place is needed
-                log.warning("a shard of %s was lost", shard.architecture, exc_info=outcome)
+                log.warning("a shard of %s was lost", progress[job_key(shard)].name, exc_info=outcome)
             outcome = failed_shard(shard, outcome)
         results[job_key(shard)] = outcome
         ended(shard, outcome)
@@ -377,20 +375,20 @@ def train_fleets(
 
 
 def start_run(
-    spec: RunSpec, records: Sequence[SeriesRecord], name: str, left_out: str | None = None
+    spec: RunSpec, records: Sequence[SeriesRecord], fleets: Sequence[FleetPlan], name: str
 ) -> OpenRun:
-    """Open the run of a specification on its data: the same command on the same data continues the same run.
+    """Open the run of planned fleets: the same command on the same data continues the same run.
 
     Args:
         name: name of the command.
-        left_out: what a nightly run does not train, and why.
     """
-    key, title = _run_key(spec, records), run_name(name, spec, records)
+    presets = ", ".join(dict.fromkeys(fleet.spec.preset for fleet in fleets))
     as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
-    about = {"preset": spec.preset, "market": spec.market, AS_OF: as_of, COMMAND: name, LEFT_OUT: left_out}
+    about = {"preset": presets, "market": spec.market, AS_OF: as_of, COMMAND: name}
     tags = scope_tags(spec, records) | about
-    params = spec.model_dump(mode="json") | {"architectures": list(spec.names)}
+    params = spec.model_dump(mode="json") | {"architectures": [fleet.name for fleet in fleets]}
     params["source"] = public_url(spec.source) if spec.source else None
+    key, title = _run_key(spec, records, fleets), run_name(name, presets, spec, records)
     return start_parent(key, params, tags, title)
 
 
@@ -420,15 +418,18 @@ def mirror_to_wandb(spec: RunSpec, run_id: str, report: Report) -> None:
         report(f"cpb: {problem}")
 
 
-def _run_key(spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
+def _run_key(spec: RunSpec, records: Sequence[SeriesRecord], fleets: Sequence[FleetPlan]) -> str:
     """Return a digest of the options and the data, so that the same command on the same data is the same run."""
     # What the records of the series and the scope contain, and what changes the way of training but not its result.
     aside = {
         "coins", "timeframes", "source", "since", "as_of", "train_timeout_s", "tail", "offline", "prune", "wandb",
         "engine", "columns", "decimal",
+        # What the fleets contain: neither a preset file's name nor its place decides anything.
+        "architectures", "preset", "preset_files", "seeds", "overrides", "dtype",
     }  # fmt: skip
     options = spec.model_dump(mode="json", exclude=aside) | spec.scope.model_dump(
         mode="json", exclude={"home", "source", "offline", "reading"}
     )
     data = [(r.series.name, r.digest) for r in records]
-    return value_digest([options, data, training_code()])[:16]
+    planned = [fleet.spec.model_dump(mode="json") for fleet in fleets]
+    return value_digest([options, planned, data, training_code()])[:16]

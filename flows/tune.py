@@ -52,8 +52,8 @@ def run_tune(spec: TuneSpec, steps: Runner, report: Report) -> dict[str, Any]:
             spec.model_dump(mode="json") | {"space": space},
             {
                 KIND: STUDY,
-                "architecture": spec.names[0],
-                "preset": spec.preset,
+                "architecture": spec.fleet.architecture,
+                "preset": spec.fleet.preset,
                 "market": spec.market,
                 AS_OF: spec.as_of or NEWEST,
             },
@@ -125,11 +125,13 @@ def _folds(
 
 
 def _why_not(spec: TuneSpec, fold: FoldSeries) -> str:
-    return cpbmodels.why_not(fold.series, spec.names[0], spec.preset, **spec.overrides)
+    fleet = spec.fleet
+    return cpbmodels.why_not(fold.series, fleet.architecture, fleet.preset, **fleet.overrides)
 
 
 def _key(spec: TuneSpec, folds: Sequence[FoldSeries]) -> str:
     """Return a digest of the inputs of a trial; more trials or a different budget continue the same study."""
-    decisive = ("architectures", "preset", "dtype", "seed", "overrides", "search", "folds")
+    decisive = ("seed", "search", "folds")
     data = [(fold.id.label, fold.fold, fold.record.digest) for fold in folds]
-    return value_digest([spec.model_dump(mode="json", include=set(decisive)), data, training_code()])[:16]
+    options = spec.model_dump(mode="json", include=set(decisive))
+    return value_digest([options, spec.fleet.model_dump(mode="json"), data, training_code()])[:16]

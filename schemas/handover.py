@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from schemas.identity import ModelId, SeriesId
 from schemas.record import Record
+from schemas.run import FleetSpec
 
 Step = Literal[
     "ingest", "features", "plan", "train", "evaluate", "promote", "publish", "forecast", "score", "watch", "prune",
@@ -41,8 +42,8 @@ class Failure(Record):
 
     @property
     def subject(self) -> str:
-        """What failed, for messages: `har/BTCUSDT/1h`, `BTCUSDT 1h` or `the run`."""
-        return str(self.model or self.series or "the run")
+        """What failed, for messages: `har/BTCUSDT/1h (default)`, `BTCUSDT 1h` or `the run`."""
+        return f"{self.model} ({self.model.recipe})" if self.model else str(self.series or "the run")
 
     @property
     def line(self) -> str:
@@ -65,6 +66,7 @@ class Failure(Record):
             "symbol": series.symbol if series else None,
             "timeframe": series.timeframe if series else None,
             "architecture": self.model.architecture if self.model else None,
+            "preset": self.model.recipe if self.model else None,
             "step": self.step,
             "reason": self.reason,
             "code": self.code,
@@ -175,15 +177,28 @@ class ShardJob(Record):
     code: str
     kernels: bool = True
 
+    @property
+    def spec(self) -> FleetSpec:
+        """What makes its models."""
+        return FleetSpec(
+            architecture=self.architecture,
+            preset=self.preset,
+            overrides=self.overrides,
+            seeds=self.seeds,
+            dtype=self.dtype,
+        )
+
 
 class FleetPlan(Record):
-    """All models of an architecture, split into shards that are trained separately, on any free device.
+    """All models of an architecture and its options, split into shards that are trained separately, on any free device.
 
-    `key`: digest of the shards' keys. A fleet is a run in MLflow and a row of the leaderboard; a shard is a folder
-    on disk.
+    `key`: digest of the shards' keys. `name`: the architecture where it is the run's only fleet of it, else with the
+    label of its preset, `gru/seed-gru`. A fleet is a run in MLflow and a row of the leaderboard; a shard is a folder on
+    disk.
     """
 
     key: str
+    name: str
     architecture: str
     shards: tuple[ShardJob, ...]
 
@@ -191,6 +206,16 @@ class FleetPlan(Record):
     def members(self) -> tuple[JobMember, ...]:
         """The members of all shards, in their order."""
         return tuple(member for shard in self.shards for member in shard.members)
+
+    @property
+    def spec(self) -> FleetSpec:
+        """What makes its models; the shards differ only in their members."""
+        return self.shards[0].spec
+
+    @property
+    def label(self) -> str:
+        """The preset's label, as in the members' recipes: `smoke`, `smoke+1f0c2a3b`."""
+        return self.members[0].model.recipe
 
 
 class TrainedMember(Record):
@@ -244,6 +269,7 @@ class Judgement(Record):
     """A model's metrics on its test span and its MLflow run; the metric `validation_crps_ratio` ranks the recipes.
 
     `folder`: the trained member's on this machine, with the model's files and its scores. `features`: its series'.
+    `fleet`: what makes the model.
     """
 
     model: ModelId
@@ -252,6 +278,7 @@ class Judgement(Record):
     run_id: str
     metrics: dict[str, float]
     verdict: str
+    fleet: FleetSpec
 
 
 class FleetJudgement(Record):

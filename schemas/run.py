@@ -4,11 +4,12 @@ Each option is declared once, here or in `scope.py`: command line, flow paramete
 from these classes (`flows/cli/options.py`, `flows/runner.py`) and report the same message for an invalid value.
 
 A preset of one's own is a TOML file that changes a built-in preset (docs/tuning.md has the format).
-A `RunSpec` built with such a file holds the built-in preset with these options as overrides, so that they pass the same
-checks as options on the command line, and a flow run on another machine does not need the file.
+A `RunSpec` built with such a file holds its content, so that a flow run on another machine does not need the file. What
+the file changes passes the same checks as options on the command line: both become the overrides of a `FleetSpec`.
 """
 
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,6 +18,7 @@ from pydantic import Field, field_validator, model_validator
 from cpbmodels.files import read_regular
 from schemas.errors import UsageError
 from schemas.identity import OWN, Market, parse_coins, parse_timeframes
+from schemas.record import Record
 from schemas.scope import ScopeSpec, Spec, home
 
 PRESET_ARCHITECTURES: dict[str, tuple[str, ...]] = {
@@ -71,33 +73,18 @@ def is_file(preset: object) -> bool:
     return isinstance(preset, str) and preset.endswith(SUFFIX)
 
 
-def with_profile_sizes(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's options with what its profile changes in a `seed-…` preset; explicit overrides take precedence."""
-    from cpbmodels.arch.options import PROFILE_SIZES
-
-    is_seed = str(values.get("preset")).startswith(_SEED)
-    sizes = PROFILE_SIZES.get(str(values.get("profile"))) if is_seed else None
-    return values | {"overrides": {**sizes, **(values.get("overrides") or {})}} if sizes else values
-
-
-def with_preset_file(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a run's options with a preset file replaced by its content; explicit options take precedence.
+def with_preset_files(values: dict[str, Any]) -> dict[str, Any]:
+    """Return a run's options with the content of each preset file in `preset` that `preset_files` lacks.
 
     Raises:
-        UsageError: the file does not exist or is not a preset.
+        UsageError: a file does not exist or is not a preset.
     """
-    if not is_file(values.get("preset")):
-        return values
-    file = read_preset(values["preset"])
-    overrides = values.get("overrides") or {}
-    if not isinstance(overrides, dict):  # validation of the specification reports the wrong type
-        return values | {"preset": file.base}
-    out = values | {"preset": file.base, "overrides": file.options | overrides}
-    if values.get("architectures") is None and file.architectures:
-        out["architectures"] = ",".join(file.architectures)
-    if values.get("seeds") is None and file.seeds is not None:
-        out["seeds"] = file.seeds
-    return out
+    known = values.get("preset_files") or {}
+    if not isinstance(values.get("preset"), str) or not isinstance(known, dict):
+        return values  # validation of the specification reports the wrong type
+    wanted = [name for name in _listed(values["preset"]) if is_file(name) and name not in known]
+    read = {name: read_preset(name).model_dump(mode="json") for name in wanted}
+    return values | {"preset_files": known | read} if read else values
 
 
 _MAX_PRESET = 1 << 20  # bytes
@@ -140,6 +127,19 @@ BASELINES = ("random-walk", "robust-har")
 """Baselines that a backtest can compare the models with."""
 
 
+class FleetSpec(Record):
+    """A fleet that a run trains, before its series are known: all that makes its models, but for the candles.
+
+    `preset`: a built-in preset; `overrides`: what differs from it. `seeds`: how many copies of each model are averaged.
+    """
+
+    architecture: str
+    preset: str
+    overrides: dict[str, Any] = Field(default_factory=dict)
+    seeds: int = 1
+    dtype: str = "float32"
+
+
 class RunSpec(ScopeSpec):
     """Options of a training run, from candles to forecasts.
 
@@ -150,8 +150,14 @@ class RunSpec(ScopeSpec):
     architectures: str | None = Field(
         None, description="as in gru,har,har-universal; default: the preset's own"
     )
-    preset: str = Field("default", description=f"{', '.join(PRESET_ARCHITECTURES)}, or your own file (NAME.toml)",
-                        json_schema_extra={"enum": list(PRESET_ARCHITECTURES)})  # fmt: skip
+    preset: str = Field(
+        "default",
+        description=f"{', '.join(PRESET_ARCHITECTURES)}, or your own file (NAME.toml); several as in seed-gru,default",
+    )
+    preset_files: dict[str, PresetFile] = Field(
+        default_factory=dict,
+        description="content of the preset files that preset names, by name; read if not given",
+    )
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu or cuda")
     profile: Literal["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"] = Field(
         "auto",
@@ -167,7 +173,7 @@ class RunSpec(ScopeSpec):
     )
     serving: bool = Field(
         False,
-        description="train only the architectures that serve a coin of a timeframe; all where none does",
+        description="train what serves in each timeframe, as it was trained; preset where nothing serves",
     )
     overrides: dict[str, Any] = Field(
         default_factory=dict, description='fields of the model preset, as in {"epochs": 5}'
@@ -195,53 +201,142 @@ class RunSpec(ScopeSpec):
 
     @model_validator(mode="before")
     @classmethod
-    def _preset_file(cls, values: Any) -> Any:
-        """Replace a custom preset by its built-in base and overrides; add the profile's sizes to the overrides."""
-        return with_profile_sizes(with_preset_file(values)) if isinstance(values, dict) else values
+    def _read_preset_files(cls, values: Any) -> Any:
+        return with_preset_files(values) if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _known_models(self) -> Self:
-        if self.preset not in PRESET_ARCHITECTURES:
-            raise UsageError(f"preset {self.preset!r} is unknown: choose from {', '.join(PRESET_ARCHITECTURES)}, "
-                             "or give a file that ends in .toml",
-                             code="preset")  # fmt: skip
-        import cpbmodels  # for its registry of architectures; takes a second if torch is not imported yet
-
-        available = cpbmodels.architectures()
-        unknown = [name for name in self.names if base_of(name) not in available]
-        if unknown or not self.names:
-            raise UsageError(
-                f"architectures {self.architectures!r}: unknown {', '.join(unknown) or '(empty)'}; choose from "
-                f"{', '.join(available)} (add {UNIVERSAL_SUFFIX} for one model of all coins)",
-                code="architectures",
-            )  # fmt: skip
-        ignored: list[list[str]] = []
-        for name in self.names:
-            try:
-                options = cpbmodels.preset(self.preset, base_of(name), **self.overrides)
-            except cpbmodels.ModelError as error:
-                raise UsageError(
-                    str(error), code="preset", field="overrides" if self.overrides else "preset"
-                ) from None
-            ignored.append(cpbmodels.without_effect(options, base_of(name), self.overrides))
-        if all(ignored):  # an option has an effect if any of the architectures reads it
-            raise UsageError(ignored[0][0], code="without-effect", field="overrides")
+        _ = self.fleets
         return self
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The architectures to train, without duplicates."""
-        if self.architectures is None:
-            return PRESET_ARCHITECTURES[self.preset]
-        return _listed(self.architectures)
+    def presets(self) -> tuple[str, ...]:
+        """The names in `preset`, without duplicates."""
+        return _listed(self.preset)
 
-    def copies(self, architecture: str) -> int:
+    @property
+    def fleets(self) -> tuple[FleetSpec, ...]:
+        """The fleets to train, without duplicates: of each preset its architectures, or of several what they have of
+        `architectures`.
+
+        `overrides` go to each preset of which an architecture reads them.
+
+        Raises:
+            UsageError: a preset or an architecture is unknown, an option is invalid, or none of the fleets reads it.
+        """
+        parts = [self._part(name) for name in self.presets or (self.preset,)]
+        per_part = self._architectures(parts)
+        given: dict[str, list[str]] = {name: [] for name in self.overrides}  # why presets do not take it
+        fleets: list[FleetSpec] = []
+        for part, architectures in zip(parts, per_part, strict=True):
+            overrides, without = self._overrides(part, architectures)
+            for name, sentence in without.items():
+                given[name].append(sentence)
+            fleets += [
+                FleetSpec(
+                    architecture=architecture,
+                    preset=part.base,
+                    overrides=overrides,
+                    seeds=self._copies(part, architecture),
+                    dtype=self.dtype,
+                )
+                for architecture in architectures
+            ]
+        if nowhere := [sentences for sentences in given.values() if len(sentences) == len(parts)]:
+            raise UsageError(nowhere[0][0], code="without-effect", field="overrides")
+        return tuple(fleet for i, fleet in enumerate(fleets) if fleet not in fleets[:i])
+
+    def _part(self, preset: str) -> PresetFile:
+        """Return a preset's content: a file's, or a built-in preset without a change."""
+        part = self.preset_files.get(preset) or PresetFile(base=preset)
+        if part.base not in PRESET_ARCHITECTURES:
+            raise UsageError(
+                f"preset {part.base!r} is unknown: choose from {', '.join(PRESET_ARCHITECTURES)}, "
+                "or give a file that ends in .toml",
+                code="preset",
+            )
+        return part
+
+    def _architectures(self, parts: Collection[PresetFile]) -> list[tuple[str, ...]]:
+        """Return the architectures that each preset trains."""
+        own = [part.architectures or PRESET_ARCHITECTURES[part.base] for part in parts]
+        if self.architectures is None:
+            for names in own:
+                _check_architectures(",".join(names), names)
+            return own
+        wanted = _listed(self.architectures)
+        _check_architectures(self.architectures, wanted)
+        if len(own) == 1:
+            return [wanted]
+        chosen = [tuple(name for name in wanted if name in names) for names in own]
+        if homeless := [name for name in wanted if not any(name in names for names in own)]:
+            raise UsageError(
+                f"architectures {self.architectures!r}: none of the presets {self.preset} trains "
+                f"{', '.join(homeless)}; leave it out, or train it with one preset in a run of its own",
+                code="architectures",
+            )
+        if idle := [name for name, names in zip(self.presets, chosen, strict=True) if not names]:
+            raise UsageError(
+                f"architectures {self.architectures!r}: preset {', '.join(idle)} trains none of them; leave the preset "
+                f"out, or add one of {', '.join(own[self.presets.index(idle[0])])}",
+                code="architectures",
+            )
+        return chosen
+
+    def _overrides(
+        self, part: PresetFile, architectures: Collection[str]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the overrides of a preset's fleets, and for each option given that none of them reads, a sentence.
+
+        Explicit options take precedence over the file's, and both over the sizes that a profile sets.
+        """
+        import cpbmodels  # takes a second if torch is not imported yet
+        from cpbmodels.arch.options import ALIASES, PROFILE_SIZES
+
+        sizes = PROFILE_SIZES.get(self.profile, {}) if part.base.startswith(_SEED) else {}
+        merged: dict[str, Any] = {}
+        for changes in (sizes, part.options, self.overrides):
+            named = {ALIASES.get(name, name) for name in changes}
+            merged = {n: value for n, value in merged.items() if ALIASES.get(n, n) not in named} | dict(
+                changes
+            )
+        without: dict[str, list[str]] = {name: [] for name in merged}
+        for architecture in architectures:
+            name = base_of(architecture)
+            try:
+                options = cpbmodels.preset(part.base, name, **merged)
+            except cpbmodels.ModelError as error:
+                field = "overrides" if merged else "preset"
+                raise UsageError(str(error), code="preset", field=field) from None
+            for option, sentences in without.items():
+                sentences += cpbmodels.without_effect(options, name, [option])[:1]
+        unread = {name: s[0] for name, s in without.items() if len(s) == len(architectures)}
+        for name, sentence in unread.items():
+            if name not in self.overrides:
+                raise UsageError(sentence, code="without-effect", field="overrides")
+        return {name: value for name, value in merged.items() if name not in unread}, unread
+
+    def _copies(self, part: PresetFile, architecture: str) -> int:
         """Return how many copies of a member are averaged; 1 for a closed form, whose result has no randomness."""
         import cpbmodels
 
         if cpbmodels.architecture(base_of(architecture)).closed_form:
             return 1
-        return self.seeds or PRESET_COPIES.get(self.preset, 1)
+        return self.seeds or part.seeds or PRESET_COPIES.get(part.base, 1)
+
+
+def _check_architectures(text: str, names: Collection[str]) -> None:
+    """Raise `UsageError` if one of the names in a text is unknown, or there is none."""
+    import cpbmodels
+
+    available = cpbmodels.architectures()
+    unknown = [name for name in names if base_of(name) not in available]
+    if unknown or not names:
+        raise UsageError(
+            f"architectures {text!r}: unknown {', '.join(unknown) or '(empty)'}; choose from "
+            f"{', '.join(available)} (add {UNIVERSAL_SUFFIX} for one model of all coins)",
+            code="architectures",
+        )
 
 
 class TrainSpec(RunSpec):
@@ -250,7 +345,9 @@ class TrainSpec(RunSpec):
     architectures: str | None = Field(
         None, description="transformer, gru, lstm, linear, har, …; default: the preset file's, else har"
     )
-    preset: str = Field("auto", description="auto (the architecture's own), another preset, or NAME.toml")
+    preset: str = Field(
+        "auto", description="auto (the architecture's own), another preset, or NAME.toml; one"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -267,7 +364,13 @@ class TrainSpec(RunSpec):
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:
-        if len(self.scope.series) * len(self.names) != 1:
+        if len(self.presets) != 1:
+            raise UsageError(
+                f"preset {self.preset!r}: `cpb train` trains one preset's model; name one, or use `cpb train-all`",
+                code="one-model",
+                field="preset",
+            )
+        if len(self.scope.series) * len(self.fleets) != 1:
             raise UsageError(
                 "`cpb train` trains one model: name one coin, one timeframe and one architecture, or use "
                 "`cpb train-all`",
@@ -309,7 +412,8 @@ class BacktestSpec(RunSpec):
     def _only_what_folds_can_judge(self) -> Self:
         import cpbmodels
 
-        if classifiers := [n for n in self.names if cpbmodels.architecture(base_of(n)).classifier]:
+        names = dict.fromkeys(fleet.architecture for fleet in self.fleets)
+        if classifiers := [name for name in names if cpbmodels.architecture(base_of(name)).classifier]:
             raise UsageError(
                 f"architectures: a backtest judges forecasts of prices; leave {', '.join(classifiers)} out",
                 code="classifier", field="architectures",

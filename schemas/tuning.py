@@ -8,7 +8,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from schemas.errors import UsageError
-from schemas.run import RunSpec, is_universal
+from schemas.run import FleetSpec, RunSpec, is_universal
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -75,12 +75,17 @@ class TuneSpec(RunSpec):
     def _what_can_be_searched(self) -> Self:
         import cpbmodels
 
-        if len(self.names) != 1 or is_universal(self.names[0]):
+        if len(self.presets) != 1:
             raise UsageError(
-                f"architectures {','.join(self.names)}: name one architecture that learns a coin at a time, as in gru",
+                f"preset {self.preset!r}: `cpb tune` searches from one preset; name one", code="preset"
+            )
+        if len(self.fleets) != 1 or is_universal(self.fleets[0].architecture):
+            names = ",".join(fleet.architecture for fleet in self.fleets)
+            raise UsageError(
+                f"architectures {names}: name one architecture that learns a coin at a time, as in gru",
                 code="architectures",
             )  # fmt: skip
-        info = cpbmodels.architecture(self.names[0])
+        info = cpbmodels.architecture(self.fleet.architecture)
         if info.closed_form or info.classifier:
             what = "has a closed-form solution" if info.closed_form else "forecasts no price"
             raise UsageError(f"architectures: {info.name} {what}; choose another architecture",
@@ -93,6 +98,7 @@ class TuneSpec(RunSpec):
         """Check that training accepts both ends of every range and every choice; errors are the same as in training."""
         import cpbmodels
 
+        fleet = self.fleet
         for name, values in self.space.items():
             if name in CHANGES_LOSS:
                 raise UsageError(
@@ -101,12 +107,19 @@ class TuneSpec(RunSpec):
                 )  # fmt: skip
             for value in values.values:
                 try:
-                    options = cpbmodels.preset(self.preset, self.names[0], **self.overrides | {name: value})
+                    options = cpbmodels.preset(
+                        fleet.preset, fleet.architecture, **fleet.overrides | {name: value}
+                    )
                 except cpbmodels.ModelError as error:
                     raise UsageError(str(error), code="search") from None
-            ignored = cpbmodels.without_effect(options, self.names[0], [name])
+            ignored = cpbmodels.without_effect(options, fleet.architecture, [name])
             if ignored:
                 raise UsageError(ignored[0], code="without-effect", field="search")
+
+    @property
+    def fleet(self) -> FleetSpec:
+        """The fleet of a trial, without the options that are searched."""
+        return self.fleets[0]
 
     @property
     def space(self) -> Space:
@@ -116,15 +129,16 @@ class TuneSpec(RunSpec):
 
         if self.search:
             return dict(parse_range(text) for text in self.search.split(","))
-        fixed = {ALIASES.get(name, name) for name in self.overrides}
-        options = cpbmodels.preset(self.preset, self.names[0], **self.overrides)
+        fleet = self.fleet
+        fixed = {ALIASES.get(name, name) for name in fleet.overrides}
+        options = cpbmodels.preset(fleet.preset, fleet.architecture, **fleet.overrides)
         space = {name: values for name, values in DEFAULT_SPACE.items() if name not in fixed}
         if options.head != "student-t":  # the other heads do not shrink their location
             space.pop("location_shrink", None)
         return {
             name: values
             for name, values in space.items()
-            if not cpbmodels.without_effect(options, self.names[0], [name])
+            if not cpbmodels.without_effect(options, fleet.architecture, [name])
         }
 
     @property

@@ -37,11 +37,11 @@ from tasks.tracking.tags import (
     scope_tags,
     source_tags,
 )
-from tasks.training.plan import job_key, member_seed, preset_label
+from tasks.training.plan import job_key, member_seed
 from tasks.training.shard import member_folder, shard_folder
 
 
-@step("evaluate", run_name="evaluate {fleet.architecture}")
+@step("evaluate", run_name="evaluate {fleet.name}")
 def evaluate(
     spec: RunSpec,
     parent: str,
@@ -81,7 +81,7 @@ def _log(
 ) -> FleetJudgement:  # fmt: skip
     job = fleet.shards[0]  # the shards differ only in their members
     failures = [
-        *(_as_member(spec, job, f) for f in earlier if f.model is None and f.series),
+        *(_as_member(spec, fleet, f) for f in earlier if f.model is None and f.series),
         *(failure for result in results for failure in result.failures),
         *score.failures,
     ]
@@ -93,8 +93,14 @@ def _log(
         fleet.architecture,
         f"{parent}/{fleet.key}",
         job.model_dump(mode="json", exclude={"members"}) | {"members": [m.name for m in fleet.members]},
-        {"preset": spec.preset, "fleet_key": fleet.key, "as_of": as_of, **scope_tags(spec, records)},
-        run_name(fleet.architecture, spec, records),
+        {
+            "preset": job.preset,
+            "recipe": fleet.label,
+            "fleet_key": fleet.key,
+            "as_of": as_of,
+            **scope_tags(spec, records),
+        },
+        run_name(fleet.architecture, fleet.label, spec, records),
     )
     trained = [
         (member, member_folder(shard_folder(root, shard), member.name), shard)
@@ -118,6 +124,7 @@ def _log(
             run_id=run_id,
             metrics=score.members[member.name].metrics,
             verdict=score.members[member.name].verdict,
+            fleet=fleet.spec,
         )
         for (member, folder, _), run_id in zip(trained, ids, strict=False)
     ]
@@ -130,11 +137,11 @@ def _log(
     )
 
 
-def _as_member(spec: RunSpec, job: ShardJob, failure: Failure) -> Failure:
+def _as_member(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> Failure:
     """Return the failure of a series as a failure of the model that this fleet would have trained on it."""
     assert failure.series is not None
-    seed = member_seed(spec.seed, job.architecture, failure.series)
-    model = ModelId(job.architecture, preset_label(spec, job.architecture), failure.series, seed)
+    seed = member_seed(spec.seed, fleet.architecture, failure.series)
+    model = ModelId(fleet.architecture, fleet.label, failure.series, seed)
     return failure.model_copy(update={"model": model})
 
 

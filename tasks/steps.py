@@ -7,7 +7,7 @@ A step is thin: the implementation is in the subpackages, which do not import an
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,13 +23,12 @@ from schemas.handover import (
     FleetPlan,
     ForecastBatch,
     IngestResult,
-    JobMember,
     Publication,
     SeriesRecord,
     ShardJob,
     ShardResult,
 )
-from schemas.identity import Market, ModelId, SeriesId, check_known, coins_label, market_option
+from schemas.identity import Market, SeriesId, check_known, coins_label, market_option
 from schemas.ledger import Score, Watching
 from schemas.run import LOCAL, RAY, RunSpec
 from schemas.scope import Scope, home
@@ -40,13 +39,13 @@ from tasks.hub.publish import publish as publish_tree
 from tasks.hub.tree import package, serving
 from tasks.market.ingest import ingest as bring_up_to_date
 from tasks.market.report import FAILED_SERIES, leap_sentence
-from tasks.promotion.night import decide_night, idle_architectures
+from tasks.promotion.night import decide_night, fleets_to_train
 from tasks.running.step import Retry, step
 from tasks.signals.feature_files import load_series, write_features
 from tasks.signals.splits import shortened, split_bounds
 from tasks.storage.model_folder import PackagedModel, packaged_models
 from tasks.training.local import LocalEngine, TrainerDied
-from tasks.training.plan import job_key, member_seed, plan_fleet, preset_label
+from tasks.training.plan import fleet_names, job_key, plan_fleet, plan_member
 from tasks.training.progress import FleetProgress
 from tasks.training.ray import ADDRESS, RayEngine, connected
 
@@ -111,17 +110,15 @@ def features(scope: Scope, series: SeriesId) -> SeriesRecord | Failure:
 
 @dataclass(frozen=True)
 class Plan:
-    """The series that can be trained, a fleet per architecture, and why the other series are left out.
+    """The series that can be trained, the fleets, and why other series, or recipes that serve, are left out.
 
-    `stopped`: series no longer traded, which is not a failure. `idle`: what a run with `serving` leaves
-    out, in a sentence.
+    `stopped`: series no longer traded, which is not a failure.
     """
 
     series: tuple[SeriesRecord, ...]
     fleets: tuple[FleetPlan, ...]
     failures: tuple[Failure, ...]
     stopped: tuple[SeriesRecord, ...]
-    idle: str
 
 
 @step("plan")
@@ -148,31 +145,21 @@ def plan(spec: RunSpec, records: Sequence[SeriesRecord], gpus: bool = False) -> 
             usable.append(record)
         except (MemberError, DamagedError) as error:
             failures.append(Failure.of(record.series, "plan", error))
-    idle = idle_architectures(spec, [r.series for r in usable])
-    fleets = []
-    for name in spec.names:
-        label = preset_label(spec, name)
+    to_train, unknown = fleets_to_train(spec, [r.series for r in usable])
+    failures += unknown
+    wanted = {fleet.model_dump_json(): fleet for fleets in to_train.values() for fleet in fleets}
+    planned = []
+    for fleet, name in zip(wanted.values(), fleet_names([*wanted.values()]), strict=True):
         members = [
-            JobMember(
-                model=ModelId(name, label, r.series, member_seed(spec.seed, name, r.series)),
-                features=r,
-                bounds=bounds[r.series.timeframe],
-            )
-            for r in usable
-            if name not in idle.get(r.series.timeframe, ())
+            plan_member(spec, fleet, record, bounds[record.series.timeframe])
+            for record in usable
+            if fleet in to_train[record.series.timeframe]
         ]
-        if members:
-            fleets.append(plan_fleet(spec, name, members, gpu=gpus))
-    return Plan(tuple(usable), tuple(fleets), tuple(failures), tuple(stopped), idle_sentence(idle))
+        planned.append(plan_fleet(spec, fleet, members, name=name, gpu=gpus))
+    return Plan(tuple(usable), tuple(planned), tuple(failures), tuple(stopped))
 
 
-def idle_sentence(idle: Mapping[str, Sequence[str]]) -> str:
-    """Return a sentence on the architectures that are not trained, by timeframe; "" without any."""
-    left = "; ".join(f"{', '.join(names)} at {timeframe}" for timeframe, names in idle.items())
-    return f"not trained, as they serve no coin there: {left}" if left else ""
-
-
-@step("train", run_name="train {job.architecture}", workers=64)
+@step("train", run_name="train {progress.name}", workers=64)
 def train(
     job: ShardJob, root: Path, engine: Engine, timeout_s: float, progress: FleetProgress
 ) -> ShardResult:

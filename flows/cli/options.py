@@ -35,6 +35,9 @@ S = TypeVar("S", bound=Spec)
 OVERRIDES = "overrides"
 """The field for options of the model preset: `--set NAME=VALUE`."""
 
+FILES = "preset_files"
+"""The field for what the preset files contain, which `--preset` names."""
+
 BY_SET = ("seed", "dtype", "kernels", "train_timeout_s")
 """Fields of a specification that are set like those of the model preset, by `--set` or by their name."""
 
@@ -85,6 +88,7 @@ def cli_options(
     Args:
         only, without: fields to show, or to leave at their defaults.
     """
+    without = {*without, FILES}
     fields = {n: f for n, f in spec.model_fields.items() if n not in without and (not only or n in only)}
     by_set = [n for n in BY_SET if n in fields]
     arguments = {name: field for name, (field, _) in _POSITIONAL.items() if field in fields}

@@ -65,7 +65,10 @@ def listed() -> list[dict[str, Any]]:
     for name in (*PRESET_ARCHITECTURES, *map(str, sorted(own_presets_folder().glob(f"*{SUFFIX}")))):
         one: dict[str, Any] = {"name": name, "trains": [], "about": "", "problem": None}
         try:
-            one |= {"trains": [*RunSpec(preset=name).names], "about": _about(name)}
+            one |= {
+                "trains": [fleet.architecture for fleet in RunSpec(preset=name).fleets],
+                "about": _about(name),
+            }
         except UsageError as error:
             one["problem"] = str(error)
         found.append(one)
@@ -100,19 +103,23 @@ def explained(name: str, given: dict[str, str]) -> dict[str, Any]:
     from cpbmodels.arch.options import ALIASES
 
     spec = RunSpec(preset=name, **given)
+    if len(spec.presets) != 1:
+        raise UsageError(f"preset {name!r}: name one", code="preset", field="name")
     built_in = cpbmodels.Preset().as_dict()
     profile = None if spec.profile == "auto" else spec.profile
     presets = {
-        architecture: cpbmodels.preset(spec.preset, base_of(architecture), profile, **spec.overrides)
-        for architecture in spec.names
+        fleet.architecture: cpbmodels.preset(
+            fleet.preset, base_of(fleet.architecture), profile, **fleet.overrides
+        )
+        for fleet in spec.fleets
     }
     resolved = {architecture: preset.as_dict() for architecture, preset in presets.items()}
     return {
         "name": name,
         "about": _about(name),
-        "base": spec.preset if is_file(name) else None,
+        "base": spec.fleets[0].preset if is_file(name) else None,
         "profile": profile,
-        "copies": {architecture: spec.copies(architecture) for architecture in spec.names},
+        "copies": {fleet.architecture: fleet.seeds for fleet in spec.fleets},
         "resolved": resolved,
         "without_effect": {
             architecture: [

@@ -29,7 +29,7 @@ from flows.ops.logs import keep_bounded, rotate
 from flows.ops.ports import TAKEN, bind_shared, hold
 from flows.ops.serve import serve
 from schemas.errors import CpbError, UsageError
-from schemas.run import RunSpec, with_preset_file
+from schemas.run import RunSpec, with_preset_files
 from schemas.scope import ForecastSpec, ScopeSpec, default_folder
 from tasks.storage.locks import locked
 from tasks.tracking.home_store import home_store, named_uri, new_store_uri
@@ -367,8 +367,8 @@ def run(name: str, parameters: Sequence[str] = (), *, watch: bool = False) -> "F
             raise UsageError(f"--param {text!r} is not NAME=VALUE", code="parameter", field="param")
         values[key] = parse_value(value)
     if spec := _SPECS.get(full.partition("/")[0]):
+        values = with_preset_files(values)  # the worker does not need the files
         spec(**values)  # the same validation as on the command line, before a run exists
-        values = with_preset_file(values)  # the worker does not need the file
     from flows.runner import client_of_settings, server_in_use
 
     port = last_port()

@@ -27,7 +27,7 @@ from cpbmodels.fleet.results import with_touch
 from schemas.errors import count
 from schemas.handover import Failure, SplitBounds
 from schemas.identity import SeriesId
-from schemas.run import BacktestSpec, base_of
+from schemas.run import BacktestSpec, FleetSpec, base_of
 from tasks.backtesting.folds import FoldSeries, plan_folds
 from tasks.backtesting.judge import BASELINES
 from tasks.judging.member import judge_member
@@ -35,6 +35,7 @@ from tasks.judging.scores import Array, Fit, Rows, ewma_walk, reference
 from tasks.market.klines import read_klines
 from tasks.running.parallel import report_progress
 from tasks.signals.feature_files import series_of
+from tasks.training.plan import fleet_names
 from tasks.training.trainer import train_members
 
 log = logging.getLogger("cpb")
@@ -272,7 +273,8 @@ def _guarded(
 
 def _can_be_trained(spec: BacktestSpec, fold: FoldSeries) -> bool:
     return not any(
-        cpbmodels.why_not(fold.series, base_of(name), spec.preset, **spec.overrides) for name in spec.names
+        cpbmodels.why_not(fold.series, base_of(fleet.architecture), fleet.preset, **fleet.overrides)
+        for fleet in spec.fleets
     )
 
 
@@ -289,7 +291,8 @@ def _check_columns(fold: FoldSeries, result: Audit, klines: pl.DataFrame) -> Non
 
 def _check_models(spec: BacktestSpec, fold: FoldSeries, result: Audit, klines: pl.DataFrame) -> None:
     """Check training, baselines and forecasts of every model on a series, and train on shuffled inputs."""
-    trained = {name: _train(spec, name, fold, fold.series) for name in spec.names}
+    fleets = dict(zip(fleet_names(spec.fleets), spec.fleets, strict=True))
+    trained = {name: _train(spec, fleet, fold, fold.series) for name, fleet in fleets.items()}
     fits = {"reference": ewma_walk, **{name: BASELINES[name] for name in spec.baseline_names}}
     exact = {f"training of {name}": training_inputs(member) for name, member in trained.items()}
     exact |= {f"baseline {name}": baseline(fit) for name, fit in fits.items()}
@@ -301,7 +304,7 @@ def _check_models(spec: BacktestSpec, fold: FoldSeries, result: Audit, klines: p
         models = chain(fold.id, fold.bounds, readings)
         leaks = check_lookahead(models, klines, first, 4, FORECAST_TOLERANCE)
     _add_leaks(result, fold, leaks)
-    result.trials += [_trial(spec, name, fold, member) for name, member in trained.items()]
+    result.trials += [_trial(spec, name, fleets[name], fold, member) for name, member in trained.items()]
 
 
 def _add_leaks(result: Audit, fold: FoldSeries, leaks: Mapping[str, str]) -> None:
@@ -315,30 +318,32 @@ def first_cut(series: Series) -> int:
     return start + min(200, (len(series) - start) // 3)
 
 
-def _train(spec: BacktestSpec, architecture: str, fold: FoldSeries, series: Series) -> cpbmodels.Member:
+def _train(spec: BacktestSpec, fleet: FleetSpec, fold: FoldSeries, series: Series) -> cpbmodels.Member:
     """Train in this process, because a shuffled series is not stored in a file."""
-    (job,) = plan_folds(spec, architecture, [fold]).shards
+    (job,) = plan_folds(spec, fleet, [fold]).shards
     profile = None if spec.profile == "auto" else spec.profile
     (member,) = train_members(
-        job, [(job.members[0], series)], device=spec.device, profile=profile, dtype=spec.dtype
+        job, [(job.members[0], series)], device=spec.device, profile=profile, dtype=fleet.dtype
     )
     return member
 
 
-def _trial(spec: BacktestSpec, architecture: str, fold: FoldSeries, trained: cpbmodels.Member) -> str:
+def _trial(
+    spec: BacktestSpec, name: str, fleet: FleetSpec, fold: FoldSeries, trained: cpbmodels.Member
+) -> str:
     """Return the result of training on shuffled inputs: candles if the model reads returns, otherwise features."""
     reads_returns = bool(set(trained.config["features"]) & {*RETURNS, *WIDE_COLUMNS})
     shuffle, inputs = (
         (with_shuffled_candles, "candles") if reads_returns else (with_shuffled_features, "features")
     )
-    member = _train(spec, architecture, fold, shuffle(fold.series))
+    member = _train(spec, fleet, fold, shuffle(fold.series))
     origins = fold.series.origins("test", member.context, member.horizon)
     prediction = cpbmodels.predict([member], [fold.series], [origins])[0]
     walk = reference(fold.series, fold.series.origins("train", 1, member.horizon), origins, member.horizon)
-    score = judge_member(fold.series, prediction, walk, architecture=architecture)
+    score = judge_member(fold.series, prediction, walk, architecture=name)
     ratio = score.metrics["test_crps_ratio"]
     finding = trial_finding(ratio, len(origins), score.verdict)
-    return f"{architecture} trained on shuffled {inputs}: ratio {ratio:.3f}, {finding}"
+    return f"{name} trained on shuffled {inputs}: ratio {ratio:.3f}, {finding}"
 
 
 def trial_finding(ratio: float, n: int, verdict: str) -> str:

@@ -1,8 +1,8 @@
 """Folds of a backtest: the series with the train, validation and test span of every test period.
 
-Its trained models are a fleet per architecture, whose members are series × folds. The fleet is planned here and
-trained by the same step as in `train-all` (slots, checkpoints, time limit, resume). Its forecasts are read member by
-member, so that only a single member's forecasts are in memory at a time."""
+Its trained models are a fleet per architecture and options, whose members are series × folds. The fleet is planned here
+and trained by the same step as in `train-all` (slots, checkpoints, time limit, resume). Its forecasts are read member
+by member, so that only a single member's forecasts are in memory at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,12 +13,12 @@ from cpbmodels.data.series import Prediction, Series
 from schemas.errors import CpbError, MemberError, log
 from schemas.handover import Failure, FleetPlan, JobMember, SeriesRecord, ShardResult, SplitBounds
 from schemas.identity import ModelId, SeriesId
-from schemas.run import RunSpec
+from schemas.run import FleetSpec, RunSpec
 from tasks.judging.member import stored_forecasts
 from tasks.signals.feature_files import market_key, markets, read_features, with_bounds
 from tasks.signals.splits import folds as fold_bounds
 from tasks.signals.splits import shortened
-from tasks.training.plan import member_seed, plan_fleet, preset_label
+from tasks.training.plan import plan_fleet, plan_member
 from tasks.training.shard import member_folder, shard_folder
 
 
@@ -120,29 +120,18 @@ def _incomplete(
 
 
 def plan_folds(
-    spec: RunSpec, architecture: str, folds: Sequence[FoldSeries], *, gpus: bool = False
+    spec: RunSpec, fleet: FleetSpec, folds: Sequence[FoldSeries], *, name: str = "", gpus: bool = False
 ) -> FleetPlan:
-    """Return the fleet that trains an architecture on every given series and fold."""
-    recipe = preset_label(spec, architecture)
-    members = [
-        JobMember(
-            model=ModelId(
-                architecture, recipe, fold.id, member_seed(spec.seed, architecture, fold.id, fold.fold)
-            ),
-            features=fold.record,
-            bounds=fold.bounds,
-            fold=fold.fold,
-        )
-        for fold in folds
-    ]
-    return plan_fleet(spec, architecture, members, gpu=gpus)
+    """Return the plan that trains a fleet on every given series and fold; `name`, `gpus` as in `plan_fleet`."""
+    members = [plan_member(spec, fleet, fold.record, fold.bounds, fold.fold) for fold in folds]
+    return plan_fleet(spec, fleet, members, name=name, gpu=gpus)
 
 
 class TrainedFleet:
-    """The models of an architecture, read from the folders of their fleet's shards."""
+    """The models of a fleet, read from the folders of its shards."""
 
-    def __init__(self, plan: FleetPlan, results: Sequence[ShardResult], root: Path, name: str = "") -> None:
-        self.name = name or plan.architecture
+    def __init__(self, plan: FleetPlan, results: Sequence[ShardResult], root: Path) -> None:
+        self.name = plan.name
         self._folders = {m.name: shard_folder(root, shard) for shard in plan.shards for m in shard.members}
         self._planned: dict[tuple[SeriesId, int], JobMember] = {
             (m.model.series, m.fold): m for m in plan.members

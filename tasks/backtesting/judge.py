@@ -9,7 +9,7 @@ Each pair of models is compared on their common rows, for example to see whether
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
@@ -90,9 +90,9 @@ class Baseline:
         return Prediction(origins, fitted.quantiles(fold.series, origins))
 
 
-def baselines(names: tuple[str, ...], architectures: tuple[str, ...]) -> list[Model]:
-    """Return the requested baselines, except those also trained as an architecture of the same name."""
-    return [Baseline(name, BASELINES[name]) for name in names if name not in architectures]
+def baselines(names: Collection[str], fleets: Collection[str]) -> list[Model]:
+    """Return the requested baselines, except those also trained as a fleet of the same name."""
+    return [Baseline(name, BASELINES[name]) for name in names if name not in fleets]
 
 
 TOO_SHORT = "too-short"
@@ -270,7 +270,10 @@ def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> Memb
 
 
 def as_json(result: Backtest) -> dict[str, Any]:
-    """Return `pooled[ARCHITECTURE][TIMEFRAME]`, `members["ARCHITECTURE/SYMBOL/TIMEFRAME"]` and `pairs` as JSON."""
+    """Return `pooled[MODEL][TIMEFRAME]`, `members["MODEL/SYMBOL/TIMEFRAME"]` and `pairs` as JSON.
+
+    MODEL is a baseline's or a fleet's name: `har`, or `gru/seed-gru` beside another fleet of the architecture.
+    """
     pooled: dict[str, dict[str, object]] = defaultdict(dict)
     for pool in result.pools:
         pooled[pool.architecture][pool.timeframe] = _short(pool.metrics) | {

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import polars as pl
@@ -19,7 +20,7 @@ from cpbmodels.data.series import Prediction, forecast_rows
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, count
 from schemas.frames import check_backtest_rows
 from schemas.handover import Failure, FleetPlan, SeriesRecord, ShardResult
-from schemas.run import BacktestSpec
+from schemas.run import BacktestSpec, FleetSpec
 from tasks.backtesting.audit import audit
 from tasks.backtesting.folds import FoldSeries, TrainedFleet, load_folds, plan_bounds, plan_folds
 from tasks.backtesting.judge import Backtest, Model, as_json, baselines, judge_models
@@ -28,6 +29,7 @@ from tasks.figures.page import Section, write_page
 from tasks.judging.pool import leaderboard_rows, member_rows
 from tasks.running.parallel import Report
 from tasks.storage.files import check_writable, new_folder, public_url, write_bytes, write_json
+from tasks.training.plan import fleet_names
 
 
 def write_results(
@@ -43,7 +45,7 @@ def write_results(
     """
     if spec.out is None:
         return
-    folder, title = Path(spec.out), f"cpb backtest: {', '.join(spec.names)}"
+    folder, title = Path(spec.out), f"cpb backtest: {', '.join(fleet_names(spec.fleets))}"
     write_report(folder / "report.html", title, results, notes)
     tables = {"leaderboard": leaderboard_rows(results.pools), "members": member_rows(results.members)}
     for name, rows in tables.items():
@@ -88,7 +90,8 @@ def write_rows(folder: Path, fold: FoldSeries, forecasts: Prediction, model: str
 
     The path contains the model, the market (unless it is spot), the interval, the symbol and the fold.
     """
-    path = fold.id.folder(folder, f"model={model}") / f"fold-{fold.fold}.parquet"
+    part = quote(model, safe="+")  # as readers of such folders expect it: `model=gru%2Fseed-gru`
+    path = fold.id.folder(folder, f"model={part}") / f"fold-{fold.fold}.parquet"
     buffer = io.BytesIO()
     backtest_rows(fold, forecasts, model).write_parquet(buffer, compression="zstd", compression_level=1)
     write_bytes(path, buffer.getvalue())
@@ -114,16 +117,16 @@ def write_report(path: Path, title: str, results: Backtest, notes: Sequence[str]
 
 @dataclass(frozen=True)
 class BacktestPlan:
-    """The series in their folds, a fleet per architecture, series without any fold, and notes on incomplete folds.
+    """The series in their folds, the fleets, series without any fold, and notes on incomplete folds.
 
-    `names`: of the fleets, in results.
+    `beside`: name of the fleet that is not the backtest's own, "" for none.
     """
 
     folds: tuple[FoldSeries, ...]
     fleets: tuple[FleetPlan, ...]
     failures: tuple[Failure, ...]
     incomplete: tuple[str, ...]
-    names: tuple[str, ...]
+    beside: str = ""
 
 
 def check_backtest(spec: BacktestSpec) -> None:
@@ -137,26 +140,25 @@ def plan_backtest(
     records: Sequence[SeriesRecord],
     *,
     gpus: bool = False,
-    beside: tuple[str, BacktestSpec] | None = None,
+    beside: tuple[str, FleetSpec] | None = None,
 ) -> BacktestPlan:
-    """Return the folds of every series and the fleets that train the architectures on them.
+    """Return the folds of every series and the fleets that are trained on them.
 
     Args:
-        beside: name and options of a further recipe that is trained on the same folds.
+        beside: name and options of a further fleet that is trained on the same folds.
 
     Raises:
         UsageError: a timeframe's history is too short for this number of folds.
     """
     folds = load_folds(spec.scope.home, records, plan_bounds(records, spec.folds))
-    wanted = [(name, spec, name) for name in spec.names]
-    wanted += [(beside[0], beside[1], beside[1].names[0])] if beside else []
+    wanted = [*zip(fleet_names(spec.fleets), spec.fleets, strict=True), *([beside] if beside else [])]
     fleets = (
-        tuple(plan_folds(options, name, folds.loaded, gpus=gpus) for _, options, name in wanted)
+        tuple(plan_folds(spec, fleet, folds.loaded, name=name, gpus=gpus) for name, fleet in wanted)
         if folds.loaded
         else ()
     )
-    names = tuple(name for name, *_ in wanted)
-    return BacktestPlan(folds.loaded, fleets, folds.failures, folds.incomplete, names)
+    name = beside[0] if beside else ""
+    return BacktestPlan(folds.loaded, fleets, folds.failures, folds.incomplete, name)
 
 
 def finish_backtest(
@@ -181,21 +183,17 @@ def finish_backtest(
         `pooled`, `members`, `pairs`, `failures`, `folds_incomplete`, `lookahead`, `exit`.
     """
     fleets = [
-        TrainedFleet(
-            fleet,
-            shards,
-            spec.scope.root,
-            name,
-        )
-        for fleet, shards, name in zip(plan.fleets, results, plan.names, strict=True)
+        TrainedFleet(fleet, shards, spec.scope.root)
+        for fleet, shards in zip(plan.fleets, results, strict=True)
     ]
-    models: list[Model] = [*baselines(spec.baseline_names, spec.names), *fleets]
+    models: list[Model] = [*baselines(spec.baseline_names, [fleet.name for fleet in fleets]), *fleets]
+    own = {fleet.name for fleet in fleets} - {plan.beside}
     # The rows of an earlier backtest in the same folder are replaced atomically.
     with new_folder(Path(spec.out) / "forecasts") if spec.out else nullcontext() as rows:
 
         def record_fold(name: str, fold: FoldSeries, forecasts: Prediction) -> None:
             # Trained models only: baselines are fast to recompute, and rows are large.
-            if rows is not None and name in spec.names:
+            if rows is not None and name in own:
                 write_rows(rows, fold, forecasts, name)
 
         judged = judge_models(models, plan.folds, record_fold=record_fold)
@@ -223,10 +221,11 @@ def _notes(spec: BacktestSpec, results: Backtest) -> list[str]:
     """Return the sentences under the report's heading."""
     as_of = spec.scope.as_of
     until = f" as of {as_of:%Y-%m-%d %H:%M} UTC" if as_of else ""
-    folds = count(spec.folds, "fold")
-    heading = (
-        f"Preset {spec.preset}, {folds}, trained anew on all the past for each{until}; seed {spec.seed}."
+    folds, presets = (
+        count(spec.folds, "fold"),
+        f"Preset{'s' * (len(spec.presets) > 1)} {', '.join(spec.presets)}",
     )
+    heading = f"{presets}, {folds}, trained anew on all the past for each{until}; seed {spec.seed}."
     left_out = [f"Left out: {failure.subject}: {failure.reason}" for failure in results.failures]
     return [heading, *left_out, *results.incomplete]
 

@@ -104,7 +104,7 @@ def judge_fleet(
     scores: dict[str, MemberScore] = {}
     folders: dict[str, Path] = {}
     failures: list[Failure] = []
-    name, total, done = f"judge {plan.architecture}", len(plan.members), itertools.count(1)
+    name, total, done = f"judge {plan.name}", len(plan.members), itertools.count(1)
     with reporting(name, total, "members"):
         for job, result in trained:
             shard = shard_folder(root, job)

@@ -18,16 +18,17 @@ from schemas.errors import CpbError, UsageError
 from schemas.handover import BacktestEvidence, SplitBounds
 from schemas.identity import Market, Recipe, SeriesId, tree_of
 from schemas.record import Record
-from schemas.run import BacktestSpec
+from schemas.run import BacktestSpec, FleetSpec
 from tasks.backtesting.folds import FoldSeries
 from tasks.judging.gate import MIN_COVER, corrected, daily_losses, failed, min_days, paired
 from tasks.judging.member import MemberScore
 from tasks.promotion.losses import registered_model
 from tasks.promotion.moves import promotion_lock
+from tasks.promotion.remade import fleet_of
 from tasks.storage.records import find_record, value_digest, write_record
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
-from tasks.training.plan import planned_recipe
+from tasks.training.plan import fleet_names, planned_recipe
 
 CHAMPION = "champion"
 """Name of the champions' recipe in a backtest whose own options do not train it."""
@@ -68,7 +69,8 @@ class Submission(Record):
 class Switch(Record):
     """A recipe that replaces the recipe of a timeframe's champions, by a backtest.
 
-    `behind`: the symbols that still have their champion, and follow in a night that trains the recipe.
+    `behind`: the symbols that still have their champion, and follow in a night that trains the recipe. `fleet`: what
+    trains it.
     """
 
     market: Market
@@ -76,6 +78,7 @@ class Switch(Record):
     backtest: BacktestEvidence
     switched_at: datetime
     behind: tuple[str, ...]
+    fleet: FleetSpec | None = None
 
     @property
     def recipes(self) -> tuple[Recipe, Recipe]:
@@ -87,15 +90,16 @@ class Switch(Record):
 class Contest:
     """A backtest that may replace the champions' recipe of a timeframe.
 
-    `recipes`: the submitted recipes by their name in the backtest; `name`: the incumbent's. `served`: its coins.
-    `beside`: options that train the incumbent, if the backtest's own options do not.
+    `recipes`, `fleets`: the submitted recipes, and what trains them, by their name in the backtest; `name`: the
+    incumbent's. `served`: its coins. `beside`: the incumbent's fleet, if it is not among the backtest's own.
     """
 
     recipes: dict[str, Recipe]
+    fleets: dict[str, FleetSpec]
     incumbent: Recipe
     name: str
     served: tuple[SeriesId, ...]
-    beside: BacktestSpec | None
+    beside: FleetSpec | None
 
 
 def open_contest(spec: BacktestSpec) -> Contest:
@@ -103,11 +107,12 @@ def open_contest(spec: BacktestSpec) -> Contest:
 
     Raises:
         CpbError: there is no store, or no champion of the timeframe.
-        UsageError: no other recipe is trained, or this release's presets do not train the champions' recipe.
+        UsageError: no other recipe is trained, or the champions' recipe cannot be trained again.
     """
     (timeframe,) = spec.intervals
     served = champions(open_store(create=False), market=spec.scope.market)
-    recipes_served = {c.series: registered_model(c).recipe for c in served if c.series.timeframe == timeframe}
+    served = [champion for champion in served if champion.series.timeframe == timeframe]
+    recipes_served = {champion.series: registered_model(champion).recipe for champion in served}
     if not recipes_served:
         raise CpbError(
             f"no champion at {timeframe} can be replaced; train first with `cpb train-all`",
@@ -115,7 +120,8 @@ def open_contest(spec: BacktestSpec) -> Contest:
         )
     incumbent = Counter(recipes_served.values()).most_common(1)[0][0]
     coins = tuple(series for series, recipe in recipes_served.items() if recipe == incumbent)
-    planned = {name: planned_recipe(spec, name) for name in spec.names}
+    fleets = dict(zip(fleet_names(spec.fleets), spec.fleets, strict=True))
+    planned = {name: planned_recipe(fleet) for name, fleet in fleets.items()}
     submitted = {name: recipe for name, recipe in planned.items() if recipe != incumbent}
     if not submitted:
         raise UsageError(
@@ -124,16 +130,13 @@ def open_contest(spec: BacktestSpec) -> Contest:
         )  # fmt: skip
     trained_as = next((name for name, recipe in planned.items() if recipe == incumbent), None)
     if trained_as:
-        return Contest(submitted, incumbent, trained_as, coins, None)
-    own_options = {"architectures": incumbent.architecture, "preset": incumbent.preset}
-    beside = spec.model_copy(update=own_options | {"overrides": {}, "seeds": None})
-    if planned_recipe(beside, incumbent.architecture) != incumbent:
-        raise UsageError(
-            f"gate: the champions' recipe {incumbent} is not what its preset trains now; add its architecture with the "
-            "champions' options, or train new champions first",
-            code="gate",
-        )  # fmt: skip
-    return Contest(submitted, incumbent, CHAMPION, coins, beside)
+        return Contest(submitted, fleets, incumbent, trained_as, coins, None)
+    first = next(champion for champion in served if champion.series == coins[0])
+    try:
+        beside = fleet_of(first.tags)
+    except UsageError as error:
+        raise UsageError(f"gate: {error}", code="gate") from None
+    return Contest(submitted, fleets, incumbent, CHAMPION, coins, beside)
 
 
 def submit(contest: Contest, spec: BacktestSpec, folds: Sequence[FoldSeries]) -> Submission:
@@ -213,6 +216,9 @@ def decide(
         switch = Switch(
             market=market, timeframe=timeframe, backtest=winner, switched_at=datetime.now(UTC),
             behind=tuple(sorted(series.symbol for series in contest.served)),
+            fleet=next(
+                contest.fleets[name] for name, recipe in contest.recipes.items() if str(recipe) == winner.challenger
+            ),
         )  # fmt: skip
         with promotion_lock(home, market):
             save(home, switch)

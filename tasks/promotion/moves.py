@@ -34,7 +34,7 @@ from tasks.tracking.registry import (
     versions_of,
 )
 from tasks.tracking.store import Store, open_store, read_store, upsert
-from tasks.tracking.tags import REASON, RECIPE, SELECTED
+from tasks.tracking.tags import FLEET_SPEC, REASON, RECIPE, SELECTED
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -117,7 +117,7 @@ def _registered(store: Store, candidate: TrainedCandidate, tags: Mapping[str, st
     judged, model = candidate.judgement, candidate.judgement.model
     recorded = {
         "architecture": model.architecture, "recipe": model.recipe, RECIPE: str(candidate.model.recipe),
-        "verdict": judged.verdict, **tags,
+        FLEET_SPEC: judged.fleet.model_dump(mode="json"), "verdict": judged.verdict, **tags,
     }  # fmt: skip
     series = candidate.model.series
     return register(store, series, judged.run_id, metrics=judged.metrics, tags=recorded)

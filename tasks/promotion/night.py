@@ -11,15 +11,16 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-from schemas.errors import CpbError, DamagedError
-from schemas.handover import BacktestEvidence, Decision, FleetJudgement, SeriesRecord
+from schemas.errors import CpbError, DamagedError, UsageError
+from schemas.handover import BacktestEvidence, Decision, Failure, FleetJudgement, SeriesRecord
 from schemas.identity import Recipe, SeriesId
-from schemas.run import RunSpec
+from schemas.run import FleetSpec, RunSpec
 from tasks.judging import gate
 from tasks.judging.gate import GateDecision, GateModel
 from tasks.promotion.by_backtest import Switch, replaced_recipes, save
 from tasks.promotion.losses import LossTable, TrainedCandidate, registered_model, trained_candidate
 from tasks.promotion.moves import decided, promote_candidate, promotion_lock, retire
+from tasks.promotion.remade import fleet_of
 from tasks.signals.feature_files import read_features
 from tasks.tracking.registry import (
     ALIAS,
@@ -29,7 +30,6 @@ from tasks.tracking.registry import (
     versions_with_alias,
 )
 from tasks.tracking.store import NO_STORE, Store, open_store, read_store
-from tasks.training.plan import preset_label
 
 
 @dataclass
@@ -291,28 +291,54 @@ def _retired(store: Store, stopped: Sequence[SeriesRecord]) -> Iterator[Decision
         yield decision
 
 
-def idle_architectures(spec: RunSpec, series: Collection[SeriesId]) -> dict[str, tuple[str, ...]]:
-    """Return, by timeframe, the architectures that a run with `serving` does not train: their recipe serves no series.
+def fleets_to_train(
+    spec: RunSpec, series: Collection[SeriesId]
+) -> tuple[dict[str, tuple[FleetSpec, ...]], tuple[Failure, ...]]:
+    """Return, by timeframe, the fleets that a run trains on these series, and a failure for each recipe that it cannot.
 
-    Where no recipe of the run serves, all are trained; a missing store counts as empty.
+    With `serving` these are, where champions serve, the fleets that made them, as their versions record it, and those
+    of recipes that champions are about to follow after a backtest. The run's own are trained where nothing serves, and
+    in place of provisional champions. A missing store counts as empty.
     """
+    timeframes = dict.fromkeys(s.timeframe for s in series)
+    own = dict.fromkeys(timeframes, spec.fleets)
     if not spec.serving:
-        return {}
+        return own, ()
     try:
-        versions = versions_with_alias(read_store(), ALIAS)
+        serving = versions_with_alias(read_store(), ALIAS)
     except CpbError as error:
         if error.code != NO_STORE:
             raise
-        return {}
-    recipes = {name: (name, preset_label(spec, name)) for name in spec.names}
-    idle: dict[str, tuple[str, ...]] = {}
-    for timeframe in dict.fromkeys(s.timeframe for s in series):
-        made = {
-            (version.tags.get("architecture", ""), version.tags.get("recipe", ""))
-            for s, version in versions.items()
-            if s in series and s.timeframe == timeframe
-        }
-        left = tuple(name for name, recipe in recipes.items() if recipe not in made)
-        if left and len(left) < len(recipes):
-            idle[timeframe] = left
-    return idle
+        return own, ()
+    fleets: dict[str, dict[str, FleetSpec]] = {timeframe: {} for timeframe in timeframes}
+    served: set[str] = set()
+    unknown: dict[str, list[SeriesId]] = defaultdict(list)
+    for of, version in serving.items():
+        if of not in series:
+            continue
+        served.add(of.timeframe)
+        try:
+            made = fleet_of(version.tags)
+        except UsageError as error:
+            unknown[str(error)].append(of)
+        else:
+            fleets[of.timeframe][made.model_dump_json()] = made
+    home = spec.scope.home
+    for timeframe in served:
+        for switch in replaced_recipes(home, spec.scope.market, timeframe).values():
+            if switch.behind and switch.fleet:
+                fleets[timeframe][switch.fleet.model_dump_json()] = switch.fleet
+        if any(fleet.preset == gate.PROVISIONAL for fleet in fleets[timeframe].values()):
+            others = [fleet for fleet in spec.fleets if fleet.preset != gate.PROVISIONAL]
+            fleets[timeframe] |= {fleet.model_dump_json(): fleet for fleet in others}
+    failures = tuple(
+        Failure(
+            step="plan",
+            code="unknown-recipe",
+            series=of,
+            reason=reason + (f"; so it is with {len(others)} more series" if others else ""),
+        )
+        for reason, (of, *others) in unknown.items()
+    )
+    trained = {t: tuple(fleets[t].values()) if t in served else own[t] for t in timeframes}
+    return trained, failures

@@ -30,8 +30,6 @@ STUDY, TRIAL = "study", "trial"
 REASON = "reason"
 WARNINGS = "warnings"
 """Of a flow's run: warnings about its trainings, in one line."""
-LEFT_OUT = "left_out"
-"""Of a flow's run: the models that it did not train, in a sentence (`idle_sentence` in `tasks/steps.py`)."""
 MARKET, SYMBOL, TIMEFRAME = "market", "symbol", "timeframe"
 COMMAND, COINS, TIMEFRAMES, SEED = "command", "coins", "timeframes", "seed"
 """Of flows and fleets (the command: of flows; the seed: of members too): requested values, for filters and lists."""
@@ -47,6 +45,8 @@ MLFLOW_FILES = "mlflow_files"
 """JSON, on a member's run: the sha256 of each file that makes its folder an MLflow model (`model.py`)."""
 RECIPE = "cpb.recipe"
 """Of a version: architecture, preset and the digest of its options, `har/default/3f9a12c0d4e5`."""
+FLEET_SPEC = "cpb.fleet"
+"""JSON, on a version: the `FleetSpec` that made the model, so that a night can train it again."""
 SELECTED = "cpb.selected_on"
 """Of a version: the test rows on which its recipe was selected, `2025-02-06/2025-06-05`; not an independent result."""
 KEEP = "keep"
@@ -219,10 +219,15 @@ def metric_entries(values: Mapping[str, Any], step: int = 0, timestamp: int | No
     return [Metric(name, value, stamp, step) for name, value in numbers.items()]
 
 
-def run_name(what: str, spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
-    """Return the name of a flow's run (`what`: its command) or a fleet's (its architecture) on these series."""
+def run_name(what: str, preset: str, spec: RunSpec, records: Sequence[SeriesRecord]) -> str:
+    """Return the name of a flow's run or a fleet's on these series.
+
+    Args:
+        what: the flow's command, the fleet's architecture.
+        preset: the flow's presets, the fleet's preset with the digest of its changed options.
+    """
     coins = coins_label(record.series.symbol for record in records)
-    return SEPARATOR.join((what, coins, _timeframes(records), spec.preset, _data_end(spec, records)))
+    return SEPARATOR.join((what, coins, _timeframes(records), preset, _data_end(spec, records)))
 
 
 def _data_end(spec: RunSpec, records: Iterable[SeriesRecord]) -> str:

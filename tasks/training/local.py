@@ -26,7 +26,7 @@ from typing import Any
 from schemas.errors import BusyError, CpbError, UsageError, log
 from schemas.errors import count as named
 from schemas.handover import ShardJob, ShardResult
-from schemas.run import RunSpec, base_of, is_universal
+from schemas.run import RunSpec, is_universal
 from schemas.scope import home
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, WorkerProcess
@@ -358,8 +358,8 @@ class LocalEngine:
         self.gpus = bool(gpus)
         self.cores = Cores(max(1, usable_cores() - len(gpus)))
         used = spec.kernels and spec.dtype == "float32"
-        names = [base_of(name) for name in spec.names if not is_universal(name)] if used else []
-        wanted = {"names": names, "preset": spec.preset, "profile": spec.profile, "overrides": spec.overrides}
+        fleets = [fleet for fleet in spec.fleets if not is_universal(fleet.architecture)] if used else []
+        wanted = {"fleets": [fleet.model_dump() for fleet in fleets], "profile": spec.profile}
         self._env = kernel_cache(home()) | {KERNELS: json.dumps(wanted)}
         self._slots = plan_slots(spec.device, len(gpus))
         self._trainers = Trainers(self._slots, self.cores, self._env)

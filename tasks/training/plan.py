@@ -1,6 +1,7 @@
 """The shards of a fleet, specified so completely that a shard's digest identifies its result.
 
-A fleet is all models of an architecture. It is cut into shards, each trained and judged in separate processes.
+A fleet is all models of an architecture and its options. It is cut into shards, each trained and judged in separate
+processes.
 
 A shard should take long compared with starting its process (2 to 3 s: Python, torch, the columns), and short compared
 with the whole night, so that many devices share the work and losing a device loses little. Its size depends only on the
@@ -26,17 +27,16 @@ of the profile), so a shard has at least that many.
 """
 
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
 
 import cpbmodels
 from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
-from schemas.handover import FleetPlan, JobMember, ShardJob
-from schemas.identity import Recipe, SeriesId
-from schemas.run import RunSpec, base_of, is_universal
+from schemas.handover import FleetPlan, JobMember, SeriesRecord, ShardJob, SplitBounds
+from schemas.identity import ModelId, Recipe, SeriesId
+from schemas.run import PRESET_COPIES, FleetSpec, RunSpec, base_of, is_universal
 from tasks.storage.model_folder import ModelConfig, recipe_of
 from tasks.storage.records import code_digest, value_digest
 
@@ -80,39 +80,64 @@ def member_seed(seed: int, architecture: str, series: SeriesId, fold: int = 0) -
     return zlib.crc32(text.encode())
 
 
-def preset_label(spec: RunSpec, architecture: str) -> str:
+def preset_label(fleet: FleetSpec) -> str:
     """Return the preset's name, followed by a digest of the changed options if there are any: `smoke+1f0c2a3b`."""
-    changed = {"overrides": spec.overrides, "seeds": spec.copies(architecture), "dtype": spec.dtype}
-    plain = RunSpec(preset=spec.preset)
-    standard = {"overrides": {}, "seeds": plain.copies(architecture), "dtype": plain.dtype}
-    return spec.preset if changed == standard else f"{spec.preset}+{value_digest(changed)[:8]}"
+    changed = fleet.model_dump(include={"overrides", "seeds", "dtype"})
+    is_closed = cpbmodels.architecture(base_of(fleet.architecture)).closed_form
+    copies = 1 if is_closed else PRESET_COPIES.get(fleet.preset, 1)
+    standard = {"overrides": {}, "seeds": copies, "dtype": "float32"}
+    return fleet.preset if changed == standard else f"{fleet.preset}+{value_digest(changed)[:8]}"
+
+
+def fleet_names(fleets: Sequence[FleetSpec]) -> list[str]:
+    """Return what people see of each fleet of a run: its architecture, with the preset's label if it is not the only
+    fleet of that architecture, `gru/seed-gru`.
+    """
+    of_architecture = Counter(fleet.architecture for fleet in fleets)
+    return [
+        fleet.architecture
+        if of_architecture[fleet.architecture] == 1
+        else f"{fleet.architecture}/{preset_label(fleet)}"
+        for fleet in fleets
+    ]
+
+
+def plan_member(
+    spec: RunSpec, fleet: FleetSpec, record: SeriesRecord, bounds: SplitBounds, fold: int = 0
+) -> JobMember:
+    """Return the member of a fleet on a series, with the spans of a fold (0: no folds)."""
+    seed = member_seed(spec.seed, fleet.architecture, record.series, fold)
+    model = ModelId(fleet.architecture, preset_label(fleet), record.series, seed)
+    return JobMember(model=model, features=record, bounds=bounds, fold=fold)
 
 
 def plan_fleet(
-    spec: RunSpec, architecture: str, members: Sequence[JobMember], *, gpu: bool = False
+    spec: RunSpec, fleet: FleetSpec, members: Sequence[JobMember], *, name: str = "", gpu: bool = False
 ) -> FleetPlan:
-    """Return the fleet that trains `architecture` on `members`, in shards (see the module's docstring).
+    """Return the plan that trains a fleet on `members`, in shards (see the module's docstring).
 
-    `gpu`: the plan is for GPUs, on this machine or in a cluster.
+    Args:
+        name: what people see of it (`fleet_names`); default: its architecture.
+        gpu: the plan is for GPUs, on this machine or in a cluster.
     """
-    if is_universal(architecture):
+    if is_universal(fleet.architecture):
         # a model for a timeframe in a fold
         groups: dict[tuple[int, str], list[JobMember]] = defaultdict(list)
         for member in members:
             groups[member.fold, member.model.series.timeframe].append(member)
         parts = [shard for key in sorted(groups) for shard in cut(groups[key], len(groups[key]))]
     else:
-        options, copies = (
-            resolved(spec.preset, architecture, spec.profile, spec.overrides),
-            spec.copies(architecture),
-        )
-        size, wanted = MIN_MEMBERS, CPU_SHARD_S / member_seconds(options, architecture, copies)
+        options = resolved(fleet, spec.profile)
+        size, wanted = MIN_MEMBERS, CPU_SHARD_S / member_seconds(options, fleet.architecture, fleet.seeds)
         while size * 2 <= min(wanted, MAX_MEMBERS):
             size *= 2
-        parts = cut(members, max(size, -(-options.fleet_size // copies)) if gpu else size)
-    shards = tuple(plan_job(spec, architecture, part) for part in parts)
+        parts = cut(members, max(size, -(-options.fleet_size // fleet.seeds)) if gpu else size)
+    shards = tuple(plan_job(spec, fleet, part) for part in parts)
     return FleetPlan(
-        key=value_digest([job_key(shard) for shard in shards])[:16], architecture=architecture, shards=shards
+        key=value_digest([job_key(shard) for shard in shards])[:16],
+        name=name or fleet.architecture,
+        architecture=fleet.architecture,
+        shards=shards,
     )
 
 
@@ -121,16 +146,12 @@ def shards_of(fleets: Iterable[FleetPlan]) -> list[ShardJob]:
     return sorted((shard for fleet in fleets for shard in fleet.shards), key=shard_seconds, reverse=True)
 
 
-def plan_job(spec: RunSpec, architecture: str, members: Sequence[JobMember]) -> ShardJob:
-    """Return the job that trains `architecture` on `members`."""
+def plan_job(spec: RunSpec, fleet: FleetSpec, members: Sequence[JobMember]) -> ShardJob:
+    """Return the job that trains a fleet on `members`."""
     return ShardJob(
-        architecture=architecture,
-        preset=spec.preset,
-        seeds=spec.copies(architecture),
-        overrides=spec.overrides,
+        **fleet.model_dump(),
         device=spec.device,
         profile=spec.profile,
-        dtype=spec.dtype,
         kernels=spec.kernels,
         members=tuple(members),
         code=training_code(),
@@ -158,7 +179,7 @@ _USUAL_WINDOWS = 20_000
 
 def shard_seconds(job: ShardJob) -> float:
     """Return the estimated training time of a job on one core: the sort key of the shard queue."""
-    options = resolved(job.preset, job.architecture, job.profile, job.overrides)
+    options = resolved(job.spec, job.profile)
     return len(job.members) * member_seconds(options, job.architecture, job.seeds)
 
 
@@ -168,23 +189,27 @@ def memory_bytes(job: ShardJob) -> int:
     return round(TRAINER_BYTES + ROW_BYTES * sum(rows.values()))
 
 
-def resolved(preset: str, architecture: str, profile: str, overrides: dict[str, Any]) -> Preset:
-    """Return a preset with its overrides and its hardware profile, if named."""
+def resolved(fleet: FleetSpec, profile: str) -> Preset:
+    """Return a fleet's preset with its overrides and its hardware profile, if named."""
     named = None if profile == "auto" else profile
-    return cpbmodels.preset(preset, base_of(architecture), profile=named, **overrides)
+    return cpbmodels.preset(fleet.preset, base_of(fleet.architecture), profile=named, **fleet.overrides)
 
 
-def planned_recipe(spec: RunSpec, architecture: str) -> Recipe:
-    """Return the recipe of the models that a run trains, as it is read from their folders afterwards."""
-    options = resolved(spec.preset, architecture, spec.profile, spec.overrides).as_dict()
-    scope = "universal" if is_universal(architecture) else "per-series"
+def planned_recipe(fleet: FleetSpec) -> Recipe:
+    """Return the recipe of a fleet's models, as it is read from their folders afterwards.
+
+    Raises:
+        ModelError: the architecture, the preset or an option is unknown.
+    """
+    options = resolved(fleet, "auto").as_dict()  # a profile changes how a model is trained, not the model
+    scope = "universal" if is_universal(fleet.architecture) else "per-series"
     fields = {
-        "architecture": base_of(architecture),
-        "preset": spec.preset,
+        "architecture": base_of(fleet.architecture),
+        "preset": fleet.preset,
         "scope": scope,
-        "dtype": spec.dtype,
+        "dtype": fleet.dtype,
     }
-    return recipe_of(ModelConfig(**options | fields | {"seeds": [0] * spec.copies(architecture)}))
+    return recipe_of(ModelConfig(**options | fields | {"seeds": [0] * fleet.seeds}))
 
 
 def member_seconds(options: Preset, architecture: str, copies: int) -> float:

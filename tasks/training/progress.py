@@ -180,7 +180,7 @@ class FleetProgress:
     """Reports a fleet's shards as one piece of work; its methods are called from the shards' threads."""
 
     def __init__(self, plan: FleetPlan) -> None:
-        self._name, self._step = plan.architecture, f"train {plan.architecture}"
+        self.name, self._step = plan.name, f"train {plan.name}"
         self._shares = dict.fromkeys(map(job_key, plan.shards), 0.0)
         self._devices: set[str] = set()
 
@@ -199,7 +199,7 @@ class FleetProgress:
         device = state["device"]
         if device and device not in self._devices:
             self._devices.add(device)
-            report_line(f"training {self._name} on {device}")
+            report_line(f"training {self.name} on {device}")
             if len(self._shares) == 1:
                 report_line(state["data"])
         self._shares[job_key(job)] = min(state["share"], 0.999)  # until the shard has ended

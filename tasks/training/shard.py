@@ -34,7 +34,7 @@ CHECKPOINTS = "checkpoints"
 LATEST = ("latest", "models/checkpoint-latest.pt")
 """The value of `--resume` that continues from the same command's own checkpoints."""
 MAX_SHARDS_PER_KIND = 3
-"""Shards kept per kind (architecture, preset and members): the most recently used."""
+"""Shards kept per kind (what makes the models, and the members): the most recently used."""
 MAX_UNUSED_DAYS = 90
 """Days without use after which all shards of a kind are removed: the kinds change with every newly listed coin."""
 
@@ -208,7 +208,7 @@ def remove_old_shards(shards: Path) -> list[Path]:
         except (OSError, DamagedError) as error:
             log.debug("%s is not removed: its job cannot be read (%s)", folder, error)
         else:
-            kinds[job.architecture, job.preset, *members].append((used, folder, members))
+            kinds[job.spec.model_dump_json(), *members].append((used, folder, members))
     return [
         folder
         for kind in kinds.values()

@@ -157,15 +157,16 @@ def _gpu_is_lost() -> bool:
 def compile_kernels(wanted: dict[str, Any], requests: Requests) -> None:
     """Compile and check the kernels that the run will launch until the first request: candles are still being read.
 
-    wanted: names of architectures, and preset, profile and overrides of them all. A failure is only logged, and the
-    kernels for which there was no time are left to the shard that needs them.
+    wanted: the `FleetSpec` of each fleet, as a dict, and their profile. A failure is only logged, and the kernels for
+    which there was no time are left to the shard that needs them.
     """
-    for name in wanted.get("names", []):
+    for fleet in wanted.get("fleets", []):
         if requests.waiting:
             return
+        name = fleet["architecture"]
         try:
             profile = _profile(wanted["profile"], "cuda")
-            options = cpbmodels.preset(wanted["preset"], name, profile, **wanted["overrides"])
+            options = cpbmodels.preset(fleet["preset"], name, profile, **fleet["overrides"])
             if not cpbmodels.architecture(name).closed_form:
                 kernels_off(name, options, torch.device("cuda", 0))
         except Exception as error:

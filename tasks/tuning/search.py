@@ -43,11 +43,11 @@ def score_on_test(
         timeframe -> `test_crps_ratio`, its interval `_low` and `_high`, `test_p` (Diebold-Mariano against the random
         walk), `coins_below_one`, `test_n`, `verdict`.
     """
-    name = spec.names[0]
+    name, preset = spec.fleet.architecture, spec.fleet.preset
     seeds = [member_seed(spec.seed, name, coin.id) for coin in folds]
-    overrides = spec.overrides | options
+    overrides = spec.fleet.overrides | options
     series = [coin.series for coin in folds]
-    members = cpbmodels.train_fleet(series, name, spec.preset, seeds=seeds, **how, **overrides)
+    members = cpbmodels.train_fleet(series, name, preset, seeds=seeds, **how, **overrides)
     context, horizon = members[0].context, members[0].horizon
     origins = [coin.origins("test", context, horizon) for coin in series]
     forecasts = cpbmodels.predict(members, series, origins)
@@ -82,12 +82,12 @@ def write_preset(path: Path, spec: TuneSpec, options: dict[str, Any], about: str
     """Write the winner as a preset file; `cpb train-all --preset FILE` trains it."""
     lines = [
         f"about = {_toml(about)}",
-        f"base = {_toml(spec.preset)}",
-        f"architectures = {_toml([spec.names[0]])}",
+        f"base = {_toml(spec.fleet.preset)}",
+        f"architectures = {_toml([spec.fleet.architecture])}",
         "seeds = 1",
         "",
         "[options]",
-        *(f"{name} = {_toml(value)}" for name, value in (spec.overrides | options).items()),
+        *(f"{name} = {_toml(value)}" for name, value in (spec.fleet.overrides | options).items()),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, ("\n".join(lines) + "\n").encode())
@@ -157,8 +157,8 @@ def run_trials(
         log: called with the trials of each batch, once they are stored.
     """
     deadline = None if spec.budget_s is None else time.monotonic() + spec.budget_s
-    name = spec.names[0]
-    scored = prepare(folds, cpbmodels.preset(spec.preset, name, **spec.overrides))
+    name, preset, overrides = spec.fleet.architecture, spec.fleet.preset, spec.fleet.overrides
+    scored = prepare(folds, cpbmodels.preset(preset, name, **overrides))
     study.stored.set_user_attr(
         "reference", sums_by_block(scored, [result.losses for result in scored]).tolist()
     )
@@ -170,8 +170,8 @@ def run_trials(
             [dict(trial.params) for trial in trials],
             scored,
             architecture=name,
-            preset=spec.preset,
-            overrides=spec.overrides,
+            preset=preset,
+            overrides=overrides,
             seed=spec.seed,
             prune=partial(study.should_prune, trials),
             deadline=deadline,
@@ -239,8 +239,13 @@ def conclude(
         tested["pools"] = score_on_test(spec, best.params, newest, **how)
         study.stored.set_user_attr("test", tested)
     timeframes = "-".join(dict.fromkeys(trial.id.timeframe for trial in newest))
-    preset = own_presets_folder() / f"{spec.names[0]}-{timeframes}-{study.stored.study_name[:8]}.toml"
-    about = f"{spec.names[0]}: best of {count(len(trials), 'trial')} of cpb tune, validation ratio {best.value:.4f}"
+    preset = (
+        own_presets_folder() / f"{spec.fleet.architecture}-{timeframes}-{study.stored.study_name[:8]}.toml"
+    )
+    about = (
+        f"{spec.fleet.architecture}: best of {count(len(trials), 'trial')} of cpb tune, validation ratio "
+        f"{best.value:.4f}"
+    )
     write_preset(preset, spec, best.params, about)
     return {
         "trials": len(trials),

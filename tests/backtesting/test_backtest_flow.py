@@ -106,7 +106,7 @@ def test_a_training_that_ends_in_an_error_costs_its_own_models_only(asked):
         ("AUSDT", "train", "fold 1: killed"), ("BUSDT", "train", "fold 1: killed"),
     }  # fmt: skip
     assert answer["exit"] == 3
-    assert any("har/AUSDT/1h in train: fold 1: killed" in line for line in said)
+    assert any("har/AUSDT/1h (smoke) in train: fold 1: killed" in line for line in said)
 
 
 def test_a_causal_pipeline_passes_the_look_ahead_check(asked, records):

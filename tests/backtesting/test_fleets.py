@@ -43,7 +43,7 @@ def test_every_series_and_fold_is_a_member_with_its_own_bounds_and_seed(spec, re
 def test_the_market_is_part_of_a_members_seed_and_name(spec, folds):
     fold = folds.loaded[0]
     future = replace(fold, record=fold.record.model_copy(update={"series": SeriesId("um", "AUSDT", "1h")}))
-    (member,) = plan_folds(spec, "har", [future]).members
+    (member,) = plan_folds(spec, spec.fleets[0], [future]).members
     assert member.model.seed == zlib.crc32(b"7/har/um-AUSDT/1h/0")
     assert member.name == "um-AUSDT-1h-fold-1"
 
@@ -57,7 +57,7 @@ def model(folds):
 @pytest.fixture
 def fleet(spec, folds, model, tmp_path):
     """A fleet of A's and B's first folds: A was trained, B was not."""
-    plan = plan_folds(spec, "har", folds.loaded[:2])
+    plan = plan_folds(spec, spec.fleets[0], folds.loaded[:2])
     (job,) = plan.shards
     trained, failed = job.members
     folder = shard_folder(tmp_path, job) / "members" / trained.name

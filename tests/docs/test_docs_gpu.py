@@ -68,7 +68,8 @@ def test_the_options_beside_the_notes_settings_give_what_the_notes_had(row, monk
     assert options
     for given in options:
         spec = specification(["--preset", "seed-lstm", *shlex.split(given)], monkeypatch)
-    resolved = cpbmodels.preset(spec.preset, "lstm", **spec.overrides).as_dict()
+    (fleet,) = spec.fleets
+    resolved = cpbmodels.preset(fleet.preset, "lstm", **fleet.overrides).as_dict()
     resolved["part"] = resolved["batch_size"] // resolved["accumulate"]
     assert {name: resolved[name] for name in NOTES[row]} == NOTES[row]
 

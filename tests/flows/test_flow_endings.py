@@ -68,8 +68,8 @@ def test_a_run_with_failures_is_partial_and_names_each_reason_once(store):
     tags = store.client.get_run(run.run_id).data.tags
     assert (tags["outcome"], tags["warnings"]) == ("partial", "slow")
     assert tags["reason"] == (
-        "gru/AUSDT/1h in train: memory ran out (and 2 more); gru/DUSDT/1h in evaluate: not finite (and 1 more); "
-        "AUSDT 1h in forecast: stale"
+        "gru/AUSDT/1h (default) in train: memory ran out (and 2 more); gru/DUSDT/1h (default) in evaluate: not finite "
+        "(and 1 more); AUSDT 1h in forecast: stale"
     )
     assert len(said) == 6
     summary.add([Failure.of(None, "publish", "the Hub is away")], said.append)

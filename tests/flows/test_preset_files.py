@@ -1,12 +1,13 @@
 """Presets of one's own: files with the same checks and the same sentences as options on the command line."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 import cpbmodels
 from schemas.errors import UsageError
-from schemas.run import PRESET_ARCHITECTURES, BacktestSpec, RunSpec, TrainSpec, with_preset_file
+from schemas.run import PRESET_ARCHITECTURES, BacktestSpec, RunSpec, TrainSpec, with_preset_files
 
 GOOD = """
 about = "a small one"
@@ -44,30 +45,36 @@ def good():
 
 def test_a_file_becomes_the_base_with_overrides(write_preset):
     spec = RunSpec(coins="BTC", preset=write_preset(good()))
-    assert spec.preset == "smoke"
-    assert spec.names == ("gru", "gru-universal")
-    assert spec.copies("gru") == 2
-    options = cpbmodels.preset(spec.preset, "gru", **spec.overrides)
+    fleet, universal = spec.fleets
+    assert (fleet.architecture, universal.architecture) == ("gru", "gru-universal")
+    assert (fleet.preset, fleet.seeds) == ("smoke", 2)
+    options = cpbmodels.preset(fleet.preset, "gru", **fleet.overrides)
     assert (options.lr, options.hidden_dim, len(options.features)) == (0.004, 24, 2)
 
 
 def test_options_beside_it_win(write_preset):
     path = write_preset(good())
     spec = BacktestSpec(preset=path, architectures="lstm", seeds=1, overrides={"hidden_dim": 8})
-    assert (spec.names, spec.seeds, spec.overrides["hidden_dim"]) == (("lstm",), 1, 8)
+    (fleet,) = spec.fleets
+    assert (fleet.architecture, fleet.seeds, fleet.overrides["hidden_dim"]) == ("lstm", 1, 8)
+    assert fleet.overrides["learning_rate"] == 0.004
+    (fleet,) = RunSpec(preset=path, architectures="gru", overrides={"lr": 0.1}).fleets
+    assert (fleet.overrides["lr"], "learning_rate" in fleet.overrides) == (0.1, False)
 
 
 def test_the_same_options_are_the_same_run(write_preset):
     """The file's name and place decide nothing: a flow run elsewhere needs no file."""
-    from_file = RunSpec(preset=write_preset(good()))
-    again = RunSpec(**from_file.model_dump())
-    assert again == from_file
-    assert with_preset_file({"preset": write_preset(good())})["preset"] == "smoke"
+    path = write_preset(good())
+    from_file = RunSpec(preset=path)
+    options = json.loads(json.dumps(with_preset_files({"preset": path})))  # as a server keeps them
+    Path(path).unlink()
+    assert RunSpec(**from_file.model_dump()) == from_file == RunSpec(**options)
+    assert RunSpec(preset=write_preset(good(), "other.toml")).fleets == from_file.fleets
 
 
 def test_a_bare_name_is_found_in_the_home(write_preset, tmp_path):
     write_preset(good(), "kept.toml", tmp_path / "home" / "presets")
-    assert RunSpec(preset="kept.toml").preset == "smoke"
+    assert {fleet.preset for fleet in RunSpec(preset="kept.toml").fleets} == {"smoke"}
     with pytest.raises(UsageError) as error:
         RunSpec(preset="other.toml")
     assert (error.value.code, error.value.field) == ("preset", "preset")
@@ -102,9 +109,10 @@ def test_what_is_no_preset_names_the_file(write_preset, text):
 def test_train_takes_the_files_architecture(write_preset):
     path = write_preset('base = "smoke"\narchitectures = ["gru"]\n')
     scope = {"coins": "BTC", "timeframes": "1h", "source": "sim"}
-    assert TrainSpec(**scope, preset=path).names == ("gru",)
-    assert TrainSpec(**scope, preset=path, architectures="lstm").names == ("lstm",)
-    assert (TrainSpec(**scope).names, TrainSpec(**scope).preset) == (("har",), "default")
+    assert TrainSpec(**scope, preset=path).fleets[0].architecture == "gru"
+    assert TrainSpec(**scope, preset=path, architectures="lstm").fleets[0].architecture == "lstm"
+    (fleet,) = TrainSpec(**scope).fleets
+    assert (fleet.architecture, fleet.preset) == ("har", "default")
 
 
 def test_presets_are_listed_with_what_is_wrong(write_preset, tmp_path, cpb_here):
@@ -119,8 +127,8 @@ def test_presets_are_listed_with_what_is_wrong(write_preset, tmp_path, cpb_here)
 
 def test_a_profile_sizes_the_seeds_models_where_it_is_named_and_no_others():
     seed = RunSpec(preset="seed-gru", profile="gpu-6gb", overrides={"batch_size": 8})
-    assert seed.overrides == {"batch_size": 8, "context": 20}
+    assert seed.fleets[0].overrides == {"batch_size": 8, "context": 20}
     assert RunSpec.model_validate(seed.model_dump()) == seed
-    assert RunSpec(preset="seed-gru").overrides == {}
-    assert RunSpec(preset="seed-gru", profile="gpu-16gb").overrides == {}
-    assert RunSpec(profile="gpu-6gb").overrides == {}
+    assert RunSpec(preset="seed-gru").fleets[0].overrides == {}
+    assert RunSpec(preset="seed-gru", profile="gpu-16gb").fleets[0].overrides == {}
+    assert all(fleet.overrides == {} for fleet in RunSpec(profile="gpu-6gb").fleets)

@@ -60,11 +60,12 @@ def test_the_presets_are_listed_as_train_all_lists_them(folder, cpb_here, shown)
 def test_a_preset_is_shown_as_a_run_would_train_it(shown, name):
     told = shown(name)
     spec = RunSpec(preset=name)
-    assert [*told["resolved"]] == [*spec.names]
+    copies = {fleet.architecture: fleet.seeds for fleet in spec.fleets}
+    assert [*told["resolved"]] == [*copies]
+    assert told["copies"] == copies
     for architecture, values in told["resolved"].items():
         preset = cpbmodels.preset(name, architecture.removesuffix("-universal")).as_dict()
         assert values == json.loads(json.dumps(preset))
-        assert told["copies"][architecture] == spec.copies(architecture)
         assert {*told["differs"][architecture]} == {
             option for option, value in values.items() if value != told["built_in"][option]
         }
@@ -121,6 +122,11 @@ def test_what_a_run_refuses_gets_its_sentence(folder, cpb_here, words, values):
         RunSpec(**values)
     code, out, err = cpb_here("presets", *words)
     assert (code, out, err) == (2, "", f"cpb: {error.value}\n")
+
+
+def test_it_shows_one_preset(folder, cpb_here):
+    code, _, err = cpb_here("presets", "seed-gru,seed-lstm")
+    assert (code, err) == (2, "cpb: preset 'seed-gru,seed-lstm': name one\n")
 
 
 def test_an_architecture_without_a_preset_is_refused(folder, cpb_here):

@@ -86,4 +86,4 @@ def test_the_nightly_deployment_prunes_and_no_other_does():
 def test_pruning_is_no_part_of_what_a_run_is():
     from flows.train_all import _run_key
 
-    assert _run_key(RunSpec(preset="smoke", prune=True), []) == _run_key(RunSpec(preset="smoke"), [])
+    assert _run_key(RunSpec(preset="smoke", prune=True), [], []) == _run_key(RunSpec(preset="smoke"), [], [])

@@ -8,7 +8,7 @@ import pytest
 from flows.runner import Summary
 from schemas.handover import FleetJudgement, Judgement, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
-from schemas.run import TrainSpec
+from schemas.run import FleetSpec, TrainSpec
 
 METRICS = {"test_crps_ratio": 0.9, "test_crps_ratio_low": 0.8, "test_crps_ratio_high": 0.95}
 MODEL = ModelId("gru", "seed-gru", SeriesId("sim", "BTCUSDT", "1h"), 7)
@@ -72,6 +72,7 @@ def trained(tmp_path, monkeypatch):
         run_id="r1",
         metrics=METRICS,
         verdict="better than the random walk",
+        fleet=FleetSpec(architecture="gru", preset="smoke"),
     )
     training = SimpleNamespace(
         summary=Summary(run_id="parent"),

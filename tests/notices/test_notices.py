@@ -63,7 +63,7 @@ def test_a_partial_run_names_each_failure_and_later_only_the_new_ones(inbox, hom
     run(home, failures=[FAILED, diverged])
     run(home, failures=[FAILED, diverged])
     assert bodies(inbox) == [
-        "- BTCUSDT 1h failed in ingest: not listed", "- gru/BTCUSDT/1h failed in train: it diverged",
+        "- BTCUSDT 1h failed in ingest: not listed", "- gru/BTCUSDT/1h (default) failed in train: it diverged",
     ]  # fmt: skip
 
 

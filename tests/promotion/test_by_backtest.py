@@ -7,7 +7,7 @@ from verifying import verify_ledger as verify
 from flows.backtest import run_backtest
 from flows.runner import Runner
 from schemas.errors import UsageError
-from schemas.run import BacktestSpec
+from schemas.run import BacktestSpec, FleetSpec
 from schemas.scope import home
 from tasks.judging import gate
 from tasks.promotion import by_backtest
@@ -41,7 +41,7 @@ def backtest(**changed):
 
 def test_the_recipe_planned_is_the_recipe_trained(trainer):
     (btc, _) = champions(open_store(), market="sim")
-    assert planned_recipe(spec(), "linear") == registered_model(btc).recipe
+    assert planned_recipe(spec().fleets[0]) == registered_model(btc).recipe
 
 
 def test_a_recipe_that_loses_stays_on_the_register_and_moves_nothing(trainer, short, monkeypatch):
@@ -117,8 +117,12 @@ def test_options_that_the_gate_cannot_judge_are_refused(changed, field):
 def test_what_cannot_be_submitted_is_refused_before_any_work(trainer, monkeypatch):
     with pytest.raises(UsageError, match="the only recipe is linear/smoke/"):
         backtest(architectures="linear")
-    with pytest.raises(UsageError, match="is not what its preset trains now"):
-        backtest(architectures="har")  # the champions were trained with another number of epochs
+    for series in (BTC, ETH):
+        open_store().client.delete_model_version_tag(series.registered, "1", "cpb.fleet")
+    with pytest.raises(
+        UsageError, match=r"gate: the champion's recipe linear/smoke/.* cannot be trained again"
+    ):
+        backtest(architectures="har")
     with pytest.raises(UsageError, match="needs test spans of 547 days at 1h"):
         backtest()
     assert submissions(home(), "sim", "1h") == []
@@ -133,16 +137,13 @@ def test_a_backtest_of_too_few_coins_is_refused_before_it_counts(trainer, short)
     assert submissions(home(), "sim", "1h") == []
 
 
-def test_the_champions_recipe_is_trained_beside_where_the_options_train_another(trainer, monkeypatch):
-    plain = planned_recipe(spec(overrides={}), "linear")
-    monkeypatch.setattr(
-        by_backtest, "registered_model", lambda _champion: type("Model", (), {"recipe": plain})
-    )
-    contest = by_backtest.open_contest(spec(architectures="linear"))
-    assert (contest.incumbent, contest.name, list(contest.recipes)) == (
-        plain,
-        by_backtest.CHAMPION,
-        ["linear"],
-    )
-    assert contest.beside.names == ("linear",)
-    assert contest.beside.overrides == {}
+def test_the_champions_recipe_is_trained_beside_where_the_options_train_another(trainer, short):
+    """With the champions' own options: one epoch, which neither the preset has nor the backtest's options."""
+    contest = by_backtest.open_contest(spec(architectures="linear", overrides={"epochs": 2}))
+    (btc, _) = champions(open_store(), market="sim")
+    assert (contest.incumbent, contest.name) == (registered_model(btc).recipe, by_backtest.CHAMPION)
+    assert list(contest.recipes) == ["linear"]
+    assert contest.beside == FleetSpec(architecture="linear", preset="smoke", overrides={"epochs": 1})
+    answer, _ = backtest(architectures="har", overrides={"epochs": 2})
+    assert set(answer["pooled"]) == {"random-walk", "har", "champion"}
+    assert len(answer["gate"]["recipes"]) == 1

@@ -93,10 +93,21 @@ def test_the_simulator_is_a_market_of_its_own(tmp_path, monkeypatch):
     assert ScopeSpec(market="um").scope.root == tmp_path
 
 
+def architectures(spec):
+    return tuple(fleet.architecture for fleet in spec.fleets)
+
+
+def copies(**options):
+    return {fleet.architecture: fleet.seeds for fleet in RunSpec(**options).fleets}
+
+
 def test_architectures_of_presets_exist():
     for preset, names in PRESET_ARCHITECTURES.items():
-        assert RunSpec(preset=preset).names == names
-    assert RunSpec(architectures="gru,har-universal,gru", preset="smoke").names == ("gru", "har-universal")
+        assert architectures(RunSpec(preset=preset)) == names
+    assert architectures(RunSpec(architectures="gru,har-universal,gru", preset="smoke")) == (
+        "gru",
+        "har-universal",
+    )
     for options, field in (({"architectures": "arima"}, "architectures"), ({"preset": "huge"}, "preset")):
         with pytest.raises(UsageError) as refused:
             RunSpec(**options)
@@ -104,9 +115,9 @@ def test_architectures_of_presets_exist():
 
 
 def test_copies_are_the_presets_and_one_of_a_closed_form():
-    assert [RunSpec().copies(name) for name in ("har", "har-universal", "robust-har")] == [3, 3, 1]
-    assert RunSpec(seeds=5).copies("har") == 5
-    assert RunSpec(preset="smoke").copies("har") == 1
+    assert copies() == {"robust-har": 1, "har": 3, "har-universal": 3, "average-universal": 3}
+    assert copies(seeds=5)["har"] == 5
+    assert copies(preset="smoke")["har"] == 1
 
 
 def test_an_override_is_refused_only_where_no_architecture_reads_it():

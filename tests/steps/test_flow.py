@@ -34,6 +34,8 @@ SPEC = RunSpec(
     coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har", preset="smoke", source="sim",
     since="2024-09", as_of="2025-01-01", overrides={"epochs": 1},
 )  # fmt: skip
+LABEL = "smoke+b2c6f1d2"
+"""The label of its preset, with the digest of the overrides."""
 BTC, ETH = (SeriesId("sim", f"{coin}USDT", "1h") for coin in ("BTC", "ETH"))
 
 
@@ -210,13 +212,13 @@ def test_one_forecast_that_is_not_finite_costs_that_model_alone(trainer):
         ("linear", "BTCUSDT"): "FINISHED", ("linear", "ETHUSDT"): "FAILED",
         ("robust-har", "BTCUSDT"): "FINISHED", ("robust-har", "ETHUSDT"): "FINISHED",
     }  # fmt: skip
-    why = f"linear/sim-ETHUSDT/1h in evaluate: {failure.why}"
+    why = f"linear/sim-ETHUSDT/1h ({LABEL}) in evaluate: {failure.why}"
     assert recorded("flow") == [("train-all", "FINISHED", "partial", why)]
     assert recorded("fleet") == [
         ("linear", "FINISHED", "partial", why), ("robust-har", "FINISHED", "complete", None),
     ]  # fmt: skip
     assert (summary.members, summary.champions) == (3, 2)
-    assert any(line.startswith("FAILED linear/sim-ETHUSDT/1h in evaluate") for line in said)
+    assert any(line.startswith(f"FAILED linear/sim-ETHUSDT/1h ({LABEL}) in evaluate") for line in said)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,7 @@ def test_a_fleet_that_cannot_be_trained_is_recorded_as_failed_and_leaves_the_oth
         ("linear", "BTCUSDT"): "FAILED", ("linear", "ETHUSDT"): "FAILED",
         ("robust-har", "BTCUSDT"): "FINISHED", ("robust-har", "ETHUSDT"): "FINISHED",
     }  # fmt: skip
-    why = f"linear/sim-BTCUSDT/1h in train: {error} (and 1 more)"
+    why = f"linear/sim-BTCUSDT/1h ({LABEL}) in train: {error} (and 1 more)"
     assert recorded("flow") == [("train-all", "FINISHED", "partial", why)]
     assert recorded("fleet") == [
         ("linear", "FAILED", "failed", why), ("robust-har", "FINISHED", "complete", None),
@@ -297,7 +299,7 @@ def test_a_fleet_of_which_no_member_could_be_judged_is_recorded_as_failed(traine
     assert (summary.exit_code, summary.members, summary.champions) == (3, 2, 2)
     (fleet,) = [run for run in recorded("fleet") if run[0] == "linear"]
     assert fleet[1:3] == ("FAILED", "failed")
-    assert "linear/sim-BTCUSDT/1h in evaluate: " in fleet[3]
+    assert f"linear/sim-BTCUSDT/1h ({LABEL}) in evaluate: " in fleet[3]
 
 
 def test_a_fault_in_the_middle_of_the_record_leaves_no_run_open(trainer, monkeypatch):

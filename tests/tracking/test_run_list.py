@@ -1,11 +1,12 @@
 """The newest runs: what each was asked for, and how it ended."""
 
 from datetime import UTC, datetime
+from types import SimpleNamespace
 
 from flows.train_all import start_run
 from schemas.handover import SeriesRecord
 from schemas.identity import SeriesId
-from schemas.run import RunSpec
+from schemas.run import FleetSpec, RunSpec
 from tasks.storage.locks import ProcessId
 from tasks.tracking.boards import newest_flow_runs
 from tasks.tracking.runs import finish, start_parent
@@ -22,9 +23,16 @@ def records(market, *names):
     ]
 
 
+def fleets(*architectures):
+    """Planned fleets, of which the run records what they are."""
+    made = [FleetSpec(architecture=name, preset="smoke") for name in architectures]
+    return [SimpleNamespace(name=fleet.architecture, spec=fleet) for fleet in made]
+
+
 def test_each_run_says_what_it_was_and_how_it_ended(store):
     spec = RunSpec(coins="BTC,ETH", timeframes="1h,15m", preset="smoke", source="sim", as_of="2025-06-06")
-    run = start_run(spec, records("sim", "BTCUSDT-1h", "ETHUSDT-1h", "BTCUSDT-15m"), "train-all")
+    of = records("sim", "BTCUSDT-1h", "ETHUSDT-1h", "BTCUSDT-15m")
+    run = start_run(spec, of, fleets("gru", "har"), "train-all")
     finish(run.run_id, "partial")
     start_parent("k", {"coins": "all", "timeframes": "1h", "architectures": ["har"]}, name="train")
 
@@ -32,13 +40,14 @@ def test_each_run_says_what_it_was_and_how_it_ended(store):
 
     assert (made.market, made.coins, made.timeframes) == ("sim", ["BTC", "ETH"], ["1h", "15m"])
     assert (made.preset, made.outcome, made.status) == ("smoke", "partial", "FINISHED")
+    assert made.architectures == ["gru", "har"]
     assert made.name == "train-all · BTC, ETH · 15m 1h · smoke · 2025-06-06"
     assert (old.coins, old.architectures, old.status) == (["all"], ["har"], "RUNNING")
 
 
 def test_a_run_without_an_end_that_was_asked_for_says_its_newest_candle(store):
     spec = RunSpec(coins="BTC", timeframes="1h", preset="smoke", source="sim")
-    start_run(spec, records("sim", "BTCUSDT-1h"), "train-all")
+    start_run(spec, records("sim", "BTCUSDT-1h"), fleets("gru"), "train-all")
     start_parent("old", {}, {"as_of": "newest"})
     assert {run.as_of for run in newest_flow_runs(store, 5)} == {"2025-06-05", "newest"}
 

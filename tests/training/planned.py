@@ -30,7 +30,8 @@ def planned(
 
 def job(*members, architecture="gru", **options):
     """A job of these members, by default of one."""
-    return plan_job(RunSpec(**{"preset": "smoke"} | options), architecture, members or [planned()])
+    spec = RunSpec(**{"preset": "smoke", "architectures": architecture} | options)
+    return plan_job(spec, spec.fleets[0], members or [planned()])
 
 
 def universe(coins=40, timeframes=("15m", "1h"), architecture="gru"):
@@ -41,4 +42,5 @@ def universe(coins=40, timeframes=("15m", "1h"), architecture="gru"):
 def fleet(members=None, architecture="gru", *, gpu=False, **options):
     """The fleet that trains them; by default two of the preset smoke."""
     members = members or [planned(), planned("ETHUSDT")]
-    return plan_fleet(RunSpec(**{"preset": "smoke"} | options), architecture, members, gpu=gpu)
+    spec = RunSpec(**{"preset": "smoke", "architectures": architecture} | options)
+    return plan_fleet(spec, spec.fleets[0], members, gpu=gpu)

@@ -47,7 +47,8 @@ def home_with_job(home, architecture="gru", *, hours=500, **overrides):
         test=(at(0.85 * hours), at(hours)),
     )  # fmt: skip
     member = JobMember(model=ModelId(architecture, "smoke", SERIES, 1), features=record, bounds=bounds)
-    return plan_job(RunSpec(preset="smoke", device="cpu", overrides=overrides), architecture, [member])
+    spec = RunSpec(preset="smoke", architectures=architecture, device="cpu", overrides=overrides)
+    return plan_job(spec, spec.fleets[0], [member])
 
 
 def at(hours):

@@ -38,6 +38,9 @@ def nights(tmp_path):
     fleet(tmp_path, "other coins", coins=("BTCUSDT", "ETHUSDT"), used=1.0)
     fleet(tmp_path, "other architecture", architecture="har", used=1.0)
     fleet(tmp_path, "other preset", preset="default", used=1.0)
+    for n in range(MAX_SHARDS_PER_KIND):  # a run may train several changes of one preset
+        fleet(tmp_path, f"other options {n}", overrides={"epochs": 2 + n}, used=1.0)
+    fleet(tmp_path, "other type", dtype="float64", used=1.0)
     fleet(tmp_path, "other market", market="um", used=1.0)
     return made
 

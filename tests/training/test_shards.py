@@ -54,7 +54,7 @@ def test_a_shard_is_the_same_job_as_a_plan_of_its_members_alone():
     whole = fleet(members, preset="seed-gru")
     assert fleet(random.sample(members, len(members)), preset="seed-gru") == whole  # in whatever order
     for shard in whole.shards:
-        assert plan_job(spec, "gru", shard.members) == shard
+        assert plan_job(spec, spec.fleets[0], shard.members) == shard
         assert [job_key(again) for again in fleet(shard.members, preset="seed-gru").shards] == [
             job_key(shard)
         ]
@@ -126,8 +126,8 @@ def test_a_members_seed_depends_on_nobody_else_and_spot_keeps_its_own():
 
 
 def test_a_recipe_is_the_preset_and_what_was_changed_in_it():
-    assert preset_label(RunSpec(preset="smoke", coins="BTC", device="cpu"), "gru") == "smoke"
-    changed = {preset_label(RunSpec(preset="smoke", **options), "gru") for options in
-               ({"overrides": {"epochs": 2}}, {"seeds": 3}, {"dtype": "float64"})}  # fmt: skip
-    assert len(changed) == 3
-    assert all(name.startswith("smoke+") for name in changed)
+    plain, *changed = (preset_label(RunSpec(preset="smoke", architectures="gru", **options).fleets[0]) for options in
+                       ({"coins": "BTC", "device": "cpu"}, {"overrides": {"epochs": 2}}, {"seeds": 3},
+                        {"dtype": "float64"}))  # fmt: skip
+    assert plain == "smoke"
+    assert changed == ["smoke+21c54cf1", "smoke+2a575314", "smoke+0445bc4e"]

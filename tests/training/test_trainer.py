@@ -10,6 +10,7 @@ from shard_tools import home_with_job
 
 from schemas.errors import CpbError
 from schemas.handover import ShardResult
+from schemas.run import RunSpec
 from tasks.storage.records import write_record
 from tasks.training import trainer
 from tasks.training.local import GPU_LOST, Slots, Trainers
@@ -59,18 +60,15 @@ def test_kernels_are_compiled_ahead_until_the_first_order(monkeypatch):
     requests, asked = types.SimpleNamespace(waiting=False), []
 
     def kernels_off(name, options, device):
-        asked.append(name)
+        asked.append((name, options.batch_size))
         requests.waiting = len(asked) == 2
 
     monkeypatch.setattr(trainer, "kernels_off", kernels_off)
-    wanted = {
-        "names": ["gru", "lstm", "transformer"],
-        "preset": "default",
-        "profile": "auto",
-        "overrides": {},
-    }
-    trainer.compile_kernels(wanted, requests)
-    assert asked == ["gru", "lstm"]
+    spec = RunSpec(preset="default,seed-lstm,smoke", architectures="har,lstm,gru")
+    fleets = [fleet.model_dump() for fleet in spec.fleets]
+    assert [fleet["architecture"] for fleet in fleets] == ["har", "lstm", "har", "lstm", "gru"]
+    trainer.compile_kernels({"fleets": fleets, "profile": "auto"}, requests)
+    assert asked == [("har", 512), ("lstm", 32)]
 
 
 def test_a_gpu_is_busy_for_the_share_of_time_that_its_driver_says(monkeypatch):

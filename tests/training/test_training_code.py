@@ -12,7 +12,7 @@ import pytest
 import cpbmodels
 from schemas.handover import JobMember
 from schemas.identity import ModelId
-from schemas.run import RunSpec
+from schemas.run import FleetSpec, RunSpec
 from tasks.signals import feature_files
 from tasks.signals.splits import split_bounds
 from tasks.steps import ingest
@@ -80,13 +80,13 @@ def fleets(tmp_path_factory):
         shutil.rmtree(series.folder(home, "features"))
         folders = []
         for name in (*cpbmodels.architectures(), "har-universal"):
-            of_name = spec.model_copy(update={"architectures": name})
+            of_name = FleetSpec(architecture=name, preset="smoke", overrides=spec.overrides)
             if cpbmodels.architecture(name.removesuffix("-universal")).closed_form:
-                of_name = of_name.model_copy(update={"overrides": {}})
+                of_name = FleetSpec(architecture=name, preset="smoke")
             member = JobMember(
                 model=ModelId(name, "smoke", series, 1), features=record, bounds=split_bounds([record])
             )
-            folders.append(prepare(spec.scope.root, planning.plan_job(of_name, name, [member])))
+            folders.append(prepare(spec.scope.root, planning.plan_job(spec, of_name, [member])))
     return home, series, folders
 
 

@@ -75,8 +75,9 @@ def test_a_study_is_searched_scored_once_and_gone_on_with(place):
         == (more["winner"]["validation_crps_ratio"])
     )
     spec = RunSpec(source="sim", coins="BTC", preset=more["preset"])
-    assert spec.names == ("gru",)
-    options = cpbmodels.preset(spec.preset, "gru", **spec.overrides)
+    (fleet,) = spec.fleets
+    assert fleet.architecture == "gru"
+    options = cpbmodels.preset(fleet.preset, "gru", **fleet.overrides)
     assert all(getattr(options, name) == value for name, value in more["winner"]["options"].items())
     store = open_store()
     below = list(search(store, f"tags.`mlflow.parentRunId` = '{first['run_id']}'"))
