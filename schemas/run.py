@@ -158,7 +158,9 @@ class RunSpec(ScopeSpec):
         default_factory=dict,
         description="content of the preset files that preset names, by name; read if not given",
     )
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu or cuda")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or a GPU as in cuda:1"
+    )
     profile: Literal["auto", "cpu", "gpu-6gb", "gpu-16gb", "gpu-80gb"] = Field(
         "auto",
         description="auto, cpu, gpu-6gb (which sets the sizes of a seed preset, too), gpu-16gb or gpu-80gb",
@@ -343,7 +345,7 @@ class TrainSpec(RunSpec):
     """Options of `cpb train`, which trains one model: `har` by default, with the architecture's own preset."""
 
     architectures: str | None = Field(
-        None, description="transformer, gru, lstm, linear, har, …; default: the preset file's, else har"
+        None, description="transformer, gru, lstm, linear, har, …; default: the preset's one, else har"
     )
     preset: str = Field(
         "auto", description="auto (the architecture's own), another preset, or NAME.toml; one"
@@ -355,7 +357,9 @@ class TrainSpec(RunSpec):
         import cpbmodels
 
         preset = values.get("preset", "auto")
-        architecture = values.get("architectures") or (None if is_file(preset) else "har")
+        own = PRESET_ARCHITECTURES.get(str(preset), ())
+        default = None if is_file(preset) else own[0] if len(own) == 1 else "har"
+        architecture = values.get("architectures") or default
         if preset == "auto":
             preset = "default"
             if base_of(str(architecture)) in cpbmodels.architectures():

@@ -160,7 +160,7 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise ModelError(f"device {name!r} is unknown: choose auto, cpu or cuda.")
+        raise ModelError(f"device {name!r} is unknown: choose auto, cpu, cuda or a GPU as in cuda:1.")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ModelError(

@@ -159,7 +159,8 @@ def test_every_preset_that_the_documents_set_exists():
         if "--preset" in words[:-1]
     ]
     assert given
-    assert not [use for use in given if use[1] not in names and not re.search(r"[A-Z]|\.toml", use[1])]
+    listed = [(place, name) for place, preset in given for name in preset.split(",")]
+    assert not [use for use in listed if use[1] not in names and not re.search(r"[A-Z]|\.toml", use[1])]
 
 
 def test_every_option_set_on_the_command_line_is_a_field_of_the_preset():

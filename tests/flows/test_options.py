@@ -144,7 +144,9 @@ def test_the_sentence_of_a_wrong_repository_shows_no_regular_expression(repo):
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x"])
 def test_the_sentence_of_a_wrong_device_names_those_that_are(device):
-    with pytest.raises(UsageError, match=r"^device .* cannot be used: give auto, cpu or cuda$"):
+    with pytest.raises(
+        UsageError, match=r"^device .* cannot be used: give auto, cpu, cuda or a GPU as in cuda:1$"
+    ):
         RunSpec(device=device)
 
 

@@ -126,6 +126,19 @@ def test_it_prints_the_member_and_its_scores(trained, end_of):
     )
 
 
+@pytest.mark.parametrize(
+    ("preset", "architecture"),
+    [("seed-gru", "gru"), ("seed-lstm-tuned", "lstm"), ("smoke", "har"), ("default", "har"), ("auto", "har")],
+)
+def test_a_preset_of_one_architecture_says_which(trained, end_of, preset, architecture):
+    words = ("BTC", "1h", "--source", "sim", "--preset", preset)
+    assert end_of(*words)[0] == 0
+    implied = trained.asked["spec"]
+    end_of(*words, "--arch", architecture)
+    assert implied == trained.asked["spec"]
+    assert implied.architectures == architecture
+
+
 def test_people_read_the_verdict_the_loss_and_the_next_command(trained, cpb_here):
     _, out, err = cpb_here("train", "BTC", "1h", "--arch", "gru", "--source", "sim")
     assert out == ""
