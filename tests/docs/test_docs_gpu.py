@@ -74,6 +74,23 @@ def test_the_options_beside_the_notes_settings_give_what_the_notes_had(row, monk
     assert {name: resolved[name] for name in NOTES[row]} == NOTES[row]
 
 
+def test_the_notes_other_names_are_understood(monkeypatch):
+    sentence = flowing(GPU.partition("The notes' other names are understood, too:")[2].partition(";")[0])
+    names = re.findall(r"`(--[a-z-]+)`", sentence)
+    values = {
+        "--batch": "64", "--accumulation-steps": "4", "--num-layers": "3", "--sequence-length": "20",
+        "--learning-rate": "0.002", "--use-wandb": None,
+    }  # fmt: skip
+    assert names == [*values]
+    given = [word for name, value in values.items() for word in (name, value) if word]
+    spec = specification(["--preset", "seed-gru", *given], monkeypatch)
+    assert spec.wandb
+    asked = {"batch_size": 64, "accumulate": 4, "n_layers": 3, "context": 20, "lr": 0.002}
+    assert {
+        name: cpbmodels.preset("seed-gru", "gru", **spec.overrides).as_dict()[name] for name in asked
+    } == asked
+
+
 NVIDIA_SMI = {
     "": {"-l", "-q", "-d", "--query-gpu", "--format"},
     "dmon": {"-s"},
