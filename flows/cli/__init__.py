@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from typing import NoReturn
 
 _INTERRUPTED = 130  # `schemas.errors.EXIT_INTERRUPTED`, which is not imported here
 
@@ -17,13 +18,13 @@ def main() -> None:
         end_interrupted()
 
 
-def end_interrupted() -> None:
-    """End the process immediately, when all `finally` blocks have run.
+def end_interrupted(how: str = "run the same command again to continue") -> NoReturn:
+    """End the process immediately, when all `finally` blocks have run, and print how to continue.
 
     Python's own exit would wait for threads that still download or compute; ending them loses nothing because files are
     written atomically. Trainers end with the process that started them.
     """
-    text = "interrupted; run the same command again to continue"
+    text = f"interrupted; {how}"
     print(f"cpb: {text}", file=sys.stderr, flush=True)
     if "--json" in sys.argv:
         told = {"error": text, "code": "interrupted", "field": "", "exit": _INTERRUPTED}

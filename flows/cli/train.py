@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from flows.cli import end_interrupted
 from flows.cli.models import print_board
 from flows.cli.options import Json, cli_options
 from flows.cli.presets import listed, print_presets
@@ -82,8 +83,7 @@ def train(
 
             result = train_one(spec, resume=resume, report=echo)
     except KeyboardInterrupt:
-        echo("cpb: add --resume latest to continue from the last checkpoint instead of starting over")
-        raise
+        end_interrupted("add --resume latest to continue from the last checkpoint instead of starting over")
     if json:
         emit(result)
     else:

@@ -1,6 +1,7 @@
 """`cpb train`: one model by position, options of the model's preset, and what it prints."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -124,6 +125,23 @@ def test_it_prints_the_member_and_its_scores(trained, end_of):
         "train",
         "parent",
     )
+
+
+def test_ctrl_c_says_once_how_to_continue(monkeypatch, end_of):
+    """The same command alone would start over, so nothing may say that it continues."""
+
+    def interrupted(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flows.train_one.train_one", interrupted)
+    monkeypatch.setattr("os._exit", sys.exit)  # the real one would end the test's process
+    code, told, err = end_of("BTC", "1h", "--source", "sim")
+    sentence = (
+        "interrupted; add --resume latest to continue from the last checkpoint instead of starting over"
+    )
+    assert (code, told["error"]) == (130, sentence)
+    assert err.splitlines()[-1] == f"cpb: {sentence}"
+    assert "run the same command" not in err
 
 
 @pytest.mark.parametrize(
