@@ -51,9 +51,10 @@ repository is run.
 ## Scores and training spans
 
 CRPS as a ratio to that of a random walk with EWMA volatility, at every origin of the test span, which no model has
-seen: below 1 is better. In brackets the 95 % interval. *selected on this span*: the architecture was chosen by rows of
-its test span, so it does not count as a result; later rows do. *touch*: the same ratio of the Brier score of the chance
-that a price is reached within the forecast's candles (`forecast.touch(price)`). Times are UTC.
+seen: below 1 is better. In brackets the 95 % interval; *finding* is that of a test against the random walk. *selected
+on this span*: the architecture was chosen by rows of its test span, so it does not count as a result; later rows do.
+*touch*: the same ratio of the Brier score of the chance that a price is reached within the forecast's candles
+(`forecast.touch(price)`). Times are UTC.
 
 | coin | candles | architecture | CRPS ratio | finding | touch | tested on | trained on |
 |---|---|---|---|---|---|---|---|
@@ -64,8 +65,8 @@ architecture, features and data digest are in each folder's `config.json`.
 
 ## Data
 
-{data}. Not included here. Each model learned the candles of the span above, and of its columns `config.json` has the
-names and the digest.
+{data}. Not included here. The table has the span that each model was trained on; its `config.json` names the columns
+that were computed from the candles, and has their digest.
 {record}
 ## Limits
 
@@ -280,7 +281,7 @@ def verdict(champions: Sequence[Champion]) -> str:
     if not scored:
         return "Not judged: these models carry no test scores. Treat them as untested."
     ratios = [c.metrics["test_crps_ratio"] for c in scored]
-    findings = [c.verdict.split()[0] if c.verdict else "" for c in scored]
+    findings = [_finding(c) for c in scored]
     middle = median(ratios)
     size = f"{100 * abs(1 - middle):.1f} % {'lower' if middle < 1 else 'higher'} than the random walk's"
     return (
@@ -290,9 +291,17 @@ def verdict(champions: Sequence[Champion]) -> str:
     )
 
 
+_FINDINGS = {"better": "better", "worse": "worse", "no": "no different"}
+
+
+def _finding(champion: Champion) -> str:
+    """Return the first word of a champion's verdict, a key of `_FINDINGS`; "" without one."""
+    return champion.verdict.split(" ")[0]
+
+
 def _row(champion: Champion) -> list[str]:
     config = read_config(champion.folder)
-    finding = (champion.verdict or "–").split(" (")[0].replace("|", "/")
+    finding = _FINDINGS.get(_finding(champion), "–")
     spans = (config.bounds.get("test", ()), config.training_span)
     return [
         champion.series.label, champion.series.timeframe, champion.architecture or "–",
