@@ -23,7 +23,7 @@ from tasks.storage.model_folder import read_config, recipe_of
 from tasks.storage.records import value_digest
 from tasks.tracking.registry import Champion, all_versions, full_name
 from tasks.tracking.store import Store
-from tasks.tracking.tags import CLASSIFIER, series_tags
+from tasks.tracking.tags import CLASSIFIER, FLEET_SPEC, series_tags
 
 RESULTS = "results.json"
 
@@ -36,6 +36,8 @@ FIELDS = {
     "timeframe": "candle length",
     "architecture": "name of the architecture",
     "preset": "preset of the model; after a +, a digest of the changed options",
+    "overrides": "the options that were changed, and their values; null if not known",
+    "copies": "number of copies with other seeds whose forecasts are averaged; null if not known",
     "recipe": "architecture, preset, and a digest of all options that differ from their defaults",
     "seed": "seed of the model; with it, two trainings of one recipe on one series are told apart",
     "version": "registered model and version when the file was written, as in cpb-BTCUSDT-1h/3; null without one",
@@ -116,7 +118,10 @@ def write_results(
                 field=str(path),
             ) from error
         rows += [
-            _row(j.model.series, j.folder / "model", j.metrics, j.verdict, None, j.run_id) for j in judged
+            _row(
+                j.model.series, j.folder / "model", j.metrics, j.verdict, None, j.run_id, j.fleet.model_dump()
+            )
+            for j in judged
         ]
         for row in rows:
             name = SeriesId(row["market"], row["symbol"], row["timeframe"]).registered
@@ -128,7 +133,10 @@ def write_results(
 
 def write_published_results(path: Path, market: str, models: Iterable[Champion]) -> None:
     """Write the results of the published champions."""
-    rows = [_row(c.series, c.folder, c.metrics, c.verdict, c.model_version, c.run_id) for c in models]
+    rows = [
+        _row(c.series, c.folder, c.metrics, c.verdict, c.model_version, c.run_id, _fleet_of(c.tags))
+        for c in models
+    ]
     write_bytes(path, _content(market, rows))
 
 
@@ -151,17 +159,17 @@ def _read(path: Path) -> list[Row]:
         DamagedError: it cannot be read, or is not the file that cpb wrote.
     """
     try:
-        content = json.loads(read_regular(path))
+        data = read_regular(path)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise DamagedError(f"it cannot be read ({error.strerror})") from error
-    except (ValueError, RecursionError):
-        content = None
     try:
-        digest, version, rows = content.pop("digest"), content["version"], content["models"]
-        is_whole = value_digest(content) == digest
-    except (TypeError, KeyError, AttributeError):  # another file of that name
+        content = json.loads(data)
+        del content["digest"]
+        version, rows = content["version"], content["models"]
+        is_whole = data == _sealed(content)  # byte for byte: two texts can be one number
+    except (ValueError, RecursionError, TypeError, KeyError):  # another file of that name
         is_whole = False
     if not is_whole:
         raise DamagedError("it is not as cpb wrote it")
@@ -173,7 +181,11 @@ def _read(path: Path) -> list[Row]:
 def _content(market: str, rows: Iterable[Row]) -> bytes:
     """Return the bytes of a file, in the same order whatever the order of `rows`."""
     ordered = sorted(rows, key=lambda row: (INTERVAL_SECONDS[row["timeframe"]], *(str(row[n]) for n in _KEY)))
-    values: Row = {"version": VERSION, "market": market, "models": ordered}
+    return _sealed({"version": VERSION, "market": market, "models": ordered})
+
+
+def _sealed(values: Row) -> bytes:
+    """Return values as JSON, with their digest."""
     text = json.dumps(values | {"digest": value_digest(values)}, indent=2, allow_nan=False)
     return f"{text}\n".encode()
 
@@ -185,12 +197,14 @@ def _row(
     verdict: str,
     version: str | None,
     run_id: str,
+    fleet: Mapping[str, Any],
 ) -> Row:
     """Return the row of the model in a folder.
 
     Args:
         metrics: its scores; metrics of other kinds are left out.
         version: registered model and version, None if it is not registered.
+        fleet: the fields of its `FleetSpec`, as far as they are known.
     """
     config = read_config(folder)
     recipe, values = recipe_of(config), dict(config)
@@ -204,6 +218,8 @@ def _row(
         **series_tags(series),
         "architecture": recipe.architecture,
         "preset": values.get("recipe") or config.preset,
+        "overrides": fleet.get("overrides"),
+        "copies": fleet.get("seeds"),
         "recipe": str(recipe),
         "seed": values.get("seed"),
         "version": version,
@@ -224,6 +240,15 @@ def _row(
         "weights_sha256": config.weights_sha256,
     }
     return {name: _plain(row[name]) for name in FIELDS}
+
+
+def _fleet_of(tags: Mapping[str, str]) -> Row:
+    """Return the fields of the `FleetSpec` in the tags of a version; none if missing, or written by a person."""
+    try:
+        fields = json.loads(tags.get(FLEET_SPEC, "{}"))
+    except ValueError:
+        return {}
+    return fields if isinstance(fields, dict) else {}
 
 
 def _utc(time: str | None) -> str | None:

@@ -15,6 +15,7 @@ from test_publish import champion
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import FleetJudgement, Judgement, SeriesRecord
 from schemas.identity import ModelId, SeriesId
+from schemas.run import FleetSpec
 from tasks.hub.tree import SUMS, build_tree, read_sums, tree_faults
 from tasks.tracking import results
 from tasks.tracking.results import FIELDS, OPTIONS, results_fault, results_path, write_results
@@ -40,7 +41,8 @@ SCORES = {
 }  # fmt: skip
 EXPECTED = {
     "market": "spot", "symbol": "BTCUSDT", "timeframe": "1h",
-    "architecture": "gru-universal", "preset": "seed-gru+0a1b2c3d", "recipe": "gru-universal/seed-gru/…", "seed": 7,
+    "architecture": "gru-universal", "preset": "seed-gru+0a1b2c3d", "overrides": {"lr": 0.001}, "copies": 2,
+    "recipe": "gru-universal/seed-gru/…", "seed": 7,
     "version": "cpb-BTCUSDT-1h/3", "run_id": "run", "verdict": "better than the random walk",
     "crps_ratio": 0.98, "crps_ratio_low": 0.97, "crps_ratio_high": 0.99,
     "scores": {"test_crps_ratio": 0.98, "test_crps_ratio_high": 0.99, "test_crps_ratio_low": 0.97, "test_mase": None,
@@ -58,6 +60,7 @@ EXPECTED = {
     },
     "data_digest": "d" * 40, "weights_sha256": "a" * 64,
 }  # fmt: skip
+FLEET = FleetSpec(architecture="gru-universal", preset="seed-gru", overrides={"lr": 0.001}, seeds=2)
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +83,7 @@ def judged(folder, run_id="run", metrics=SCORES, series=SeriesId("spot", "BTCUSD
     )
     judgement = Judgement(
         model=model, folder=folder, features=features, run_id=run_id, metrics=dict(metrics),
-        verdict="better than the random walk",
+        verdict="better than the random walk", fleet=FLEET,
     )  # fmt: skip
     return FleetJudgement(key="k", architecture="gru-universal", run_id="fleet", judgements=(judgement,))
 
@@ -225,8 +228,9 @@ def test_a_changed_figure_another_version_and_a_folder_are_named(tmp_path):
     whole = path.read_text()
     assert results_fault(path) == ""
 
-    path.write_text(whole.replace("0.98", "0.90", 1))
-    assert results_fault(path) == "it is not as cpb wrote it"
+    for other in ("0.90", "0.980"):  # another figure, and another text of the same
+        path.write_text(whole.replace("0.98", other, 1))
+        assert results_fault(path) == "it is not as cpb wrote it"
     path.unlink()
     assert results_fault(path) == ""
     path.mkdir()
@@ -284,11 +288,13 @@ def test_a_published_folder_of_before_is_replaced_unless_it_holds_a_file_of_the_
     assert str(mine) in str(caught.value)
 
 
-def test_a_version_registered_by_a_person_is_published_too(tmp_path):
-    model = champion(tmp_path / "a")
-    (row,) = published(build_tree([replace(model, tags={}, metrics={}, run_id="")], tmp_path / "tree"))
-    assert (row["symbol"], row["version"], row["crps_ratio"], row["scores"]) == (
-        "BTCUSDT", "cpb-BTCUSDT-1h/3", None, {}
+@pytest.mark.parametrize("noted", ["", "no JSON", "[1]"])
+def test_a_version_registered_by_a_person_is_published_too(tmp_path, noted):
+    tags = {"cpb.fleet": noted} if noted else {}
+    model = replace(champion(tmp_path / "a"), tags=tags, metrics={}, run_id="")
+    (row,) = published(build_tree([model], tmp_path / "tree"))
+    assert (row["symbol"], row["version"], row["crps_ratio"], row["scores"], row["overrides"]) == (
+        "BTCUSDT", "cpb-BTCUSDT-1h/3", None, {}, None
     )  # fmt: skip
 
 
