@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.runner import Runner, Summary, flow_parameters, plain_failures, series_records
+from flows.runner import Runner, Summary, flow_parameters, plain_failures, profile_lines, series_records
 from flows.train_all import train_fleets
 from schemas.errors import CpbError
 from schemas.run import BacktestSpec
@@ -83,7 +83,7 @@ def _plan(
     report(
         f"{len(plan.folds):,} series (coins x timeframes x folds); training {', '.join(fleet_names(spec.fleets))}"
     )
-    for sentence in plan.incomplete:
+    for sentence in (*plan.incomplete, *profile_lines(spec, plan.fleets)):
         report(sentence)
     return plan
 

@@ -31,7 +31,8 @@ from flows.console import LINES, continue_without_reader, shown_progress
 from flows.ops.guard import password_file
 from flows.ops.ports import hold
 from schemas.errors import EXIT_COMPLETE, EXIT_PARTIAL, CpbError, count, log
-from schemas.handover import Decision, Failure, SeriesRecord, ShardResult, reasons
+from schemas.handover import Decision, Failure, FleetPlan, SeriesRecord, ShardResult, reasons
+from schemas.run import SEED, RunSpec
 from schemas.scope import ScopeSpec, Spec
 from tasks.running.parallel import Report, report_progress, reporting, run_each
 from tasks.running.step import Step
@@ -61,7 +62,8 @@ class Summary:
     """Result of a run of the main job: counts, and every failure once.
 
     `results`: path of the market's `results.json`. `stopped`: series no longer traded; they are left out, which is not
-    a failure. `warnings`: about the trainings, such as a shortage of memory.
+    a failure. `warnings`: about the trainings, such as a shortage of memory. `fleets`: each fleet's cost
+    (`flows.costs.fleet_cost`) and, of classifiers, its accuracy.
     """
 
     run_id: str = ""
@@ -73,6 +75,7 @@ class Summary:
     published: str = ""
     stopped: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    fleets: list[dict[str, Any]] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
     @property
@@ -135,9 +138,26 @@ def member_warnings(report: dict[str, Any]) -> list[str]:
         warnings.append(f"stopped early: {report['reason']}")
     if at_once := report.get("halved_to"):
         warnings.append(f"memory ran out: the fleet was halved, to {count(at_once, 'model')} at once")
-    if report.get("accumulate", 1) > 1:
-        warnings.append(f"memory ran out: each batch was split into {report['accumulate']} parts")
+    if parts := report.get("split_to"):  # more than `accumulate` asked for
+        warnings.append(f"memory ran out: each batch was split into {parts} parts")
     return [*warnings, *filter(None, [report.get("device_warning")])]
+
+
+def profile_lines(spec: RunSpec, fleets: Iterable[FleetPlan]) -> list[str]:
+    """Return a sentence for each preset of a run's fleets whose models the hardware profile has changed."""
+    from cpbmodels.arch.options import ALIASES, PROFILE_SIZES
+
+    typed = {ALIASES.get(name, name) for name in spec.overrides}
+    sizes = {n: value for n, value in PROFILE_SIZES.get(spec.profile, {}).items() if n not in typed}
+    lines = {}
+    for job in (fleet.shards[0] for fleet in fleets):
+        set_by_it = [f"{n} {value}" for n, value in sizes.items() if job.overrides.get(n) == value]
+        if set_by_it and job.preset.startswith(SEED):
+            lines[job.preset] = (
+                f"profile {spec.profile} sets {', '.join(set_by_it)} of preset {job.preset}: "
+                "other models than the preset's own"
+            )
+    return list(lines.values())
 
 
 class Runner:

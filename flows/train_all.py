@@ -23,6 +23,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
+from flows.costs import accuracy, accuracy_text, cost_text, fleet_accuracy, fleet_cost, run_cost
 from flows.runner import (
     Runner,
     Summary,
@@ -30,6 +31,7 @@ from flows.runner import (
     fleet_warnings,
     flow_parameters,
     plain_failures,
+    profile_lines,
     series_records,
 )
 from schemas.errors import BusyError, CpbError, MemberError, count, log
@@ -105,6 +107,9 @@ def run_train_all(spec: RunSpec, steps: Runner, report: Report = echo) -> Summar
 def _deliver(spec: RunSpec, training: Training, steps: Runner, report: Report, outcome: Outcome) -> Summary:
     """Promote and publish the trained models, and forecast."""
     summary, scope = training.summary, spec.scope
+    for fleet in summary.fleets:
+        if reached := accuracy(fleet):
+            report(f"{fleet['fleet']}: {accuracy_text(reached)}")
     decisions = steps.one(promote, spec, training.judged, training.stopped)
     outcome.decisions = decisions
     for line in decision_lines(decisions):
@@ -129,6 +134,8 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, report: Report, o
     report(
         f"{count(summary.champions, 'champion')}, {count(summary.forecast_rows, 'forecast row')}{packaged}"
     )
+    if cost := run_cost(summary.fleets):
+        report(f"cost: {cost}")
     warnings = {WARNINGS: "; ".join(summary.warnings) or None}
     finish(summary.run_id, *summary.outcome(warnings))
     mirror_to_wandb(spec, summary.run_id, report)
@@ -220,6 +227,8 @@ def _run(
             f"no series can be trained ({summary.reasons}); check coins, since, as_of and source",
             code="no-series",
         )
+    for sentence in profile_lines(spec, planned.fleets):
+        report(sentence)
     summary.series = len(planned.series)
     trained = {record.series for record in planned.series}  # among them series whose price level leaps
     # failed series, and therefore a failed member of every fleet
@@ -245,6 +254,9 @@ def _run(
                 summary.warnings.append(f"{fleet.name}: {sentence}")
         for judgement in judged:
             summary.add(judgement.failures, report)
+        for fleet, shards, judgement in zip(planned.fleets, results, judged, strict=True):
+            figures = fleet_cost(shards) | fleet_accuracy(judgement)
+            summary.fleets.append({"fleet": fleet.name} | figures)
         for sentence in summary.warnings:
             report(sentence)
         if isinstance(resume, Checkpoint) and not any(shard.members for shard in results[0]):
@@ -262,14 +274,22 @@ def _run(
                 code="no-model",
             )
     board = f"`cpb leaderboard --run {summary.run_id[:8]}`"
-    report(f"judged {count(summary.members, 'member')} against the random walk ({board})")
+    report(f"judged {count(summary.members, 'member')} against {_references(summary)} ({board})")
     return Training(summary, results, judged, planned.stopped, in_use)
+
+
+def _references(summary: Summary) -> str:
+    """Return what the models of a run were judged against: classifiers have a reference of their own."""
+    classifies = {bool(accuracy(fleet)) for fleet in summary.fleets if "seconds" in fleet}
+    return " and ".join(
+        "the class frequencies" if classes else "the random walk" for classes in sorted(classifies)
+    )
 
 
 def _begun_before(
     root: Path, fleets: Sequence[FleetPlan], resume: ResumeMode, report: Report
 ) -> dict[str, str]:
-    """Apply `resume` to each shard's folder; return the progress from before, by the shard's key."""
+    """Apply `resume` to each shard's folder; report and return the progress from before, by the shard's key."""
     folders = {job_key(shard): shard_folder(root, shard) for fleet in fleets for shard in fleet.shards}
     if resume not in ("use", "expect"):
         for folder in folders.values():
@@ -280,7 +300,19 @@ def _begun_before(
     before = {key: progress_so_far(folder) for key, folder in folders.items()}
     if resume == "expect" and not any(before.values()):
         report("nothing to resume: no such training on these candles has begun; starting from scratch")
+    for fleet in fleets:
+        if resumed := _resumed(fleet, before):
+            report(f"resuming {fleet.name}: {resumed}")
     return before
+
+
+def _resumed(fleet: FleetPlan, before: Mapping[str, str]) -> str:
+    """Return what of a fleet earlier runs have trained, in words; "" for nothing."""
+    return ", ".join(
+        text if times == len(fleet.shards) else f"{times} of {count(len(fleet.shards), 'shard')} {text}"
+        for text, times in Counter(before[job_key(shard)] for shard in fleet.shards).items()
+        if text
+    )
 
 
 Ended = Callable[[ShardJob, ShardResult], None]
@@ -321,12 +353,10 @@ def _train_and_judge(
     def reported(fleet: FleetPlan) -> Iterator[tuple[ShardJob, ShardResult]]:
         yield from arrivals(fleet)
         members = sum(len(futures[job_key(shard)].result().members) for shard in fleet.shards)
-        resumed = ", ".join(
-            text if times == len(fleet.shards) else f"{times} of {count(len(fleet.shards), 'shard')} {text}"
-            for text, times in Counter(before[job_key(shard)] for shard in fleet.shards).items()
-            if text
-        )
-        report(f"trained {fleet.name}: {count(members, 'member')}{f' ({resumed})' if resumed else ''}")
+        resumed = _resumed(fleet, before)
+        cost = cost_text(fleet_cost([futures[job_key(shard)].result() for shard in fleet.shards]))
+        facts = "; ".join(filter(None, [cost, resumed]))
+        report(f"trained {fleet.name}: {count(members, 'member')}{f' ({facts})' if facts else ''}")
 
     calls: list[Callable[[], Any]] = [
         train_all_shards,

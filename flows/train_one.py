@@ -1,17 +1,17 @@
 """`cpb train`: a single series and architecture, through the steps of the main job up to the scores."""
 
-import shlex
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from flows.costs import accuracy, accuracy_text, cost_text, fleet_cost
 from flows.runner import Runner
 from flows.train_all import ResumeMode, mirror_to_wandb, run_training
-from schemas.errors import count
 from schemas.handover import Judgement, ShardResult
-from schemas.identity import SIM
 from schemas.run import RunSpec
 from tasks.running.parallel import Report
-from tasks.storage.files import public_url
 from tasks.tracking.runs import finish
 from tasks.training.shard import LATEST, Checkpoint
 
@@ -36,27 +36,65 @@ def train_one(spec: RunSpec, *, resume: str | None, report: Report) -> dict[str,
     return result | {"exit": training.summary.exit_code}
 
 
-def result_lines(spec: RunSpec, result: dict[str, Any]) -> list[str]:
-    """Return the final lines of `cpb train`: verdict, losses, location of the results, next command."""
-    (series,) = spec.scope.series
+def result_lines(result: dict[str, Any], command: str) -> list[str]:
+    """Return the final lines of `cpb train`: verdict, losses, cost, location of the results, next command.
+
+    Args:
+        result: what `train_one` returned.
+        command: the `cpb train-all` of the same options.
+    """
+    name = f"{result['architecture']} on {result['symbol']} {result['timeframe']}"
     verdict = f"is {result['verdict']}" if result["verdict"] else "could not be judged"
-    options = series.options
-    if spec.source and spec.market != SIM:  # a folder, a table or a mirror, which the series does not name
-        source = shlex.quote(public_url(spec.source))
-        options = f"--coins {series.symbol} --timeframes {series.timeframe} --source {source}"
-    lines = [f"{result['architecture']} on {result['symbol']} {result['timeframe']} {verdict}"]
-    if result["val_loss"] is not None:  # a closed form has none
-        epochs, best = result["epochs_run"], result["best_val_loss"]
-        lines.append(f"  loss   {best:.4f} in validation, the best of {count(epochs, 'epoch')}")
-    return [
-        *lines,
-        f"  model  {result['model_folder']}",
-        f"  run    {result['run_id']} (`cpb ui` shows it)",
-        f"  next   cpb train-all {options} --architectures {result['architecture']}   (trains the preset's model, "
-        "lets the gate decide, and forecasts)",
+    classes = accuracy(result)
+    purpose = (
+        "trains and judges the same again; a classifier forecasts no prices and never serves"
+        if classes
+        else "trains the same, lets the gate decide, and forecasts with the champion"
+    )
+    rows = [
+        *([("classes", accuracy_text(classes))] if classes else []),
+        *_loss_rows(result),
+        ("cost", cost_text(result["cost"])),
+        ("model", result["model_folder"]),
+        ("run", f"{result['run_id']} (`cpb ui` shows it)"),
+        ("next", f"{command}   ({purpose})"),
     ]
+    return [f"{name} {verdict}", *(f"  {head:<8}{text}" for head, text in rows)]
 
 
+def _loss_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the losses over the epochs as sparkline and figures; nothing for a model fitted without epochs."""
+    history, best = result["history"], result["best_epoch"]
+    if len(history) < 2:
+        if result["cost"].get("best_epoch"):
+            yield "loss", f"{result['best_val_loss']:.4f} in validation, after one epoch"
+        return
+    for head, key in (("train", "train_loss"), ("valid.", "val_loss")):
+        values = [epoch[key] for epoch in history if epoch[key] is not None]
+        if len(values) > 1:
+            yield head, f"{sparkline(values)}  loss {values[0]:.4f} -> {values[-1]:.4f}"
+    if best:
+        of = f" of {result['cost']['epochs_of']}" if result["cost"].get("epochs_of") else ""
+        why = f"; {result['stopped']}" if result["stopped"] else ""
+        yield (
+            "best",
+            f"validation loss {result['best_val_loss']:.4f} in epoch {best} of {len(history)}{of}{why}",
+        )
+
+
+def sparkline(values: Sequence[float], width: int = 32) -> str:
+    """Return the values as at most `width` bars, each the mean of its share; a space for non-finite values."""
+    bars = min(width, len(values))
+    edges = [round(i * len(values) / bars) for i in range(bars + 1)] if bars else []
+    parts = [values[first:stop] for first, stop in pairwise(edges)]
+    means = [sum(part) / len(part) for part in parts]
+    finite = [mean for mean in means if isfinite(mean)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    step = (high - low) / (len(_BARS) - 1) or 1.0
+    return "".join(_BARS[round((mean - low) / step)] if isfinite(mean) else " " for mean in means)
+
+
+_BARS = "▁▂▃▄▅▆▇█"
 _RATIO = ("test_crps_ratio", "test_crps_ratio_low", "test_crps_ratio_high")
 
 
@@ -71,6 +109,7 @@ def _result(shard: ShardResult, judgement: Judgement) -> dict[str, Any]:
         "memory": {name: value for name, value in report.items() if name.endswith("_mb")},
         "stopped": report.get("reason") or report.get("stopped"),
         "history": [{key: epoch.get(key) for key in ("train_loss", "val_loss")} for epoch in member.history],
-        "verdict": judgement.verdict, **{name: judgement.metrics.get(name) for name in _RATIO},
+        "cost": fleet_cost([shard]), "verdict": judgement.verdict, **accuracy(judgement.metrics),
+        **{name: judgement.metrics.get(name) for name in _RATIO},
         "run_id": judgement.run_id, "model_folder": str(judgement.folder / "model"),
     }  # fmt: skip

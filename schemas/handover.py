@@ -248,10 +248,44 @@ class DeviceWork(Record):
     cpu_s: float
 
 
+class ShardProgress(Record):
+    """Where a shard stood when an epoch of some of its models ended.
+
+    `architecture`: what was trained, in stage `stage` of `stages`: an average trains its members one after the other.
+    Of the shard in this stage: `epoch`, the mean over its `models`, copies included (a model that has stopped counts
+    with those that it trains with), of at most `epochs`, which is 0 for what is fitted without epochs; `train_loss` and
+    `val_loss`, means over the `begun` models that have a finite loss, each at its last epoch; `ended`: no model goes
+    on. `cores`: those that the trainer may use.
+    """
+
+    architecture: str
+    stage: int
+    stages: int
+    epoch: float
+    epochs: int
+    models: int
+    begun: int
+    train_loss: float | None
+    val_loss: float | None
+    ended: bool
+    cores: int
+
+
+class Epoch(ShardProgress):
+    """An epoch of models that train together: where their shard stood then, and what it cost.
+
+    `metrics`: of the models that trained in it, by their names in MLflow: `epoch` from 1, seconds, windows/s, memory in
+    MB, utilisation in percent, mean losses.
+    """
+
+    metrics: dict[str, float]
+
+
 class ShardResult(Record):
     """Result of a `ShardJob`: the usable members, and a failure for each other member.
 
     `epochs`: per epoch, from 1, the whole job's seconds, windows/s, memory in MB and utilisation in percent.
+    `progress`: where the shard stood after each of them; empty in a result of an older cpb.
     """
 
     version: ClassVar[int] = 2
@@ -263,6 +297,13 @@ class ShardResult(Record):
     train_seconds: float = 0.0
     work: DeviceWork | None = None
     epochs: tuple[dict[str, float], ...] = ()
+    progress: tuple[ShardProgress, ...] = ()
+
+    @property
+    def reported(self) -> tuple[Epoch, ...]:
+        """The epochs as the trainer reported them."""
+        pairs = zip(self.progress, self.epochs, strict=False)
+        return tuple(Epoch(**progress.model_dump(), metrics=metrics) for progress, metrics in pairs)
 
 
 class Judgement(Record):

@@ -50,7 +50,8 @@ PRESET_ABOUT = {
 """A short description of each preset."""
 
 SUFFIX = ".toml"
-_SEED = "seed-"
+SEED = "seed-"
+"""Begins the names of the presets of the original notes, whose sizes a hardware profile changes."""
 
 
 class PresetFile(Spec):
@@ -295,7 +296,7 @@ class RunSpec(ScopeSpec):
         import cpbmodels  # takes a second if torch is not imported yet
         from cpbmodels.arch.options import ALIASES, PROFILE_SIZES
 
-        sizes = PROFILE_SIZES.get(self.profile, {}) if part.base.startswith(_SEED) else {}
+        sizes = PROFILE_SIZES.get(self.profile, {}) if part.base.startswith(SEED) else {}
         merged: dict[str, Any] = {}
         for changes in (sizes, part.options, self.overrides):
             named = {ALIASES.get(name, name) for name in changes}

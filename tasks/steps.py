@@ -170,7 +170,9 @@ def train(
     """
     run = Retry(on=TrainerDied, times=1, wait_s=RETRY_WAIT_S).around(engine.run, "train")
     try:
-        return run(job, root, timeout_s, progress)
+        result = run(job, root, timeout_s, progress)
+        progress.trained(job, result)
+        return result
     except CpbError as error:
         return failed_shard(job, error)
     finally:

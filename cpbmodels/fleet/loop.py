@@ -45,6 +45,7 @@ class FleetJob:
     """All that one fleet trains on and how. `options` are what its members have in common (`Task.options`).
 
     of_members: how many the whole call trains. lock: fleets side by side report one at a time.
+    stage, stages: an average trains its members in as many calls, this one from 1.
     """
 
     series: list[Series]
@@ -62,7 +63,10 @@ class FleetJob:
     of_members: int = 1
     lock: threading.Lock = field(default_factory=threading.Lock)
     kernels: bool | str = True  # use `cpbmodels.kernels` where they can be used; False or a reason: do not
+    stage: int = 1
+    stages: int = 1
     halved_to: int = 0  # members at once since memory ran out; 0: it has not
+    split_to: int = 0  # micro-batches per step since memory ran out for one member; 0: it has not
     stop: threading.Event = field(default_factory=threading.Event)  # set: all fleets stop at their next step
 
     @property

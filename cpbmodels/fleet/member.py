@@ -66,11 +66,11 @@ class Member:
         sentence, `epochs_run`, `best_epoch` (from 1; 0: none improved), `best_val_loss`, `train_windows`,
         `validation_windows`; of classifiers `accuracy` and `confusion` on the validation windows (rows truth, columns
         forecast, each up, flat, down); of an ensemble `ensemble`, the number of averaged models (all else is the
-        first's, but `diverged` and `accumulate`). Of its fleet: `accumulate` (micro-batches per step; more than
-        requested if memory ran out), `fleet_members`, `halved_to` (most members together since memory ran out, or
-        0), `windows_per_s`, `train_seconds`, `trained_at` (when that ended, ISO in UTC), `device`, `compute_dtype`
-        (of the products), `kernels` (`on`, or `off` with the reason), `device_warning` ("" or a sentence) and the
-        figures of `Monitor.summary`.
+        first's, but `diverged`, `accumulate` and `split_to`). Of its fleet: `accumulate` (micro-batches per step),
+        `split_to` (what `accumulate` became since memory ran out for one member, or 0), `fleet_members`, `halved_to`
+        (most members together since memory ran out, or 0), `windows_per_s`, `train_seconds`, `trained_at` (when that
+        ended, ISO in UTC), `device`, `compute_dtype` (of the products), `kernels` (`on`, or `off` with the reason),
+        `device_warning` ("" or a sentence) and the figures of `Monitor.summary`.
     parts: of an average, the models whose quantiles it averages; its own rows and tables are empty then.
     touch: float32 [2, H, 99], how far prices went, in widths of its forecasts (`cpbmodels.data.touch`); None of a
         classifier, and of a part of an average.
@@ -377,7 +377,7 @@ def average(parts: Sequence[Member], options: Preset) -> Member:
 def ensemble(members: list[Member]) -> Member:
     """One model of several trained with equal options and other seeds: their quantiles and candles are averaged.
 
-    Its history, and its report apart from `diverged`, `accumulate` and `ensemble`, are the first member's.
+    Its history, and its report apart from `diverged`, `accumulate`, `split_to` and `ensemble`, are the first member's.
     """
     if not members:
         raise ModelError("An ensemble needs at least one member.")
@@ -405,6 +405,7 @@ def ensemble(members: list[Member]) -> Member:
             **first.report,
             "ensemble": len(seeds),
             "accumulate": max(member.report.get("accumulate", 1) for member in members),
+            "split_to": max(member.report.get("split_to", 0) for member in members),
             "diverged": any(member.report.get("diverged", False) for member in members),
         },
         touch=_mean_touch(members),

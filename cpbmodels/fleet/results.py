@@ -17,7 +17,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,11 @@ class EpochRecord:
         train_loss, val_loss, lr, best_val_loss, stopped ("" while it goes on).
     windows_per_s, seconds: of the whole fleet, validation included.
     memory: MB and percent, as `Monitor.latest` gives them.
+    architecture: what the fleet trains: in the training of an average, one of its members.
+    stage: of how many `stages` this fleet is part, from 1: an average trains its members one after the other.
+    of_members: how many the whole call trains, in each stage.
+    last: train_loss and val_loss of the last epoch that each member of the fleet trained, by index in the returned
+        list: of those that have stopped, too.
     """
 
     epoch: int
@@ -61,6 +66,11 @@ class EpochRecord:
     windows_per_s: float
     seconds: float
     memory: dict[str, float]
+    architecture: str = ""
+    stage: int = 1
+    stages: int = 1
+    of_members: int = 1
+    last: dict[int, tuple[float, float]] = field(default_factory=dict)
 
 
 OnEpoch = Callable[[EpochRecord], Iterable[int] | None]
@@ -74,6 +84,7 @@ class StepRecord:
     epoch: from 1, of at most `epochs`. step: done of the epoch's `steps` (on a GPU: launched). members: indices in the
     returned list of those that train. of_members: how many the whole call trains.
     device: as in `cpu` or `cuda:0`. data: rows and columns of the candles there, data_mb: their size.
+    architecture, stage, stages: as in `EpochRecord`.
     """
 
     epoch: int
@@ -86,6 +97,9 @@ class StepRecord:
     data: tuple[int, int]
     data_dtype: str
     data_mb: float
+    architecture: str = ""
+    stage: int = 1
+    stages: int = 1
 
 
 OnStep = Callable[[StepRecord], bool | None]
@@ -108,6 +122,9 @@ def report_step(loop: Loop, step: int, steps: int) -> bool:
         data=(rows.shape[0], rows.shape[1]),
         data_dtype=str(rows.dtype).removeprefix("torch."),
         data_mb=rows.numel() * rows.element_size() / 1e6,
+        architecture=job.architecture,
+        stage=job.stage,
+        stages=job.stages,
     )
     with job.lock:
         return bool(job.on_step(record))
@@ -139,6 +156,15 @@ def report_epoch(loop: Loop, windows: int, seconds: float) -> None:
         windows_per_s=windows / seconds,
         seconds=seconds,
         memory=loop.monitor.latest(),
+        architecture=job.architecture,
+        stage=job.stage,
+        stages=job.stages,
+        of_members=job.of_members,
+        last={
+            task.index: (progress.history[-1]["train_loss"], progress.history[-1]["val_loss"])
+            for task, progress in pairs
+            if progress.history
+        },
     )
     with job.lock:
         unwanted = set(job.on_epoch(record) or ())
@@ -174,6 +200,7 @@ def export(loop: Loop) -> list[Member]:
         "compute_dtype": str(job.compute).removeprefix("torch."),
         "kernels": described(job.kernels_off),
         "accumulate": job.options.accumulate,
+        "split_to": job.split_to,
         **monitor.summary(),
         "device_warning": monitor.warning or monitor.note,
     }

@@ -98,7 +98,7 @@ def train_fleet(
     plans = plan_members(series, seeds, scope)
 
     def train_architecture(
-        architecture: str, values_of_all: dict[str, Any], folder: Path | None
+        architecture: str, values_of_all: dict[str, Any], folder: Path | None, stage: int = 1, stages: int = 1
     ) -> list[Member]:
         presets: dict[str, Preset] = {}  # equal overrides are resolved once
         options = []
@@ -109,12 +109,14 @@ def train_fleet(
         if architecture == AVERAGE:
             common = {name: value for name, value in values_of_all.items() if name != "members"}
             return _train_average(
-                lambda name, folder: train_architecture(name, common, folder), options, folder
+                lambda name, folder, stage, stages: train_architecture(name, common, folder, stage, stages),
+                options,
+                folder,
             )
         jobs = _fleet_jobs(
             plans, options, series=series, architecture=architecture, device=place, dtype=DTYPES[dtype],
             checkpoint=folder, resume=resume, kernels=kernels, on_epoch=on_epoch, on_step=on_step,
-            of_members=len(plans), lock=threading.Lock(), stop=threading.Event(),
+            of_members=len(plans), stage=stage, stages=stages, lock=threading.Lock(), stop=threading.Event(),
         )  # fmt: skip
         return _train_jobs(jobs)
 
@@ -168,12 +170,15 @@ def why_not(series: Series, architecture: str = "har", preset: str = "default", 
 
 
 def _train_average(
-    train: Callable[[str, Path | None], list[Member]], options: Sequence[Preset], checkpoint: Path | None
+    train: Callable[[str, Path | None, int, int], list[Member]],
+    options: Sequence[Preset],
+    checkpoint: Path | None,
 ) -> list[Member]:
     """Train every member of an average for all models of the call, one architecture after the other.
 
     Args:
-        train: trains all models of a member's architecture, with its folder for checkpoints.
+        train: trains all models of a member's architecture, given its folder for checkpoints, the number of its stage
+            from 1, and the number of stages.
         options: the resolved preset of each model; all of them have the same members.
     """
     names = options[0].members
@@ -184,7 +189,7 @@ def _train_average(
     trained = []
     for place, name in enumerate(names):
         folder = None if checkpoint is None else checkpoint / f"{place}-{name}"
-        trained.append(train(name, folder))
+        trained.append(train(name, folder, place + 1, len(names)))
     return [average(parts, preset) for parts, preset in zip(zip(*trained, strict=True), options, strict=True)]
 
 
@@ -285,7 +290,7 @@ def _shrink(job: FleetJob, size: int) -> tuple[int, FleetJob]:
     log.warning(
         "Out of memory with one member: its batch of %d now has %d parts.", job.options.batch_size, parts
     )
-    return 1, replace(job, options=replace(job.options, accumulate=parts))
+    return 1, replace(job, options=replace(job.options, accumulate=parts), split_to=parts)
 
 
 def _train_fleet_job(job: FleetJob) -> list[Member]:

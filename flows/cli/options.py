@@ -14,6 +14,7 @@ model preset (`cpbmodels.arch.options.Preset`), another name of one (`ALIASES`) 
 import inspect
 import json
 import re
+import shlex
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from functools import wraps
@@ -26,7 +27,9 @@ from typer.core import TyperCommand, TyperOption
 from cpbmodels.arch.options import ALIASES, CHOICES, SWITCHES, Preset
 from flows.console import shown_progress
 from schemas.errors import UsageError
+from schemas.identity import APART
 from schemas.scope import Spec
+from tasks.storage.files import public_url
 
 Json = Annotated[bool, typer.Option("--json", help="one JSON object on stdout, as the last line")]
 
@@ -175,6 +178,39 @@ def parse_value(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):  # also for thousands of digits or brackets
         return float(text) if _REAL.fullmatch(text) else text
+
+
+def command_line(command: str, spec: Spec, of: type[Spec]) -> str:
+    """Return the command line, of a command whose specification is `of`, that gives it the values of `spec`.
+
+    Secrets in the address of a source are left out: a person types them again.
+    """
+    words = ["cpb", command]
+    for name, field in of.model_fields.items():
+        value = getattr(spec, name)
+        # What a preset file contains is read again from the file, which `preset` names.
+        if value == field.get_default(call_default_factory=True) or name == FILES or _is_implied(name, spec):
+            continue
+        if name == OVERRIDES:
+            for option, chosen in value.items():
+                words += ["--set", f"{option}={_setting_text(chosen)}"]
+        elif name in BY_SET:
+            words += ["--set", f"{name}={_setting_text(value)}"]
+        elif isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{_dashed(name)}")
+        else:
+            words += [f"--{_dashed(name)}", public_url(value) if name == "source" else str(value)]
+    return shlex.join(words)
+
+
+def _is_implied(name: str, spec: Spec) -> bool:
+    """Whether a field is the market that its source implies."""
+    return name == "market" and spec.model_dump()[name] in APART and bool(spec.model_dump()["source"])
+
+
+def _setting_text(value: Any) -> str:
+    """Return a value as `parse_value` reads it."""
+    return value if isinstance(value, str) and parse_value(value) == value else json.dumps(value)
 
 
 def _settings(values: dict[str, Any]) -> dict[str, Any]:

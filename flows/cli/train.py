@@ -6,7 +6,7 @@ import typer
 
 from flows.cli import end_interrupted
 from flows.cli.models import print_board
-from flows.cli.options import Json, cli_options
+from flows.cli.options import Json, cli_options, command_line
 from flows.cli.presets import listed, print_presets
 from flows.console import Column, echo, emit, finding, interval, print_table, quiet_libraries, shown_progress
 from schemas.errors import p_value
@@ -87,7 +87,7 @@ def train(
     if json:
         emit(result)
     else:
-        for line in result_lines(spec, result):
+        for line in result_lines(result, command_line("train-all", spec, RunSpec)):
             echo(line)
     raise typer.Exit(int(result["exit"]))
 

@@ -236,6 +236,7 @@ class Trainers:
         timeout_s: float,
         on_progress: OnProgress | None = None,
         on_wait: Callable[[str], None] = lambda text: None,
+        on_look: Callable[[], None] = lambda: None,
     ) -> None:
         """Train the job in `folder` to its `result.json`; return immediately if it exists already.
 
@@ -245,6 +246,7 @@ class Trainers:
         Args:
             on_progress: called with the contents of `progress.json` whenever it has changed.
             on_wait: called with what the shard waits for.
+            on_look: called about every 0.05 s while the trainer works, and once after it.
 
         Raises:
             TrainerDied: the process failed or was killed; the next shard gets a new process.
@@ -256,7 +258,7 @@ class Trainers:
             with self._pool.lent() as trainer, self._cores.held(0 if self._on_gpu else self._threads):
                 on_wait("starting its trainer")
                 try:
-                    trained = self._call(trainer, folder, _watch(folder, timeout_s, on_progress))
+                    trained = self._call(trainer, folder, _watch(folder, timeout_s, on_progress, on_look))
                 except Died as end:
                     if not (folder / RESULT).exists():
                         raise _death(folder, end) from end
@@ -288,7 +290,9 @@ def run_trainer(folder: Path, slots: Slots, timeout_s: float, on_progress: OnPro
         trainers.train(folder, timeout_s, on_progress)
 
 
-def _watch(folder: Path, timeout_s: float, on_progress: OnProgress | None) -> Callable[[], None]:
+def _watch(
+    folder: Path, timeout_s: float, on_progress: OnProgress | None, on_look: Callable[[], None]
+) -> Callable[[], None]:
     """Return a callback for a running trainer: it reports progress and raises `TrainingTimeout`."""
     path, deadline = folder / PROGRESS, time.monotonic() + timeout_s
 
@@ -312,6 +316,7 @@ def _watch(folder: Path, timeout_s: float, on_progress: OnProgress | None) -> Ca
             last = changed
             if (progress := read_json_or_none(path)) is not None:
                 on_progress(progress)
+        on_look()
 
     return look
 
@@ -380,7 +385,10 @@ class LocalEngine:
             CpbError: the shard failed as a whole; `TrainerDied` if another try may succeed.
         """
         folder = prepare(root, job)
-        self._trainers.train(folder, timeout_s, partial(progress.update, job), progress.waiting)
+        progress.begin(job, folder)
+        self._trainers.train(
+            folder, timeout_s, partial(progress.update, job), progress.waiting, partial(progress.look, job)
+        )
         return read_result(folder)
 
     def close(self) -> None:

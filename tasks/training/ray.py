@@ -175,6 +175,7 @@ class RayEngine:
     def run(self, job: ShardJob, root: Path, timeout_s: float, progress: FleetProgress) -> ShardResult:
         """Train a shard on the cluster: skipped if done, else with its files from and to this machine."""
         folder = prepare(root, job)
+        progress.begin(job, folder)
         if not (folder / RESULT).exists():
             progress.waiting("on the Ray cluster")
             files, error = self._train(job, folder, timeout_s)

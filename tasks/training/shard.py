@@ -101,7 +101,9 @@ def progress_so_far(folder: Path) -> str:
     result = find_record(folder / RESULT, ShardResult, of=folder.name)
     if result and not any(damaged_files(folder, result)):
         return "trained before by the same command"
-    return "from its last checkpoint on" if any((folder / CHECKPOINTS).rglob("epoch-*.safetensors")) else ""
+    checkpoints = (path.name for path in (folder / CHECKPOINTS).rglob("epoch-*.safetensors"))
+    epochs = [int(name.split("-")[1]) for name in checkpoints if _CHECKPOINT.fullmatch(name)]
+    return f"from its last checkpoint on, of epoch {max(epochs)}" if epochs else ""
 
 
 def is_training(folder: Path) -> bool:

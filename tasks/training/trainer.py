@@ -43,6 +43,7 @@ from schemas.handover import (
     Failure,
     JobMember,
     ShardJob,
+    ShardProgress,
     ShardResult,
     TrainedMember,
 )
@@ -54,7 +55,7 @@ from tasks.storage.locks import locked
 from tasks.storage.records import file_digest, write_npz, write_record
 from tasks.training.local import GPU_LOST, KERNELS, gpu_locked
 from tasks.training.plan import job_key
-from tasks.training.progress import ProgressFile, add_cost, plain, read_costs
+from tasks.training.progress import EpochFile, ProgressFile, plain, read_epochs
 from tasks.training.shard import CHECKPOINTS, EPOCHS, RESULT, home_of, read_job
 
 log = logging.getLogger("cpb")
@@ -208,8 +209,10 @@ def train_job(folder: Path, without_kernels: str = "") -> ShardResult:
         )
     started = time.perf_counter()
 
+    epochs = EpochFile(folder / EPOCHS)
+
     def on_epoch(record: cpbmodels.EpochRecord) -> None:
-        add_cost(folder / EPOCHS, record)
+        epochs.add(record)
         progress.on_epoch(record)
 
     device = str(pick_device(job.device.partition(":")[0]))  # the trainer of cuda:1 sees only that GPU
@@ -230,6 +233,7 @@ def train_job(folder: Path, without_kernels: str = "") -> ShardResult:
             failures.append(Failure.of(spec.model, "train", MemberError(reason, code="diverged")))
         with new_folder(folder / "members") as draft:
             members = tuple(_write_members(draft, job, good, progress, device))
+        reported = read_epochs(folder / EPOCHS)
         result = ShardResult(
             key=job_key(job),
             architecture=job.architecture,
@@ -237,7 +241,8 @@ def train_job(folder: Path, without_kernels: str = "") -> ShardResult:
             failures=tuple(failures),
             train_seconds=time.perf_counter() - started,
             work=work(),
-            epochs=tuple(read_costs(folder / EPOCHS)),
+            epochs=tuple(epoch.metrics for epoch in reported),
+            progress=tuple(ShardProgress(**epoch.model_dump(exclude={"metrics"})) for epoch in reported),
         )
     write_record(folder / RESULT, result, of=folder.name)
     (folder / EPOCHS).unlink(missing_ok=True)  # the result contains them

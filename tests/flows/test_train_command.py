@@ -1,6 +1,7 @@
 """`cpb train`: one model by position, options of the model's preset, and what it prints."""
 
 import json
+import shlex
 import sys
 from types import SimpleNamespace
 
@@ -62,6 +63,7 @@ def trained(tmp_path, monkeypatch):
     }
     history = ({"train_loss": 2.0, "val_loss": 3.0}, {"train_loss": 1.0, "val_loss": 2.5})
     member = TrainedMember(model=MODEL, name="sim-BTCUSDT-1h", files={}, history=history, report=report)
+    shard = ShardResult(key="0f", architecture="gru", members=(member,), train_seconds=66.54)
     folder = tmp_path / "sim/fleets/0f/members/sim-BTCUSDT-1h"
     features = SeriesRecord(
         series=MODEL.series, path="f", digest="d", file_digest="f", rows=9, first_us=0, last_us=8
@@ -77,7 +79,7 @@ def trained(tmp_path, monkeypatch):
     )
     training = SimpleNamespace(
         summary=Summary(run_id="parent"),
-        results=[[ShardResult(key="0f", architecture="gru", members=(member,))]],
+        results=[[shard]],
         judged=[FleetJudgement(key="0f", architecture="gru", run_id="f", judgements=(judgement,))],
         in_use=SimpleNamespace(release=lambda: None),
     )
@@ -112,6 +114,10 @@ def test_it_prints_the_member_and_its_scores(trained, end_of):
         "train_loss": 1.0, "val_loss": 2.5, "best_epoch": 2, "best_val_loss": 2.5, "windows_per_s": 10.0,
         "memory": {"rss_peak_mb": 5.0}, "stopped": "no better validation loss for 2 epochs", "device": "cpu",
         "history": [{"train_loss": 2.0, "val_loss": 3.0}, {"train_loss": 1.0, "val_loss": 2.5}],
+        "cost": {
+            "seconds": 66.54, "windows_per_s": 10.0, "device": "cpu", "rss_peak_mb": 5.0,
+            "gpu_mem_allocated_peak_mb": None, "best_epoch": 2, "epochs_run": 2, "epochs_of": None,
+        },
         "verdict": "better than the random walk", "test_crps_ratio": 0.9, "test_crps_ratio_low": 0.8,
         "test_crps_ratio_high": 0.95, "run_id": "r1",
         "model_folder": str(trained.home / "sim/fleets/0f/members/sim-BTCUSDT-1h/model"), "exit": 0,
@@ -157,18 +163,121 @@ def test_a_preset_of_one_architecture_says_which(trained, end_of, preset, archit
     assert implied.architectures == architecture
 
 
-def test_people_read_the_verdict_the_loss_and_the_next_command(trained, cpb_here):
+def test_people_read_the_verdict_the_loss_the_cost_and_the_next_command(trained, cpb_here):
     _, out, err = cpb_here("train", "BTC", "1h", "--arch", "gru", "--source", "sim")
     assert out == ""
     folder = trained.home / "sim/fleets/0f/members/sim-BTCUSDT-1h/model"
     assert err.splitlines() == [
         "gru on BTCUSDT 1h is better than the random walk",
-        "  loss   2.5000 in validation, the best of 2 epochs",
-        f"  model  {folder}",
-        "  run    r1 (`cpb ui` shows it)",
-        "  next   cpb train-all --coins BTCUSDT --timeframes 1h --source sim --architectures gru   "
-        "(trains the preset's model, lets the gate decide, and forecasts)",
+        "  train   █▁  loss 2.0000 -> 1.0000",
+        "  valid.  █▁  loss 3.0000 -> 2.5000",
+        "  best    validation loss 2.5000 in epoch 2 of 2; no better validation loss for 2 epochs",
+        "  cost    66.5 s, 10 windows/s on cpu, at most 5 MB of memory, best epoch 2 of 2",
+        f"  model   {folder}",
+        "  run     r1 (`cpb ui` shows it)",
+        "  next    cpb train-all --coins BTC --timeframes 1h --source sim --architectures gru --preset seed-gru   "
+        "(trains the same, lets the gate decide, and forecasts with the champion)",
     ]
+
+
+CLASSES = {"test_accuracy": 0.412, "test_macro_f1": 0.3811, "test_majority_accuracy": 0.45}
+
+
+def test_of_a_classifier_its_accuracy_is_told_and_no_forecast_is_promised(trained, cpb_here, end_of):
+    (judged,) = trained.training.judged
+    (judgement,) = judged.judgements
+    judgement = judgement.model_copy(update={"metrics": METRICS | CLASSES})
+    trained.training.judged = [judged.model_copy(update={"judgements": (judgement,)})]
+    words = ["BTC", "1h", "--arch", "classifier-gru", "--source", "sim"]
+    lines = cpb_here("train", *words)[2].splitlines()
+    assert lines[1] == (
+        "  classes accuracy 0.4120, macro-F1 0.3811; always the most frequent class: accuracy 0.4500"
+    )
+    assert lines[-1].endswith(
+        "(trains and judges the same again; a classifier forecasts no prices and never serves)"
+    )
+    told = end_of(*words)[1]
+    assert {name: told[name] for name in CLASSES} == CLASSES
+
+
+def test_without_epochs_there_is_no_loss_to_follow(trained, cpb_here):
+    ((shard,),) = trained.training.results
+    (member,) = shard.members
+    report = member.report | {"stopped": "closed_form", "epochs_run": 1, "best_epoch": 1}
+    member = member.model_copy(update={"history": member.history[:1], "report": report})
+    trained.training.results = [[shard.model_copy(update={"members": (member,)})]]
+    lines = cpb_here("train", "BTC", "1h", "--arch", "robust-har", "--source", "sim")[2].splitlines()
+    assert lines[1] == "  cost    66.5 s, 10 windows/s on cpu, at most 5 MB of memory"
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ([], ""), ([1.0], "▁"), ([1.0, 1.0], "▁▁"), ([1.0, 2.0, 8.0], "▁▂█"), ([2.0, float("nan"), 1.0], "█ ▁"),
+    ],
+)  # fmt: skip
+def test_a_sparkline_spans_the_losses(values, shown):
+    from flows.train_one import sparkline
+
+    assert sparkline(values) == shown
+    assert len(sparkline([float(i) for i in range(200)])) == 32
+
+
+TABLE = "open_time,open,high,low,close,volume\n" + "".join(
+    f"2024-01-01 {hour:02}:00:00,1.5,2.5,0.5,1.5,9\n" for hour in range(24)
+)
+
+GIVEN = {
+    "plain": "BTC 1h",
+    "preset": "BTC 1h --arch gru --preset seed-gru-tuned",
+    "own preset of the architecture": "ETHUSDT 15m --arch lstm --source sim",
+    "overrides": "BTC 1h --arch gru --preset smoke --set epochs=5 --set head=quantile --set mixed_precision=false "
+    """--set 'features=["abs_return","log_sigma"]' --set lr=1e-05""",
+    "data": "BTC 1h --market um --since 2024-01 --as-of 2025-06-06T12:00 --offline",
+    "run": "BTC 1h --seeds 3 --set seed=7 --set dtype=float64 --set kernels=false --set train_timeout_s=99.5 "
+    "--device cpu --profile gpu-6gb --engine local --wandb",
+    "sizes of a profile": "BTC 1h --arch gru --preset seed-gru --profile gpu-6gb --set batch_size=8",
+    "mirror": "BTC 1h --source https://mirror.example/data",
+    "folder": "BTC 1h --source 'of klines'",
+    "table": "--source 'a folder/EURUSD_1h.csv' --arch gru --columns time=open_time --decimal point --rewrite",
+    "preset file": "BTC 1h --preset mine.toml --set epochs=2",
+    "average": "BTC 1h --arch average-universal --set members=har,line",
+    "classifier": "BTC 1h --arch classifier-gru --source sim",
+}
+
+
+@pytest.mark.parametrize("given", GIVEN.values(), ids=GIVEN)
+def test_the_next_command_gives_the_same_options(given, trained, cpb_here, monkeypatch, tmp_path):
+    """The line is typed as it stands: the specification that it makes is compared in every field."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    (tmp_path / "of klines").mkdir()
+    (folder / "EURUSD_1h.csv").write_text(TABLE)
+    (tmp_path / "mine.toml").write_text(
+        'architectures = ["gru"]\nbase = "smoke"\nseeds = 2\n[options]\nhidden_dim = 8\n'
+    )
+    monkeypatch.setattr("flows.train_one.mirror_to_wandb", lambda *_: None)
+    code, _, err = cpb_here("train", *shlex.split(given))
+    assert code == 0, err
+    command = err.splitlines()[-1].removeprefix("  next    ").partition("   (")[0]
+    made = []
+
+    def train_all(spec, *_):
+        made.append(spec)
+        return Summary(run_id="r").as_json()
+
+    monkeypatch.setattr("flows.cli.train._train_all", train_all)
+    program, *words = shlex.split(command)
+    assert program == "cpb"
+    assert cpb_here(*words, "--json")[0] == 0
+    assert made[0].model_dump() == trained.asked["spec"].model_dump()
+
+
+def test_the_next_command_shows_no_password(trained, cpb_here):
+    err = cpb_here("train", "BTC", "1h", "--source", "https://me:secret@mirror.example/data")[2]
+    assert "--source https://mirror.example/data" in err
+    assert "secret" not in err
 
 
 def test_resume_latest_keeps_what_was_trained(trained, end_of):

@@ -4,7 +4,7 @@ from flows.runner import fleet_warnings, member_warnings
 from schemas.handover import ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 
-FINE = {"stopped": "max_epochs", "halved_to": 0, "accumulate": 1, "device_warning": ""}
+FINE = {"stopped": "max_epochs", "halved_to": 0, "accumulate": 1, "split_to": 0, "device_warning": ""}
 
 
 def member(symbol, **report):
@@ -16,12 +16,13 @@ def member(symbol, **report):
 
 def test_a_training_that_went_as_asked_has_none():
     assert member_warnings(FINE) == []
+    assert member_warnings(FINE | {"accumulate": 2}) == []  # as `--set accumulate=2` asks
     assert fleet_warnings([ShardResult(key="k", architecture="gru", members=(member("BTCUSDT"),))]) == []
     assert fleet_warnings([ShardResult(key="k", architecture="gru")]) == []
 
 
 def test_what_went_otherwise_is_said():
-    report = {"stopped": "nan", "reason": "epoch 3", "halved_to": 1, "accumulate": 4}
+    report = {"stopped": "nan", "reason": "epoch 3", "halved_to": 1, "split_to": 4}
     report |= {"device_warning": "busy only 3 %"}
     assert member_warnings(report) == [
         "stopped early: epoch 3",
@@ -32,7 +33,7 @@ def test_what_went_otherwise_is_said():
 
 
 def test_a_fleet_says_each_thing_once_and_of_how_many():
-    first = member("BTCUSDT", accumulate=2, device_warning="busy only 3 %")
+    first = member("BTCUSDT", split_to=2, device_warning="busy only 3 %")
     second = member("ETHUSDT", device_warning="busy only 3 %")
     shards = [
         ShardResult(key=key, architecture="gru", members=(trained,))

@@ -142,6 +142,27 @@ def test_a_forecast_from_one_coin_alone_is_the_lines_without_columns_of_the_mark
     assert near < np.abs(np.log(with_it[..., -1] / other[..., -1])).mean() / 2
 
 
+def test_the_training_of_an_average_says_which_of_its_members_it_trains(coins):
+    epochs, steps = [], []
+    train_fleet(
+        coins[:1],
+        "average",
+        "smoke",
+        seeds=[1],
+        device="cpu",
+        workers=1,
+        on_epoch=epochs.append,
+        on_step=steps.append,
+    )
+    stages = [("har", 1, 2)] * 3 + [("walk", 2, 2)]
+    assert [(record.architecture, record.stage, record.stages) for record in epochs] == stages
+    assert {(record.architecture, record.stage, record.stages) for record in steps} == {*stages}
+    for record in epochs:
+        (member,) = record.members
+        assert record.last == {0: (member["train_loss"], member["val_loss"])}
+        assert record.of_members == 1
+
+
 def test_the_walks_gradient_is_autograds():
     torch.manual_seed(0)
     added = (torch.randn(7, 10, 2) * 0.4).requires_grad_()

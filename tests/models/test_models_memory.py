@@ -87,7 +87,13 @@ def test_out_of_memory_halves_the_fleet_then_the_batch(monkeypatch, caplog):
     for a, b in zip(wanted, halved, strict=True):
         torch.testing.assert_close(a.rows, b.rows, rtol=1e-9, atol=1e-12)
     assert [(member.report["halved_to"], member.report["accumulate"]) for member in halved] == [(1, 2)] * 3
-    assert wanted[0].report["halved_to"] == 0
+    assert {member.report["split_to"] for member in halved} == {2}
+    assert (wanted[0].report["halved_to"], wanted[0].report["split_to"]) == (0, 0)
+
+
+def test_a_batch_that_was_asked_for_in_parts_is_not_told_as_a_lack_of_memory():
+    (asked,) = train_fleet([walk(600)], "linear", **PLAIN, accumulate=2)
+    assert (asked.report["accumulate"], asked.report["split_to"]) == (2, 0)
 
 
 def test_copies_average_where_memory_ran_out_between_them(monkeypatch):
@@ -104,7 +110,7 @@ def test_copies_average_where_memory_ran_out_between_them(monkeypatch):
     copies = train_fleet([walk(600)] * 2, "linear", seeds=[1, 2], **options)
     assert [member.report["accumulate"] for member in copies] == [1, 2]
     report = ensemble(copies).report
-    assert (report["ensemble"], report["accumulate"]) == (2, 2)
+    assert (report["ensemble"], report["accumulate"], report["split_to"]) == (2, 2, 2)
 
 
 def test_lack_of_memory_is_recognised_behind_the_error_of_a_broken_capture(monkeypatch):

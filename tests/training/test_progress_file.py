@@ -7,26 +7,41 @@ import pytest
 from planned import fleet, universe
 
 import cpbmodels
-from schemas.handover import DeviceWork
+from schemas.handover import DeviceWork, ShardProgress, ShardResult
 from tasks.running.parallel import reports_to
-from tasks.training.progress import FleetProgress, ProgressFile, add_cost, busy_share, read_costs
+from tasks.storage.records import write_record
+from tasks.training.plan import job_key
+from tasks.training.progress import (
+    EpochFile,
+    FleetProgress,
+    ProgressFile,
+    busy_share,
+    device_figures,
+    read_epochs,
+)
+from tasks.training.shard import EPOCHS, RESULT, prepare
 
 PLAN = fleet()
 (JOB,) = PLAN.shards
 
 
-def step(epoch, done, members=(0, 1), of_members=4):
+def step(epoch, done, members=(0, 1), of_members=4, **stage):
     return cpbmodels.StepRecord(
         epoch=epoch, epochs=10, step=done, steps=5, members=list(members), of_members=of_members, device="cpu",
-        data=(5136, 4), data_dtype="float32", data_mb=0.082,
+        data=(5136, 4), data_dtype="float32", data_mb=0.082, **stage,
     )  # fmt: skip
 
 
-def epoch(number, stopped="", members=(0, 1)):
+MEMORY = {"rss_mb": 90.0, "rss_peak_mb": 100.0, "cpu_util": 50.0}
+
+
+def epoch(number, stopped="", members=(0, 1), epochs=10, memory=MEMORY, stopped_before=(), **stage):
     of = [
         {"index": i, "train_loss": 1.0 + i, "val_loss": 2.0, "lr": 0.1, "stopped": stopped} for i in members
     ]
-    return cpbmodels.EpochRecord(number, 10, 0.1, of, 500.0, 2.0, {"rss_peak_mb": 100.0})
+    last = {i: (1.0 + i, 2.0) for i in (*members, *stopped_before)}
+    about = {"architecture": "gru", "of_members": 2, "last": last} | stage
+    return cpbmodels.EpochRecord(number, epochs, 0.1, of, 500.0, 2.0, memory, **about)
 
 
 @pytest.fixture
@@ -68,7 +83,7 @@ def test_the_share_counts_every_member_and_those_that_stopped_as_done(told):
     assert (state["train_loss"], state["val_loss"], state["windows_per_s"]) == (1.5, 2.0, 500.0)
     assert state["eta_s"] > 0
     assert (heard[-1].done, heard[-1].total, heard[-1].facts[0]) == (5.0, 10, "loss 1.5000 / 2.0000")
-    assert heard[-1].facts[-1] == "100 MB"
+    assert heard[-1].facts[-2:] == ("100 MB", "lr 1.0e-01")
     spoilt = epoch(4)
     spoilt.members[0]["train_loss"] = float("nan")  # left out of the mean
     file.on_epoch(spoilt)
@@ -130,17 +145,241 @@ def test_shards_of_a_fleet_are_told_as_one(told):
 
 
 COST = {"epoch": 1, "members_training": 2, "lr": 0.1, "epoch_seconds": 2.0, "epoch_windows_per_s": 500.0,
-        "rss_peak_mb": 100.0, "train_loss": 1.5, "val_loss": 2.0}  # fmt: skip
+        **MEMORY, "train_loss": 1.5, "val_loss": 2.0}  # fmt: skip
 
 
 def test_each_epoch_has_a_cost_also_of_a_training_that_was_killed_while_it_wrote(tmp_path):
     path = tmp_path / "epochs.jsonl"
-    add_cost(path, epoch(1))
-    assert list(read_costs(path)) == [COST]
-    with path.open("a") as file:
-        file.write('{"epoch": 2, "mem\n')
-    add_cost(path, epoch(2))
-    assert list(read_costs(path)) == [COST, COST | {"epoch": 2}]
+    EpochFile(path).add(epoch(1))
+    (first,) = read_epochs(path)
+    assert first.metrics == COST
+    assert (first.epoch, first.epochs, first.models, first.begun, first.ended) == (1.0, 10, 2, 2, False)
+    for unfinished in ('{"metrics": {"epo\n', '{"metrics": {"epo'):
+        with path.open("a") as file:
+            file.write(unfinished)
+        EpochFile(path).add(epoch(2))
+    assert [read.metrics["epoch"] for read in read_epochs(path)] == [1, 2, 2]
+
+
+def test_an_epoch_says_where_its_shard_stands_though_models_train_apart(tmp_path):
+    """Of three models two train together, and of these one stops before the other; the third has not begun."""
+    path = tmp_path / "epochs.jsonl"
+    file = EpochFile(path)
+    file.add(epoch(6, members=(0, 1), of_members=3))
+    file.add(epoch(7, stopped="early_stop", members=(1,), stopped_before=(0,), of_members=3))
+    file.add(epoch(1, members=(2,), of_members=3))
+    file.add(epoch(2, stopped="nan", members=(2,), of_members=3))
+    read = read_epochs(path)
+    assert [(e.epoch, e.begun, e.ended) for e in read] == [
+        (4, 2, False), (pytest.approx(14 / 3), 2, False), (5, 3, False), (pytest.approx(16 / 3), 3, True),
+    ]  # fmt: skip
+    assert [e.train_loss for e in read] == [1.5, 1.5, 2.0, 2.0]
+    assert [e.metrics["train_loss"] for e in read] == [1.5, 2.0, 3.0, 3.0]
+
+
+class Training:
+    """A fleet whose shards' trainers write their epochs; `heard` are the lines that are told meanwhile."""
+
+    def __init__(self, root, plan=PLAN):
+        self.plan, self.root, self.heard = plan, root, []
+        self.progress = FleetProgress(plan)
+        self.files = {}
+
+    def listening(self, do, *given):
+        self.heard += heard_of(lambda: do(*given))[0]
+
+    def begin(self, shard):
+        folder = prepare(self.root, shard)
+        self.listening(self.progress.begin, shard, folder)
+        self.files[job_key(shard)] = EpochFile(folder / EPOCHS), folder
+
+    def write(self, shard, *records):
+        for record in records:
+            self.files[job_key(shard)][0].add(record)
+
+    def look(self, shard):
+        self.listening(self.progress.look, shard)
+
+    def end(self, shard):
+        """The trainer's last acts: the result, which contains the epochs, in place of their file."""
+        folder = self.files[job_key(shard)][1]
+        reported = read_epochs(folder / EPOCHS)
+        result = ShardResult(
+            key=job_key(shard), architecture="gru", epochs=tuple(epoch.metrics for epoch in reported),
+            progress=tuple(ShardProgress(**epoch.model_dump(exclude={"metrics"})) for epoch in reported),
+        )  # fmt: skip
+        write_record(folder / RESULT, result, of=folder.name)
+        (folder / EPOCHS).unlink(missing_ok=True)
+        self.listening(self.progress.trained, shard, result)
+        self.listening(self.progress.ended, shard)
+
+
+def epochs_to(last, epochs=100, first=1, **about):
+    return [
+        epoch(number, stopped="early_stop" if number == last else "", epochs=epochs, **about)
+        for number in range(first, last + 1)
+    ]
+
+
+def line(at, begun=""):
+    return (
+        f"gru  epoch {at}  train 1.5000  val 2.0000  lr 1.0e-01  2.0 s  "
+        f"CPU 90 MB, 100 peak, 1.0 of 2 cores{begun}"
+    )
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr("tasks.training.progress.usable_cores", lambda: 2)
+
+
+@pytest.mark.parametrize("polls", ["every epoch", "once", "never"])
+def test_a_line_is_told_every_20_epochs_and_at_the_end_however_rarely_one_looks(polls, tmp_path):
+    """A shard of 0.3 s may be over before the first look: its epochs are then read from the result alone."""
+    training = Training(tmp_path)
+    training.begin(JOB)
+    training.look(JOB)
+    assert training.heard == []
+    for record in epochs_to(45):
+        training.write(JOB, record)
+        if polls == "every epoch":
+            training.look(JOB)
+    if polls == "once":
+        training.look(JOB)
+    training.end(JOB)
+    assert training.heard == [line("20/100"), line("40/100"), line("45/100")]
+
+
+@pytest.mark.parametrize(("last", "told"), [(3, ["3/3"]), (20, ["20/20"]), (40, ["20/40", "40/40"])])
+def test_a_short_fleet_has_a_line_too_and_a_last_epoch_no_second_one(last, told, tmp_path):
+    training = Training(tmp_path)
+    training.begin(JOB)
+    training.write(JOB, *epochs_to(last, epochs=last))
+    training.end(JOB)
+    assert training.heard == [line(at) for at in told]
+
+
+def test_half_a_line_is_read_when_it_is_whole(tmp_path):
+    training = Training(tmp_path)
+    training.begin(JOB)
+    training.write(JOB, *epochs_to(20))
+    path = training.files[job_key(JOB)][1] / EPOCHS
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    training.look(JOB)
+    assert training.heard == []
+    path.write_bytes(whole)
+    training.look(JOB)
+    assert training.heard == [line("20/100")]
+
+
+def test_a_fleet_in_20_shards_has_the_lines_of_one_and_says_how_many_models_have_begun(tmp_path):
+    plan = fleet(universe(), preset="seed-gru")
+    assert len(plan.shards) == 20
+    training = Training(tmp_path, plan)
+    for place, shard in enumerate(plan.shards):
+        training.begin(shard)
+        training.write(shard, *epochs_to(100, members=(0, 1, 2, 3), of_members=4))
+        if place % 2:
+            training.look(shard)
+        training.end(shard)
+    begun = (16, 32, 48, 64, 80)
+    assert [text.partition("  CPU")[0] for text in training.heard] == [
+        f"gru  epoch {at}/100  train 2.5000  val 2.0000  lr 1.0e-01  2.0 s" for at in (20, 40, 60, 80, 100)
+    ]
+    assert [text.partition("cores")[2] for text in training.heard] == [
+        f"  {number} of 80 models begun" if number < 80 else "" for number in begun
+    ]
+
+
+def test_what_an_earlier_run_has_trained_is_not_told_again(tmp_path):
+    first = Training(tmp_path)
+    first.begin(JOB)
+    first.write(JOB, *epochs_to(30)[:-1])
+    first.look(JOB)
+    assert first.heard == [line("20/100")]
+    resumed = Training(tmp_path)
+    resumed.begin(JOB)
+    resumed.begin(JOB)  # as after a trainer that died
+    resumed.write(JOB, *epochs_to(41, first=29))  # from the last checkpoint on
+    resumed.end(JOB)
+    assert resumed.heard == [line("40/100"), line("41/100")]
+    again = Training(tmp_path)
+    again.begin(JOB)
+    again.end(JOB)
+    assert again.heard == []
+
+
+def test_a_trainer_that_dies_leaves_no_gap_between_its_lines_and_the_next_ones(tmp_path):
+    training = Training(tmp_path)
+    training.begin(JOB)
+    training.write(JOB, *epochs_to(21)[:-1])  # written after the last look
+    training.begin(JOB)
+    training.write(JOB, *epochs_to(22, first=21))
+    training.end(JOB)
+    assert training.heard == [line("20/100"), line("22/100")]
+
+
+def test_a_fleet_of_which_a_shard_fails_has_its_last_line(tmp_path):
+    plan = fleet(universe(coins=4), preset="seed-gru")
+    good, bad = plan.shards
+    training = Training(tmp_path, plan)
+    training.begin(bad)
+    training.write(bad, *epochs_to(5, members=(0, 1, 2, 3), of_members=4)[:-1])
+    training.look(bad)
+    training.listening(training.progress.ended, bad)
+    training.begin(good)
+    training.write(good, *epochs_to(10, members=(0, 1, 2, 3), of_members=4))
+    training.end(good)
+    (told,) = training.heard
+    assert told.startswith("gru  epoch 7/100  train 2.5000")
+
+
+def test_what_is_fitted_without_epochs_says_so_and_the_second_stage_that_it_is_one(tmp_path, told):
+    plan = fleet(architecture="average", preset="default")
+    training = Training(tmp_path, plan)
+    (shard,) = plan.shards
+    training.begin(shard)
+    har, walk = (
+        {"stage": i + 1, "stages": 2, "architecture": name} for i, name in enumerate(("har", "walk"))
+    )
+    training.write(shard, *epochs_to(5, epochs=12, **har), epoch(1, stopped="closed_form", epochs=1, **walk))
+    training.end(shard)
+    assert [text.partition("  val")[0] for text in training.heard] == [
+        "average  stage 1 of 2: har  epoch 5/12  train 1.5000",
+        "average  stage 2 of 2: walk  fitted without epochs  train 1.5000",
+    ]
+    file, read = told
+    shares = []
+    for record in (step(10, 5, (0, 1, 2, 3), **har), step(1, 0, (0, 1, 2, 3), **walk)):
+        file.on_step(record)
+        state, heard = read()
+        shares.append(state["share"])
+    assert shares == [0.5, 0.5]  # the second stage does not begin at 0 again
+    assert (heard[-1].done, heard[-1].total, heard[-1].unit) == (1, 2, "stages")
+    assert heard[-1].facts[0] == "stage 2 of 2: walk"
+
+
+GPU = {
+    "gpu_mem_allocated_mb": 2231.6, "gpu_mem_reserved_mb": 3709.8, "gpu_mem_allocated_peak_mb": 4014.9,
+    "gpu_mem_reserved_peak_mb": 4100.0, "gpu_util": 94.4, "rss_mb": 900.0, "rss_peak_mb": 901.0, "cpu_util": 7.0,
+}  # fmt: skip
+"""As `Monitor.latest` gives them on a GPU: no GPU is at hand where this runs."""
+
+
+def test_on_a_gpu_its_memory_and_use_are_told(tmp_path):
+    training = Training(tmp_path)
+    training.begin(JOB)
+    training.write(JOB, *epochs_to(2, memory=GPU))
+    training.end(JOB)
+    assert training.heard[0].endswith("2.0 s  GPU 2.34 GB allocated, 3.89 reserved, 4.21 peak, 94 %")
+
+
+def test_what_is_not_measured_is_not_made_up():
+    del (unread := dict(GPU))["gpu_util"]
+    assert device_figures(unread, 2).endswith("4.21 peak, use not measured")
+    nothing = {"rss_mb": 0.0, "rss_peak_mb": 0.0, "cpu_util": 100.0}
+    assert device_figures(nothing, 1) == "CPU memory not measured, 1.0 of 1 core"
 
 
 def test_devices_are_busy_while_a_kernel_runs_or_their_processes_compute():

@@ -1,0 +1,102 @@
+"""What trainings cost, in figures and in words; and the accuracy of classifiers."""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from schemas.handover import FleetJudgement, ShardResult
+from tasks.training.progress import gigabytes
+
+ACCURACY = ("test_accuracy", "test_macro_f1", "test_majority_accuracy")
+"""Metrics of a classifier on its test span; the last is the accuracy of always naming the most frequent class."""
+
+_GPU, _CPU = "gpu_mem_allocated_peak_mb", "rss_peak_mb"
+
+
+def fleet_cost(shards: Sequence[ShardResult]) -> dict[str, Any]:
+    """Return what training a fleet cost, also if an earlier run trained it; empty if it has no model.
+
+    `seconds`: those of all its shards, with the forecasts of the spans to be judged; `windows_per_s`, `best_epoch`,
+    `epochs_run`: means over the models, None of what was not measured, or is fitted without epochs; the peaks of memory
+    in MB (2^20 bytes), over all stages; `device`. `epochs_of`: of an average, the member whose epochs these are.
+    """
+    reports = [member.report for shard in shards for member in shard.members]
+    if not reports:
+        return {}
+    epochs = [epoch for shard in shards for epoch in shard.epochs]
+    cost: dict[str, Any] = {
+        "seconds": sum(shard.train_seconds for shard in shards),
+        "windows_per_s": _mean(report.get("windows_per_s") or None for report in reports),
+        "device": ", ".join(sorted({str(report["device"]) for report in reports if "device" in report})),
+    }
+    for name in (_CPU, _GPU):
+        cost[name] = max((figures.get(name) or 0.0 for figures in (*reports, *epochs)), default=0.0) or None
+    learned = [report for report in reports if report.get("stopped") != "closed_form"]
+    for name in ("best_epoch", "epochs_run"):
+        cost[name] = _mean(report.get(name) for report in learned)
+    parts = {
+        epoch.architecture for shard in shards for epoch in shard.progress if epoch.stages > epoch.stage == 1
+    }
+    cost["epochs_of"] = min(parts) if parts and learned else None
+    return cost
+
+
+def cost_text(cost: Mapping[str, Any]) -> str:
+    """Return a fleet's cost in words: seconds, windows/s, device, peak memory, best epoch."""
+    parts = [f"{cost['seconds']:,.1f} s" if cost.get("seconds") else ""]
+    device = f" on {cost['device']}" if cost.get("device") else ""
+    if cost.get("windows_per_s"):
+        parts.append(f"{cost['windows_per_s']:,.0f} windows/s{device}")
+    elif device:
+        parts.append(device.strip())
+    parts.append(peak_text(cost))
+    if cost.get("best_epoch"):
+        of = f" ({cost['epochs_of']})" if cost.get("epochs_of") else ""
+        parts.append(f"best epoch {_number(cost['best_epoch'])} of {_number(cost['epochs_run'])}{of}")
+    return ", ".join(filter(None, parts))
+
+
+def peak_text(cost: Mapping[str, Any]) -> str:
+    """Return the peak of memory in words: a GPU's if one was used, else the process's; "" if not measured."""
+    if cost.get(_GPU):
+        return f"at most {gigabytes(cost[_GPU])} GB of GPU memory"
+    return f"at most {cost[_CPU]:,.0f} MB of memory" if cost.get(_CPU) else ""
+
+
+def run_cost(fleets: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the fleets of a run (`Summary.fleets`) cost together; "" if none has a model."""
+    known = [fleet for fleet in fleets if "seconds" in fleet]
+    if not known:
+        return ""
+    seconds = sum(fleet["seconds"] for fleet in known)
+    devices = ", ".join(sorted({fleet["device"] for fleet in known if fleet["device"]}))
+    each = ", ".join(f"{fleet['fleet']} {fleet['seconds']:,.1f} s" for fleet in known)
+    peaks = {name: max(fleet[name] or 0.0 for fleet in known) for name in (_CPU, _GPU)}
+    parts = [f"{seconds:,.1f} s of training{f' on {devices}' if devices else ''} ({each})", peak_text(peaks)]
+    return ", ".join(filter(None, parts))
+
+
+def accuracy(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Return a classifier's accuracy, macro-F1 and share of the majority class from its metrics; empty of others."""
+    return {name: metrics[name] for name in ACCURACY} if ACCURACY[0] in metrics else {}
+
+
+def fleet_accuracy(judged: FleetJudgement) -> dict[str, float]:
+    """Return the means of `accuracy` over a fleet's models; empty of models that are no classifiers."""
+    found = [values for judgement in judged.judgements if (values := accuracy(judgement.metrics))]
+    return {name: fmean(values[name] for values in found) for name in ACCURACY} if found else {}
+
+
+def accuracy_text(metrics: Mapping[str, float]) -> str:
+    """Return a classifier's accuracy in words."""
+    right, f1, majority = (metrics[name] for name in ACCURACY)
+    return f"accuracy {right:.4f}, macro-F1 {f1:.4f}; always the most frequent class: accuracy {majority:.4f}"
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
