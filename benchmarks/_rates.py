@@ -5,7 +5,7 @@ import re
 import torch
 
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
-from cpbmodels.device.doctor import seconds
+from cpbmodels.device.steps import seconds
 
 DATA_SHEET_BF16 = {
     "A10": 125.0, "A100": 312.0, "L4": 121.0, "L40S": 362.0, "H100 PCIe": 756.0, "H100 80GB HBM3": 989.4, "H200": 989.4,

@@ -41,8 +41,8 @@ from benchmarks._walks import walk, walks
 from cpbmodels import Member, preset
 from cpbmodels.arch.torch_private import DeviceType
 from cpbmodels.device import steps
-from cpbmodels.device.doctor import seconds as best_seconds
 from cpbmodels.device.monitor import Monitor
+from cpbmodels.device.steps import seconds as best_seconds
 from cpbmodels.fleet.config import write_whole
 from cpbmodels.fleet.graphs import Graphs
 from cpbmodels.fleet.results import EpochRecord

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch.autograd import DeviceType as DeviceType  # type: ignore[attr-defined]
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # --- Derivatives for backward passes written by hand: one kernel each, those that autograd itself calls. -------------
 
@@ -68,6 +69,18 @@ fused_adam_: Any = torch._fused_adam_
 
 
 # --- Questions about tensors and devices. ----------------------------------------------------------------------------
+
+
+class DispatchMode(TorchDispatchMode):
+    """Base of classes whose `__torch_dispatch__` is called for each operator, forward and backward, in their context.
+
+    Without the query below, which torch asks each subclass, torch wraps that method for its compiler, and imports that
+    at the first operator, which takes seconds. Checked: torch 2.13.0.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def bf16_in_cpu_hardware() -> bool:

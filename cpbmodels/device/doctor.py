@@ -9,8 +9,8 @@ import platform
 import re
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,34 @@ from typing import Any
 import torch
 
 from cpbmodels.arch import every
+from cpbmodels.arch.options import Preset
 from cpbmodels.arch.torch_private import bf16_in_cpu_hardware
-from cpbmodels.device.monitor import MB, driver_version, kernels, usable_cores
-from cpbmodels.device.steps import fleet_step, seed_size
-from cpbmodels.fleet.graphs import EAGER_RUNS
-from cpbmodels.kernels.check import kernels_off
-from cpbmodels.kernels.support import described
+from cpbmodels.device import builds
+from cpbmodels.device.monitor import MB, Chip, chips, driver_version, kernels, operators_on_cpu, usable_cores
+from cpbmodels.device.pace import (
+    MODELS,
+    Run,
+    members_on_gpu,
+    reason,
+    time_fleet,
+    time_on_cores,
+    training_seconds,
+)
+from cpbmodels.device.steps import seed_size
 
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA_VENDOR, DISPLAY_CLASS = "0x10de", "0x03"
 NO_CUPTI = (
-    "the profiler saw no GPU kernel, although every operator returned a GPU tensor: CUPTI is missing or not permitted "
-    "(a container or the driver's option NVreg_RestrictProfilingToAdminUsers); training does not need it"
+    "the profiler saw no GPU kernel: CUPTI is missing or not permitted (a container or the driver's option "
+    "NVreg_RestrictProfilingToAdminUsers); training does not need it"
 )
+LSTM = "nn.LSTM never falls back to the CPU: its input would have to be there"
+ESTIMATED = {"seed-transformer": "transformer", "seed-gru": "gru", "seed-lstm": "lstm"}
+"""Presets whose training of `MODELS` models is estimated, and their architectures."""
 PROFILES = (("gpu-80gb", 70e9), ("gpu-16gb", 14e9), ("gpu-6gb", 5e9))
-MIN_BYTES_OF_40 = 8e9  # free memory of a GPU for a step of 40 members: an lstm's takes 5.1 GB
 MIN_FREE_MB = 500.0  # of RAM and of a GPU; below, not even a small fleet trains
+TRAINER_MB = 1000.0  # of RAM for a process that trains on a CPU
+WIDTH = 100  # columns of the report
 
 
 @dataclass(frozen=True)
@@ -42,18 +54,20 @@ class GpuEvidence:
 
     signs: tuple[str, ...]
     driver: str | None
+    chips: tuple[Chip, ...] = ()
 
 
 def gpu_evidence() -> GpuEvidence:
     """Look for a GPU in the driver and on the PCI bus."""
     driver = driver_version()
+    found = chips() if driver else ()
     signs = [f"driver {driver} is loaded"] if driver else []
     with contextlib.suppress(OSError):  # the bus shows display controllers even without a driver
         for device in sorted(PCI_DEVICES.iterdir()):
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
             if vendor == NVIDIA_VENDOR and kind.startswith(DISPLAY_CLASS):
                 signs.append(f"PCI device {device.name}")
-    return GpuEvidence(tuple(signs), driver)
+    return GpuEvidence((*map(str, found), *signs), driver, found)
 
 
 def cpu() -> dict[str, Any]:
@@ -76,16 +90,17 @@ def cpu() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that keeps a device from being used, and what to do about it."""
+    """Something that keeps a device from being used, and what to do about it; `command`: to be run for that."""
 
     what: str
     remedy: str
+    command: str = ""
 
 
 def software_findings(evidence: GpuEvidence) -> tuple[list[Problem], list[str]]:
     """Whether GPU, driver and this torch build fit together: problems with remedies, and notes."""
     if torch.cuda.is_available():
-        return [], []
+        return [*_without_code(evidence.driver)], []
     if not evidence.signs:
         return [], ["no GPU on this machine: everything runs on the CPU"]
     what, hidden = f"this machine has a GPU ({evidence.signs[0]}) but", os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -93,18 +108,60 @@ def software_findings(evidence: GpuEvidence) -> tuple[list[Problem], list[str]]:
         return [], [f"{what} CUDA_VISIBLE_DEVICES={hidden!r} hides it; unset it to use the GPU"]
     if evidence.driver is None:
         return [Problem(f"{what} no NVIDIA driver is loaded", "install the driver, then reboot")], []
+    installed, capability = (
+        f"torch {torch.__version__}",
+        evidence.chips[0].capability if evidence.chips else None,
+    )
     if torch.version.cuda is None:
-        remedy = (
-            f"install torch's CUDA build for driver {evidence.driver} or older: see pytorch.org/get-started"
+        of_what = "is built for AMD's GPUs" if torch.version.hip else "is a CPU-only build"
+        return [Problem(f"{what} {installed} {of_what}", *_other_build(evidence.driver, capability))], []
+    cuda = int(torch.version.cuda.partition(".")[0])
+    if builds.driver_too_old(evidence.driver, cuda):
+        needed = builds.MIN_DRIVER[cuda]
+        problem = (
+            f"driver {evidence.driver} is too old for {installed} (CUDA {torch.version.cuda} needs {needed})"
         )
-        return [Problem(f"{what} torch {torch.__version__} is a CPU-only build", remedy)], []
+        remedy, command = _other_build(evidence.driver, capability)
+        update = f"update the driver to {needed} or newer, or {remedy}" if command else remedy
+        return [Problem(problem, update, command)], []
     try:
         torch.cuda.init()
         why = "no device is visible"
-    except RuntimeError as error:  # torch names a driver that is too old for its build
-        why = _reason(error)
+    except RuntimeError as error:
+        why = reason(error)
     remedy = "see what `nvidia-smi` says; update the driver; in a container start it with `--gpus all`"
     return [Problem(f"{what} CUDA does not start: {why}", remedy)], []
+
+
+def _without_code(driver: str | None) -> Iterator[Problem]:
+    """A problem for each GPU that torch sees and has no code for, before a step fails there."""
+    targets = torch.cuda.get_arch_list()
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        if targets and not builds.supports(targets, capability):
+            chip = Chip(torch.cuda.get_device_name(index), capability)
+            what = f"torch {torch.__version__} has no code for {chip}: it has {', '.join(targets)}"
+            remedy, command = _other_build(driver or builds.MIN_DRIVER[12], capability)
+            other = (
+                "; until then every step on it fails: `--device cpu`, or another GPU by CUDA_VISIBLE_DEVICES"
+            )
+            yield Problem(what, f"{remedy}{other}", command)
+
+
+def _other_build(driver: str, capability: tuple[int, int] | None) -> tuple[str, str]:
+    """What to do to get a torch for this driver and chip, and the command for that, "" if there is none."""
+    chip = f"sm_{capability[0]}{capability[1]}" if capability else f"this machine ({platform.machine()})"
+    if build := builds.build_for(driver, capability):
+        fits = f"driver {driver}{f' and {chip}' if capability else ''}"
+        conda = "" if not builds.in_conda() else (
+            ", by pip in this conda environment, too: PyTorch's own conda channel ends with 2.5.1"
+        )  # fmt: skip
+        command = builds.install_command(build, torch.__version__)
+        return f"install torch's {build.tag} build, which fits {fits}{conda}", command
+    allowed = f"no torch from {builds.OLDEST} to {builds.NEWEST}, with which cpb runs, has a build for"
+    if oldest := builds.oldest_driver(capability):
+        return f"{allowed} driver {driver}: update the driver to {oldest} or newer", ""
+    return f"{allowed} {chip}: train on the CPU, or use another GPU", ""
 
 
 def memory_findings(ram_free_mb: float, gpu_free_mb: Mapping[int, float]) -> list[Problem]:
@@ -152,15 +209,22 @@ class Diagnosis:
         }
 
 
-def examine(*, steps: bool = True) -> Diagnosis:
-    """Examine this machine; `steps` also times a step of every architecture on its first usable device."""
+def examine(*, steps: bool = True, run: Run | None = None) -> Diagnosis:
+    """Examine this machine; `steps` also times a step of every architecture on its first usable device.
+
+    run: how an application trains the models whose time is estimated from these steps.
+    """
     evidence, processor = gpu_evidence(), cpu()
     gpus: list[dict[str, Any]] = []
     try:
-        problems, notes = software_findings(evidence)
-        gpus += [_gpu(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+        with (
+            warnings.catch_warnings()
+        ):  # torch's own words on a chip for which it has no code: a problem says more
+            warnings.filterwarnings("ignore", module=r"torch\.cuda")
+            problems, notes = software_findings(evidence)
+            gpus += [_gpu(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     except RuntimeError as error:  # the device is another process's alone, or gone from the bus
-        what = f"CUDA fails on this machine's GPU: {_reason(error)}"
+        what = f"CUDA fails on this machine's GPU: {reason(error)}"
         problems, notes = [Problem(what, "see what `nvidia-smi` says, or use `--device cpu`")], []
     problems += memory_findings(
         processor["memory_free_mb"], {gpu["index"]: gpu["memory_free_mb"] for gpu in gpus}
@@ -177,12 +241,8 @@ def examine(*, steps: bool = True) -> Diagnosis:
     }
     diagnosis = Diagnosis(str(device), profile, facts, problems, notes)
     if steps:
-        _time_steps(diagnosis, device)
+        _time_steps(diagnosis, device, run or Run())
     return diagnosis
-
-
-def _reason(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _gpu(index: int) -> dict[str, Any]:
@@ -197,75 +257,116 @@ def _gpu(index: int) -> dict[str, Any]:
     }
 
 
-def _time_steps(diagnosis: Diagnosis, device: torch.device) -> None:
-    """Time a step of each architecture; one that fails is a problem."""
-    diagnosis.facts["steps"] = rows = {}
-    for name, architecture in every().items():
-        # Neither in closed form nor an average, whose members are timed by their own names.
-        if architecture.spec.closed_form or seed_size(name).members:
-            continue
-        try:
-            rows[name] = time_one(name, device)
-        except Exception as error:  # noqa: BLE001 - a report on the other architectures is wanted all the more
-            what = f"a training step of {name} failed on {device}: {_reason(error)}"
+def _time_steps(diagnosis: Diagnosis, device: torch.device, run: Run) -> None:
+    """Where nn.LSTM runs, a step of each architecture, and what they say of a whole training.
+
+    A step that fails, or an operator that leaves a GPU, is a problem.
+    """
+    profile = diagnosis.profile if device.type == "cuda" else None  # a CPU's is not chosen by itself
+    # Neither in closed form nor an average, whose members are timed by their own names.
+    options = {
+        name: size
+        for name, architecture in every().items()
+        if not architecture.spec.closed_form and not (size := seed_size(name, profile)).members
+    }
+    lanes = _lanes(diagnosis, device, run)
+    rows = _rows(options, device, lanes, run)
+    for name, row in list(rows.items()):
+        if "error" in row:
+            what = f"a training step of {name} failed on {device}: {rows.pop(name)['error']}"
             remedy = "train with `--device cpu`, or install another torch build"
             diagnosis.problems.append(Problem(what, remedy))
-    if device.type == "cuda" and rows and not any(row["longest_kernels"] for row in rows.values()):
-        diagnosis.notes.append(NO_CUPTI)
-
-
-def time_one(architecture: str, device: torch.device) -> dict[str, Any]:
-    """Time one step, on a CPU of one member, on a GPU of 40, or of 10 below 8 GB of free memory.
-
-    Returns members, batch, step_ms, windows_per_s and kernels ("on", or why they are off); of a GPU also its peak
-    memory in MB, the share of the step in which a kernel ran and the longest kernels.
-    """
-    options, gpu = seed_size(architecture), device.type == "cuda"
-    members = 1 if not gpu else 40 if torch.cuda.mem_get_info(device)[0] > MIN_BYTES_OF_40 else 10
-    reason = kernels_off(architecture, options, device)
-    step = fleet_step(architecture, options, members, device, kernels=not reason)
-    if gpu:
-        torch.cuda.reset_peak_memory_stats(device)
-        for _ in range(EAGER_RUNS + 1):  # eager steps, then the capture
-            step()
-    spent = seconds(step, device, repeats=3 if gpu else 1)
-    seen = kernels(step, device) if gpu else {}
-    return {
-        "members": members,
-        "batch": options.batch_size,
-        "step_ms": spent * 1e3,
-        "windows_per_s": members * options.batch_size / spent,
-        "kernels": described(reason),
-        "gpu_mem_peak_mb": torch.cuda.max_memory_allocated(device) / MB if gpu else None,
-        "gpu_busy": min(1.0, sum(seen.values()) / 1e6 / spent) if seen else None,
-        "longest_kernels": list(seen)[:2],
+        elif row["cpu_operators"]:
+            diagnosis.problems.append(_left(f"a training step of {name}", device, row["cpu_operators"]))
+    diagnosis.facts |= {
+        "lanes": lanes,
+        "steps": rows,
+        "estimates": {
+            name: {"models": len(run.spans), "epochs": options[kind].epochs, "seconds": spent}
+            for name, kind in ESTIMATED.items()
+            if kind in rows
+            for spent in [training_seconds(options[kind], rows[kind], run.spans, lanes)]
+        },
     }
+    try:
+        lstm = diagnosis.facts["lstm"] = lstm_step(device)
+    except Exception as error:  # noqa: BLE001 - as for the architectures
+        what = f"a training step of nn.LSTM failed on {device}: {reason(error)}"
+        diagnosis.problems.append(Problem(what, "install another torch build"))
+        return
+    if device.type != "cuda":
+        return
+    if lstm["cpu_operators"]:
+        diagnosis.problems.append(_left("a training step of nn.LSTM", device, lstm["cpu_operators"]))
+    if rows and not any(row["longest_kernels"] for row in (lstm, *rows.values())):
+        stayed = not lstm["cpu_operators"] and not any(row["cpu_operators"] for row in rows.values())
+        checked = "; no operator of these steps gave a CPU tensor, so they ran on the GPU" if stayed else ""
+        diagnosis.notes.append(f"{NO_CUPTI}{checked}")
 
 
-def seconds(run: Callable[[], object], device: torch.device, repeats: int = 5, inner: int = 1) -> float:
-    """Best time of one `run()` in seconds: `repeats` measurements of `inner` runs each, after a warm-up.
+def _rows(
+    options: Mapping[str, Preset], device: torch.device, lanes: int, run: Run
+) -> dict[str, dict[str, Any]]:
+    """A row of `time_fleet` for each architecture, {"error": reason} for one whose step failed."""
+    if device.type == "cpu":
+        return time_on_cores(options, run.cpu_members, lanes, run)
+    rows: dict[str, dict[str, Any]] = {}
+    for name, size in options.items():
+        members = members_on_gpu(size, torch.cuda.mem_get_info(device)[0])
+        try:
+            rows[name] = time_fleet(name, size, members, device)
+        except Exception as error:  # noqa: BLE001 - a report on the other architectures is wanted all the more
+            rows[name] = {"error": reason(error)}
+    return rows
 
-    On a GPU the host waits for the device before and after: launches are asynchronous.
+
+def _lanes(diagnosis: Diagnosis, device: torch.device, run: Run) -> int:
+    """Fleets that train side by side: one on each GPU, or on each core as far as memory and fleets suffice."""
+    if device.type == "cuda":
+        return len(diagnosis.facts["gpus"])
+    processor = diagnosis.facts["cpu"]
+    by_memory = int(processor["memory_free_mb"] / TRAINER_MB) or 1 if processor["memory_free_mb"] else MODELS
+    return max(1, min(processor["cores"], by_memory, -(-len(run.spans) // run.cpu_members)))
+
+
+def lstm_step(device: torch.device, batch: int = 32, hidden: int = 256) -> dict[str, Any]:
+    """A training step of torch's own nn.LSTM at the size of `seed-lstm` (30 candles, 2 layers), and where it ran.
+
+    Returns output_device, cpu_operators and, of a GPU whose kernels the profiler sees, the longest_kernels.
     """
+    lstm = torch.nn.LSTM(4, hidden, num_layers=2, batch_first=True).to(device)
+    weights = list(lstm.parameters())
+    candles = torch.randn(batch, 30, 4, device=device)
+    output = candles
 
-    def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+    def step() -> None:
+        nonlocal output
+        output = lstm(candles)[0]
+        gradients = torch.autograd.grad(output.square().mean(), weights)
+        with torch.no_grad():
+            # By hand: torch.optim imports torch's compiler, which takes seconds.
+            for weight, gradient in zip(weights, gradients, strict=True):
+                weight.sub_(gradient, alpha=1e-3)
 
-    run()
-    spent = []
-    for _ in range(repeats):
-        wait()
-        start = time.perf_counter()
-        for _ in range(inner):
-            run()
-        wait()
-        spent.append(time.perf_counter() - start)
-    return min(spent) / inner
+    on_cpu = operators_on_cpu(step)
+    seen = kernels(step, device) if device.type == "cuda" else {}
+    return {"output_device": str(output.device), "cpu_operators": on_cpu, "longest_kernels": list(seen)[:2]}
+
+
+def _left(what: str, device: torch.device, operators: Sequence[str]) -> Problem:
+    """The problem of operators that gave CPU tensors in a step on a GPU."""
+    more = f" and {len(operators) - 6} more" if len(operators) > 6 else ""
+    return Problem(
+        f"{what} on {device} made tensors on the CPU: {', '.join(operators[:6])}{more}",
+        "in an architecture of your own, make them on the device of its inputs; else reinstall torch, and report it",
+    )
 
 
 def lines(diagnosis: Diagnosis) -> Iterator[str]:
-    """The report of `cpb doctor`: one screen of 80 columns, problems and what to do about them last."""
+    """The report of `cpb doctor`: one screen of 100 columns, problems and what to do about them last.
+
+    A command to be copied stands whole on a line of its own, however long.
+    """
     facts = diagnosis.facts
     build, processor = facts["torch"], facts["cpu"]
     cuda = f"CUDA {build['cuda']}" if build["cuda"] else "CPU-only build"
@@ -278,13 +379,19 @@ def lines(diagnosis: Diagnosis) -> Iterator[str]:
             f"cuda:{gpu['index']}: {gpu['name']} (sm_{gpu['capability'].replace('.', '')}); {_free(gpu)}"
         )
     if rows := facts.get("steps"):
-        yield from _steps(rows, diagnosis.device)
+        yield from _steps(rows, diagnosis)
+    if "lstm" in facts:
+        yield _wrapped(f"nn.LSTM: {_lstm(facts['lstm'], diagnosis.device)}")
+    if estimates := facts.get("estimates"):
+        yield _wrapped(_estimates(estimates, diagnosis))
     yield f"recommended profile: {diagnosis.profile}"
     for note in diagnosis.notes:
         yield _wrapped(f"note: {note}")
     for problem in diagnosis.problems:
         yield _wrapped(f"PROBLEM: {problem.what}")
-        yield _wrapped(f"  remedy: {problem.remedy}")
+        yield _wrapped(f"  remedy: {problem.remedy}{':' if problem.command else ''}")
+        if problem.command:
+            yield f"    {problem.command}"
     yield f"problems: {len(diagnosis.problems) or 'none'}"
 
 
@@ -293,26 +400,87 @@ def _free(memory: Mapping[str, Any]) -> str:
 
 
 def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 80, subsequent_indent="    ")
+    return textwrap.fill(text, WIDTH, subsequent_indent="    ", break_on_hyphens=False)
 
 
-def _steps(rows: Mapping[str, Mapping[str, Any]], device: str) -> Iterator[str]:
-    yield f"one training step of each architecture at its usual size, on {device}"
+def _steps(rows: Mapping[str, Mapping[str, Any]], diagnosis: Diagnosis) -> Iterator[str]:
+    device, lanes = diagnosis.device, diagnosis.facts["lanes"]
+    where = (
+        f"on {device}" if device != "cpu" else f"on a core, {lanes} at once" if lanes > 1 else "on one core"
+    )
+    yield f"one training step of each architecture at its usual size, {where}"
     yield f"  {'architecture':<16}{'members':>8}{'batch':>6}{'ms':>9}{'windows/s':>11}{'GPU MB':>8}{'busy':>6}  kernels"
     reasons: dict[str, list[str]] = {}
+    products: dict[str, list[str]] = {}
     for name, row in rows.items():
         memory, busy = row["gpu_mem_peak_mb"], row["gpu_busy"]
-        state, _, reason = row["kernels"].partition(" ")
-        if reason:
-            reasons.setdefault(reason.strip("()"), []).append(name)
+        state, _, why = row["kernels"].partition(" ")
+        if why:
+            reasons.setdefault(why.strip("()"), []).append(name)
+        products.setdefault(row["products"], []).append(name)
         yield (
             f"  {name:<16}{row['members']:>8}{row['batch']:>6}{row['step_ms']:>9.2f}{row['windows_per_s']:>11.0f}"
             f"{'-' if memory is None else f'{memory:.0f}':>8}{'-' if busy is None else f'{busy:.0%}':>6}  {state}"
         )
-    for reason, names in reasons.items():
-        yield _wrapped(f"  kernels off ({'all' if len(names) == len(rows) else ', '.join(names)}): {reason}")
+
+    def of_rows(names: Sequence[str]) -> str:
+        return "all" if len(names) == len(rows) else ", ".join(names)
+
+    for why, names in reasons.items():
+        yield _wrapped(f"  kernels off ({of_rows(names)}): {why}")
     for name, row in rows.items():
         if row["longest_kernels"]:
-            yield f"  {name} ran {', '.join(row['longest_kernels'])}"[:80]
+            yield f"  {name} ran {', '.join(row['longest_kernels'])}"[:WIDTH]
+    plain = products.pop("float32", [])
+    mixed = "; ".join(f"on, {kind}: {of_rows(names)}" for kind, names in products.items())
+    off = f"off, float32: {of_rows(plain)}" if plain else ""
+    yield _wrapped(f"mixed precision: {'; '.join(filter(None, (mixed, off)))}")
     if device != "cpu":
-        yield "  Models are small, so little memory is no sign of the CPU: look at busy."
+        row = min(rows.values(), key=lambda row: float(row["gpu_mem_peak_mb"]))
+        yield _wrapped(
+            f"little GPU memory is no sign of the CPU: a model has {_millions(rows)} million weights, and a step of "
+            f"{row['members']} needs {row['gpu_mem_peak_mb']:.0f} MB and more; look at busy, the share of the step "
+            "in which a kernel ran"
+        )
+
+
+def _millions(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The range of the models' weights, such as `0.0 to 2.1`."""
+    weights = [row["weights"] / 1e6 for row in rows.values()]
+    return f"{min(weights):.2g} to {max(weights):.2g}"
+
+
+def _lstm(seen: Mapping[str, Any], device: str) -> str:
+    """Where nn.LSTM ran, and what was seen of it."""
+    if device == "cpu":
+        return f"a training step ran on the CPU, where its input was. {LSTM}"
+    if seen["cpu_operators"]:
+        return f"a training step on {device} gave CPU tensors (below). {LSTM}"
+    ran = f", its longest kernel was {seen['longest_kernels'][0][:60]}" if seen["longest_kernels"] else ""
+    return f"a training step ran on {seen['output_device']}: no operator gave a CPU tensor{ran}. {LSTM}"
+
+
+def _estimates(estimates: Mapping[str, Mapping[str, Any]], diagnosis: Diagnosis) -> str:
+    """What `MODELS` models take at most, and how early runs so far ended."""
+    facts, lanes = diagnosis.facts, diagnosis.facts["lanes"]
+    if diagnosis.device == "cpu":
+        where = f"this CPU, {lanes} core{'s' * (lanes > 1)}"
+    else:
+        where = f"this {facts['gpus'][0]['name']}" if lanes == 1 else f"these {lanes} GPUs"
+    models = next(iter(estimates.values()))["models"]
+    times = ", ".join(f"{name}{' at most' * (not k)} {_duration(e['seconds'])}"
+                      for k, (name, e) in enumerate(estimates.items()))  # fmt: skip
+    text = f"{models} models on {where}: {times} of training"
+    if (used := facts.get("epochs_used")) is None:
+        return text
+    if not used:
+        return f"{text}; no run of these presets so far says how early they end"
+    ended = ", ".join(f"{share['percent']:.0f} % ({name})" for name, share in used.items())
+    return f"{text}; runs so far ended after about {ended} of the epochs"
+
+
+def _duration(seconds: float) -> str:
+    """`40 s`, `12 min` or `3.4 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,5 +1,7 @@
-"""One training step of any architecture, to be called and timed."""
+"""One training step and one validation of any architecture, to be called and timed."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,9 +14,9 @@ from cpbmodels.data.series import Series
 from cpbmodels.errors import ModelError
 from cpbmodels.fleet.bank import Bank, MemberPlan, make_task
 from cpbmodels.fleet.fleet import Fleet, rate_tensor
-from cpbmodels.fleet.graphs import Graphs, StepRunner
+from cpbmodels.fleet.graphs import Graphs, StepRunner, ValidationRunner
 from cpbmodels.fleet.loop import FleetJob, step_rates
-from cpbmodels.fleet.net import Net, compute_dtype
+from cpbmodels.fleet.net import Net, compute_dtype, windows_in_flight
 
 
 @dataclass(frozen=True)
@@ -36,10 +38,43 @@ class FleetStep:
         """The same step operator by operator, without a graph, so that each can be observed."""
         self.fleet.step(self.bank, self.origins, self.weight, self.runner.rates[0])
 
+    def validation(self) -> tuple[Callable[[], object], int]:
+        """A call that validates as a training would, and how many windows of each member it reads: one part."""
+        members, device = len(self.origins), self.fleet.flat.device
+        in_flight = windows_in_flight(self.fleet.net.options.context, device)
+        width = max(in_flight // members, 1)
+        validator = ValidationRunner(self.fleet, self.bank, self.runner.graphs, in_flight)
+        # The same windows again and again: only their number counts.
+        origins = self.origins.repeat(1, -(-width // self.origins.shape[1]))[:, :width]
+        validator.load(origins, torch.ones_like(origins, dtype=self.weight.dtype))
+        return (lambda: validator.run(members)), width
 
-def seed_size(architecture: str) -> Preset:
+
+def seed_size(architecture: str, profile: str | None = None) -> Preset:
     """The preset an architecture is trained with when none is named: its seed preset, or the default."""
-    return preset(info_of(architecture).default_preset, architecture)
+    return preset(info_of(architecture).default_preset, architecture, profile)
+
+
+def seconds(run: Callable[[], object], device: torch.device, repeats: int = 5, inner: int = 1) -> float:
+    """Best time of one `run()` in seconds: `repeats` measurements of `inner` runs each, after a warm-up.
+
+    On a GPU the host waits for the device before and after: launches are asynchronous.
+    """
+
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    run()
+    spent = []
+    for _ in range(repeats):
+        wait()
+        start = time.perf_counter()
+        for _ in range(inner):
+            run()
+        wait()
+        spent.append(time.perf_counter() - start)
+    return min(spent) / inner
 
 
 def fleet_step(

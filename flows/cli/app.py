@@ -46,7 +46,7 @@ COMMANDS = {
         "verify": ("flows.cli.data", "verify"),
         "prune": ("flows.cli.data", "prune"),
         "store": ("flows.cli.data", "store"),
-        "doctor": ("flows.cli.data", "doctor"),
+        "doctor": ("flows.cli.doctor", "doctor"),
     },
     "Run every night": {},
 }

@@ -1,6 +1,5 @@
-"""`cpb ingest`, `verify`, `prune` and `doctor`: fill, check and clean the store, and check the machine."""
+"""`cpb ingest`, `verify`, `prune` and `store`: fill, check and clean the store, and say which it is."""
 
-import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ from flows.cli.options import Json, cli_options
 from flows.console import echo, emit, quiet_libraries, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, UsageError, count
 from schemas.identity import MARKETS
-from schemas.scope import IngestSpec, home
+from schemas.scope import IngestSpec
 from tasks.running.parallel import report_progress
 from tasks.storage.files import checked_home, stored_home
 
@@ -183,45 +182,3 @@ def store(
             f"{foreign[0].model_version}; its champions replace them at the next forecast or publish"
             f"{'' if registered else ', once there are any: `cpb train-all` trains some'}"
         )
-
-
-def doctor(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="skip the training step of each architecture")
-    ] = False,
-    notify: Annotated[
-        bool, typer.Option("--notify", help="only send a test message to the services of CPB_NOTIFY")
-    ] = False,
-    json: Json = False,
-) -> None:
-    """Check and measure GPU, driver, torch build and memory; report problems and their remedies.
-
-    Exit code 1 if there is a problem, such as a CPU-only torch on a machine with a GPU.
-
-    Example: cpb doctor --json
-    """
-    if notify:
-        from tasks.notices import send_test
-
-        problems = send_test()
-        for name, problem in problems.items():
-            echo(f"{name}: {problem or 'accepted'}")
-        code = EXIT_FATAL if all(problems.values()) else EXIT_COMPLETE
-        if json:
-            emit({"services": problems, "exit": code})
-        raise typer.Exit(code)
-    from cpbmodels.device.doctor import Problem, examine, lines
-    from tasks.storage.wheel import second_library
-    from tasks.training.local import kernel_cache
-
-    os.environ.update(kernel_cache(home()))  # where trainers look
-
-    diagnosis = examine(steps=not quick)
-    if found := second_library():
-        diagnosis.problems.append(Problem(*found))
-    if json:
-        emit(diagnosis.as_dict() | {"exit": diagnosis.exit_code})
-    else:
-        for line in lines(diagnosis):
-            show(line)
-    raise typer.Exit(diagnosis.exit_code)

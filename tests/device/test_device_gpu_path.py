@@ -4,15 +4,13 @@ There a tensor left on the host, a dtype that the fused kernels refuse, and what
 value (`.item()`, a boolean mask, `nonzero`) are errors. What the step computes is tested on the CPU.
 """
 
-from collections import Counter
-
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import _kernels
 from cpbmodels import architecture, architectures, preset
 from cpbmodels.device import steps
+from cpbmodels.device.monitor import OperatorLog
 
 META = torch.device("meta")
 SYNCS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "masked_select", "unique")
@@ -27,25 +25,9 @@ def _kernels_without_a_meta_form():
         yield
 
 
-class OpLog(TorchDispatchMode):
-    """Counts the operators that give CPU tensors, by name; a single number may: a step counter belongs on the host."""
-
-    def __init__(self):
-        super().__init__()
-        self.on_cpu = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for item in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(item, torch.Tensor) and item.device.type == "cpu" and item.numel() > 1:
-                self.on_cpu[str(func)] += 1
-                break
-        return result
-
-
 def stays_on_the_device(work):
     """What `work` returns; it must give no CPU tensor and not make the host wait."""
-    with OpLog() as log, _kernels.KernelLog() as operators:
+    with OperatorLog() as log, _kernels.KernelLog() as operators:
         result = work()
     assert operators.total
     assert not log.on_cpu
