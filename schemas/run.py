@@ -15,6 +15,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from cpbmodels.arch.options import PROFILE_SIZES, by_field
+from cpbmodels.errors import ModelError
 from cpbmodels.files import read_regular
 from schemas.errors import UsageError
 from schemas.identity import OWN, Market, parse_coins, parse_timeframes
@@ -62,6 +64,11 @@ class PresetFile(Spec):
     architectures: tuple[str, ...] = Field((), description="what it trains; default: that of the base")
     seeds: int | None = Field(None, ge=1, le=64, description="copies of each model that are averaged")
     options: dict[str, Any] = Field(default_factory=dict, description="fields of the model preset")
+
+    @field_validator("options")
+    @classmethod
+    def _by_field(cls, options: dict[str, Any]) -> dict[str, Any]:
+        return _resolved(options)
 
 
 def own_presets_folder() -> Path:
@@ -202,6 +209,11 @@ class RunSpec(ScopeSpec):
         False, description="copy params and metrics to Weights & Biases too; offline with WANDB_MODE=offline"
     )
 
+    @field_validator("overrides")
+    @classmethod
+    def _by_field(cls, overrides: dict[str, Any]) -> dict[str, Any]:
+        return _resolved(overrides)
+
     @model_validator(mode="before")
     @classmethod
     def _read_preset_files(cls, values: Any) -> Any:
@@ -294,15 +306,9 @@ class RunSpec(ScopeSpec):
         Explicit options take precedence over the file's, and both over the sizes that a profile sets.
         """
         import cpbmodels  # takes a second if torch is not imported yet
-        from cpbmodels.arch.options import ALIASES, PROFILE_SIZES
 
         sizes = PROFILE_SIZES.get(self.profile, {}) if part.base.startswith(SEED) else {}
-        merged: dict[str, Any] = {}
-        for changes in (sizes, part.options, self.overrides):
-            named = {ALIASES.get(name, name) for name in changes}
-            merged = {n: value for n, value in merged.items() if ALIASES.get(n, n) not in named} | dict(
-                changes
-            )
+        merged: dict[str, Any] = {**sizes, **part.options, **self.overrides}
         without: dict[str, list[str]] = {name: [] for name in merged}
         for architecture in architectures:
             name = base_of(architecture)
@@ -326,6 +332,14 @@ class RunSpec(ScopeSpec):
         if cpbmodels.architecture(base_of(architecture)).closed_form:
             return 1
         return self.seeds or part.seeds or PRESET_COPIES.get(part.base, 1)
+
+
+def _resolved(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options of a model by the names of their fields."""
+    try:
+        return by_field(options)
+    except ModelError as error:
+        raise UsageError(str(error), code="overrides") from None
 
 
 def _check_architectures(text: str, names: Collection[str]) -> None:

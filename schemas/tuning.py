@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from cpbmodels.arch.options import ALIASES, Preset
 from schemas.errors import UsageError
 from schemas.run import FleetSpec, RunSpec, is_universal
 
@@ -125,14 +126,19 @@ class TuneSpec(RunSpec):
     def space(self) -> Space:
         """The search space: the options in `search`, otherwise the default space minus options without effect."""
         import cpbmodels
-        from cpbmodels.arch.options import ALIASES
 
         if self.search:
-            return dict(parse_range(text) for text in self.search.split(","))
+            searched = [parse_range(text) for text in self.search.split(",")]
+            names = [name for name, _ in searched]
+            if twice := [name for name in names if names.count(name) > 1 or name in self.overrides]:
+                raise UsageError(
+                    f"search: {twice[0]} is given twice, searched and with another range or value; leave one out",
+                    code="search",
+                )
+            return dict(searched)
         fleet = self.fleet
-        fixed = {ALIASES.get(name, name) for name in fleet.overrides}
         options = cpbmodels.preset(fleet.preset, fleet.architecture, **fleet.overrides)
-        space = {name: values for name, values in DEFAULT_SPACE.items() if name not in fixed}
+        space = {name: values for name, values in DEFAULT_SPACE.items() if name not in fleet.overrides}
         if options.head != "student-t":  # the other heads do not shrink their location
             space.pop("location_shrink", None)
         return {
@@ -153,13 +159,14 @@ class TuneSpec(RunSpec):
 
 
 def parse_range(text: str) -> tuple[str, Range | Choice]:
-    """Return an option's name and its range or choice: `lr=1e-4..1e-2:log`, `hidden_dim=16|32`.
+    """Return an option's field and its range or choice: `lr=1e-4..1e-2:log`, `hidden_dim=16|32`.
 
     Raises:
         UsageError: the text is neither a range nor a choice.
     """
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
+    name = ALIASES.get(name, name)
     wrong = UsageError(
         f"search {text!r} is neither NAME=LOW..HIGH[:log] nor NAME=A|B|C, as in lr=1e-4..1e-2:log",
         code="search",
@@ -179,9 +186,7 @@ def parse_range(text: str) -> tuple[str, Range | Choice]:
 
 
 def _is_whole(name: str) -> bool:
-    from cpbmodels.arch.options import ALIASES, Preset
-
-    default = getattr(Preset(), ALIASES.get(name, name), 0)
+    default = getattr(Preset(), name, 0)
     return isinstance(default, int) and not isinstance(default, bool)
 
 

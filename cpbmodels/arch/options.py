@@ -183,17 +183,31 @@ PROFILE_SIZES: Mapping[str, Mapping[str, Any]] = {"gpu-6gb": {"batch_size": 16, 
 never applied automatically: only naming the profile with a seed preset applies them, as overrides."""
 
 
+def by_field(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by the names of their fields, aliases resolved; unknown names stay.
+
+    Raises ModelError if two names are of one field.
+    """
+    out: dict[str, Any] = {}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        field = ALIASES.get(name, name)
+        if field in out:
+            raise ModelError(f"{field} is given twice, as {given[field]} and as {name}: leave one out.")
+        out[field], given[field] = value, name
+    return out
+
+
 def normalise_options(overrides: dict[str, Any]) -> dict[str, Any]:
     """Aliases resolved, sequences as tuples; booleans for mixed_precision, and names as in `har,line`, accepted.
 
-    Raises ModelError for unknown names.
+    Raises ModelError for unknown names, and as `by_field`.
     """
     names = {field.name for field in fields(Preset)}
     out: dict[str, Any] = {}
-    for given, value in overrides.items():
-        name = ALIASES.get(given, given)
+    for name, value in by_field(overrides).items():
         if name not in names:
-            raise ModelError(unknown_choice("option", given, sorted({*names, *ALIASES})))
+            raise ModelError(unknown_choice("option", name, sorted({*names, *ALIASES})))
         if name == "mixed_precision" and isinstance(value, bool):
             value = "auto" if value else "off"
         if name in ("features", "members") and isinstance(value, str):

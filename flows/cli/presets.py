@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cpbmodels.arch.options import ALIASES, CHOICES, MAX_FEATURES, MAX_MEMBERS, RANGES, SWITCHES
 from flows.cli.options import BY_SET, Json
 from flows.console import Column, echo, emit, print_table, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, UsageError
@@ -100,11 +101,12 @@ def explained(name: str, given: dict[str, str]) -> dict[str, Any]:
         UsageError: a run would refuse it, with the same sentence.
     """
     import cpbmodels
-    from cpbmodels.arch.options import ALIASES
 
     spec = RunSpec(preset=name, **given)
     if len(spec.presets) != 1:
-        raise UsageError(f"preset {name!r}: name one", code="preset", field="name")
+        raise UsageError(
+            f"preset {name!r}: name one, as in `cpb presets {spec.presets[0]}`", code="preset", field="name"
+        )
     built_in = cpbmodels.Preset().as_dict()
     profile = None if spec.profile == "auto" else spec.profile
     presets = {
@@ -146,8 +148,6 @@ def _about(name: str) -> str:
 
 def _limits(options: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Return what each field of the model preset may be."""
-    from cpbmodels.arch.options import CHOICES, MAX_FEATURES, MAX_MEMBERS, RANGES, SWITCHES
-
     allowed: dict[str, dict[str, Any]] = {name: {"range": [*limits]} for name, limits in RANGES.items()}
     allowed |= {name: {"choices": [*choices]} for name, choices in CHOICES.items()}
     allowed |= {name: {"choices": [True, False]} for name in SWITCHES}

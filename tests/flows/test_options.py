@@ -8,7 +8,7 @@ from test_parameters import BACKTEST, CASES
 from typer.testing import CliRunner
 
 from flows.cli.app import _app
-from flows.cli.options import BY_SET, Command, cli_options, parse_value
+from flows.cli.options import BY_SET, FILES, Command, cli_options, parse_value
 from schemas.errors import UsageError
 from schemas.run import BacktestSpec, BoardSpec, RunSpec, TrainSpec
 from schemas.scope import ForecastSpec, ScopeSpec
@@ -47,6 +47,8 @@ def typed(values):
 @pytest.mark.parametrize(("spec", "values", "cannot"), CASES)
 def test_every_field_can_be_typed_and_arrives(spec, values, cannot):
     call = command_of(spec)
+    if FILES in values:  # read from the files that `preset` names: tests/flows/test_preset_files.py
+        values = {name: value for name, value in values.items() if name != FILES} | {"preset": "smoke"}
     assert call(*typed(values)) == spec(**values)
     assert call() == spec()
 
@@ -82,7 +84,7 @@ def test_help_says_what_the_specification_says():
     app.command()(cli_options(BacktestSpec)(lambda spec: None))
     shown = "".join(CliRunner().invoke(app, ["--help"], env={"COLUMNS": "400"}).stdout.split())
     for name, field in BacktestSpec.model_fields.items():
-        if name not in ("overrides", *BY_SET):
+        if name not in ("overrides", FILES, *BY_SET):
             assert f"--{name.replace('_', '-')}" in shown
             assert "".join(field.description.split()) in shown
 
@@ -195,5 +197,7 @@ def test_the_commands_leave_out_only_what_they_cannot_use():
             {"repo", "tail", "force", "prune", "wandb", "serving"},
         ),
     ]:
-        assert set(spec.model_fields) - {p.name for p in commands[name].params} - {*BY_SET} == hidden, name
-    assert BACKTEST.keys() - {p.name for p in commands["backtest"].params} - {*BY_SET} == {"tail"}
+        assert (
+            set(spec.model_fields) - {p.name for p in commands[name].params} - {*BY_SET, FILES} == hidden
+        ), name
+    assert BACKTEST.keys() - {p.name for p in commands["backtest"].params} - {*BY_SET, FILES} == {"tail"}

@@ -57,7 +57,7 @@ def test_options_beside_it_win(write_preset):
     spec = BacktestSpec(preset=path, architectures="lstm", seeds=1, overrides={"hidden_dim": 8})
     (fleet,) = spec.fleets
     assert (fleet.architecture, fleet.seeds, fleet.overrides["hidden_dim"]) == ("lstm", 1, 8)
-    assert fleet.overrides["learning_rate"] == 0.004
+    assert fleet.overrides["lr"] == 0.004
     (fleet,) = RunSpec(preset=path, architectures="gru", overrides={"lr": 0.1}).fleets
     assert (fleet.overrides["lr"], "learning_rate" in fleet.overrides) == (0.1, False)
 
@@ -92,6 +92,28 @@ def test_wrong_options_get_the_sentence_of_the_command_line(write_preset, option
         RunSpec(preset="smoke", architectures="gru", overrides={option: value})
     assert str(in_file.value) == str(given.value)
     assert (in_file.value.code, in_file.value.field) == (given.value.code, given.value.field)
+
+
+def test_two_names_of_one_option_are_refused_wherever_they_stand(write_preset):
+    twice = {"lr": 0.001, "learning_rate": 0.002}
+    sentence = "lr is given twice, as lr and as learning_rate: leave one out."
+    with pytest.raises(UsageError, match=sentence) as given:
+        RunSpec(architectures="gru", overrides=twice)
+    assert (given.value.code, given.value.field) == ("overrides", "overrides")
+    path = write_preset("[options]\nlr = 0.001\nlearning_rate = 0.002\n")
+    with pytest.raises(UsageError) as in_file:
+        RunSpec(preset=path)
+    assert str(in_file.value) == f"preset {path}: {sentence}"
+    with pytest.raises(cpbmodels.ModelError, match=sentence):
+        cpbmodels.preset("smoke", "gru", **twice)
+
+
+def test_another_name_of_an_option_wins_over_the_file_as_the_option_does(write_preset):
+    path = write_preset(good())
+    for name in ("lr", "learning_rate"):
+        spec = RunSpec(preset=path, overrides={name: 0.01})
+        assert {fleet.overrides["lr"] for fleet in spec.fleets} == {0.01}
+        assert RunSpec.model_validate(spec.model_dump()) == spec
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_what_a_run_refuses_gets_its_sentence(folder, cpb_here, words, values):
 
 def test_it_shows_one_preset(folder, cpb_here):
     code, _, err = cpb_here("presets", "seed-gru,seed-lstm")
-    assert (code, err) == (2, "cpb: preset 'seed-gru,seed-lstm': name one\n")
+    assert (code, err) == (2, "cpb: preset 'seed-gru,seed-lstm': name one, as in `cpb presets seed-gru`\n")
 
 
 def test_an_architecture_without_a_preset_is_refused(folder, cpb_here):
