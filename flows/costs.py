@@ -1,6 +1,6 @@
 """What trainings cost, in figures and in words; and the accuracy of classifiers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -85,6 +85,11 @@ def fleet_accuracy(judged: FleetJudgement) -> dict[str, float]:
     """Return the means of `accuracy` over a fleet's models; empty of models that are no classifiers."""
     found = [values for judgement in judged.judgements if (values := accuracy(judgement.metrics))]
     return {name: fmean(values[name] for values in found) for name in ACCURACY} if found else {}
+
+
+def has_board(fleets: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a run's fleets (`Summary.fleets`) have rows on the leaderboard: classifiers have no CRPS, hence none."""
+    return any("seconds" in fleet and not accuracy(fleet) for fleet in fleets)
 
 
 def accuracy_text(metrics: Mapping[str, float]) -> str:

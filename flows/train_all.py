@@ -23,7 +23,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
-from flows.costs import accuracy, accuracy_text, cost_text, fleet_accuracy, fleet_cost, run_cost
+from flows.costs import accuracy, accuracy_text, cost_text, fleet_accuracy, fleet_cost, has_board, run_cost
 from flows.runner import (
     Runner,
     Summary,
@@ -273,8 +273,8 @@ def _run(
                 f"no model could be trained; the first reason: {first.line}",
                 code="no-model",
             )
-    board = f"`cpb leaderboard --run {summary.run_id[:8]}`"
-    report(f"judged {count(summary.members, 'member')} against {_references(summary)} ({board})")
+    board = f" (`cpb leaderboard --run {summary.run_id[:8]}`)" if has_board(summary.fleets) else ""
+    report(f"judged {count(summary.members, 'member')} against {_references(summary)}{board}")
     return Training(summary, results, judged, planned.stopped, in_use)
 
 

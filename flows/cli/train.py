@@ -26,7 +26,7 @@ def demo(json: Json = False) -> None:
     if json:
         emit(result)
     else:
-        _show_board(result["run_id"])
+        _show_board(result)
         _next_steps()
     raise typer.Exit(result["exit"])
 
@@ -54,7 +54,7 @@ def train_all(
     if json:
         emit(result)
     else:
-        _show_board(result["run_id"])
+        _show_board(result)
     raise typer.Exit(result["exit"])
 
 
@@ -103,10 +103,12 @@ def _train_all(spec: RunSpec, command: str, *, direct: bool = False) -> dict[str
         return job.run_train_all(spec, Runner(), echo).as_json()
 
 
-def _show_board(run_id: str) -> None:
+def _show_board(result: dict[str, Any]) -> None:
+    from flows.costs import has_board
     from tasks.tracking.boards import leaderboard
 
-    print_board(leaderboard(run_id))
+    if has_board(result["fleets"]):
+        print_board(leaderboard(result["run_id"]))
 
 
 def _next_steps() -> None:

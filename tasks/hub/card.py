@@ -51,10 +51,10 @@ repository is run.
 ## Scores and training spans
 
 CRPS as a ratio to that of a random walk with EWMA volatility, at every origin of the test span, which no model has
-seen: below 1 is better. In brackets the 95 % interval; *finding* is that of a test against the random walk. *selected
-on this span*: the architecture was chosen by rows of its test span, so it does not count as a result; later rows do.
-*touch*: the same ratio of the Brier score of the chance that a price is reached within the forecast's candles
-(`forecast.touch(price)`). Times are UTC.
+seen: below 1 is better. In brackets the 95 % interval; *finding* is that of a test against the random walk, corrected
+for the number of models. *selected on this span*: the architecture was chosen by rows of its test span, so it does not
+count as a result; later rows do. *touch*: the same ratio of the Brier score of the chance that a price is reached
+within the forecast's candles (`forecast.touch(price)`). Times are UTC.
 
 | coin | candles | architecture | CRPS ratio | finding | touch | tested on | trained on |
 |---|---|---|---|---|---|---|---|

@@ -200,6 +200,20 @@ def test_of_a_classifier_its_accuracy_is_told_and_no_forecast_is_promised(traine
     assert {name: told[name] for name in CLASSES} == CLASSES
 
 
+def test_a_run_of_classifiers_alone_has_no_board_and_is_no_failure(cpb_here, monkeypatch):
+    """The leaderboard ranks by CRPS, which classifiers have not."""
+    asked = []
+    monkeypatch.setattr("tasks.tracking.boards.leaderboard", lambda run: asked.append(run) or [])
+    monkeypatch.setattr("flows.cli.train.print_board", lambda rows: None)
+    forecasting, failed = {"fleet": "gru", "seconds": 1.0}, {"fleet": "gru"}
+    classifying = {"fleet": "classifier-gru", "seconds": 1.0} | CLASSES
+    for fleets in ([classifying], [classifying, failed], [classifying, forecasting]):
+        result = {"run_id": str(len(fleets[-1])), "fleets": fleets, "exit": 0}
+        monkeypatch.setattr("flows.cli.train._train_all", lambda *_, given=result: given)
+        assert cpb_here("train-all", "--source", "sim")[0] == 0
+    assert asked == ["2"]
+
+
 def test_without_epochs_there_is_no_loss_to_follow(trained, cpb_here):
     ((shard,),) = trained.training.results
     (member,) = shard.members

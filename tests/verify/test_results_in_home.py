@@ -76,7 +76,10 @@ def test_a_damaged_file_is_named_and_the_command_makes_way_for_a_new_one(stored,
     (failure,) = summary.failures
     assert (failure.code, summary.exit_code) == ("foreign-file", 3)
     assert (summary.champions, summary.forecast_rows) == (2, 20)  # all else is kept
-    assert f"FAILED the run in evaluate: {path} is not replaced, since it is not as cpb wrote it" in said[-2]
+    assert f"FAILED {failure.line}" in said
+    assert failure.line.startswith(
+        f"the run in evaluate: {path} is not replaced, since it is not as cpb wrote it"
+    )
 
     subprocess.run(shlex.split(found.command), check=True)
     assert verify_results(stored, MARKET) == []
