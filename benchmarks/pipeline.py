@@ -1,20 +1,25 @@
-"""The whole job as a user runs it: wall time, CPU seconds, and the peak memory of all its processes together.
+"""The whole job as a user runs it: wall time, CPU seconds, the peak memory of all its processes together, and what it
+adds to the MLflow store.
 
 python -m benchmarks.pipeline --only demo
 python -m benchmarks.pipeline --only train-all --source FOLDER --as-of 2025-06-06 [--timeframes 1h]
 python -m benchmarks.pipeline --only train-all ... --against CLONE --pairs 3
+python -m benchmarks.pipeline --only train-all --source FOLDER --preset default --against CLONE --pairs 1   # a night
 
 With `--against`, the code in another clone runs the same command with the same packages, in turn (A B, B A, ..); each
-figure is then the median ratio within the pairs. Memory is the sum of the
-processes' proportional set sizes (`Pss` of proc(5), smaps_rollup), in which pages that several share count once.
+figure is then the median ratio within the pairs. Memory is the sum of the processes' proportional set sizes (`Pss` of
+proc(5), smaps_rollup), in which pages that several share count once. The store's growth is what the first run adds to
+an empty one: bytes of the SQLite file's used pages, rows, and files below `artifacts`.
 """
 
 import argparse
 import os
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,6 +28,7 @@ import psutil
 
 from benchmarks._paired import main
 from benchmarks.size import ROOT
+from tasks.tracking.store import make_sqlite
 
 
 def measure(arguments: list[str], folder: Path, root: Path = ROOT) -> dict[str, Any]:
@@ -39,6 +45,31 @@ def measure(arguments: list[str], folder: Path, root: Path = ROOT) -> dict[str, 
         "seconds": round(time.perf_counter() - started, 2), "cpu_seconds": round(_cpu_seconds() - before, 1),
         "peak_pss_mb": round(peak), "exit": process.returncode,
     }  # fmt: skip
+
+
+def growth(store: Path) -> dict[str, int]:
+    """Return what runs have added to the MLflow store in a folder since its schema was made."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_sqlite(Path(folder) / "mlflow.db")
+        empty_bytes, empty_rows = _size(Path(folder) / "mlflow.db")
+    used, rows = _size(store / "mlflow.db")
+    files = [path for path in (store / "artifacts").rglob("*") if path.is_file()]
+    return {
+        "database_bytes": used - empty_bytes, "database_rows": rows - empty_rows, "artifact_files": len(files),
+        "artifact_bytes": sum(path.stat().st_size for path in files),
+    }  # fmt: skip
+
+
+def _size(database: Path) -> tuple[int, int]:
+    """Return the bytes of a SQLite file's used pages, and the rows of all its tables."""
+    with closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as db:
+        pages, free, size = (
+            db.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        rows = sum(db.execute(f'SELECT count(*) FROM "{name}"').fetchone()[0] for name in tables)
+    return (pages - free) * size, rows
 
 
 def _cpu_seconds() -> float:
@@ -70,24 +101,27 @@ def demo(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def train_all(args: argparse.Namespace) -> dict[str, Any]:
-    """All 20 coins, five architectures, preset `smoke`, from a mirror."""
+    """Coins (all 20) and timeframes (both) of a mirror with a preset: as a night trains them, and what it adds."""
     if not args.source:
         raise SystemExit("train-all needs --source FOLDER")
-    arguments = ["train-all", "--source", str(Path(args.source).resolve()), "--preset", "smoke"]
-    arguments += ["--as-of", args.as_of] if args.as_of else []
-    arguments += ["--timeframes", args.timeframes] if args.timeframes else []
+    arguments = ["train-all", "--source", str(Path(args.source).resolve()), "--preset", args.preset]
+    for option in ("coins", "timeframes", "as_of"):
+        if value := getattr(args, option):
+            arguments += [f"--{option.replace('_', '-')}", value]
     runs: dict[Path, list[dict[str, Any]]] = {ROOT: []} | (
         {args.against.resolve(): []} if args.against else {}
     )
     for pair in range(args.pairs if args.against else 1):
         for root in list(runs)[:: -1 if pair % 2 else 1]:
             with tempfile.TemporaryDirectory() as folder:
-                runs[root].append(measure(arguments, Path(folder), root))
+                figures = measure(arguments, Path(folder), root)
+                runs[root].append(figures | growth(Path(folder) / "mlruns"))
     here, there = runs[ROOT], [*runs.values()][-1]
     figures = {name: median(run[name] for run in here) for name in here[0]}
     ratios = {
         name: median(a[name] / b[name] for a, b in zip(here, there, strict=True))
-        for name in list(figures)[:3]
+        for name in figures
+        if name != "exit"
     }
     return {"train-all": figures} | ({"ratio": ratios} if args.against else {})
 
@@ -95,7 +129,9 @@ def train_all(args: argparse.Namespace) -> dict[str, Any]:
 def options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", help="mirror folder, for train-all")
     parser.add_argument("--as-of")
+    parser.add_argument("--coins", help="for train-all, as in BTC,ETH; default: all 20")
     parser.add_argument("--timeframes", help="for train-all; default: both")
+    parser.add_argument("--preset", default="smoke", help="for train-all; default: smoke")
     parser.add_argument(
         "--against", type=Path, help="for train-all: another clone, run in turn with this one"
     )

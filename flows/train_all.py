@@ -38,7 +38,7 @@ from schemas.errors import BusyError, CpbError, MemberError, count, log
 from schemas.handover import Failure, FleetJudgement, FleetPlan, SeriesRecord, ShardJob, ShardResult
 from schemas.identity import tree_of
 from schemas.run import RunSpec
-from tasks.evaluate import evaluate
+from tasks.evaluate import evaluate, run_skill
 from tasks.hub.publish import hub_client
 from tasks.hub.tree import check_replaceable
 from tasks.judging.fleet import Judges
@@ -266,7 +266,9 @@ def _run(
             shard.work for shards in results for shard in shards if shard.work and shard.work.begin >= began
         ]
         busy = busy_share(work, engine.cores.number) if work else {}
-        log_metrics(summary.run_id, {"members": summary.members, "failed": len(summary.failures)} | busy)
+        skill, best = run_skill(judged)
+        counts = {"members": summary.members, "failed": len(summary.failures)}
+        log_metrics(summary.run_id, counts | busy | skill, tags=best)
         if not summary.members:
             first = next(failure for failure in summary.failures if failure.model)
             raise CpbError(

@@ -9,6 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from pydantic import Field
+
 from schemas.identity import ModelId, SeriesId
 from schemas.record import Record
 from schemas.run import FleetSpec
@@ -323,11 +325,16 @@ class Judgement(Record):
 
 
 class FleetJudgement(Record):
-    """A judged and logged fleet: its run, a judgement per usable member, a failure per other member."""
+    """A judged and logged fleet: its run, a judgement per usable member, a failure per other member.
+
+    `skill`: by timeframe, 100 × (1 − pooled CRPS ratio) on the test span; a classifier's of its ranked probability
+    score.
+    """
 
     key: str
     architecture: str
     run_id: str
+    skill: dict[str, float] = Field(default_factory=dict)
     judgements: tuple[Judgement, ...] = ()
     failures: tuple[Failure, ...] = ()
 

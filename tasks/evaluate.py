@@ -2,10 +2,13 @@
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import cpbmodels
+from cpbmodels.arch.presets import reads
 from cpbmodels.fleet.config import WEIGHTS
 from schemas.handover import (
     Failure,
@@ -17,16 +20,20 @@ from schemas.handover import (
     TrainedMember,
     reasons,
 )
-from schemas.identity import ModelId
+from schemas.identity import ModelId, SeriesId
 from schemas.run import RunSpec, base_of
 from tasks.judging.fleet import FleetScore, Judges, judge_fleet
+from tasks.judging.gate import rank
 from tasks.judging.member import P_OF
 from tasks.judging.pool import PoolScore
 from tasks.running.step import step
 from tasks.storage.files import public_url
 from tasks.storage.model_folder import read_config
+from tasks.tracking.metrics import CLASSIFIER_SKILL, SKILL
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import (
+    BEST,
+    BEST_CLASSIFIER,
     COMPLETE,
     FAILED,
     FILES,
@@ -132,9 +139,47 @@ def _log(
         key=fleet.key,
         architecture=fleet.architecture,
         run_id=run.run_id,
+        skill={pool.timeframe: _skill(pool) for pool in score.pools},
         judgements=tuple(judgements),
         failures=tuple(score.failures),
     )
+
+
+def run_skill(judged: Iterable[FleetJudgement]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return the metrics and tags of a flow's run that compare it with others: by timeframe, the skill of its best
+    fleet under the name that it has on the fleet's own run, and which fleet that is.
+
+    The best on the validation span, as the gate ranks recipes: the best of several test scores would be no fair
+    estimate. Classifiers have no score there, so only a single one stands for its run.
+    """
+    metrics, tags = dict[str, float](), dict[str, str]()
+    fleets: dict[tuple[str, bool], dict[str, FleetJudgement]] = defaultdict(dict)
+    for fleet in judged:
+        for timeframe in fleet.skill:
+            fleets[timeframe, _is_classifier(fleet.architecture)][_label(fleet)] = fleet
+    for (timeframe, classifies), rivals in fleets.items():
+        if not classifies:
+            best = next(iter(rank({name: _validation(fleet, timeframe) for name, fleet in rivals.items()})))
+            metrics[SKILL.format(timeframe)] = rivals[best].skill[timeframe]
+            tags[BEST.format(timeframe)] = best
+        elif len(rivals) == 1:
+            ((best, fleet),) = rivals.items()
+            metrics[CLASSIFIER_SKILL.format(timeframe)] = fleet.skill[timeframe]
+            tags[BEST_CLASSIFIER.format(timeframe)] = best
+    return metrics, tags
+
+
+def _label(fleet: FleetJudgement) -> str:
+    """Return a fleet's architecture and preset, with the digest of its changed options: `har/default`."""
+    return f"{fleet.architecture}/{fleet.judgements[0].model.recipe}"
+
+
+def _validation(fleet: FleetJudgement, timeframe: str) -> dict[SeriesId, float]:
+    return {
+        judgement.model.series: judgement.metrics["validation_crps_ratio"]
+        for judgement in fleet.judgements
+        if judgement.model.series.timeframe == timeframe
+    }
 
 
 def _as_member(spec: RunSpec, fleet: FleetPlan, failure: Failure) -> Failure:
@@ -161,11 +206,32 @@ def _record(
         as_of=as_of,
         config={k: v for k, v in config.items() if k not in ("metrics", "history", "report", "config_sha256")}
         | ({"kernels": report["kernels"]} if "kernels" in report else {}),
+        params=_compared(trained.model, job.preset, config),
         history=trained.history,
         metrics=measured | _named(job, judged.metrics),
         folder=folder / "model",
         tags={"verdict": judged.verdict, **tags, FILES: json.dumps(expected)},
     )
+
+
+_OPTIONS = ("lr", "batch_size", "epochs", "hidden_dim", "n_layers", "mixed_precision")
+"""Options that people compare models by."""
+
+
+def _compared(model: ModelId, preset: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the params that identify and compare a member, of the options those that its architecture reads.
+
+    An average trains the architectures that it averages, each with options of its own (`parts` of its configuration),
+    so an option has the value, or the several values, of those that read it.
+    """
+    params: dict[str, Any] = {"architecture": model.architecture, "preset": preset}
+    params |= {name: config[name] for name in ("context", "features", "dtype") if name in config}
+    parts = config.get("parts") or [config]
+    for name in _OPTIONS:
+        values = [part[name] for part in parts if name in part and reads(part["architecture"], name)]
+        if values:
+            params[name] = values[0] if len(set(values)) == 1 else values
+    return params
 
 
 def _failed(fleet: FleetPlan, failure: Failure, as_of: str, tags: dict[str, str]) -> MemberRecord:
@@ -178,6 +244,11 @@ def _failed(fleet: FleetPlan, failure: Failure, as_of: str, tags: dict[str, str]
         preset=fleet.shards[0].preset,
         data_digest=next((m.features.digest for m in fleet.members if m.model == failure.model), ""),
         as_of=as_of,
+        params={
+            "architecture": failure.model.architecture,
+            "preset": fleet.shards[0].preset,
+            "dtype": fleet.shards[0].dtype,
+        },
         tags={"step": failure.step, "code": failure.code, **tags},
         reason=failure.reason,
     )
@@ -185,9 +256,17 @@ def _failed(fleet: FleetPlan, failure: Failure, as_of: str, tags: dict[str, str]
 
 def _named(job: ShardJob, metrics: dict[str, float]) -> dict[str, float]:
     """Rename a classifier's ranked probability score to `rps`: it is not comparable with CRPS."""
-    if not cpbmodels.architecture(base_of(job.architecture)).classifier:
+    if not _is_classifier(job.architecture):
         return metrics
     return {name.replace("crps", "rps"): value for name, value in metrics.items()}
+
+
+def _is_classifier(architecture: str) -> bool:
+    return cpbmodels.architecture(base_of(architecture)).classifier
+
+
+def _skill(pool: PoolScore) -> float:
+    return 100 * (1 - pool.metrics["test_crps_ratio"])
 
 
 def _pooled(pools: list[PoolScore]) -> dict[str, float]:
@@ -200,7 +279,7 @@ def _pooled(pools: list[PoolScore]) -> dict[str, float]:
                 values[f"pooled_{p.removeprefix('test_')}_{t}"] = m[p]
                 for end in ("", "_low", "_high"):
                     values[f"pooled_{name}_ratio_{t}{end}"] = m[f"test_{name}_ratio{end}"]
-        values[f"crps_skill_percent_{t}"] = 100 * (1 - m["test_crps_ratio"])
+        values[SKILL.format(t)] = _skill(pool)
         for name in ("mae_ratio", "directional_accuracy", "coverage_80", "coverage_90", "tail_pinball_ratio"):
             if f"test_{name}" in m:  # classifiers have no intervals and no tails
                 values[f"pooled_{name}_{t}"] = m[f"test_{name}"]

@@ -94,6 +94,16 @@ TRAINING_OPTIONS = ("batch_size", "epochs", "patience", "lr", "mixed_precision")
 """Options of gradient steps: a closed form has none."""
 
 
+def reads(architecture: str, option: str) -> bool:
+    """Whether an option can have an effect on an architecture: of the sizes those it declares, of gradient steps none
+    if it has a closed form.
+    """
+    spec = find(architecture).spec
+    if option in SIZES:
+        return option in spec.sizes
+    return not (spec.closed_form and option in TRAINING_OPTIONS)
+
+
 def without_effect(options: Preset, architecture: str, given: Iterable[str]) -> list[str]:
     """A sentence for each option among the names `given` that changes nothing for this architecture."""
     spec = find(architecture).spec
@@ -102,7 +112,7 @@ def without_effect(options: Preset, architecture: str, given: Iterable[str]) -> 
     sentences = [
         f"{name} has no effect on {architecture}, which reads {', '.join(read) or 'none of this kind'}: leave it out."
         for name in names
-        if name in SIZES and name not in read
+        if name in SIZES and not reads(architecture, name)
     ]
     if spec.closed_form:
         solved = f"has no effect on {architecture}, which has a closed-form solution: leave it out."

@@ -66,7 +66,7 @@ def ui(
     port: Port = 5000,
     json: Json = False,
 ) -> None:
-    """Start MLflow's interface to compare architectures, for you alone, and print the password of this run.
+    """Start MLflow's interface to compare architectures, for you alone; print its password and two charts' links.
 
     Example: cpb ui
     """
@@ -75,11 +75,14 @@ def ui(
 
     def ready(where: "Address") -> None:
         if json:
-            emit({"url": where.url, "runs": where.runs, "user": USER, "password": where.password or None})
+            signing_in = {"user": USER, "password": where.password or None}
+            emit({"url": where.url, "runs": where.runs, **signing_in, "views": where.views})
             return
         echo(f"MLflow: {where.runs}")
         if where.password:
             echo(f"user {USER}, password {where.password} (of this run; stop with Ctrl-C)")
+        for about, link in where.views.items():
+            echo(f"{about}:\n  {link}")
 
     echo("starting MLflow's interface, about ten seconds")
     serve_ui(host, port, ready)

@@ -29,8 +29,6 @@ from tasks.storage.files import public_url
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from tasks.tracking.store import Store
-
 
 _GRACE_S = 10  # for requests in progress at the end
 REQUEST_S = 10
@@ -217,11 +215,13 @@ class Address:
     Args:
         url: of the server, for programs.
         runs: page of the experiment's runs.
+        views: what a chart shows -> its address (`tasks.tracking.views`); none of them signs in.
         password: of the user `USER` in this run; empty if the store is a server, which has its own users.
     """
 
     url: str
     runs: str
+    views: dict[str, str]
     password: str = ""
 
 
@@ -243,18 +243,24 @@ def serve_ui(
     """
     from tasks.tracking.home_store import is_server
     from tasks.tracking.store import read_store
+    from tasks.tracking.views import runs_page, views
 
     store = read_store()
+    shown = views(store)
+
+    def address(url: str, password: str = "") -> Address:
+        links = {view.about: view.link(url, store) for view in shown}
+        return Address(url, runs_page(url, store), links, password)
+
     if is_server(store.uri):
-        url = public_url(store.uri)
-        ready(Address(url, runs_page(url, store)))
+        ready(address(public_url(store.uri)))
         return
     password = secrets.token_urlsafe(32)
     # For another --host the guard's check of Host counts alone.
     hosts = "localhost,localhost:*,127.0.0.1,127.0.0.1:*" if host == "127.0.0.1" else "*"
     serve(
         UI, partial(_mlflow_app, store.uri, store.artifacts, hosts), host, port,
-        lambda url: ready(Address(url, runs_page(url, store), password)), auth=f"{USER}:{password}",
+        lambda url: ready(address(url, password)), auth=f"{USER}:{password}",
     )  # fmt: skip
 
 
@@ -278,8 +284,3 @@ def _mlflow_app(uri: str, artifacts: str, hosts: str) -> "ASGIApp":
     initialize_backend_stores(uri, uri, artifacts)
     served: ASGIApp = app
     return served
-
-
-def runs_page(url: str, store: "Store") -> str:
-    """Return the page of the experiment's runs; without the query MLflow 3.17 opens the page of traces."""
-    return f"{url}/#/experiments/{store.experiment_id}/runs?workflowType=machine_learning"

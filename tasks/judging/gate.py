@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ from tasks.judging.member import MemberScore
 from tasks.judging.pool import common_losses
 from tasks.judging.scores import Array
 from tasks.storage.model_folder import ModelConfig, recipe_of
+
+Name = TypeVar("Name", Recipe, str)
 
 PROVISIONAL = "smoke"
 """The preset whose champions are provisional: they may be a series' first, and any other preset replaces them unless
@@ -207,7 +209,7 @@ def choose_successor(
 # --- First: no champion, or a champion that cannot forecast
 
 
-def rank(validation: Mapping[Recipe, Mapping[SeriesId, float]]) -> dict[Recipe, float]:
+def rank(validation: Mapping[Name, Mapping[SeriesId, float]]) -> dict[Name, float]:
     """Return each recipe's CRPS ratio on the validation span, pooled with equal weight per coin, best first.
 
     A coin that a recipe lacks counts with the worst ratio of any recipe on it, so that leaving out a hard coin is no

@@ -27,6 +27,7 @@ from schemas.identity import (
     market_option,
 )
 from tasks.judging.inference import relation
+from tasks.tracking.metrics import RATIO
 from tasks.tracking.registry import ALIAS, PREVIOUS, aliases_of, full_name, versions_of
 from tasks.tracking.runs import dead_runs, search
 from tasks.tracking.store import Store, find_run, find_runs, read_store
@@ -44,7 +45,6 @@ from tasks.tracking.tags import (
     OUTCOME,
     PARENT,
     PRUNED,
-    RATIO,
     REASON,
     STUDY,
     SYMBOL,

@@ -21,9 +21,10 @@ from tasks.storage.files import write_bytes
 from tasks.storage.locks import locked
 from tasks.storage.model_folder import read_config, recipe_of
 from tasks.storage.records import value_digest
+from tasks.tracking.metrics import CLASSIFIER
 from tasks.tracking.registry import Champion, all_versions, full_name
 from tasks.tracking.store import Store
-from tasks.tracking.tags import CLASSIFIER, FLEET_SPEC, series_tags
+from tasks.tracking.tags import FLEET_SPEC, series_tags
 
 RESULTS = "results.json"
 

@@ -26,6 +26,7 @@ from tasks.storage.files import local_path
 from tasks.storage.locks import ProcessId
 from tasks.storage.model_folder import damaged, digests_to_log
 from tasks.tracking.home_store import TAKE
+from tasks.tracking.metrics import logged
 from tasks.tracking.store import PAGE, Store, exclusive, open_store, pages
 from tasks.tracking.tags import (
     AS_OF,
@@ -49,7 +50,6 @@ from tasks.tracking.tags import (
     WARNINGS,
     board_of,
     digests_of,
-    logged,
     market_of,
     metric_entries,
     param_entries,
@@ -82,7 +82,9 @@ class MemberRecord:
     """A trained and judged member, or a failed member with its `reason`.
 
     `history` is one dict per epoch (`train_loss val_loss lr`); `metrics` are logged once; `config` is the
-    whole resolved configuration; `folder` holds the artifacts; `tags` adds to the contract's tags.
+    whole resolved configuration, of which the fleet's run has what its members share; `params` are what identifies
+    and compares the member, on its own run in any case; `folder` holds the artifacts; `tags` adds to the contract's
+    tags.
     """
 
     key: str
@@ -92,6 +94,7 @@ class MemberRecord:
     data_digest: str
     as_of: str
     config: Mapping[str, Any] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
     history: Sequence[Mapping[str, Any]] = ()
     metrics: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
@@ -166,9 +169,9 @@ def start_fleet(
 def log_members(fleet_run: str, records: Iterable[MemberRecord]) -> list[str]:
     """Write the members' runs (about 100 ms each on SQLite) and return their run ids in order.
 
-    Params common to the members' configurations are written once, on the fleet's run; a member's own params are those
-    that differ. A member whose key already has a finished run under this fleet is not logged again, and that run's id
-    is returned; only files damaged since are written again.
+    Params common to the members' configurations are written once, on the fleet's run; a member's own are those that
+    differ, and its `params`. A member whose key already has a finished run under this fleet is not logged again, and
+    that run's id is returned; only files damaged since are written again.
 
     Raises:
         CpbError: a member's folder is missing.
@@ -194,13 +197,18 @@ def log_metrics(
     run_id: str,
     metrics: Mapping[str, Any],
     history: Sequence[Mapping[str, Any]] = (),
+    tags: Mapping[str, Any] | None = None,
 ) -> None:
     """Add metrics to a run, such as a fleet's pooled results; None and NaN values are left out.
 
     Args:
         history: metrics per epoch; the epoch (`epoch`, else counted from 0) is the step.
+        tags: what the metrics are of.
     """
-    _log(open_store(), run_id, metric_entries(metrics) + _history_entries(history))
+    store = open_store()
+    _log(store, run_id, metric_entries(metrics) + _history_entries(history))
+    if tags:
+        store.client.log_batch(run_id, tags=tag_entries(tags))
 
 
 def finish(run_id: str, outcome: str = COMPLETE, tags: Mapping[str, Any] | None = None) -> None:
@@ -312,6 +320,7 @@ def _log_one(
     if record.folder:
         store.client.log_artifacts(run_id, str(record.folder))
     texts = {name: value for name, value in param_texts(record.config).items() if shared.get(name) != value}
+    texts |= param_texts(record.params)
     metrics = metric_entries(logged(record.metrics)) + _history_entries(record.history)
     _log(store, run_id, metrics, param_entries(texts))
     store.client.set_terminated(run_id, "FAILED" if record.reason else "FINISHED")

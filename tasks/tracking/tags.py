@@ -1,4 +1,4 @@
-"""Names, tags, params and metrics of runs and versions, as MLflow stores them.
+"""Names, tags and params of runs and versions, and their metrics as MLflow stores them (names: `metrics.py`).
 
 A flow is called `train-all · 20 coins · 15m 1h · default · 2025-06-06`, a fleet `har · 20 coins · 1h · default ·
 2025-06-06`. Every text stored in MLflow passes `text`, which removes user names, passwords and tokens from URLs.
@@ -18,6 +18,7 @@ from schemas.handover import SeriesRecord
 from schemas.identity import MARKETS, SIM, SPOT, SeriesId, coins_label
 from schemas.run import RunSpec
 from tasks.storage.files import without_credentials
+from tasks.tracking.metrics import RATIO
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric, Param, Run, RunTag
@@ -28,6 +29,8 @@ FLOW, FLEET, MEMBER = "flow", "fleet", "member"
 STUDY, TRIAL = "study", "trial"
 """Values of `KIND` for runs of `cpb tune`, so that no board includes a trial among the trained models."""
 REASON = "reason"
+BEST, BEST_CLASSIFIER = "best_{}", "best_classifier_{}"
+"""Of a flow's run, by timeframe: the fleet whose pooled skill is the run's, as `har/default`."""
 WARNINGS = "warnings"
 """Of a flow's run: warnings about its trainings, in one line."""
 MARKET, SYMBOL, TIMEFRAME = "market", "symbol", "timeframe"
@@ -66,26 +69,6 @@ _TEXT_LIMIT = 6000  # MLflow's limit for a param; a tag may have 8000
 SEPARATOR = " · "
 COMPLETE, PARTIAL, FAILED = "complete", "partial", "failed"
 """Outcomes of a flow or fleet; `partial` keeps good results, and the same command continues it."""
-RATIO = "test_crps_ratio"
-"""Metric of a member's run: its CRPS against the random walk's."""
-_CONTRACT = (
-    "test_crps", RATIO, "test_mae_ratio", "test_directional_accuracy", "test_coverage_80", "windows_per_s",
-    "epochs_run", "gpu_mem_allocated_peak_mb", "gpu_mem_reserved_peak_mb", "gpu_util_mean", "rss_peak_mb",
-)  # fmt: skip
-_READ = (
-    "test_crps_ratio_low", "test_crps_ratio_high", "test_p", "test_p_holm", "test_n", "test_coverage_90",
-    "validation_crps_ratio", "test_touch_brier_ratio", "test_touch_brier_ratio_low", "test_touch_brier_ratio_high",
-    "test_touch_p",
-)  # fmt: skip
-"""Metrics of members other than champions that leaderboard, the page's lists, model card and gate read."""
-LOGGED = frozenset((*_CONTRACT, *_READ, *(name.replace("crps", "rps") for name in (*_CONTRACT, *_READ))))
-"""Metrics of a member's run in MLflow: those of the contract, and those read by lists and gates.
-
-A metric of a run costs SQLite 380 bytes of rows and indexes (six of them), and a night over the whole exchange has
-thousands of members. All other metrics are beside the model, in `metrics.json` and `config.json`.
-"""
-CLASSIFIER = "test_accuracy"
-"""A metric that only classifiers have; there are few classifiers, so all their metrics are logged."""
 
 
 def series_tags(series: SeriesId) -> dict[str, str]:
@@ -258,10 +241,3 @@ def source_tags(spec: RunSpec) -> dict[str, str]:
 def _timeframes(records: Iterable[SeriesRecord]) -> str:
     seconds = {record.series.timeframe: record.series.seconds for record in records}
     return " ".join(sorted(seconds, key=seconds.__getitem__))
-
-
-def logged(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of a member that are logged in MLflow."""
-    if CLASSIFIER in metrics:
-        return dict(metrics)
-    return {name: value for name, value in metrics.items() if name in LOGGED}

@@ -5,10 +5,10 @@ from registering import register_champion
 from test_runs import fleet_of, member
 
 from schemas.identity import SeriesId
+from tasks.tracking.metrics import OF_MEMBERS
 from tasks.tracking.registry import ALIAS, champions, registered
 from tasks.tracking.runs import log_members
 from tasks.tracking.store import find_run
-from tasks.tracking.tags import LOGGED
 
 SYMBOLS = ("AAAUSDT", "BBBUSDT", "CCCUSDT")
 
@@ -46,9 +46,9 @@ def test_a_member_logs_the_contract_and_what_lists_read_and_leaves_the_rest_to_i
     contract = {
         "test_crps", "test_crps_ratio", "test_mae_ratio", "test_directional_accuracy", "test_coverage_80",
         "windows_per_s", "epochs_run", "gpu_mem_allocated_peak_mb", "gpu_mem_reserved_peak_mb", "gpu_util_mean",
-        "rss_peak_mb",
+        "gpu_power_mean_w", "rss_peak_mb",
     }  # fmt: skip
-    assert contract <= LOGGED
+    assert contract <= OF_MEMBERS.keys()
     measured = dict.fromkeys([*contract, "test_width_90", "fleet_members"], 1.0)
     (plain,) = log_members(fleet_of("a").run_id, [member(metrics=measured)])
     (classes,) = log_members(

@@ -10,8 +10,10 @@ import pytest
 from interface import interface
 from ports import free_port
 
-from flows.ops.serve import runs_page, serve_ui
+from flows.ops.serve import serve_ui
 from schemas.errors import CpbError
+from tasks.tracking.runs import finish, log_metrics, search, start_fleet, start_parent
+from tasks.tracking.views import runs_page, views
 
 
 def test_a_taken_port_names_the_remedy(store):
@@ -38,6 +40,47 @@ def test_the_experiments_page_is_that_of_its_runs(store):
         page
         == f"http://127.0.0.1:5000/#/experiments/{store.experiment_id}/runs?workflowType=machine_learning"
     )
+
+
+def test_a_store_without_a_scored_run_has_no_views(store):
+    assert views(store) == []
+    flow = start_parent("flow", {}, {"coins": "BTC"}).run_id
+    finish(start_fleet(flow, "gru", "fleet").run_id)
+    finish(flow)
+    assert views(store) == []
+
+
+def test_views_of_real_candles_come_first(store):
+    """A later run on simulated candles, and one that has not ended, are not the newest run."""
+    for market, ends in (("sim", True), ("spot", True), ("sim", True), ("spot", False)):
+        key = f"{len(list(search(store)))}"
+        flow = start_parent(key, {}, {"coins": "BTC", "market": market}, name=f"a {market} run").run_id
+        for architecture in ("gru", "har"):
+            fleet = start_fleet(flow, architecture, f"{key} {architecture}", tags={"coins": "BTC"}).run_id
+            log_metrics(fleet, {"crps_skill_percent_15m": 2.0, "crps_skill_percent_1h": 1.0})
+            finish(fleet)
+        if ends:
+            finish(flow)
+    architectures, alike = views(store)
+    assert architectures.about == "the architectures of a spot run"
+    assert architectures.sort_by == alike.sort_by == "crps_skill_percent_1h"
+    assert {run.data.tags["market"] for run in search(store, alike.filter)} == {"spot"}
+    assert len(list(search(store, alike.filter))) == 4  # of the run that has not ended, too
+
+
+def test_two_presets_of_one_architecture_are_several_fleets(store):
+    for number, presets in enumerate((("default", "seed-gru"), ("default",))):
+        flow = start_parent(f"{number}", {}, {"coins": "BTC"}, name=f"{len(presets)} presets").run_id
+        for preset in presets:
+            tags = {"coins": "BTC", "preset": preset}
+            fleet = start_fleet(flow, "gru", f"{number} {preset}", tags=tags).run_id
+            log_metrics(fleet, {"crps_skill_percent_1h": 1.0})
+            finish(fleet)
+        finish(flow)
+    assert [view.about for view in views(store)] == [
+        "the architectures of 2 presets",
+        "all runs of gru on BTC",
+    ]
 
 
 def command_lines(pid):

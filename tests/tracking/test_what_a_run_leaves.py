@@ -1,0 +1,240 @@
+"""What a run leaves in MLflow: params and metrics, the filters of docs/mlflow.md, and the views of `cpb ui`."""
+
+import re
+from pathlib import Path
+
+import pytest
+from browser import launch, needs_browser
+from in_process import train_by
+from interface import interface
+from ports import free_port
+
+from flows.runner import Runner
+from flows.train_all import run_train_all
+from schemas.run import RunSpec
+from tasks.tracking import metrics
+from tasks.tracking.runs import search
+from tasks.tracking.store import open_store
+from tasks.tracking.views import views
+from tasks.training import trainer
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs/mlflow.md").read_text()
+SPEC = RunSpec(
+    coins="BTC,ETH", timeframes="1h", architectures="linear,robust-har,average,gru,classifier-gru", preset="smoke",
+    source="sim", since="2024-09", as_of="2025-01-01", overrides={"epochs": 2, "max_train_rows": 1000},
+)  # fmt: skip
+FIRST, SECOND = "linear", "robust-har"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A store with a run of five architectures and a later one of a single architecture that the first lacks."""
+    place = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CPB_HOME", str(place / "data"))
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{place}/mlruns/mlflow.db")
+        patch.chdir(place)
+        train_by(patch, trainer.train_job)
+        run_train_all(SPEC, Runner(), lambda line: None)
+        alone = SPEC.model_dump() | {"architectures": "har", "overrides": {"epochs": 1}}
+        run_train_all(RunSpec(**alone), Runner(), lambda line: None)
+        yield place
+
+
+@pytest.fixture
+def store(made, monkeypatch):
+    monkeypatch.setenv("CPB_HOME", str(made / "data"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{made}/mlruns/mlflow.db")
+    monkeypatch.chdir(made)
+    return open_store()
+
+
+def runs(store, kind, **tags):
+    named = "".join(f" and tags.{name} = '{value}'" for name, value in tags.items())
+    return list(search(store, f"tags.`cpb.kind` = '{kind}'{named}"))
+
+
+COMPARED = {"lr", "batch_size", "epochs", "hidden_dim", "n_layers", "mixed_precision"}
+ALWAYS = {"architecture", "preset", "context", "features", "dtype"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "read"),
+    [
+        ("gru", COMPARED),
+        ("classifier-gru", COMPARED),
+        ("linear", COMPARED - {"hidden_dim", "n_layers"}),
+        ("average", COMPARED - {"n_layers"}),  # of har
+        ("robust-har", set()),  # a closed form
+        ("har", COMPARED - {"n_layers"}),
+    ],
+)
+def test_a_member_itself_says_what_identifies_and_compares_it(store, architecture, read):
+    (fleet,) = runs(store, "fleet", architecture=architecture)
+    for run in runs(store, "member", architecture=architecture):
+        own = run.data.params
+        assert own.keys() & (COMPARED | ALWAYS) == read | ALWAYS
+        assert (own["architecture"], own["preset"]) == (architecture, "smoke")
+        assert own.get("epochs") in (None, "1" if architecture == "har" else "2")
+        if architecture != "average":  # whose parts have options of their own
+            assert own.items() & fleet.data.params.items() >= {(n, own[n]) for n in read | ALWAYS}
+        assert {
+            "gpu_mem_allocated_peak_mb",
+            "gpu_mem_reserved_peak_mb",
+            "gpu_util_mean",
+            "gpu_power_mean_w",
+        } <= set(run.data.metrics)
+
+
+def test_an_average_says_what_the_architectures_that_it_averages_read(store):
+    (har, *_), (average, *_) = (runs(store, "member", architecture=name) for name in ("har", "average"))
+    for name in ("lr", "hidden_dim", "batch_size"):
+        assert average.data.params[name] == har.data.params[name]
+
+
+def test_a_flow_has_the_skill_of_the_fleet_that_is_best_in_validation(store):
+    alone, several = sorted(runs(store, "flow"), key=lambda run: len(run.data.metrics))
+    priced = [f for f in runs(store, "fleet") if f.data.tags["mlflow.parentRunId"] == several.info.run_id]
+    skills = {f.data.tags["architecture"]: f.data.metrics.get("crps_skill_percent_1h") for f in priced}
+    validation = {}
+    for fleet in priced:
+        members = list(search(store, f"tags.`mlflow.parentRunId` = '{fleet.info.run_id}'"))
+        ratios = [member.data.metrics.get("validation_crps_ratio") for member in members]
+        if None not in ratios:
+            validation[fleet.data.tags["architecture"]] = sum(ratios) / len(ratios)
+    best = min(validation, key=validation.get)
+    assert several.data.tags["best_1h"].split("/")[0] == best
+    assert several.data.metrics["crps_skill_percent_1h"] == skills[best]
+    assert several.data.metrics["rps_skill_percent_1h"] == next(
+        f.data.metrics["rps_skill_percent_1h"]
+        for f in priced
+        if f.data.tags["architecture"] == "classifier-gru"
+    )
+    assert several.data.tags["best_classifier_1h"].startswith("classifier-gru/smoke")
+    assert alone.data.tags["best_1h"].startswith("har/smoke")
+    assert alone.data.metrics["crps_skill_percent_1h"] == next(
+        f.data.metrics["crps_skill_percent_1h"] for f in runs(store, "fleet", architecture="har")
+    )
+
+
+def rows(heading):
+    """The metric of each row of the table under a heading of the page, with its meaning."""
+    (text,) = re.findall(rf"^\*\*{re.escape(heading)}\*\*.*?(?=^\*\*|^#)", PAGE, re.M | re.S)
+    return dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", text, re.M))
+
+
+@pytest.mark.parametrize(
+    ("heading", "table"),
+    [
+        ("Of a flow's run", metrics.OF_FLOWS),
+        ("Of a fleet's run", metrics.OF_FLEETS),
+        ("Per epoch, of a fleet's run", metrics.OF_EPOCHS),
+        ("Of a member's run", metrics.OF_MEMBERS),
+        ("Per epoch, of a member's run", metrics.OF_MEMBER_EPOCHS),
+        ("Of a classifier's run besides", metrics.OF_CLASSIFIERS),
+        ("Of a trial's run", metrics.OF_TRIALS),
+    ],
+)
+def test_the_page_has_the_metrics_of_the_code(heading, table):
+    assert rows(heading) == table
+
+
+def known(*tables):
+    """A pattern of the names in these tables, each also as a classifier's."""
+    names = [name for table in tables for name in table]
+    names += [name.replace("crps", "rps") for name in names]
+    return re.compile("|".join(re.sub(r"\\\{\w+\\\}", "[a-z0-9]+", re.escape(name)) for name in names))
+
+
+def test_a_run_has_no_metric_that_the_tables_lack(store):
+    kinds = {
+        "flow": known(metrics.OF_FLOWS),
+        "fleet": known(metrics.OF_FLEETS, metrics.OF_EPOCHS),
+        "member": known(metrics.OF_MEMBERS, metrics.OF_MEMBER_EPOCHS, metrics.OF_CLASSIFIERS),
+    }
+    for kind, names in kinds.items():
+        for run in runs(store, kind):
+            assert not [name for name in run.data.metrics if not names.fullmatch(name)], run.info.run_name
+
+
+def test_the_tables_have_no_metric_that_no_run_has(store):
+    """Apart from those of a GPU, and of the run of `cpb tune`."""
+    logged = {
+        name for kind in ("flow", "fleet", "member") for run in runs(store, kind) for name in run.data.metrics
+    }
+    tables = (metrics.OF_FLOWS, metrics.OF_FLEETS, metrics.OF_EPOCHS, metrics.OF_MEMBERS, metrics.OF_MEMBER_EPOCHS,
+              metrics.OF_CLASSIFIERS)  # fmt: skip
+    absent = [name for table in tables for name in table if not any(map(known({name: ""}).fullmatch, logged))]
+    assert {name for name in absent if not name.startswith("gpu_")} == set()
+
+
+def filters():
+    """The filters of the page, with what each is for."""
+    table = PAGE.split("## Filters to type")[1].split("\n## ")[0]
+    return re.findall(r"^\| ([^|`]+) \| `` (.+?) `` \|", table, re.M)
+
+
+def test_every_filter_of_the_page_finds_runs(store):
+    flow = views(store)[0].filter.split("'")[1]
+    assert len(filters()) > 5
+    for about, condition in filters():
+        condition = (
+            condition.replace("RUN", flow)
+            .replace("'20 coins'", "'BTC, ETH'")
+            .replace("'real'", "'simulated'")
+        )
+        assert list(search(store, condition)) or "failed" in about, about
+
+
+def test_the_views_show_the_newest_run_with_several_fleets(store):
+    architectures, alike = views(store)
+    assert (
+        architectures.about
+        == f"the architectures of {runs(store, 'flow', command='train-all')[-1].info.run_name}"
+    )
+    order = [f"metrics.`{architectures.sort_by}` DESC"]
+    found = list(search(store, architectures.filter, order))
+    assert {run.data.tags["architecture"] for run in found} == set(SPEC.names)
+    skills = [run.data.metrics.get("crps_skill_percent_1h", -999) for run in found]
+    assert skills == sorted(skills, reverse=True)
+    # the later run's har is not of these architectures
+    assert {run.info.run_id for run in search(store, alike.filter)} == {run.info.run_id for run in found}
+    assert alike.about.endswith(" on BTC, ETH")
+
+
+def test_the_views_of_a_single_architecture_are_its_runs(store):
+    """Of a store in which no run has several."""
+    for fleet in runs(store, "fleet"):
+        if fleet.data.tags["architecture"] not in ("har", "linear"):
+            store.client.delete_run(fleet.info.run_id)
+    try:
+        architectures, alike = views(store)
+        assert [run.data.tags["architecture"] for run in search(store, architectures.filter)] == ["har"]
+        assert alike.about == "all runs of har on BTC, ETH"
+        assert [run.data.tags["architecture"] for run in search(store, alike.filter)] == ["har"]
+    finally:
+        for run in search(store, "tags.`cpb.kind` = 'fleet'", deleted=True):
+            if run.info.lifecycle_stage == "deleted":
+                store.client.restore_run(run.info.run_id)
+
+
+@pytest.mark.slow
+@needs_browser
+def test_both_links_open_as_charts_of_these_runs_after_the_login(store, made):
+    from playwright.sync_api import sync_playwright
+
+    port, names = free_port(), [run.info.run_name for run in search(store, views(store)[0].filter)]
+    with interface(made, port) as (_, password), sync_playwright() as playwright:
+        browser = launch(playwright)
+        page = browser.new_page(http_credentials={"username": "cpb", "password": password})
+        for view in views(store):
+            link = view.link(f"http://127.0.0.1:{port}", store)
+            assert password not in link
+            page.goto(link, timeout=120_000)
+            for name in names:
+                page.get_by_text(name).first.wait_for(timeout=120_000)
+            page.get_by_text(f"{len(names)} matching runs").wait_for(timeout=120_000)
+            page.get_by_text("Model metrics").first.wait_for(timeout=120_000)  # the chart view
+            page.get_by_text(f"Sort: {view.sort_by}").first.wait_for(timeout=120_000)
+            page.goto("about:blank")
+        browser.close()
