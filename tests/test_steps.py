@@ -68,7 +68,7 @@ def test_records_pass_through_every_step_without_prefect(at_home):
     (fleet,) = planned.fleets
     assert (planned.failures, planned.stopped, fleet.architecture) == ((), (), "linear")
 
-    run = start_run(SPEC, planned.series, "train-all").run_id
+    run = start_run(SPEC, planned.series, planned.fleets, "train-all").run_id
     with opened_engine(SPEC) as engine, Judges(engine.cores) as judges:
         engine.plan(len(fleet.shards))
         progress = FleetProgress(fleet)

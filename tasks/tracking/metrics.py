@@ -109,7 +109,8 @@ OF_CLASSIFIERS = {
     "train_seconds": "time of the training of its fleet, or of its shard",
     "fleet_members": "members trained together",
     "halved_to": "members that were left together when memory ran out, 0 if it did not",
-    "accumulate": "parts of a batch that go through the GPU one after the other",
+    "accumulate": "parts of a batch that go through the device one after the other",
+    "split_to": "what that became when memory ran out for a single member, 0 if it did not",
 }
 """What a classifier's run has besides. There are few classifiers, so all their metrics are logged."""
 
