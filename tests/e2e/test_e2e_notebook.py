@@ -7,15 +7,23 @@ cpb's two distributions and needs no network.
 import io
 import json
 import os
+import re
 import shutil
 import sqlite3
 import subprocess
 import sys
 import tarfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
+import psutil
 import pytest
+
+from tasks.tracking.archive import archives
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = ROOT / "docs/colab.ipynb"
@@ -119,6 +127,9 @@ def shown(cells, kind):
     return [o.data[kind] for cell in cells for o in cell.outputs if kind in o.get("data", {})]
 
 
+BOARD = "print(board.write_json())"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_every_cell_runs_on_a_python_without_ensurepip_and_the_next_session_goes_on(
@@ -128,32 +139,100 @@ def test_every_cell_runs_on_a_python_without_ensurepip_and_the_next_session_goes
     session.mkdir()
     settings = {"CPB_REPO": repo.as_uri(), "CPB_SOURCE": "sim", "CPB_PRESET": "smoke", "CPB_KEEP": str(kept)}
     torch_before = ask(python, "import torch; print(torch.__version__, torch.__file__)").stdout
-    board = "print(board.write_json())"
 
-    cells = execute(python, session, monkeypatch, after=board, **settings)
+    cells = execute(python, session, monkeypatch, after=BOARD, **settings)
+    first = printed(cells)
     assert (session / "cpb/flows").is_dir()
     assert len(shown(cells, "image/png")) == 2
-    assert len(shown(cells, "text/html")) == 2
-    assert "problems: none" in printed(cells)
-    assert "kept: " in printed(cells)
-    assert "not published" in printed(cells)
+    assert len(shown(cells, "text/html")) == 3
+    assert "problems: none" in first
+    assert first.count("kept: ") > 1  # not only at the end
+    assert "chance that each price is touched" in first
+    assert "not published" in first
     rows = pl.read_json(io.StringIO(printed(cells[-1:])))
     assert set(rows["architecture"]) == {"transformer", "gru", "lstm", "linear", "har"}
-    assert set(rows["members"]) == {3}
+    assert set(rows["members"]) == {2}
     assert ask(python, "import torch; print(torch.__version__, torch.__file__)").stdout == torch_before
     assert (python.parent / "cpb").exists()
+    stored = NOTEBOOK.read_text()
+    assert {*kinds_of_lines(outputs_of(stored))} <= {*kinds_of_lines(first)} | ONLY_STORED
 
-    with tarfile.open(kept / "cpb-store.tar") as archive:
+    newest = archives(kept)[0]
+    with tarfile.open(newest) as archive:
         archive.extractall(tmp_path / "looked-at", filter="data")
     with sqlite3.connect(tmp_path / "looked-at/mlruns/mlflow.db") as database:
         assert database.execute("pragma integrity_check").fetchall() == [("ok",)]
 
     shutil.rmtree(session / "cpb-store")  # a new machine: what was kept is all that there is
-    again = execute(python, session, monkeypatch, without=("!cpb doctor",), after=board, **settings)
-    assert "went on from" in printed(again)
+    git = ("git", "-C", repo, "-c", "user.name=test", "-c", "user.email=test@localhost")
+    (repo / "docs/new.md").write_text("# New\n")
+    for command in (["add", "--all"], ["commit", "--quiet", "-m", "new"]):
+        subprocess.run([*git, *command], check=True)
+    again = execute(python, session, monkeypatch, without=("!cpb doctor",), after=BOARD, **settings)
+    assert f"went on from {newest}" in printed(again)
+    assert "cpb was updated from " in printed(again)
+    assert (session / "cpb/docs/new.md").is_file()
+    assert "going on with the training that was cut off" not in printed(again)
     told = pl.read_json(io.StringIO(printed(again[-1:])))
     # seconds of training, too: nothing was trained again
     assert told.drop("run_id").equals(rows.drop("run_id"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_a_session_that_ends_between_two_fleets_goes_on_with_the_rest(python, repo, tmp_path, monkeypatch):
+    from nbclient.exceptions import DeadKernelError
+
+    session, kept = tmp_path / "session", tmp_path / "kept"
+    session.mkdir()
+    settings = {"CPB_REPO": repo.as_uri(), "CPB_SOURCE": "sim", "CPB_PRESET": "smoke", "CPB_KEEP": str(kept)}
+    ended = threading.Event()
+
+    def end_of_the_machine():
+        """Kill the kernel, its `cpb` and its trainers when the first fleet has been archived."""
+        while not (kept.is_dir() and archives(kept)):
+            time.sleep(0.05)
+        (kernel,) = [p for p in psutil.Process().children() if "ipykernel_launcher" in " ".join(p.cmdline())]
+        for process in (kernel, *kernel.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        ended.set()
+
+    killer = threading.Thread(target=end_of_the_machine, daemon=True)
+    killer.start()
+    with pytest.raises(DeadKernelError):
+        execute(python, session, monkeypatch, without=("!cpb doctor",), **settings)
+    assert ended.wait(60)
+    shutil.rmtree(session / "cpb-store")
+
+    again = execute(python, session, monkeypatch, without=("!cpb doctor",), after=BOARD, **settings)
+    text = printed(again)
+    assert "went on from" in text
+    assert "going on with the training that was cut off, and its candles" in text
+    assert re.search(r"^trained .*trained before by the same command", text, re.MULTILINE)
+    rows = pl.read_json(io.StringIO(printed(again[-1:])))
+    assert set(rows["architecture"]) == {"transformer", "gru", "lstm", "linear", "har"}
+    assert set(rows["members"]) == {2}
+
+
+ONLY_STORED: set[str] = set()
+"""Kinds of lines that the stored outputs have, and a short run on simulated candles may lack."""
+
+
+def outputs_of(notebook: str) -> str:
+    """What the stored notebook shows as text."""
+    cells = [cell for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
+    return "".join(
+        "".join(o["text"]) for cell in cells for o in cell["outputs"] if o["output_type"] == "stream"
+    )
+
+
+def kinds_of_lines(text: str) -> Iterator[str]:
+    """The lines of a training's progress and results, without what differs between runs: names, numbers, units."""
+    for line in text.splitlines():
+        if re.match(r"(ingested|trained|training|train|judge|judged|epoch|Data|kept)\b|\w+\S*  epoch ", line):
+            words = [word for word in re.split(r"[\s,:()]+", line) if re.fullmatch(r"[A-Za-z]{3,}", word)]
+            yield " ".join(words)
 
 
 def test_the_stored_notebook_shows_results_and_tells_nothing_of_the_machine_that_made_it():
@@ -167,5 +246,5 @@ def test_the_stored_notebook_shows_results_and_tells_nothing_of_the_machine_that
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     kinds = [kind for output in outputs for kind in output.get("data", {})]
     assert kinds.count("image/png") == 2
-    assert kinds.count("text/html") == 2
+    assert kinds.count("text/html") == 3
     assert "colab.research.google.com/github/" in text
