@@ -15,7 +15,6 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -154,8 +153,6 @@ def test_every_cell_runs_on_a_python_without_ensurepip_and_the_next_session_goes
     assert set(rows["members"]) == {2}
     assert ask(python, "import torch; print(torch.__version__, torch.__file__)").stdout == torch_before
     assert (python.parent / "cpb").exists()
-    stored = NOTEBOOK.read_text()
-    assert {*kinds_of_lines(outputs_of(stored))} <= {*kinds_of_lines(first)} | ONLY_STORED
 
     newest = archives(kept)[0]
     with tarfile.open(newest) as archive:
@@ -213,26 +210,6 @@ def test_a_session_that_ends_between_two_fleets_goes_on_with_the_rest(python, re
     rows = pl.read_json(io.StringIO(printed(again[-1:])))
     assert set(rows["architecture"]) == {"transformer", "gru", "lstm", "linear", "har"}
     assert set(rows["members"]) == {2}
-
-
-ONLY_STORED: set[str] = set()
-"""Kinds of lines that the stored outputs have, and a short run on simulated candles may lack."""
-
-
-def outputs_of(notebook: str) -> str:
-    """What the stored notebook shows as text."""
-    cells = [cell for cell in json.loads(notebook)["cells"] if cell["cell_type"] == "code"]
-    return "".join(
-        "".join(o["text"]) for cell in cells for o in cell["outputs"] if o["output_type"] == "stream"
-    )
-
-
-def kinds_of_lines(text: str) -> Iterator[str]:
-    """The lines of a training's progress and results, without what differs between runs: names, numbers, units."""
-    for line in text.splitlines():
-        if re.match(r"(ingested|trained|training|train|judge|judged|epoch|Data|kept)\b|\w+\S*  epoch ", line):
-            words = [word for word in re.split(r"[\s,:()]+", line) if re.fullmatch(r"[A-Za-z]{3,}", word)]
-            yield " ".join(words)
 
 
 def test_the_stored_notebook_shows_results_and_tells_nothing_of_the_machine_that_made_it():

@@ -1,6 +1,8 @@
 """A fleet's progress.json: what the terminal and the page read while it trains."""
 
 import json
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -390,3 +392,50 @@ def test_devices_are_busy_while_a_kernel_runs_or_their_processes_compute():
     assert busy_share(gpus, 4) == {"device_busy_share": 0.5}
     assert busy_share([*gpus, work("GPU-a", 8.0, 10.0, None)], 4) == {}
     assert busy_share([work("", 0.0, 10.0, None)], 2) == {"device_busy_share": 0.15}
+
+
+NOTEBOOK = Path(__file__).resolve().parents[2] / "docs/colab.ipynb"
+ARCHITECTURE = re.compile(rf"(?<![\w-])({'|'.join(cpbmodels.architectures())})(-universal)?(?![\w-])")
+
+
+def kind(text):
+    """A report without what differs from run to run: architectures, numbers, and whether there is one or several."""
+    return re.sub(r"(?<!\w)-?\d[\d.,:]*(e-?\d+)?", "N", ARCHITECTURE.sub("A", text)).replace("cores", "core")
+
+
+def test_the_notebook_shows_only_lines_of_progress_that_a_run_has(tmp_path, told):
+    stored = json.loads(NOTEBOOK.read_text())
+    outputs = [output for cell in stored["cells"] for output in cell.get("outputs", ())]
+    shown = "".join("".join(output.get("text", "")) for output in outputs).splitlines()
+    of_epochs = [text for text in shown if re.match(r"\S+  (stage|epoch|fitted) ", text)]
+    of_progress = [text for text in shown if re.match(r"train \S+: .*\d", text)]
+    assert len(of_epochs) >= 4  # each fleet has one, however short
+    assert of_progress
+
+    training, averaged = Training(tmp_path / "one"), Training(tmp_path / "two", fleet(architecture="average"))
+    stages = [{"stage": i + 1, "stages": 2, "architecture": name} for i, name in enumerate(("har", "walk"))]
+    last = epoch(1, stopped="closed_form", epochs=1, **stages[1])
+    for each, records in ((training, epochs_to(3)), (averaged, [*epochs_to(3, **stages[0]), last])):
+        each.begin(each.plan.shards[0])
+        each.write(each.plan.shards[0], *records)
+        each.end(each.plan.shards[0])
+    alone = Training(tmp_path / "three")
+    alone.begin(JOB)
+    alone.write(JOB, epoch(1, stopped="closed_form", epochs=1))
+    alone.end(JOB)
+    assert {*map(kind, of_epochs)} <= {*map(kind, (*training.heard, *averaged.heard, *alone.heard))}
+
+    file, read = told
+    facts = {"waiting for a free core", "starting its trainer"}
+    for write in (
+        lambda: file.on_step(step(1, 0)),
+        lambda: file.on_epoch(epoch(1)),
+        lambda: file.on_step(step(2, 1, **stages[0])),
+        lambda: file.forecasting(0, 8),
+    ):
+        write()
+        facts |= {fact for report in read()[1] if not isinstance(report, str) for fact in report.facts}
+    for text in of_progress:
+        report = re.fullmatch(r"train \S+: \d+(?:/\d+)? \w+, \d+:\d\d:\d\d(?: left)?(?:, (.+))?", text)
+        assert report, text
+        assert {*map(kind, (report[1] or "").split("  "))} <= {"", *map(kind, facts)}, text
