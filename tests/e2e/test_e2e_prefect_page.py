@@ -87,9 +87,14 @@ def test_the_main_jobs_run_shows_the_whole_story(server, tmp_path, monkeypatch):
     assert page.run.state.name == "Partial"
     assert "prefect.flow-run.Partial" in page.events  # on which an automation may hang
     assert set(page.tasks) >= names
-    lines = page.log("ingested 1 series", "trained linear: 1 member", "1 champion, 10 forecast rows")
+    lines = page.log(
+        "ingested 1 series", "trained linear: 1 member", "1 champion, 10 forecast rows", "cost: "
+    )
     for wanted in (
         "ingested 1 series",
+        "linear  epoch 1/1  train ",
+        "robust-har  fitted without epochs  train ",
+        "cost: ",
         "trained linear: 1 member",
         "1 champion, 10 forecast rows",
         "FAILED sim NOPE",

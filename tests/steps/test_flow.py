@@ -1,9 +1,11 @@
 """The flow from candles to forecasts, with a trainer that runs in this process: what fails, fails alone."""
 
+import re
 import shutil
 import time
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from schemas.identity import SeriesId
 from schemas.run import RunSpec
 from tasks.promotion import night
 from tasks.promotion.losses import registered_model
+from tasks.running.parallel import reports_to
 from tasks.storage.records import read_npz, write_npz
 from tasks.tracking.archive import archives, restore
 from tasks.tracking.boards import leaderboard
@@ -185,6 +188,119 @@ def test_resuming_says_where_there_is_nothing_to_resume(trainer):
         train_one(spec, resume=resume, report=said.append)
         heard.append([line.startswith("nothing to resume") for line in said].count(True))
     assert heard == [1, 0, 0]
+
+
+def begun(trainer, monkeypatch, spec, *, epochs):
+    """Train until an epoch has ended, then stop as if killed: its checkpoints and epochs stay."""
+    on_epoch = worker.ProgressFile.on_epoch
+
+    def stop(progress, record):
+        on_epoch(progress, record)
+        if record.epoch > epochs:  # the checkpoint of the epoch before is then written
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(worker.ProgressFile, "on_epoch", stop)
+        patch.setattr("cpbmodels.fleet.results.MAX_TIME_SHARE", 1e9)
+        with pytest.raises(KeyboardInterrupt):
+            train_one(spec, resume="latest", report=print)
+
+
+def test_a_resumed_training_says_so_at_the_beginning(trainer, monkeypatch):
+    spec = RunSpec(
+        **SPEC.model_dump() | {"coins": "BTC", "architectures": "linear", "overrides": {"epochs": 9}}
+    )
+    begun(trainer, monkeypatch, spec, epochs=3)
+    said = []
+    train_one(spec, resume="latest", report=said.append)
+    (place,) = [
+        i
+        for i, line in enumerate(said)
+        if line.startswith("resuming linear: from its last checkpoint on, of")
+    ]
+    (end,) = [i for i, line in enumerate(said) if line.startswith("trained linear: 1 member (")]
+    assert place < end
+    assert re.search(r"of epoch [1-4]$", said[place])
+    assert said[place].removeprefix("resuming linear: ") in said[end]
+    assert not any("nothing to resume" in line for line in said)
+
+
+def test_the_lines_of_epochs_reach_the_listener_though_the_trainer_is_over_before_a_look(trainer):
+    heard = []
+    with reports_to(SimpleNamespace(progress=lambda report: None, line=heard.append)):
+        run(overrides={"epochs": 25, "patience": 25})
+    of_epochs = [line for line in heard if line.partition("  ")[0] in ("linear", "robust-har")]
+    heads = ["  ".join(line.split("  ")[:2]) for line in of_epochs]
+    assert sorted(heads) == [
+        "linear  epoch 20/25",
+        "linear  epoch 25/25",
+        "robust-har  fitted without epochs",
+    ]
+    pattern = r"  train -?\d+\.\d{4}  val -?\d+\.\d{4}(  lr \d\.\de-\d\d  \d+\.\d s)?  CPU [\d,]+ MB, "
+    assert all(re.search(pattern, line) for line in of_epochs), of_epochs
+
+
+def test_what_the_fleets_cost_is_said_at_the_end_and_by_json(trainer):
+    summary, said = run()
+    (trained,) = [line for line in said if line.startswith("trained linear: ")]
+    assert re.fullmatch(
+        r"trained linear: 2 members \(\d+\.\d s, [\d,]+ windows/s on cpu, at most [\d,]+ MB of memory, "
+        r"best epoch 1 of 1\)", trained,
+    )  # fmt: skip
+    (solved,) = [line for line in said if line.startswith("trained robust-har: ")]
+    assert "best epoch" not in solved
+    assert re.fullmatch(
+        r"cost: \d+\.\d s of training on cpu \(linear \d+\.\d s, robust-har \d+\.\d s\), at most [\d,]+ MB of memory",
+        said[-1],
+    )
+    linear, robust = summary.as_json()["fleets"]
+    assert (linear["fleet"], linear["device"], linear["best_epoch"], linear["epochs_run"]) == (
+        "linear",
+        "cpu",
+        1,
+        1,
+    )
+    assert (robust["fleet"], robust["best_epoch"]) == ("robust-har", None)
+    assert min(linear["seconds"], linear["windows_per_s"], linear["rss_peak_mb"]) > 0
+    assert linear["gpu_mem_allocated_peak_mb"] is None
+
+
+def test_of_classifiers_the_run_says_how_often_they_are_right(trainer):
+    summary, said = run(architectures="classifier-gru,robust-har")
+    (line,) = [line for line in said if line.startswith("classifier-gru: ")]
+    figures = r"accuracy 0\.\d{4}, macro-F1 0\.\d{4}; always the most frequent class: accuracy 0\.\d{4}"
+    assert re.fullmatch(f"classifier-gru: {figures}", line)
+    classifier, robust = summary.as_json()["fleets"]
+    assert 0 < classifier["test_macro_f1"] <= classifier["test_accuracy"] < 1
+    assert "test_accuracy" not in robust
+    assert any(
+        line.startswith("judged 4 members against the random walk and the class frequencies") for line in said
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"profile": "gpu-6gb"}, "profile gpu-6gb sets batch_size 16, context 20 of preset seed-gru: "
+                                 "other models than the preset's own"),
+        ({"profile": "gpu-6gb", "batch_size": 8}, "profile gpu-6gb sets context 20 of preset seed-gru: "
+                                                  "other models than the preset's own"),
+        ({"profile": "gpu-16gb"}, None),
+    ],
+)  # fmt: skip
+def test_a_profile_says_what_it_sets(trainer, options, sentence):
+    sizes = {name: value for name, value in options.items() if name != "profile"}
+    overrides = {"epochs": 1, "steps_per_epoch": 1, "hidden_dim": 4} | sizes
+    _, said = run(
+        coins="BTC", architectures=None, preset="seed-gru", profile=options["profile"], overrides=overrides
+    )
+    assert [line for line in said if line.startswith("profile ")] == ([sentence] if sentence else [])
+
+
+def test_a_batch_in_parts_that_was_asked_for_is_no_lack_of_memory(trainer):
+    summary, said = run(architectures="linear", overrides={"epochs": 1, "accumulate": 2})
+    assert summary.warnings == []
+    assert not any("memory ran out" in line for line in said)
 
 
 def spoil_forecast(name):

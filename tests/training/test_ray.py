@@ -6,6 +6,7 @@ import signal
 import subprocess
 import threading
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 from ray_cluster import ATTACK, ENVIRONMENT, PYTHON, ROOT, SmallCluster
@@ -17,6 +18,7 @@ from flows.train_all import train_fleets
 from schemas.errors import CpbError
 from schemas.handover import ShardResult
 from schemas.run import RunSpec
+from tasks.running.parallel import reports_to
 from tasks.steps import opened_engine
 from tasks.training import ray as engine_ray
 from tasks.training.shard import RESULT, shard_folder
@@ -56,8 +58,19 @@ def planned(tmp_path_factory):
     home = tmp_path_factory.mktemp("planned") / "data"
     fleet = planned_in(home, **LONG)
     here = copied(home, tmp_path_factory.mktemp("local") / "data")
-    train(here, fleet, engine="local")
+    lines = []
+    with reports_to(SimpleNamespace(progress=lambda report: None, line=lines.append)):
+        train(here, fleet, engine="local")
+    assert ends(lines) == EPOCHS
     return home, fleet, models(here / "sim", fleet)
+
+
+EPOCHS = ["gru  epoch 20/60", "gru  epoch 40/60", "gru  epoch 60/60"]
+
+
+def ends(lines):
+    """Of the lines about epochs, what is equal wherever they were trained."""
+    return ["  ".join(line.split("  ")[:2]) for line in lines if line.startswith("gru  epoch ")]
 
 
 def train(home, fleet, **options):
@@ -84,8 +97,10 @@ def test_two_nodes_train_the_models_of_this_machine_and_keep_nothing(cluster, pl
     home, fleet, expected = planned
     for name in "ab":
         cluster.add(tmp_path / name)
-    there = copied(home, tmp_path / "home")
-    assert all(isinstance(result, ShardResult) and result.members for result in train(there, fleet))
+    there, lines = copied(home, tmp_path / "home"), []
+    with reports_to(SimpleNamespace(progress=lambda report: None, line=lines.append)):
+        assert all(isinstance(result, ShardResult) and result.members for result in train(there, fleet))
+    assert ends(lines) == EPOCHS  # of nodes, too
     assert models(there / "sim", fleet) == expected
     assert not [path for name in "ab" for path in (tmp_path / name).glob("cpb-shard-*")]
     written = results(there, fleet)
