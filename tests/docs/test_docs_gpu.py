@@ -9,6 +9,7 @@ from snippets import ROOT, blocks, script
 
 import cpbmodels
 from cpbmodels.device import monitor
+from tasks.training.progress import EPOCHS_PER_LINE, device_figures
 
 GPU = (ROOT / "docs/gpu.md").read_text()
 INSTALL = (ROOT / "docs/install.md").read_text()
@@ -211,3 +212,22 @@ def test_the_reason_for_no_assertion_in_each_batch_names_a_test_that_is_there():
     (row,) = re.findall(r"^\| 11 \| .*", (ROOT / "docs/notes.md").read_text(), re.MULTILINE)
     (test,) = re.findall(r"`(tests/\S+\.py)`", row)
     assert 'torch.device("meta")' in (ROOT / test).read_text()
+
+
+def test_the_lines_of_a_run_are_as_the_page_shows_them():
+    """Of a GPU with a stand-in for what the monitor measures there."""
+    shown = (
+        GPU.partition("## What a run prints")[2].partition("```text")[2].partition("```")[0].split("\n")[1:3]
+    )
+    on_gpu = {
+        "gpu_mem_allocated_mb": 2231.6, "gpu_mem_reserved_mb": 3709.8, "gpu_mem_allocated_peak_mb": 4014.9,
+        "gpu_util": 94.0,
+    }  # fmt: skip
+    on_cpu = {"rss_mb": 1204.0, "rss_peak_mb": 1310.0, "cpu_util": 95.0}
+    assert [line.partition(" s  ")[2] for line in shown] == [
+        device_figures(on_gpu, 2),
+        device_figures(on_cpu, 2),
+    ]
+    for line in shown:
+        assert re.match(r"gru  epoch \d+/100  train 0\.\d{4}  val 0\.\d{4}  lr \d\.\de-03  \d\.\d s  ", line)
+    assert EPOCHS_PER_LINE == 20
