@@ -63,6 +63,7 @@ from tasks.tracking.tags import (
     WARNINGS,
     run_name,
     scope_tags,
+    spec_params,
 )
 from tasks.tracking.wandb import check_installed, is_wanted, mirror
 from tasks.training.plan import job_key, shards_of, training_code
@@ -418,7 +419,7 @@ def start_run(
     as_of = spec.scope.as_of.isoformat() if spec.scope.as_of else NEWEST
     about = {"preset": presets, "market": spec.market, AS_OF: as_of, COMMAND: name}
     tags = scope_tags(spec, records) | about
-    params = spec.model_dump(mode="json") | {"architectures": [fleet.name for fleet in fleets]}
+    params = spec_params(spec) | {"architectures": [fleet.name for fleet in fleets]}
     params["source"] = public_url(spec.source) if spec.source else None
     key, title = _run_key(spec, records, fleets), run_name(name, presets, spec, records)
     return start_parent(key, params, tags, title)

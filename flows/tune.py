@@ -18,7 +18,7 @@ from tasks.storage.locks import locked
 from tasks.storage.records import value_digest
 from tasks.tracking.runs import check_place, finish, log_trials, start_parent
 from tasks.tracking.store import open_store
-from tasks.tracking.tags import AS_OF, KIND, NEWEST, STUDY
+from tasks.tracking.tags import AS_OF, KIND, NEWEST, STUDY, spec_params
 from tasks.training.local import check_device, gpu_held, gpus_of
 from tasks.training.plan import training_code
 
@@ -49,7 +49,7 @@ def run_tune(spec: TuneSpec, steps: Runner, report: Report) -> dict[str, Any]:
         }
         run = start_parent(
             f"tune-{key}",
-            spec.model_dump(mode="json") | {"space": space},
+            spec_params(spec) | {"space": space},
             {
                 KIND: STUDY,
                 "architecture": spec.fleet.architecture,

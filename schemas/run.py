@@ -8,6 +8,8 @@ A `RunSpec` built with such a file holds its content, so that a flow run on anot
 the file changes passes the same checks as options on the command line: both become the overrides of a `FleetSpec`.
 """
 
+import json
+import shlex
 import tomllib
 from collections.abc import Collection
 from pathlib import Path
@@ -146,6 +148,26 @@ class FleetSpec(Record):
     overrides: dict[str, Any] = Field(default_factory=dict)
     seeds: int = 1
     dtype: str = "float32"
+
+    @property
+    def options(self) -> str:
+        """The options of `cpb train-all` that train it: `--architectures gru --preset seed-gru --set epochs=2`."""
+        words = ["--architectures", self.architecture, "--preset", self.preset]
+        for name, value in self.overrides.items():
+            words += ["--set", f"{name}={value if isinstance(value, str) else json.dumps(value)}"]
+        if self.dtype != "float32":
+            words += ["--set", f"dtype={self.dtype}"]
+        if self.seeds != standard_copies(self.architecture, self.preset):
+            words += ["--seeds", str(self.seeds)]
+        return shlex.join(words)
+
+
+def standard_copies(architecture: str, preset: str) -> int:
+    """Return how many copies of a preset's model are averaged; 1 for a closed form, which has no randomness."""
+    import cpbmodels
+
+    is_closed = cpbmodels.architecture(base_of(architecture)).closed_form
+    return 1 if is_closed else PRESET_COPIES.get(preset, 1)
 
 
 class RunSpec(ScopeSpec):
@@ -329,9 +351,10 @@ class RunSpec(ScopeSpec):
         """Return how many copies of a member are averaged; 1 for a closed form, whose result has no randomness."""
         import cpbmodels
 
+        standard = standard_copies(architecture, part.base)
         if cpbmodels.architecture(base_of(architecture)).closed_form:
-            return 1
-        return self.seeds or part.seeds or PRESET_COPIES.get(part.base, 1)
+            return standard
+        return self.seeds or part.seeds or standard
 
 
 def _resolved(options: dict[str, Any]) -> dict[str, Any]:

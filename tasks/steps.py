@@ -196,7 +196,9 @@ def opened_engine(spec: RunSpec) -> Iterator[Engine]:
         CpbError: Ray is not installed, or its cluster cannot be used.
     """
     if (spec.engine or (RAY if os.environ.get(ADDRESS) else LOCAL)) == LOCAL:
-        with closing(LocalEngine(spec)) as local:
+        to_train, _ = fleets_to_train(spec, spec.scope.series)
+        fleets = [fleet for of_timeframe in to_train.values() for fleet in of_timeframe]
+        with closing(LocalEngine(spec, fleets)) as local:
             yield local
         return
     if find_spec("ray") is None:

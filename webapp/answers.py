@@ -357,8 +357,9 @@ class FlowRun(FlowRunInfo, OfMarket):
 
     `outcome`: complete, partial or failed; null while it runs or was killed.
 
-    `status`: RUNNING, FINISHED, FAILED or KILLED, also if the run's process has died. `coins`, `timeframes` and
-    `architectures` as requested, so that coins may be `all`.
+    `status`: RUNNING, FINISHED, FAILED or KILLED, also if the run's process has died. `coins` and `timeframes` as
+    requested, so that coins may be `all`. `architectures` as planned, with the preset if the run has several fleets of
+    one: `gru/seed-gru`.
     `as_of`: candles that close after it were ignored, as requested; else the day (UTC) of the newest candle.
     """
 

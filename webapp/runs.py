@@ -187,6 +187,7 @@ def _trainings(home: Path) -> Iterator[answers.Training]:
         series = [member.model.series for member in job.members]
         fields = _progress(folder) | dict(job)
         fields |= {"members": len(series), "market": series[0].market}
+        fields["preset"] = job.members[0].model.recipe  # a run may train several changes of a preset
         fields["symbols"] = sorted({s.symbol for s in series})
         fields["timeframes"] = sorted({s.timeframe for s in series})
         yield answers.Training(fleet=folder.name, **fields)

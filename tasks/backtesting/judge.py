@@ -269,10 +269,13 @@ def _score(name: str, series: SeriesId, folds: Sequence[_FoldForecasts]) -> Memb
     return replace(score, metrics=score.metrics | {"test_mase": float(mase)})
 
 
-def as_json(result: Backtest) -> dict[str, Any]:
+def as_json(result: Backtest, presets: Mapping[str, str]) -> dict[str, Any]:
     """Return `pooled[MODEL][TIMEFRAME]`, `members["MODEL/SYMBOL/TIMEFRAME"]` and `pairs` as JSON.
 
     MODEL is a baseline's or a fleet's name: `har`, or `gru/seed-gru` beside another fleet of the architecture.
+
+    Args:
+        presets: the label of each fleet's preset; a baseline has none.
     """
     pooled: dict[str, dict[str, object]] = defaultdict(dict)
     for pool in result.pools:
@@ -281,9 +284,11 @@ def as_json(result: Backtest) -> dict[str, Any]:
             "coins_below_one": pool.metrics["coins_below_one"],
             "touch_deciles": deciles(pool.steps[STATED]).tolist() if STATED in pool.steps else None,
             "verdict": pool.verdict,
+            "preset": presets.get(pool.architecture),
         }
     members = {
-        f"{m.architecture}/{m.symbol}/{m.timeframe}": _short(m.metrics) | {"verdict": m.verdict}
+        f"{m.architecture}/{m.symbol}/{m.timeframe}": _short(m.metrics)
+        | {"verdict": m.verdict, "preset": presets.get(m.architecture)}
         for m in result.members
     }
     pairs = [asdict(pair) | {"verdict": pair.verdict} for pair in result.pairs]

@@ -6,7 +6,7 @@ The report is an HTML page with verdicts, interactive figures and tables; it mak
 """
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,13 +33,18 @@ from tasks.training.plan import fleet_names
 
 
 def write_results(
-    spec: BacktestSpec, results: Backtest, notes: Sequence[str], answer: dict[str, Any]
+    spec: BacktestSpec,
+    results: Backtest,
+    presets: Mapping[str, str],
+    notes: Sequence[str],
+    answer: dict[str, Any],
 ) -> None:
     """Write tables, the report and `result.json` into `out`, if it is given.
 
     Args:
         spec: the options.
         results: the results of judging.
+        presets: the label of each fleet's preset.
         notes: sentences under the report's heading.
         answer: the object that `--json` prints.
     """
@@ -49,6 +54,8 @@ def write_results(
     write_report(folder / "report.html", title, results, notes)
     tables = {"leaderboard": leaderboard_rows(results.pools), "members": member_rows(results.members)}
     for name, rows in tables.items():
+        for row in rows:
+            row["preset"] = presets.get(str(row["architecture"]), "")
         write_bytes(folder / f"{name}.csv", pl.DataFrame(rows, infer_schema_length=None).write_csv().encode())
     config = spec.model_dump(mode="json") | {"source": public_url(spec.source) if spec.source else None}
     write_json(folder / "result.json", answer | {"config": config})
@@ -202,7 +209,8 @@ def finish_backtest(
         judged.incomplete = [*plan.incomplete, *judged.incomplete]
         lookahead = checked.text if checked else None
         failed = bool(judged.failures) or bool(checked and checked.leaking)
-        answer = as_json(judged) | {
+        presets = {fleet.name: fleet.label for fleet in plan.fleets}
+        answer = as_json(judged, presets) | {
             "failures": [failure.as_json() for failure in judged.failures],
             "folds_incomplete": judged.incomplete,
             "lookahead": lookahead,
@@ -210,7 +218,7 @@ def finish_backtest(
             "exit": EXIT_PARTIAL if failed else EXIT_COMPLETE,
         }
         notes = [*_notes(spec, judged), *([lookahead] if lookahead else [])]
-        write_results(spec, judged, notes, answer)
+        write_results(spec, judged, presets, notes, answer)
         for fleet in fleets:
             fleet.discard_unread()
     _report(judged, len(failures), len(plan.incomplete), lookahead, report)

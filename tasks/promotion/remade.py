@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 
-from pydantic import ValidationError
-
 import cpbmodels
 from schemas.errors import UsageError
 from schemas.run import FleetSpec
-from tasks.tracking.tags import FLEET_SPEC, RECIPE
+from tasks.tracking.registry import recorded_fleet
+from tasks.tracking.tags import RECIPE
 from tasks.training.plan import planned_recipe
 
 
@@ -17,24 +16,24 @@ def fleet_of(tags: Mapping[str, str]) -> FleetSpec:
     Raises:
         UsageError: the version does not say it, or this release trains another recipe with it.
     """
-    recipe = tags.get(RECIPE, "")
-    of = f"the champion's recipe {recipe}" if recipe else "the champion, which names no recipe,"
-    try:
-        fleet = FleetSpec.model_validate_json(tags[FLEET_SPEC])
-    except (KeyError, ValidationError):  # registered by another program, or changed by a person
-        raise _not_again(of, "its version does not say how it was trained") from None
+    fleet = recorded_fleet(tags)
+    if fleet is None:
+        why = "does not say how it was trained; `cpb train-all` with its own options records it"
+        raise _not_again(tags, f"its version {why}")
+    anew = "to replace it, delete its alias champion in MLflow, and the next training chooses anew"
     try:
         planned = planned_recipe(fleet)
     except cpbmodels.ModelError as error:
-        raise _not_again(of, f"this release refuses its options: {str(error).rstrip('.')}") from None
-    if str(planned) != recipe:
-        raise _not_again(of, f"this release's preset {fleet.preset} gives {planned}")
+        refusal = f"this release refuses its options ({str(error).rstrip('.')})"
+        raise _not_again(tags, f"{refusal}; {anew}") from None
+    if str(planned) != tags.get(RECIPE):
+        raise _not_again(tags, f"this release's preset {fleet.preset} gives {planned}; {anew}")
     return fleet
 
 
-def _not_again(of: str, why: str) -> UsageError:
+def _not_again(tags: Mapping[str, str], why: str) -> UsageError:
+    recipe = tags.get(RECIPE) or "/".join(tags.get(name, "?") for name in ("architecture", "recipe"))
     return UsageError(
-        f"{of} cannot be trained again ({why}); the champion goes on forecasting: train its series without --serving, "
-        "and choose with `cpb promote`",
+        f"the champion's recipe {recipe} cannot be trained again, and goes on forecasting: {why}",
         code="unknown-recipe",
     )

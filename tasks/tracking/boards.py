@@ -312,8 +312,8 @@ def _rows(members: pl.DataFrame, **wanted: Collection[str] | None) -> list[dict[
     """Return the rows of these members: the newest run of each recipe on the same judged coins; `wanted`: values of
     columns to show. Pooled figures are only shown for complete fleets."""
     judged = pl.col(RATIO).is_not_null()
-    # A flow continued with other shards, as on a GPU, has a second fleet of an architecture.
-    newest = pl.col("run_id").last().over("flow_run", "architecture", "timeframe")
+    # A flow continued with other shards, as on a GPU, has a second fleet of an architecture and preset.
+    newest = pl.col("run_id").last().over("flow_run", "architecture", "preset", "timeframe")
     members = members.sort("fleet_started", maintain_order=True).filter(pl.col("run_id") == newest)
     members = members.with_columns(fleet_size=pl.len().over("run_id", "timeframe"))
     for name, values in wanted.items():

@@ -26,13 +26,23 @@ from pydantic import ValidationError
 from schemas.errors import CpbError, DamagedError, UsageError
 from schemas.handover import Decision
 from schemas.identity import SeriesId
+from schemas.run import FleetSpec
 from schemas.scope import home as home_folder
 from tasks.storage.files import local_path, new_folder, public_url
 from tasks.storage.model_folder import FILES as MODEL_FILES
 from tasks.storage.model_folder import damage_of, damaged
 from tasks.tracking.model import make_mlflow_model
 from tasks.tracking.store import Store, existing, find_run, find_runs, pages, store_errors, upsert
-from tasks.tracking.tags import FILES, MLFLOW_FILES, SELECTED, digests_of, series_tags, tag_texts, text
+from tasks.tracking.tags import (
+    FILES,
+    FLEET_SPEC,
+    MLFLOW_FILES,
+    SELECTED,
+    digests_of,
+    series_tags,
+    tag_texts,
+    text,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -338,14 +348,24 @@ def lost_champions(store: Store, versions: "Mapping[SeriesId, ModelVersion]") ->
 
 
 def training_command(champion: Champion) -> str:
-    """Return the command that trains a champion's series again, with only its architecture and preset."""
+    """Return the command that trains a champion's series again, with only its recipe."""
     return _training_command(champion.series, champion.tags)
 
 
 def _training_command(series: SeriesId, tags: Mapping[str, str]) -> str:
+    if fleet := recorded_fleet(tags):
+        return f"cpb train-all {series.options} {fleet.options}"
     chosen = {"--architectures": tags.get("architecture"), "--preset": tags.get("preset")}
     options = [f"{option} {shlex.quote(value)}" for option, value in chosen.items() if value]
     return " ".join(["cpb train-all", series.options, *options])
+
+
+def recorded_fleet(tags: Mapping[str, str]) -> FleetSpec | None:
+    """Return what made the version with these tags; None if it was registered by another program or an older cpb."""
+    try:
+        return FleetSpec.model_validate_json(tags.get(FLEET_SPEC, ""))
+    except ValidationError:
+        return None
 
 
 def undelete_command(store: Store, champion: Champion) -> str:

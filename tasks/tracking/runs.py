@@ -337,6 +337,7 @@ def _member_tags(fleet_run: str, record: MemberRecord, digests: Mapping[str, str
         **series_tags(record.model.series),
         "device": record.device,
         "preset": record.preset,
+        "recipe": record.model.recipe,
         "git_commit": git_commit(),
         "data_digest": record.data_digest,
         "as_of": record.as_of,

@@ -169,6 +169,13 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def spec_params(spec: RunSpec) -> dict[str, Any]:
+    """Return the options of a run as params; the preset files as one text, whose names a param's name cannot hold."""
+    params = spec.model_dump(mode="json")
+    files = params.pop("preset_files")
+    return params | ({"preset_files": json.dumps(files)} if files else {})
+
+
 def param_texts(config: Mapping[str, Any]) -> dict[str, str]:
     """Return the flattened configuration as MLflow param texts."""
     return {name: text(value) for name, value in flatten(config).items()}

@@ -15,7 +15,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -26,7 +26,7 @@ from typing import Any
 from schemas.errors import BusyError, CpbError, UsageError, log
 from schemas.errors import count as named
 from schemas.handover import ShardJob, ShardResult
-from schemas.run import RunSpec, is_universal
+from schemas.run import FleetSpec, RunSpec, is_universal
 from schemas.scope import home
 from tasks.running.parallel import usable_cores
 from tasks.running.resident import Cores, Died, Pool, WorkerProcess
@@ -357,14 +357,28 @@ class LocalEngine:
     and their thread count depends on the plan: they start with the first shard that is not trained yet.
     """
 
-    def __init__(self, spec: RunSpec) -> None:
+    def __init__(self, spec: RunSpec, fleets: Sequence[FleetSpec]) -> None:
+        """Start the trainers of GPUs.
+
+        Args:
+            fleets: what will probably be trained, whose kernels are compiled meanwhile.
+
+        Raises:
+            UsageError: the device is not available.
+        """
         check_device(spec.device)
         self._device, gpus = spec.device, gpus_of(spec.device)
         self.gpus = bool(gpus)
         self.cores = Cores(max(1, usable_cores() - len(gpus)))
-        used = spec.kernels and spec.dtype == "float32"
-        fleets = [fleet for fleet in spec.fleets if not is_universal(fleet.architecture)] if used else []
-        wanted = {"fleets": [fleet.model_dump() for fleet in fleets], "profile": spec.profile}
+        ahead = [
+            fleet.model_dump()
+            for number, fleet in enumerate(fleets)
+            if spec.kernels
+            and fleet.dtype == "float32"
+            and not is_universal(fleet.architecture)
+            and fleet not in fleets[:number]
+        ]
+        wanted = {"fleets": ahead, "profile": spec.profile}
         self._env = kernel_cache(home()) | {KERNELS: json.dumps(wanted)}
         self._slots = plan_slots(spec.device, len(gpus))
         self._trainers = Trainers(self._slots, self.cores, self._env)

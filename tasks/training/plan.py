@@ -36,7 +36,7 @@ from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
 from schemas.handover import FleetPlan, JobMember, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId, Recipe, SeriesId
-from schemas.run import PRESET_COPIES, FleetSpec, RunSpec, base_of, is_universal
+from schemas.run import FleetSpec, RunSpec, base_of, is_universal, standard_copies
 from tasks.storage.model_folder import ModelConfig, recipe_of
 from tasks.storage.records import code_digest, value_digest
 
@@ -83,8 +83,7 @@ def member_seed(seed: int, architecture: str, series: SeriesId, fold: int = 0) -
 def preset_label(fleet: FleetSpec) -> str:
     """Return the preset's name, followed by a digest of the changed options if there are any: `smoke+1f0c2a3b`."""
     changed = fleet.model_dump(include={"overrides", "seeds", "dtype"})
-    is_closed = cpbmodels.architecture(base_of(fleet.architecture)).closed_form
-    copies = 1 if is_closed else PRESET_COPIES.get(fleet.preset, 1)
+    copies = standard_copies(fleet.architecture, fleet.preset)
     standard = {"overrides": {}, "seeds": copies, "dtype": "float32"}
     return fleet.preset if changed == standard else f"{fleet.preset}+{value_digest(changed)[:8]}"
 

@@ -201,7 +201,11 @@ def test_forecasts_of_one_series_at_most_are_in_memory(loaded):
 
 
 def test_json_has_the_documented_keys(result):
-    answer = as_json(result)
+    answer = as_json(result, {"har": "smoke+1f0c2a3b"})
+    assert answer["members"]["har/AUSDT/1h"]["preset"] == "smoke+1f0c2a3b"
+    presets = {name: rows["1h"]["preset"] for name, rows in answer["pooled"].items()}
+    assert len(presets) > 1
+    assert presets == dict.fromkeys(presets) | {"har": "smoke+1f0c2a3b"}
     pooled = answer["pooled"]["har"]["1h"]
     for name in (
         "crps_ratio",

@@ -1,11 +1,13 @@
 import contextlib
 import re
+import shlex
 from datetime import UTC, datetime
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flows.cli.options import parse_value
 from schemas.errors import UsageError
 from schemas.identity import COINS, parse_coins, parse_timeframes, symbol_of
 from schemas.run import PRESET_ARCHITECTURES, RunSpec
@@ -112,6 +114,94 @@ def test_architectures_of_presets_exist():
         with pytest.raises(UsageError) as refused:
             RunSpec(**options)
         assert refused.value.field == field
+
+
+def keys(**options):
+    return [(fleet.preset, fleet.architecture, fleet.overrides) for fleet in RunSpec(**options).fleets]
+
+
+def test_each_of_several_presets_trains_its_own_architectures():
+    assert keys(preset="seed-gru,default,seed-gru") == [
+        ("seed-gru", "gru", {}),
+        *(("default", name, {}) for name in PRESET_ARCHITECTURES["default"]),
+    ]
+    assert [fleet.seeds for fleet in RunSpec(preset="smoke,default").fleets][-4:] == [1, 3, 3, 3]
+    # Of a list each trains what it has.
+    assert keys(preset="default,smoke, seed-gru", architectures="gru,har") == [
+        ("default", "har", {}),
+        ("smoke", "gru", {}),
+        ("smoke", "har", {}),
+        ("seed-gru", "gru", {}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "sentence"),
+    [
+        ({"preset": "seed-gru,nope"}, "preset", "preset 'nope' is unknown: choose from smoke, "),
+        ({"preset": ","}, "preset", "preset ',' is unknown: choose from smoke, "),
+        (
+            {"preset": "seed-gru,default", "architectures": "gru,har,lstm"}, "architectures",
+            "none of the presets seed-gru,default trains lstm",
+        ),
+        (
+            {"preset": "seed-gru,default", "architectures": "har"}, "architectures",
+            "preset seed-gru trains none of them; leave the preset out, or add one of gru",
+        ),
+        ({"preset": "seed-gru,seed-lstm", "architectures": "gru,arima"}, "architectures", "unknown arima; choose from"),
+        ({"preset": "seed-gru,seed-gru-tuned", "overrides": {"n_heads": 2}}, "overrides", "n_heads has no effect on"),
+        ({"preset": "default,seed-gru", "overrides": {"epoch": 2}}, "overrides", "epoch"),
+        ({"preset": "default,seed-gru", "overrides": {"lr": 7}}, "overrides", "lr must be a number"),
+    ],
+)  # fmt: skip
+def test_presets_that_do_not_fit_are_refused_by_name(options, field, sentence):
+    with pytest.raises(UsageError, match=sentence) as refused:
+        RunSpec(**options)
+    assert refused.value.field == field
+
+
+def test_an_override_goes_to_each_preset_that_reads_it():
+    changed = {"n_heads": 2, "epochs": 5, "hidden_dim": 16}
+    given = RunSpec(preset="seed-transformer,seed-gru,seed-lstm,smoke", architectures="transformer,gru,lstm,linear",
+                    overrides=changed)  # fmt: skip
+    by_preset = {fleet.preset: fleet.overrides for fleet in given.fleets}
+    assert by_preset["seed-transformer"] == by_preset["seed-lstm"] == by_preset["smoke"] == changed
+    assert by_preset["seed-gru"] == {"epochs": 5, "hidden_dim": 16}
+    # To all architectures of a preset, as in a run of this preset alone: their recipes are the same.
+    assert [f for f in given.fleets if f.preset == "smoke"] == [*RunSpec(
+        preset="smoke", architectures="transformer,gru,lstm,linear", overrides=changed
+    ).fleets]  # fmt: skip
+
+
+def test_each_option_needs_one_architecture_that_reads_it():
+    """Two options, of which each architecture reads another."""
+    both = {"hidden_dim": 8, "epochs": 2, "dropout": 0.1}
+    assert keys(preset="smoke", architectures="linear,har", overrides=both)[0][2] == both
+    with pytest.raises(UsageError, match="n_heads has no effect on linear"):
+        RunSpec(preset="smoke", architectures="linear,har", overrides=both | {"n_heads": 2})
+
+
+def test_the_options_of_a_fleet_train_it_and_no_other():
+    overrides = {
+        "epochs": 2,
+        "features": ["log_sigma", "r_close"],
+        "schedule": "step",
+        "mixed_precision": False,
+    }
+    given = RunSpec(preset="smoke,seed-gru", seeds=2, dtype="float64", overrides=overrides)
+    for fleet in given.fleets:
+        words = shlex.split(fleet.options)
+        options = dict(zip(words[::2], words[1::2], strict=True))
+        settings = [words[i + 1].split("=", 1) for i, word in enumerate(words) if word == "--set"]
+        overrides = {name: parse_value(value) for name, value in settings}
+        again = RunSpec(
+            architectures=options["--architectures"],
+            preset=options["--preset"],
+            seeds=options.get("--seeds"),
+            dtype=overrides.pop("dtype"),
+            overrides=overrides,
+        )
+        assert again.fleets == (fleet,)
 
 
 def test_copies_are_the_presets_and_one_of_a_closed_form():
