@@ -115,6 +115,10 @@ def archive(folder: Path, place: Path) -> Path:
     record = home_store(place)
     if record is None:
         raise CpbError(f"the home {place} has no store yet, so there is nothing to archive", code="keep")
+    if not folder.is_dir():  # not made here: below a mount point it would lie on the disk that is lost
+        raise CpbError(
+            f"the folder {folder} is not there any more; mount its disk again", code="keep", field=KEEP
+        )
     with locked(temporary_lock(f"archive-{record.store_id}.lock")):
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
         path = folder / f"cpb-{record.store_id}-{stamp}.tar.gz"

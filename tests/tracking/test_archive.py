@@ -289,15 +289,18 @@ def test_what_keep_names_is_checked_before_a_training(place, outside, tmp_path, 
             archive_folder()
 
 
-def test_an_archive_that_cannot_be_written_is_a_warning(place, outside, monkeypatch, caplog):
+@pytest.mark.parametrize("gone", ["unmounted", "a file"])
+def test_an_archive_that_cannot_be_written_is_a_warning(place, outside, monkeypatch, caplog, gone):
     monkeypatch.setenv(KEEP, str(outside))
     said = []
     keeper = Keeper(said.append)
     outside.rmdir()
-    (outside.parent / "drive").write_text("the disk is gone")
+    if gone == "a file":
+        outside.write_text("the disk is gone")
     keeper.keep()
     assert said == []
     assert "not kept: " in caplog.text
+    assert not outside.is_dir()  # below a mount point a folder would lie on the disk that is lost
     assert Path(place[0], "fleets").exists()
 
 
