@@ -57,9 +57,12 @@ def estimate(
 
 
 def trained(results: list[ShardResult], lanes: int) -> dict[str, float]:
-    """What the training took: epochs alone, by the plan of the estimate's lanes, and from begin to end."""
-    busy = [0.0] * lanes
-    for spent in sorted((sum(epoch["epoch_seconds"] for epoch in r.epochs) for r in results), reverse=True):
+    """What the training took: epochs alone, on the estimate's lanes, and from begin to end.
+
+    A shard that is alone has a fleet in each lane, and each of them reports its epochs.
+    """
+    busy, shards = [0.0] * lanes, [sum(epoch["epoch_seconds"] for epoch in r.epochs) for r in results]
+    for spent in sorted([shards[0] / lanes] * lanes if len(shards) == 1 else shards, reverse=True):
         busy[busy.index(min(busy))] += spent
     work = [result.work for result in results if result.work]
     return {"training_s": max(busy), "wall_s": max(w.end for w in work) - min(w.begin for w in work)}

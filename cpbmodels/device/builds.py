@@ -3,8 +3,8 @@
 Sources, read in November 2026:
 
 - builds and their GPUs: the tables "Release Compatibility Matrix" and "PyTorch CUDA Support Matrix" of RELEASE.md in
-  pytorch/pytorch at 2.8, 2.11 and 2.12 (its pull requests 164471, 175253, 182849), and `torch.cuda.get_arch_list()` of
-  2.10 and 2.11 in its issue 182250;
+  pytorch/pytorch at 2.9, 2.11 and 2.12 (its pull requests 164471, 175253, 182849), `.ci/manywheel/build_cuda.sh` of
+  2.6 to 2.11, and `torch.cuda.get_arch_list()` of 2.10 and 2.11 in issue 182250;
 - drivers: "CUDA minor version compatibility" of NVIDIA's CUDA Compatibility guide, whose CUDA Toolkit Release Notes
   have the full versions. A newer driver runs every older build;
 - conda: PyTorch's own channel ends with 2.5.1 (pytorch/pytorch issue 138506), which is older than `OLDEST`.
@@ -59,12 +59,12 @@ _FROM_TURING = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 _ARM_FROM_BLACKWELL = ("sm_80", "sm_90", "sm_100", "sm_120")
 BUILDS = (
     Build("cu130", "2.9", NEWEST, {
-        "x86_64": (*_FROM_TURING, "compute_120"),
-        "aarch64": ("sm_80", "sm_90", "sm_100", "sm_110", "sm_120", "compute_120"),
+        "x86_64": _FROM_TURING,
+        "aarch64": ("sm_80", "sm_90", "sm_100", "sm_110", "sm_120"),
     }),
     Build("cu126", OLDEST, NEWEST, {"x86_64": _BEFORE_BLACKWELL, "aarch64": ("sm_80", "sm_90")}),
     Build("cu128", "2.7", "2.11.0", {"x86_64": _FROM_TURING, "aarch64": _ARM_FROM_BLACKWELL}),
-    Build("cu118", OLDEST, "2.7.1", {"x86_64": _BEFORE_BLACKWELL}),
+    Build("cu118", OLDEST, "2.6.0", {"x86_64": ("sm_37", *_BEFORE_BLACKWELL)}),
 )  # fmt: skip
 """The first that fits is named: the newest CUDA first, and of those of one CUDA what the newest torch is built for."""
 

@@ -140,12 +140,12 @@ def _without_code(driver: str | None) -> Iterator[Problem]:
         capability = torch.cuda.get_device_capability(index)
         if targets and not builds.supports(targets, capability):
             chip = Chip(torch.cuda.get_device_name(index), capability)
-            what = f"torch {torch.__version__} has no code for {chip}: it has {', '.join(targets)}"
-            remedy, command = _other_build(driver or builds.MIN_DRIVER[12], capability)
-            other = (
-                "; until then every step on it fails: `--device cpu`, or another GPU by CUDA_VISIBLE_DEVICES"
+            what = (
+                f"torch {torch.__version__} has no code for {chip}, so every step on it would fail: it has "
             )
-            yield Problem(what, f"{remedy}{other}", command)
+            remedy, command = _other_build(driver or builds.MIN_DRIVER[12], capability)
+            cpu = "train with `--device cpu`, or " if command else ""
+            yield Problem(f"{what}{', '.join(targets)}", f"{cpu}{remedy}", command)
 
 
 def _other_build(driver: str, capability: tuple[int, int] | None) -> tuple[str, str]:
@@ -158,10 +158,13 @@ def _other_build(driver: str, capability: tuple[int, int] | None) -> tuple[str, 
         )  # fmt: skip
         command = builds.install_command(build, torch.__version__)
         return f"install torch's {build.tag} build, which fits {fits}{conda}", command
-    allowed = f"no torch from {builds.OLDEST} to {builds.NEWEST}, with which cpb runs, has a build for"
+    allowed = f"no torch from {builds.OLDEST} to {builds.NEWEST}, with which cpb runs, has"
     if oldest := builds.oldest_driver(capability):
-        return f"{allowed} driver {driver}: update the driver to {oldest} or newer", ""
-    return f"{allowed} {chip}: train on the CPU, or use another GPU", ""
+        return f"{allowed} a build for driver {driver}: update the driver to {oldest} or newer", ""
+    return (
+        f"{allowed} code for {chip}: train with `--device cpu`, or on another GPU (CUDA_VISIBLE_DEVICES)",
+        "",
+    )
 
 
 def memory_findings(ram_free_mb: float, gpu_free_mb: Mapping[int, float]) -> list[Problem]:

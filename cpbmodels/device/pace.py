@@ -87,9 +87,9 @@ def members_on_gpu(options: Preset, free_bytes: float) -> int:
 def time_on_cores(
     wanted: Mapping[str, Preset], members: int, lanes: int, run: Run
 ) -> dict[str, dict[str, Any]]:
-    """Time each architecture on `lanes` cores at once, one thread each; rows as `time_fleet`'s, with their mean times.
+    """Time each architecture on `lanes` cores at once, one thread each.
 
-    A row is {"error": reason} where a step failed.
+    Returns rows as `time_fleet` does, with the cores' mean times; {"error": reason} where a step failed.
     """
     job = json.dumps({"members": members, "steps": {name: o.as_dict() for name, o in wanted.items()}})
     code = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
@@ -123,8 +123,10 @@ def _mean(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One row of the same step on several cores."""
     if failed := [row for row in rows if "error" in row]:
         return dict(failed[0])
-    times = ("step_ms", "windows_per_s", "validation_us")
-    return {**rows[0], **{name: statistics.fmean(row[name] for row in rows) for name in times}}
+    row = {**rows[0]}
+    for name in ("step_ms", "validation_us"):
+        row[name] = statistics.fmean(row[name] for row in rows)
+    return row | {"windows_per_s": row["members"] * row["batch"] / (row["step_ms"] / 1e3)}
 
 
 def training_seconds(

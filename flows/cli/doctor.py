@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from flows.cli.options import Json
-from flows.console import echo, emit, quiet_libraries, show
+from flows.console import echo, emit, quiet_libraries, show, shown_progress
 from schemas.errors import EXIT_COMPLETE, EXIT_FATAL, CpbError
 from schemas.identity import COINS, SeriesId
 from schemas.scope import ScopeSpec, home
@@ -49,12 +49,13 @@ def doctor(
 
     os.environ.update(kernel_cache(home()))  # where trainers look
 
-    diagnosis = examine(steps=not quick, run=Run(default_spans(), MIN_MEMBERS, MALLOC))
-    if "estimates" in diagnosis.facts:
-        try:
-            diagnosis.facts["epochs_used"] = _epochs_used()
-        except CpbError as error:  # a store that is away says nothing of the machine
-            diagnosis.notes.append(f"how early runs so far ended is not known: {error}")
+    with shown_progress("doctor", "looking, and timing steps"):
+        diagnosis = examine(steps=not quick, run=Run(default_spans(), MIN_MEMBERS, MALLOC))
+        if "estimates" in diagnosis.facts:
+            try:
+                diagnosis.facts["epochs_used"] = _epochs_used()
+            except CpbError as error:  # a store that is away says nothing of the machine
+                diagnosis.notes.append(f"how early runs so far ended is not known: {error}")
     if found := second_library():
         diagnosis.problems.append(Problem(*found))
     if json:

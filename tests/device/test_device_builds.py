@@ -40,7 +40,7 @@ def test_code_runs_on_the_chips_that_cuda_promises(targets, capability, runs):
     assert builds.supports(targets, capability) is runs
 
 
-T4, P100, V100, H100, BLACKWELL, KEPLER = (7, 5), (6, 0), (7, 0), (9, 0), (12, 0), (3, 5)
+T4, P100, V100, H100, BLACKWELL, K80, KEPLER = (7, 5), (6, 0), (7, 0), (9, 0), (12, 0), (3, 7), (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -54,6 +54,7 @@ T4, P100, V100, H100, BLACKWELL, KEPLER = (7, 5), (6, 0), (7, 0), (9, 0), (12, 0
         ("570.86.10", BLACKWELL, "x86_64", "cu128"),  # CUDA 12.6 has no Blackwell
         ("580.65.06", BLACKWELL, "x86_64", "cu130"),
         ("470.223.02", P100, "x86_64", "cu118"),
+        ("470.223.02", K80, "x86_64", "cu118"),
         ("440.33.01", T4, "x86_64", None),
         ("470.223.02", KEPLER, "x86_64", None),
         ("580.159.03", H100, "aarch64", "cu130"),

@@ -141,7 +141,7 @@ def test_a_torch_without_code_for_the_chip_is_said_before_any_step(machine, monk
     evidence = doctor.GpuEvidence((str(P100),), "560.35.03", (P100,))
     (problem,), _ = doctor.software_findings(evidence)
     assert problem.what.startswith(
-        "torch 2.10.0+cu128 has no code for Tesla P100-PCIE-16GB (sm_60): it has sm_70, "
+        "torch 2.10.0+cu128 has no code for Tesla P100-PCIE-16GB (sm_60), so every step"
     )
     assert build_of(problem) == f"torch==2.10.0+cu126 {INDEX}cu126"
     # no step is tried on that GPU
@@ -160,7 +160,7 @@ def test_a_torch_without_code_for_the_chip_is_said_before_any_step(machine, monk
 def test_a_chip_for_which_no_torch_has_code_is_told_the_truth(machine, monkeypatch):
     kaggle(monkeypatch, Chip("Tesla K40c", (3, 5)), CU128)
     (problem,), _ = doctor.software_findings(doctor.GpuEvidence(("Tesla K40c (sm_35)",), "470.223.02"))
-    assert "has a build for sm_35: train on the CPU, or use another GPU" in problem.remedy
+    assert "has code for sm_35: train with `--device cpu`, or on another GPU" in problem.remedy
     assert problem.command == ""
 
 
@@ -216,8 +216,7 @@ def test_without_a_gpu_the_report_is_one_screen(small, monkeypatch):
     assert list(facts["steps"]) == TRAINED
     assert facts["lanes"] == 2
     for row in facts["steps"].values():
-        # figures of two cores: a mean of times, and a mean of rates
-        assert row["windows_per_s"] == pytest.approx(4 * 4 / (row["step_ms"] / 1e3), rel=0.7)
+        assert row["windows_per_s"] == pytest.approx(4 * 4 / (row["step_ms"] / 1e3))
         assert row["kernels"] == "off (they need an NVIDIA GPU, not cpu)"
     assert facts["lstm"]["output_device"] == "cpu"
     text = "\n".join(doctor.lines(diagnosis)).splitlines()

@@ -69,6 +69,32 @@ def test_counters_are_read_by_uuid(monkeypatch):
     assert counters.read() == GpuState(42.0, None)
 
 
+def test_chips_are_named_with_their_capability_and_none_without_a_driver(monkeypatch):
+    facts = [("Tesla P100-PCIE-16GB", (6, 0)), ("NVIDIA GeForce RTX 5090", (12, 0))]
+    module = fake_nvml(
+        monkeypatch,
+        nvmlDeviceGetCount=lambda: len(facts),
+        nvmlDeviceGetHandleByIndex=lambda index: index,
+        nvmlDeviceGetName=lambda handle: facts[handle][0],
+        nvmlDeviceGetCudaComputeCapability=lambda handle: facts[handle][1],
+    )
+    assert list(map(str, monitor_module.chips())) == [
+        "Tesla P100-PCIE-16GB (sm_60)", "NVIDIA GeForce RTX 5090 (sm_120)"
+    ]  # fmt: skip
+
+    def no_driver():
+        raise module.NVMLError("Driver Not Loaded")
+
+    module.nvmlInit = no_driver
+    assert monitor_module.chips() == ()
+
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    assert monitor_module.chips() == ()
+
+
 def test_a_silent_gpu_is_noted_and_not_reported_as_zero(monkeypatch):
     module = fake_nvml(monkeypatch)
 
