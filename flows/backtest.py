@@ -13,6 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.console import echo
+from flows.costs import fleet_cost, run_cost
 from flows.runner import Runner, Summary, flow_parameters, plain_failures, profile_lines, series_records
 from flows.train_all import train_fleets
 from schemas.errors import CpbError
@@ -44,6 +45,12 @@ def run_backtest(spec: BacktestSpec, steps: Runner, report: Report = echo) -> di
         in_use = ShardsInUse(root)
         try:
             results = train_fleets(spec, steps, engine, plan.fleets)
+            costs = [
+                {"fleet": fleet.name} | fleet_cost(shards)
+                for fleet, shards in zip(plan.fleets, results, strict=True)
+            ]
+            if cost := run_cost(costs):
+                report(f"cost: {cost}")
             return finish_backtest(spec, plan, results, summary.failures, report, decide)
         finally:
             in_use.release()

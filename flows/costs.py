@@ -1,6 +1,6 @@
 """What trainings cost, in figures and in words; and the accuracy of classifiers."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -63,8 +63,12 @@ def peak_text(cost: Mapping[str, Any]) -> str:
     return f"at most {cost[_CPU]:,.0f} MB of memory" if cost.get(_CPU) else ""
 
 
-def run_cost(fleets: Sequence[Mapping[str, Any]]) -> str:
-    """Return what the fleets of a run (`Summary.fleets`) cost together; "" if none has a model."""
+def run_cost(fleets: Sequence[Mapping[str, Any]], before: Collection[str] = ()) -> str:
+    """Return what the fleets of a run (`Summary.fleets`) cost together; "" if none has a model.
+
+    Args:
+        before: names of fleets whose cost is that of an earlier run.
+    """
     known = [fleet for fleet in fleets if "seconds" in fleet]
     if not known:
         return ""
@@ -73,7 +77,8 @@ def run_cost(fleets: Sequence[Mapping[str, Any]]) -> str:
     each = ", ".join(f"{fleet['fleet']} {fleet['seconds']:,.1f} s" for fleet in known)
     peaks = {name: max(fleet[name] or 0.0 for fleet in known) for name in (_CPU, _GPU)}
     parts = [f"{seconds:,.1f} s of training{f' on {devices}' if devices else ''} ({each})", peak_text(peaks)]
-    return ", ".join(filter(None, parts))
+    earlier = [fleet["fleet"] for fleet in known if fleet["fleet"] in before]
+    return ", ".join(filter(None, parts)) + (f"; by an earlier run: {', '.join(earlier)}" if earlier else "")
 
 
 def accuracy(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -68,7 +68,7 @@ from tasks.tracking.tags import (
 from tasks.tracking.wandb import check_installed, is_wanted, mirror
 from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
-from tasks.training.shard import Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
+from tasks.training.shard import TRAINED, Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
 
 ResumeMode = Literal["use", "expect", "forget"] | Checkpoint
 """How to use earlier training of the same command: continue it (`use`), continue it and report if there is none
@@ -79,7 +79,8 @@ ResumeMode = Literal["use", "expect", "forget"] | Checkpoint
 class Training:
     """A run up to its scores.
 
-    `results`: shard results, per fleet. Release `in_use` once the shards' folders are no longer needed.
+    `results`: shard results, per fleet. `before`: names of the fleets that earlier runs have trained. Release `in_use`
+    once the shards' folders are no longer needed.
     """
 
     summary: Summary
@@ -87,6 +88,7 @@ class Training:
     judged: list[FleetJudgement]
     stopped: Sequence[SeriesRecord]
     in_use: ShardsInUse
+    before: Sequence[str] = ()
 
 
 def run_train_all(spec: RunSpec, steps: Runner, report: Report = echo) -> Summary:
@@ -135,7 +137,7 @@ def _deliver(spec: RunSpec, training: Training, steps: Runner, report: Report, o
     report(
         f"{count(summary.champions, 'champion')}, {count(summary.forecast_rows, 'forecast row')}{packaged}"
     )
-    if cost := run_cost(summary.fleets):
+    if cost := run_cost(summary.fleets, training.before):
         report(f"cost: {cost}")
     warnings = {WARNINGS: "; ".join(summary.warnings) or None}
     finish(summary.run_id, *summary.outcome(warnings))
@@ -256,8 +258,8 @@ def _run(
         for judgement in judged:
             summary.add(judgement.failures, report)
         for fleet, shards, judgement in zip(planned.fleets, results, judged, strict=True):
-            figures = fleet_cost(shards) | fleet_accuracy(judgement)
-            summary.fleets.append({"fleet": fleet.name} | figures)
+            about = {"fleet": fleet.name, "architecture": fleet.architecture, "preset": fleet.label}
+            summary.fleets.append(about | fleet_cost(shards) | fleet_accuracy(judgement))
         for sentence in summary.warnings:
             report(sentence)
         if isinstance(resume, Checkpoint) and not any(shard.members for shard in results[0]):
@@ -278,7 +280,12 @@ def _run(
             )
     board = f" (`cpb leaderboard --run {summary.run_id[:8]}`)" if has_board(summary.fleets) else ""
     report(f"judged {count(summary.members, 'member')} against {_references(summary)}{board}")
-    return Training(summary, results, judged, planned.stopped, in_use)
+    trained_before = [
+        fleet.name
+        for fleet in planned.fleets
+        if all(before[job_key(shard)] == TRAINED for shard in fleet.shards)
+    ]
+    return Training(summary, results, judged, planned.stopped, in_use, trained_before)
 
 
 def _references(summary: Summary) -> str:

@@ -103,8 +103,8 @@ def _result(shard: ShardResult, judgement: Judgement) -> dict[str, Any]:
     series, report, last = member.model.series, member.report, (member.history or ({},))[-1]
     reported = ("epochs_run", "best_epoch", "best_val_loss", "windows_per_s", "device")
     return {
-        "architecture": member.model.architecture, "market": series.market, "symbol": series.symbol,
-        "timeframe": series.timeframe, **{name: report.get(name) for name in reported},
+        "architecture": member.model.architecture, "preset": member.model.recipe, "market": series.market,
+        "symbol": series.symbol, "timeframe": series.timeframe, **{name: report.get(name) for name in reported},
         "train_loss": last.get("train_loss"), "val_loss": last.get("val_loss"),
         "memory": {name: value for name, value in report.items() if name.endswith("_mb")},
         "stopped": report.get("reason") or report.get("stopped"),

@@ -66,11 +66,11 @@ class Member:
         sentence, `epochs_run`, `best_epoch` (from 1; 0: none improved), `best_val_loss`, `train_windows`,
         `validation_windows`; of classifiers `accuracy` and `confusion` on the validation windows (rows truth, columns
         forecast, each up, flat, down); of an ensemble `ensemble`, the number of averaged models (all else is the
-        first's, but `diverged`, `accumulate` and `split_to`). Of its fleet: `accumulate` (micro-batches per step),
-        `split_to` (what `accumulate` became since memory ran out for one member, or 0), `fleet_members`, `halved_to`
-        (most members together since memory ran out, or 0), `windows_per_s`, `train_seconds`, `trained_at` (when that
-        ended, ISO in UTC), `device`, `compute_dtype` (of the products), `kernels` (`on`, or `off` with the reason),
-        `device_warning` ("" or a sentence) and the figures of `Monitor.summary`.
+        first's, but `diverged`, `accumulate`, `halved_to` and `split_to`). Of its fleet: `accumulate` (micro-batches
+        per step), `split_to` (what `accumulate` became since memory ran out for one member, or 0), `fleet_members`,
+        `halved_to` (most members together since memory ran out, or 0), `windows_per_s`, `train_seconds`, `trained_at`
+        (when that ended, ISO in UTC), `device`, `compute_dtype` (of the products), `kernels` (`on`, or `off` with the
+        reason), `device_warning` ("" or a sentence) and the figures of `Monitor.summary`.
     parts: of an average, the models whose quantiles it averages; its own rows and tables are empty then.
     touch: float32 [2, H, 99], how far prices went, in widths of its forecasts (`cpbmodels.data.touch`); None of a
         classifier, and of a part of an average.
@@ -355,7 +355,10 @@ def _differ(folder: Path, name: str) -> ModelError:
 
 
 def average(parts: Sequence[Member], options: Preset) -> Member:
-    """One model of trained members; its history, and its report apart from `diverged`, are the first member's."""
+    """One model of trained members.
+
+    Its history, and its report apart from `diverged`, `halved_to` and `split_to`, are the first member's.
+    """
     first, nothing = parts[0], torch.empty(0)
     shared = {name: value for name, value in first.config.items() if name not in OPTIONS}
     described = [
@@ -370,14 +373,19 @@ def average(parts: Sequence[Member], options: Preset) -> Member:
         table=nothing,
         parts=tuple(parts),
         history=first.history,
-        report={**first.report, "diverged": any(part.report.get("diverged", False) for part in parts)},
+        report={
+            **first.report,
+            **_shortage(parts),
+            "diverged": any(part.report.get("diverged", False) for part in parts),
+        },
     )
 
 
 def ensemble(members: list[Member]) -> Member:
     """One model of several trained with equal options and other seeds: their quantiles and candles are averaged.
 
-    Its history, and its report apart from `diverged`, `accumulate`, `split_to` and `ensemble`, are the first member's.
+    Its history, and its report apart from `diverged`, `accumulate`, `halved_to`, `split_to` and `ensemble`, are the
+    first member's.
     """
     if not members:
         raise ModelError("An ensemble needs at least one member.")
@@ -405,11 +413,20 @@ def ensemble(members: list[Member]) -> Member:
             **first.report,
             "ensemble": len(seeds),
             "accumulate": max(member.report.get("accumulate", 1) for member in members),
-            "split_to": max(member.report.get("split_to", 0) for member in members),
+            **_shortage(members),
             "diverged": any(member.report.get("diverged", False) for member in members),
         },
         touch=_mean_touch(members),
     )
+
+
+def _shortage(members: Sequence[Member]) -> dict[str, int]:
+    """What the lack of memory did to any of them: the fewest together, the most parts of a batch; 0 if nothing."""
+    halved = [at_once for member in members if (at_once := member.report.get("halved_to", 0))]
+    return {
+        "halved_to": min(halved, default=0),
+        "split_to": max(member.report.get("split_to", 0) for member in members),
+    }
 
 
 def _mean_touch(members: Sequence[Member]) -> Tensor | None:

@@ -96,11 +96,15 @@ def read_result(folder: Path) -> ShardResult:
     return read_record(folder / RESULT, ShardResult, of=folder.name)
 
 
+TRAINED = "trained before by the same command"
+"""What `progress_so_far` says of a shard that has its result."""
+
+
 def progress_so_far(folder: Path) -> str:
     """Return the progress of earlier runs in words: trained, started, or "" for none and for a damaged result."""
     result = find_record(folder / RESULT, ShardResult, of=folder.name)
     if result and not any(damaged_files(folder, result)):
-        return "trained before by the same command"
+        return TRAINED
     checkpoints = (path.name for path in (folder / CHECKPOINTS).rglob("epoch-*.safetensors"))
     epochs = [int(name.split("-")[1]) for name in checkpoints if _CHECKPOINT.fullmatch(name)]
     return f"from its last checkpoint on, of epoch {max(epochs)}" if epochs else ""

@@ -110,9 +110,10 @@ def test_it_prints_the_member_and_its_scores(trained, end_of):
     code, told, _ = end_of("BTCUSDT", "1h", *words)
     assert code == 0
     assert told == {
-        "architecture": "gru", "market": "sim", "symbol": "BTCUSDT", "timeframe": "1h", "epochs_run": 2,
-        "train_loss": 1.0, "val_loss": 2.5, "best_epoch": 2, "best_val_loss": 2.5, "windows_per_s": 10.0,
-        "memory": {"rss_peak_mb": 5.0}, "stopped": "no better validation loss for 2 epochs", "device": "cpu",
+        "architecture": "gru", "preset": "seed-gru", "market": "sim", "symbol": "BTCUSDT", "timeframe": "1h",
+        "epochs_run": 2, "train_loss": 1.0, "val_loss": 2.5, "best_epoch": 2, "best_val_loss": 2.5,
+        "windows_per_s": 10.0, "memory": {"rss_peak_mb": 5.0}, "device": "cpu",
+        "stopped": "no better validation loss for 2 epochs",
         "history": [{"train_loss": 2.0, "val_loss": 3.0}, {"train_loss": 1.0, "val_loss": 2.5}],
         "cost": {
             "seconds": 66.54, "windows_per_s": 10.0, "device": "cpu", "rss_peak_mb": 5.0,

@@ -14,6 +14,7 @@ from cpbmodels import ModelError, Series, ensemble, load, predict, preset, train
 from cpbmodels.arch.heads import bent, pinball
 from cpbmodels.arch.line import LEVELS, _gradient
 from cpbmodels.data.wide import MARKET_COLUMNS, NO_MARKET, OWN_COLUMNS, QUARTER, WIDE_COLUMNS, with_market
+from cpbmodels.fleet.fleet import Fleet
 
 ROWS = 1200
 COINS = ("BTCUSDT", "ETHUSDT", "SOLUSDT", "ADAUSDT")
@@ -161,6 +162,20 @@ def test_the_training_of_an_average_says_which_of_its_members_it_trains(coins):
         (member,) = record.members
         assert record.last == {0: (member["train_loss"], member["val_loss"])}
         assert record.of_members == 1
+
+
+def test_an_average_says_that_memory_ran_out_for_any_of_its_members(coins, monkeypatch):
+    step = Fleet.step
+
+    def scarce(self, bank, origins, weight, lr):
+        if self.net.name == "gru" and len(origins) * origins.shape[1] / self.net.options.accumulate > 16:
+            raise torch.OutOfMemoryError("no")
+        return step(self, bank, origins, weight, lr)
+
+    monkeypatch.setattr(Fleet, "step", scarce)
+    options = {"members": ["har", "gru"], "epochs": 1, "device": "cpu", "workers": 1}
+    members = train_fleet(coins[:2], "average", "smoke", seeds=[1, 2], **options)
+    assert [(member.report["halved_to"], member.report["split_to"]) for member in members] == [(1, 2)] * 2
 
 
 def test_the_walks_gradient_is_autograds():

@@ -261,8 +261,10 @@ def test_what_the_fleets_cost_is_said_at_the_end_and_by_json(trainer):
         1,
     )
     assert (robust["fleet"], robust["best_epoch"]) == ("robust-har", None)
+    assert {linear["preset"], robust["preset"]} == {LABEL}
     assert min(linear["seconds"], linear["windows_per_s"], linear["rss_peak_mb"]) > 0
     assert linear["gpu_mem_allocated_peak_mb"] is None
+    assert run()[1][-1] == f"{said[-1]}; by an earlier run: linear, robust-har"
 
 
 def test_of_classifiers_the_run_says_how_often_they_are_right(trainer):

@@ -6,9 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from planned import fleet, universe
 
 import cpbmodels
+from cpbmodels.device import monitor
 from schemas.handover import DeviceWork, ShardProgress, ShardResult
 from tasks.running.parallel import reports_to
 from tasks.storage.records import write_record
@@ -362,24 +364,31 @@ def test_what_is_fitted_without_epochs_says_so_and_the_second_stage_that_it_is_o
     assert heard[-1].facts[0] == "stage 2 of 2: walk"
 
 
-GPU = {
-    "gpu_mem_allocated_mb": 2231.6, "gpu_mem_reserved_mb": 3709.8, "gpu_mem_allocated_peak_mb": 4014.9,
-    "gpu_mem_reserved_peak_mb": 4100.0, "gpu_util": 94.4, "rss_mb": 900.0, "rss_peak_mb": 901.0, "cpu_util": 7.0,
-}  # fmt: skip
-"""As `Monitor.latest` gives them on a GPU: no GPU is at hand where this runs."""
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """What the monitor gives for a GPU; no GPU is at hand where this runs, so torch and the driver are stood in for."""
+    sizes = {"memory_allocated": 2.34e9, "memory_reserved": 3.89e9, "max_memory_allocated": 4.21e9}
+    for name, size in (sizes | {"max_memory_reserved": 5e9}).items():
+        monkeypatch.setattr(torch.cuda, name, lambda _device, size=size: int(size))
+
+    def measured(*utilisations):
+        device = monitor.Monitor("cuda")
+        device._states += [monitor.GpuState(utilisation, 70.0) for utilisation in utilisations]
+        return device.latest()
+
+    return measured
 
 
-def test_on_a_gpu_its_memory_and_use_are_told(tmp_path):
+def test_on_a_gpu_its_memory_and_use_are_told(tmp_path, on_gpu):
     training = Training(tmp_path)
     training.begin(JOB)
-    training.write(JOB, *epochs_to(2, memory=GPU))
+    training.write(JOB, *epochs_to(2, memory=on_gpu(90.0, 98.0)))
     training.end(JOB)
     assert training.heard[0].endswith("2.0 s  GPU 2.34 GB allocated, 3.89 reserved, 4.21 peak, 94 %")
 
 
-def test_what_is_not_measured_is_not_made_up():
-    del (unread := dict(GPU))["gpu_util"]
-    assert device_figures(unread, 2).endswith("4.21 peak, use not measured")
+def test_what_is_not_measured_is_not_made_up(on_gpu):
+    assert device_figures(on_gpu(), 2).endswith("4.21 peak, use not measured")
     nothing = {"rss_mb": 0.0, "rss_peak_mb": 0.0, "cpu_util": 100.0}
     assert device_figures(nothing, 1) == "CPU memory not measured, 1.0 of 1 core"
 
