@@ -176,6 +176,22 @@ def test_of_two_fleets_of_an_architecture_in_a_run_the_newer_counts(store):
     assert (row["members"], row["crps_ratio"], row["run_id"]) == (1, 0.8, fleet.run_id)
 
 
+def test_two_presets_of_an_architecture_in_a_run_are_two_rows(store):
+    parent = start_parent("k", {"preset": "smoke,seed-gru"})
+    for preset, ratio in (("smoke", 0.9), ("seed-gru", 0.8), ("seed-gru+0123abcd", 0.7)):
+        fleet = start_fleet(parent.run_id, "gru", preset, {"recipe": preset}, {"preset": preset.split("+")[0]})
+        log_members(fleet.run_id, [member(key=preset, metrics={"test_crps_ratio": ratio})])
+        finish(fleet.run_id)
+    finish(parent.run_id)
+
+    for rows in (leaderboard(), leaderboard(parent.run_id)):
+        assert [(row["preset"], row["crps_ratio"]) for row in rows] == [
+            ("seed-gru+0123abcd", 0.7),
+            ("seed-gru", 0.8),
+            ("smoke", 0.9),
+        ]
+
+
 def test_a_run_is_named_by_the_start_of_its_id(store):
     first, second = flow("a", {"har": [0.97]}), flow("b", {"har": [0.9], "gru": [1.0]})
     start = next(n for n in range(1, 33) if first[:n] != second[:n])
