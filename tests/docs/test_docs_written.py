@@ -151,6 +151,41 @@ def _problem(command, words):
     return ""
 
 
+GONE = (
+    (ROOT / "CHANGELOG.md").read_text().partition("\nGone (")[2].partition("\n\n- ")[2].partition("\n## ")[0]
+)
+
+
+def test_nothing_that_the_changelog_calls_gone_is_there():
+    """Commands as in `cpb export`, options as in `publish --site`; not what something "of" or "in" them was."""
+    from flows.cli.app import _app
+
+    cpb = typer.main.get_command(_app())
+    listed = re.sub(r"\(now .*?\)", "", " ".join(GONE.split()))
+    named = [span.split() for span in re.findall(r"(?<! of )(?<! in )`([^`]+)`", listed)]
+    words = [span for span in named if span[0] == "cpb" or any(word.startswith("--") for word in span)]
+    assert len(words) >= 12
+    assert not [" ".join(span) for span in words if _stands(cpb, span[span[0] == "cpb" :])]
+
+
+def _stands(cpb, words: list[str]) -> bool:
+    """Whether a command and one of the options behind it exist; without a command: an option of any command."""
+    names, options = [w for w in words if not w.startswith("--")], {w for w in words if w.startswith("--")}
+    command = cpb
+    for name in names:
+        command = getattr(command, "commands", {}).get(name)
+        if command is None:
+            return False
+    commands = [command] if names else [*cpb.commands.values()]
+    known = {
+        n
+        for c in commands
+        for param in getattr(c, "params", ())
+        for n in (*param.opts, *param.secondary_opts)
+    }
+    return bool(options & known) if options else True
+
+
 def test_every_preset_that_the_documents_set_exists():
     names = {*PRESET_ARCHITECTURES}
     given = [

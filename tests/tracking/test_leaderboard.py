@@ -179,7 +179,9 @@ def test_of_two_fleets_of_an_architecture_in_a_run_the_newer_counts(store):
 def test_two_presets_of_an_architecture_in_a_run_are_two_rows(store):
     parent = start_parent("k", {"preset": "smoke,seed-gru"})
     for preset, ratio in (("smoke", 0.9), ("seed-gru", 0.8), ("seed-gru+0123abcd", 0.7)):
-        fleet = start_fleet(parent.run_id, "gru", preset, {"recipe": preset}, {"preset": preset.split("+")[0]})
+        fleet = start_fleet(
+            parent.run_id, "gru", preset, {"recipe": preset}, {"preset": preset.split("+")[0]}
+        )
         log_members(fleet.run_id, [member(key=preset, metrics={"test_crps_ratio": ratio})])
         finish(fleet.run_id)
     finish(parent.run_id)
