@@ -69,7 +69,7 @@ def views(store: Store) -> list[View]:
     if newest is None:
         return []
     flow, fleets = newest
-    sort_by, names = _skill(fleets), ", ".join(dict.fromkeys(map(architecture_of, fleets)))
+    sort_by, names = _skill(fleets), ", ".join(sorted(set(map(architecture_of, fleets))))
     return [
         View(
             f"the architectures of {flow.info.run_name}", f"tags.`{PARENT}` = '{flow.info.run_id}'", sort_by

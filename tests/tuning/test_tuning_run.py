@@ -18,6 +18,7 @@ from schemas.errors import CpbError  # noqa: E402
 from schemas.run import RunSpec  # noqa: E402
 from schemas.tuning import TuneSpec  # noqa: E402
 from tasks.tracking.boards import leaderboard  # noqa: E402
+from tasks.tracking.metrics import OF_TRIALS  # noqa: E402
 from tasks.tracking.runs import search  # noqa: E402
 from tasks.tracking.store import open_store  # noqa: E402
 from tasks.tuning import search as loop  # noqa: E402
@@ -83,6 +84,7 @@ def test_a_study_is_searched_scored_once_and_gone_on_with(place):
     below = list(search(store, f"tags.`mlflow.parentRunId` = '{first['run_id']}'"))
     assert len(below) == 9
     assert {run.data.tags["cpb.kind"] for run in below} == {"trial"}
+    assert set().union(*(run.data.metrics for run in below)) == set(OF_TRIALS)
     with pytest.raises(CpbError) as error:  # trials are no models
         leaderboard()
     assert error.value.code == "no-run"
