@@ -395,6 +395,12 @@ class TrainSpec(RunSpec):
         import cpbmodels
 
         preset = values.get("preset", "auto")
+        if isinstance(preset, str) and len(_listed(preset)) > 1:
+            raise UsageError(
+                f"preset {preset!r}: `cpb train` trains one preset's model; name one, or use `cpb train-all`",
+                code="one-model",
+                field="preset",
+            )
         own = PRESET_ARCHITECTURES.get(str(preset), ())
         default = None if is_file(preset) else own[0] if len(own) == 1 else "har"
         architecture = values.get("architectures") or default
@@ -406,12 +412,6 @@ class TrainSpec(RunSpec):
 
     @model_validator(mode="after")
     def _one_model(self) -> Self:
-        if len(self.presets) != 1:
-            raise UsageError(
-                f"preset {self.preset!r}: `cpb train` trains one preset's model; name one, or use `cpb train-all`",
-                code="one-model",
-                field="preset",
-            )
         if len(self.scope.series) * len(self.fleets) != 1:
             raise UsageError(
                 "`cpb train` trains one model: name one coin, one timeframe and one architecture, or use "

@@ -36,6 +36,11 @@ def end_of(cpb_here):
             "resume 'newest' is not a checkpoint and holds none: give latest",
         ),
         ("BTC,ETH 1h", "", "`cpb train` trains one model"),
+        (
+            "BTC 1h --preset seed-gru,seed-lstm",
+            "preset",
+            "preset 'seed-gru,seed-lstm': `cpb train` trains one preset's model",
+        ),
     ],
 )
 def test_one_sentence_names_the_field(words, field, sentence, end_of):
