@@ -93,7 +93,8 @@ def test_a_recipe_that_passes_replaces_the_champions_at_the_next_night(trainer, 
     assert aliases() == {"champion": "1"}
     (switch,) = switches(home(), "sim", "1h")
     assert switch.behind == ("BTCUSDT", "ETHUSDT")
-    night(SECOND, architectures="linear,har")
+    assert switch.fleet == FleetSpec(architecture="har", preset="smoke", overrides={"epochs": 1})
+    night(SECOND, serving=True)  # it trains what serves, and what is about to
     assert (decided(BTC), decided(ETH)) == (("switched", "backtest"), ("switched", "backtest"))
     assert "of 1 submitted for this span" in newest().reason
     assert newest().backtest.named == submissions(home(), "sim", "1h")[0].digest

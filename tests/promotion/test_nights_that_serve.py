@@ -1,0 +1,226 @@
+"""The night retrains what serves: `prefect.yaml` names no preset, and the versions say how they were made."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from promotion_tools import BTC, ETH, FIRST, SECOND, SPEC, decided, night
+
+import flows
+from schemas.errors import CpbError
+from schemas.handover import BacktestEvidence
+from schemas.identity import SeriesId
+from schemas.run import FleetSpec, RunSpec
+from schemas.scope import home
+from tasks.judging import gate
+from tasks.promotion.by_backtest import Switch, save
+from tasks.promotion.night import fleets_to_train
+from tasks.steps import opened_engine
+from tasks.tracking.registry import champions, training_command
+from tasks.tracking.runs import search
+from tasks.tracking.store import open_store
+from tasks.training.local import KERNELS
+
+LONG = SeriesId("sim", "BTCUSDT", "2h")
+GRU = {"epochs": 1, "max_train_rows": 100, "hidden_dim": 8, "context": 5}
+
+
+@pytest.fixture(autouse=True)
+def whatever_its_figures(monkeypatch):
+    """Let each candidate pass: how good a model of a single epoch is, is chance."""
+    monkeypatch.setattr(gate, "NOT_WORSE", 9.0)
+
+
+@pytest.fixture
+def free(trainer):
+    """A home with candles and without champions."""
+    for series in (BTC, ETH):
+        open_store().client.delete_registered_model_alias(series.registered, "champion")
+
+
+def nightly(as_of=SECOND, **options):
+    """A night with the deployment's own parameters, which name neither a preset nor an architecture."""
+    project = yaml.safe_load((Path(flows.__file__).parents[1] / "prefect.yaml").read_text())
+    (deployment,) = [d for d in project["deployments"] if d["name"] == "nightly"]
+    usual = {name: RunSpec.model_fields[name].get_default() for name in ("architectures", "preset", "seeds")}
+    usual |= {"overrides": {}, "prune": False}
+    return night(as_of, **usual | {"serving": deployment["parameters"]["serving"]} | options)
+
+
+def trained():
+    """The fleets of the newest flow's run: name of the architecture, label of the preset, number of members."""
+    store = open_store()
+    flow = next(search(store, "tags.`cpb.kind` = 'flow'", ["attributes.start_time DESC"]))
+    fleets = search(store, f"tags.`mlflow.parentRunId` = '{flow.info.run_id}'")
+    return {
+        (
+            fleet.data.tags["architecture"],
+            fleet.data.tags["recipe"],
+            len([*search(store, f"tags.`mlflow.parentRunId` = '{fleet.info.run_id}'")]),
+        )
+        for fleet in fleets
+    }
+
+
+def wanted(series=(BTC, ETH), **options):
+    """What a night trains, by timeframe, and what it cannot."""
+    spec = RunSpec(**SPEC.model_dump() | {"architectures": None, "overrides": {}, "serving": True} | options)
+    fleets, failures = fleets_to_train(spec, series)
+    made = {t: [(f.preset, f.architecture, f.overrides) for f in of] for t, of in fleets.items()}
+    return made, [(failure.series, failure.reason) for failure in failures]
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"preset": "seed-gru", "overrides": GRU},
+        {"preset": "seed-gru", "overrides": GRU, "seeds": 2},
+        {"preset": "seed-gru", "overrides": GRU, "dtype": "float64"},
+        {
+            "preset": "seed-gru",
+            "overrides": {"epochs": 1, "max_train_rows": 100, "n_layers": 1},
+            "profile": "gpu-6gb",
+        },
+        {"preset": "default", "architectures": "har-universal", "overrides": {"epochs": 1}},
+        {"preset": "mine.toml", "overrides": {}},
+    ],
+)
+def test_champions_of_any_recipe_are_refreshed_under_the_nightlys_parameters(
+    free, made, tmp_path, monkeypatch
+):
+    """As `cpb train-all --preset seed-gru`, and then the deployment `nightly`."""
+    monkeypatch.chdir(tmp_path)
+    file = Path("mine.toml")
+    file.write_text(
+        'base = "seed-gru"\nseeds = 2\n[options]\nmax_epochs = 1\nhidden_dim = 8\nmax_train_rows = 100\n'
+    )
+    night(FIRST, **{"architectures": None} | made)
+    file.unlink()  # the night needs no file
+    before, (kind,) = champions(open_store(), market="sim"), trained()
+    nightly()
+    assert trained() == {kind}
+    after = champions(open_store(), market="sim")
+    for series, old, new in zip((BTC, ETH), before, after, strict=True):
+        assert decided(series) == ("refreshed", "refresh")
+        assert int(new.version) == int(old.version) + 1
+        same = ("architecture", "preset", "recipe", "cpb.recipe", "cpb.fleet")
+        assert {name: new.tags[name] for name in same} == {name: old.tags[name] for name in same}
+
+
+def test_timeframes_and_coins_keep_the_recipes_that_serve_them(free):
+    options = {"preset": "smoke", "overrides": {"epochs": 1}}
+    night(FIRST, coins="BTC", **options, architectures="linear")
+    night(FIRST, coins="ETH", **options | {"overrides": {"epochs": 2}}, architectures="linear")
+    night(FIRST, timeframes="2h", **options, architectures="har")
+    linear = [("smoke", "linear", {"epochs": number}) for number in (1, 2)]
+    assert wanted((BTC, ETH, LONG), preset="smoke") == (
+        {"1h": linear, "2h": [("smoke", "har", {"epochs": 1})]},
+        [],
+    )
+    # A coin alone: what serves it, and nothing that serves others.
+    assert wanted((ETH,), preset="smoke") == ({"1h": linear[1:]}, [])
+    nightly(preset="smoke", timeframes="1h,2h")
+    assert {(architecture, members) for architecture, _, members in trained()} == {("linear", 2), ("har", 2)}
+    assert len(trained()) == 3
+    assert [decided(series)[0] for series in (BTC, ETH, LONG)] == ["refreshed"] * 3
+
+
+def test_the_preset_counts_where_nothing_serves(free):
+    own = [("smoke", "har", {})]
+    assert wanted(preset="smoke", architectures="har") == ({"1h": own}, [])
+    night(FIRST, preset="smoke", architectures="linear", overrides={})
+    serving = [("smoke", "linear", {})]
+    assert wanted((BTC, LONG), preset="smoke", architectures="har") == ({"1h": serving, "2h": own}, [])
+    without = wanted((BTC, LONG), preset="smoke", architectures="har", serving=False)
+    assert without == ({"1h": own, "2h": own}, [])
+
+
+def test_provisional_champions_are_replaced_all_the_same(trainer):
+    """The preset smoke serves until a model of another preset is not worse: the night trains that, too."""
+    nightly(preset="default", architectures="robust-har")
+    assert {architecture for architecture, *_ in trained()} == {"linear", "robust-har"}
+    (btc, eth) = champions(open_store(), market="sim")
+    assert (btc.preset, eth.preset) == ("default", "default")
+    assert decided() == ("refreshed", "provisional")
+
+
+def test_a_recipe_that_passed_the_gate_is_trained_until_every_coin_has_followed(trainer):
+    har = FleetSpec(architecture="har", preset="smoke", overrides={"epochs": 2})
+    recipe, day = champions(open_store())[0].tags["cpb.recipe"], SPEC.scope.as_of
+    figures = BacktestEvidence(
+        challenger="har/smoke/0123456789ab", incumbent=recipe, first=day, last=day, days=60, submitted=1, named="abc",
+        ratio=0.99, low=0.98, high=0.995, p=0.001, months=2, better=2, recent_p=1.0,
+    )  # fmt: skip
+    switch = Switch(market="sim", timeframe="1h", backtest=figures, switched_at=figures.last, behind=("BTCUSDT",),
+                    fleet=har)  # fmt: skip
+    save(home(), switch)
+    linear = ("smoke", "linear", {"epochs": 1})
+    assert wanted(preset="smoke") == ({"1h": [linear, ("smoke", "har", {"epochs": 2})]}, [])
+    save(home(), switch.model_copy(update={"behind": ()}))
+    assert wanted(preset="smoke") == ({"1h": [linear]}, [])
+
+
+def tagged(series, **tags):
+    for name, value in tags.items():
+        open_store().client.set_model_version_tag(series.registered, "1", name.replace("_", "."), value)
+
+
+@pytest.mark.parametrize(
+    ("tags", "sentence"),
+    [
+        (
+            {"cpb_fleet": "{}"},
+            "does not say how it was trained; `cpb train-all` with its own options records it",
+        ),
+        ({"cpb_fleet": "[1"}, "does not say how it was trained"),
+        (
+            {"cpb_fleet": '{"architecture": "linear", "preset": "gone"}'},
+            "this release refuses its options (preset 'gone' is unknown",
+        ),
+        ({"cpb_fleet": '{"architecture": "tcn", "preset": "smoke"}'}, "(architecture 'tcn' is unknown"),
+        ({"cpb_recipe": "linear/smoke/0123456789ab"}, "this release's preset smoke gives linear/smoke/"),
+    ],
+)
+def test_a_recipe_that_cannot_be_trained_again_is_told_and_the_others_are_trained(trainer, tags, sentence):
+    recipe = champions(open_store(), [ETH])[0].tags["cpb.recipe"]
+    tagged(ETH, **tags)
+    summary, said = nightly(preset="smoke", architectures="har")
+    (failure,) = summary.failures
+    assert (failure.step, failure.code, failure.series, summary.exit_code) == (
+        "plan",
+        "unknown-recipe",
+        ETH,
+        3,
+    )
+    assert sentence in failure.reason
+    assert f"the champion's recipe {tags.get('cpb_recipe', recipe)} cannot be trained again" in failure.reason
+    assert any(line.startswith("FAILED sim ETHUSDT 1h in plan: the champion's recipe") for line in said)
+    assert {(architecture, members) for architecture, _, members in trained()} == {("linear", 2)}
+    assert decided(BTC) == ("refreshed", "refresh")
+
+
+def test_the_same_reason_is_told_once_and_a_timeframe_without_another_recipe_ends_the_run(trainer):
+    for series in (BTC, ETH):
+        tagged(series, cpb_fleet="")
+    (told,) = wanted(preset="smoke")[1]
+    assert told[0] == BTC
+    assert told[1].endswith("; so it is with 1 more series")
+    with pytest.raises(CpbError, match=r"no series can be trained .*does not say how it was trained"):
+        nightly(preset="smoke", architectures="har")
+
+
+def test_the_command_that_trains_a_champion_again_has_its_options(free):
+    night(FIRST, preset="seed-gru", architectures=None, overrides=GRU, seeds=2, dtype="float64")
+    (btc, _) = champions(open_store(), market="sim")
+    assert training_command(btc) == (
+        "cpb train-all --coins BTCUSDT --timeframes 1h --source sim --architectures gru --preset seed-gru "
+        "--set epochs=1 --set max_train_rows=100 --set hidden_dim=8 --set context=5 --set dtype=float64 --seeds 2"
+    )
+
+
+def test_a_gpus_kernels_are_compiled_ahead_for_what_the_night_trains(trainer):
+    spec = RunSpec(**SPEC.model_dump() | {"architectures": "gru", "overrides": {}, "serving": True})
+    with opened_engine(spec) as engine:
+        (fleet,) = json.loads(engine._env[KERNELS])["fleets"]
+    assert (fleet["architecture"], fleet["overrides"]) == ("linear", {"epochs": 1})
