@@ -86,11 +86,21 @@ def test_the_names_of_the_notes_lead_to_their_presets():
         assert name in table
 
 
-@pytest.mark.parametrize("start", ["README.md", "docs/index.md", "docs/zh.md"])
+@pytest.mark.parametrize("start", ["README.md", "docs/index.md"])
 def test_the_page_is_found_on_the_first_screen(start):
     screen = "\n".join((ROOT / start).read_text().splitlines()[:20])
     assert "notes.md)" in screen
     assert "v4_train_transformer.py" in screen
+
+
+def test_the_chinese_page_has_the_notes_names_with_the_same_commands():
+    page = (ROOT / "docs/zh.md").read_text()
+    assert "(#从最初的笔记来)" in "\n".join(page.splitlines()[:10])
+    table = page.partition("## 从最初的笔记来\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"`(cpb [^`]+)`", table)
+    assert len(commands) > 8
+    assert not [command for command in commands if command not in TEXT]
+    assert "(notes.md)" in table
 
 
 def test_the_site_has_the_page_in_its_menu():
