@@ -45,6 +45,7 @@ ESTIMATED = {"seed-transformer": "transformer", "seed-gru": "gru", "seed-lstm": 
 PROFILES = (("gpu-80gb", 70e9), ("gpu-16gb", 14e9), ("gpu-6gb", 5e9))
 MIN_FREE_MB = 500.0  # of RAM and of a GPU; below, not even a small fleet trains
 TRAINER_MB = 1000.0  # of RAM for a process that trains on a CPU
+MAX_LOAD_SHARE = 0.5  # of the cores; above, other programs slow the steps on a CPU
 WIDTH = 100  # columns of the report
 
 
@@ -273,6 +274,11 @@ def _time_steps(diagnosis: Diagnosis, device: torch.device, run: Run) -> None:
         if not architecture.spec.closed_form and not (size := seed_size(name, profile)).members
     }
     lanes = _lanes(diagnosis, device, run)
+    if device.type == "cpu" and (busy := _load()) > MAX_LOAD_SHARE * diagnosis.facts["cpu"]["cores"]:
+        cores = f"{diagnosis.facts['cpu']['cores']} cores"
+        diagnosis.notes.append(
+            f"other programs use this machine (load {busy:.1f} on {cores}), which slows steps and trainings down"
+        )
     rows = _rows(options, device, lanes, run)
     for name, row in list(rows.items()):
         if "error" in row:
@@ -321,6 +327,14 @@ def _rows(
         except Exception as error:  # noqa: BLE001 - a report on the other architectures is wanted all the more
             rows[name] = {"error": reason(error)}
     return rows
+
+
+def _load() -> float:
+    """Mean number of processes that wanted a core in the last minute; 0 where the system does not say."""
+    try:
+        return os.getloadavg()[0]
+    except (AttributeError, OSError):  # Windows; a sandbox
+        return 0.0
 
 
 def _lanes(diagnosis: Diagnosis, device: torch.device, run: Run) -> int:

@@ -207,6 +207,22 @@ def small(monkeypatch, machine):
     monkeypatch.setattr(doctor, "seed_size", lambda name, profile: preset("default", name, **TINY))
 
 
+@pytest.mark.parametrize(("load", "notes"), [(0.9, 1), (5.3, 2)])
+def test_a_busy_machine_is_said_to_be_busy(machine, monkeypatch, load, notes):
+    cuda_build(monkeypatch, None)
+    monkeypatch.setattr(doctor, "usable_cores", lambda: 2)
+    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(
+        doctor, "time_on_cores", lambda wanted, *how: {name: {"error": "not run"} for name in wanted}
+    )
+    diagnosis = doctor.examine()
+    assert len(diagnosis.notes) == notes
+    assert diagnosis.notes[-1].startswith("other programs use this machine (load 5.3 on 2 cores)") is (
+        notes == 2
+    )
+    assert [*doctor.lines(diagnosis)][-1] == f"problems: {len(TRAINED)}"
+
+
 def test_without_a_gpu_the_report_is_one_screen(small, monkeypatch):
     monkeypatch.setattr(doctor, "usable_cores", lambda: 2)
     diagnosis = doctor.examine()
