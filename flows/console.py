@@ -3,7 +3,8 @@
 A table's column is shown completely or not at all, so that no figure is truncated.
 
 Progress is displayed from the first second: as bars if stderr is a terminal, otherwise as a line every 30 seconds.
-Steps report it (`tasks.running.parallel`). Finished bars disappear; results are printed as lines, which stay.
+Steps report it (`tasks.running.parallel`). Finished bars disappear; results are printed as lines, which stay, and so
+are those of a training's epochs (`tasks.training.progress`).
 """
 
 import json

@@ -2,11 +2,14 @@
 
 import json
 import re
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from planned import fleet, universe
 
 import cpbmodels
@@ -232,9 +235,11 @@ def line(at, begun=""):
     )
 
 
-@pytest.fixture(autouse=True)
-def two_cores(monkeypatch):
-    monkeypatch.setattr("tasks.training.progress.usable_cores", lambda: 2)
+@pytest.fixture(autouse=True, scope="module")
+def two_cores():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.training.progress.usable_cores", lambda: 2)
+        yield
 
 
 @pytest.mark.parametrize("polls", ["every epoch", "once", "never"])
@@ -263,18 +268,23 @@ def test_a_short_fleet_has_a_line_too_and_a_last_epoch_no_second_one(last, told,
     assert training.heard == [line(at) for at in told]
 
 
-def test_half_a_line_is_read_when_it_is_whole(tmp_path):
-    training = Training(tmp_path)
-    training.begin(JOB)
-    training.write(JOB, *epochs_to(20))
-    path = training.files[job_key(JOB)][1] / EPOCHS
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-9])
-    training.look(JOB)
-    assert training.heard == []
-    path.write_bytes(whole)
-    training.look(JOB)
-    assert training.heard == [line("20/100")]
+@given(last=st.integers(1, 61), cuts=st.lists(st.integers(0, 40_000), max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_epochs_are_read_once_wherever_a_look_cuts_the_file(last, cuts):
+    """A look may come in the middle of a line; what it leaves is read by a later one, or from the result."""
+    with tempfile.TemporaryDirectory() as place:
+        training = Training(Path(place))
+        training.begin(JOB)
+        training.write(JOB, *epochs_to(last))
+        path = training.files[job_key(JOB)][1] / EPOCHS
+        whole = path.read_bytes()
+        for cut in sorted(cuts):
+            path.write_bytes(whole[:cut])
+            training.look(JOB)
+        path.write_bytes(whole)
+        training.end(JOB)
+    marks = [*range(20, last, 20), last]
+    assert training.heard == [line(f"{mark}/100") for mark in marks]
 
 
 def test_a_fleet_in_20_shards_has_the_lines_of_one_and_says_how_many_models_have_begun(tmp_path):
