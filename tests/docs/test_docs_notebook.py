@@ -52,6 +52,13 @@ def committed(folder, name, text):
     return git("rev-parse", "HEAD", within=folder)
 
 
+@pytest.fixture(autouse=True)
+def no_keep(monkeypatch):
+    """What a cell writes into the environment of this process is taken out again at the test's end."""
+    monkeypatch.setenv(KEEP, "set, so that its absence is restored")
+    monkeypatch.delenv(KEEP)
+
+
 @pytest.fixture
 def origin(tmp_path):
     folder = tmp_path / "origin"
