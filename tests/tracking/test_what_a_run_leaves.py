@@ -75,6 +75,8 @@ def test_a_member_itself_says_what_identifies_and_compares_it(store, architectur
         own = run.data.params
         assert own.keys() & (COMPARED | ALWAYS) == read | ALWAYS
         assert (own["architecture"], own["preset"]) == (architecture, "smoke")
+        assert run.data.tags["recipe"] == fleet.data.params["recipe"]
+        assert run.data.tags["recipe"].startswith("smoke+")  # overrides
         assert own.get("epochs") in (None, "1" if architecture == "har" else "2")
         if architecture != "average":  # whose parts have options of their own
             assert own.items() & fleet.data.params.items() >= {(n, own[n]) for n in read | ALWAYS}
