@@ -395,12 +395,7 @@ class TrainSpec(RunSpec):
         import cpbmodels
 
         preset = values.get("preset", "auto")
-        if isinstance(preset, str) and len(_listed(preset)) > 1:
-            raise UsageError(
-                f"preset {preset!r}: `cpb train` trains one preset's model; name one, or use `cpb train-all`",
-                code="one-model",
-                field="preset",
-            )
+        check_one_preset(preset, "`cpb train` trains one preset's model; name one, or use `cpb train-all`")
         own = PRESET_ARCHITECTURES.get(str(preset), ())
         default = None if is_file(preset) else own[0] if len(own) == 1 else "har"
         architecture = values.get("architectures") or default
@@ -512,6 +507,12 @@ class BoardSpec(Spec):
 def _listed(text: str) -> tuple[str, ...]:
     """Return the names in a comma-separated text, without duplicates, in order."""
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def check_one_preset(preset: object, instead: str) -> None:
+    """Raise `UsageError` with the sentence `instead` if several presets are named."""
+    if isinstance(preset, str) and len(_listed(preset)) > 1:
+        raise UsageError(f"preset {preset!r}: {instead}", code="one-preset", field="preset")
 
 
 def is_universal(architecture: str) -> bool:

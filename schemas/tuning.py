@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from cpbmodels.arch.options import ALIASES, Preset
 from schemas.errors import UsageError
-from schemas.run import FleetSpec, RunSpec, is_universal
+from schemas.run import FleetSpec, RunSpec, check_one_preset, is_universal
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -72,14 +72,16 @@ class TuneSpec(RunSpec):
         None, description="in place of the default space, as in lr=1e-4..1e-2:log,hidden_dim=16|32"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_preset(cls, values: Any) -> Any:
+        check_one_preset(values.get("preset"), "`cpb tune` searches from one preset; name one")
+        return values
+
     @model_validator(mode="after")
     def _what_can_be_searched(self) -> Self:
         import cpbmodels
 
-        if len(self.presets) != 1:
-            raise UsageError(
-                f"preset {self.preset!r}: `cpb tune` searches from one preset; name one", code="preset"
-            )
         if len(self.fleets) != 1 or is_universal(self.fleets[0].architecture):
             names = ",".join(fleet.architecture for fleet in self.fleets)
             raise UsageError(
