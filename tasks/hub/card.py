@@ -12,6 +12,7 @@ from cpbmodels.errors import ModelError
 from cpbmodels.files import read_regular
 from cpbmodels.hub import PUBLIC_HUB, hub_of_environment
 from schemas.identity import MARKET_FOLDERS, OWN, SIM, SPOT
+from tasks.figures.board import model_names
 from tasks.market.client import BINANCE, BINANCE_REST
 from tasks.market.repair import PATHS
 from tasks.storage.model_folder import FORECAST_PICTURE, read_config
@@ -207,7 +208,7 @@ def model_card(
             repo=repo,
             market=first.market,
         ),
-        rows="\n".join(f"| {' | '.join(_row(champion))} |" for champion in champions),
+        rows="\n".join(f"| {' | '.join(row)} |" for row in map(_row, champions, _names(champions))),
         record=_RECORD if record else "",
         data=market.data,
     )
@@ -299,12 +300,22 @@ def _finding(champion: Champion) -> str:
     return champion.verdict.split(" ")[0]
 
 
-def _row(champion: Champion) -> list[str]:
+def _names(champions: Sequence[Champion]) -> list[str]:
+    """Return each champion's architecture, with its preset if the champions of it have several."""
+    return model_names(
+        [
+            {"architecture": c.architecture or "–", "preset": c.tags.get("recipe") or c.preset}
+            for c in champions
+        ]
+    )
+
+
+def _row(champion: Champion, name: str) -> list[str]:
     config = read_config(champion.folder)
     finding = _FINDINGS.get(_finding(champion), "–")
     spans = (config.bounds.get("test", ()), config.training_span)
     return [
-        champion.series.label, champion.series.timeframe, champion.architecture or "–",
+        champion.series.label, champion.series.timeframe, name,
         _ratio(champion, "crps"), finding + (", selected on this span" if champion.selected_on else ""),
         _ratio(champion, "touch_brier"),
         *(" to ".join(end[:16].replace("T", " ") for end in span) or "–" for span in spans),

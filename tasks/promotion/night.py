@@ -210,8 +210,9 @@ def _replace_damaged(
         and (r.architecture, r.preset) == (incumbent.recipe.architecture, incumbent.recipe.preset)
     )]  # fmt: skip
     if same:
-        reason = f"the champion is damaged ({damage}); {same[0]} takes its place uncompared"
-        state.take(same[0], GateDecision("refreshed", "damaged-incumbent", reason))
+        best = min(same, key=lambda recipe: order[recipe])  # several if its digest is lost, too
+        reason = f"the champion is damaged ({damage}); {best} takes its place uncompared"
+        state.take(best, GateDecision("refreshed", "damaged-incumbent", reason))
     else:
         _first(state, order, sound, "damaged-incumbent", f"the champion is damaged ({damage})")
     if state.taken and (stop := gate.refused(state.taken.model, incumbent)):

@@ -178,7 +178,7 @@ class RayEngine:
         progress.begin(job, folder)
         if not (folder / RESULT).exists():
             progress.waiting("on the Ray cluster")
-            files, error = self._train(job, folder, timeout_s)
+            files, error = self._train(job, folder, timeout_s, progress.name)
             if LOG in files:
                 write_bytes(folder / LOG, files[LOG].data)
             if error:
@@ -186,12 +186,14 @@ class RayEngine:
             keep_result(folder, files)
         return read_result(folder)
 
-    def _train(self, job: ShardJob, folder: Path, timeout_s: float) -> tuple[Files, CpbError | None]:
+    def _train(
+        self, job: ShardJob, folder: Path, timeout_s: float, fleet: str
+    ) -> tuple[Files, CpbError | None]:
         """Return what `train_shard` returns on a node; raises `CpbError` with Ray's reason if Ray gives up."""
         cpus, gpus, memory = self._threads, int(self.gpus), memory_bytes(job)
         self._check_fits({"CPU": cpus, "GPU": gpus, "memory": memory})
         task = self._ray.remote(train_shard).options(
-            num_cpus=cpus, num_gpus=gpus, memory=memory, max_retries=MAX_RETRIES, name=f"train {job.architecture}",
+            num_cpus=cpus, num_gpus=gpus, memory=memory, max_retries=MAX_RETRIES, name=f"train {fleet}",
         )  # fmt: skip
         key, errors = folder.absolute().relative_to(self._home).as_posix(), self._ray.exceptions
         # A missing file is left out: the trainer then reports it, as on this machine.

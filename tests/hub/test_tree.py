@@ -63,6 +63,16 @@ def test_the_card_states_results_licence_limits_and_metadata(tmp_path):
     assert "verify.py" not in card.text
 
 
+def test_the_card_tells_two_presets_of_an_architecture_apart(tmp_path):
+    models = [champion(tmp_path / name, f"{name}USDT") for name in ("BTC", "ETH")]
+    tags = {"recipe": "seed-gru+0a1b2c3d", "preset": "seed-gru"}
+    other = replace(models[1], tags=models[1].tags | tags)
+    card = model_card([models[0], other], "alice/cpb", WHEEL)
+    assert f"| BTCUSDT | 1h | har/{models[0].preset or 'unknown'} |" in card
+    assert "| ETHUSDT | 1h | har/seed-gru+0a1b2c3d |" in card
+    assert "| ETHUSDT | 1h | har |" in model_card([other], "alice/cpb", WHEEL)
+
+
 RATIOS = {"test_mae_ratio": 0.9999999, "test_touch_brier_ratio": 0.95, "test_mase": 2.5}
 
 
