@@ -60,9 +60,10 @@ def trainers_in(folder):
     return trainers
 
 
-def check_end(terminal, seconds):
+def check_end(terminal, seconds, command=""):
     assert terminal.process.returncode == 130, terminal.screen
-    assert "run the same command again to continue" in terminal.screen
+    how = "add --resume latest" if command == "train" else "run the same command again"
+    assert f"{how} to continue" in terminal.screen
     assert "Traceback" not in terminal.screen
     queue = os.getloadavg()[0] / usable_cores()  # above 1, each process gets that much less of a core
     assert seconds < 3 * max(1.0, queue)
@@ -73,7 +74,7 @@ def test_ctrl_c_ends_a_training(cpb, tmp_path, terminal, command):
     shown = terminal(*LONG[command].split())
     shown.read_until(lambda: list((tmp_path / "data").rglob("fleets/*/progress.json")), 240)
     assert trainers_in(tmp_path)
-    check_end(shown, shown.press_ctrl_c())
+    check_end(shown, shown.press_ctrl_c(), command)
     assert not trainers_in(tmp_path)
     if command != "backtest":  # which logs no runs
         with closing(sqlite3.connect(tmp_path / "mlruns/mlflow.db")) as database:
@@ -97,13 +98,14 @@ def test_resume_from_latest_or_a_path_ends_as_an_undisturbed_training(cpb, tmp_p
 
     shown = terminal(*short)  # anew, since no --resume is given
     shown.read_until(checkpoints, 240)
-    check_end(shown, shown.press_ctrl_c())
+    check_end(shown, shown.press_ctrl_c(), "train")
     epoch = int(checkpoints()[-1].name.split("-")[1])
     assert 0 < epoch < 40
     (fleet,) = {file.parents[2] for file in checkpoints()}
     shutil.copytree(fleet, tmp_path / "copy")
     latest = cpb(*short, "--resume", "latest", "--json")
     assert "nothing to resume" not in latest.stderr
+    assert f"from its last checkpoint on, of epoch {epoch}" in latest.stderr.partition("training ")[0]
     latest = json.loads(latest.stdout.splitlines()[-1])
     shutil.rmtree(fleet)
     resumed = cpb.json(*short, "--resume", tmp_path / "copy")
