@@ -17,7 +17,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from cpbmodels.arch.options import PROFILE_SIZES, by_field
+from cpbmodels.arch.options import HOW_IT_RUNS, PROFILE_SIZES, by_field
 from cpbmodels.errors import ModelError
 from cpbmodels.files import read_regular
 from schemas.errors import UsageError
@@ -253,23 +253,25 @@ class RunSpec(ScopeSpec):
 
     @property
     def fleets(self) -> tuple[FleetSpec, ...]:
-        """The fleets to train, without duplicates: of each preset its architectures, or of several what they have of
-        `architectures`.
+        """The fleets to train: of each preset its architectures, or of several what they have of `architectures`.
 
-        `overrides` go to each preset of which an architecture reads them.
+        `overrides` go to each preset of which an architecture reads them. Of fleets that train the same models, as two
+        presets may after `overrides`, the first stands.
 
         Raises:
-            UsageError: a preset or an architecture is unknown, an option is invalid, or none of the fleets reads it.
+            UsageError: a preset or an architecture is unknown, an option is invalid, none of the fleets reads it, or a
+                preset trains nothing but what others train.
         """
-        parts = [self._part(name) for name in self.presets or (self.preset,)]
+        names = self.presets or (self.preset,)
+        parts = [self._part(name) for name in names]
         per_part = self._architectures(parts)
         given: dict[str, list[str]] = {name: [] for name in self.overrides}  # why presets do not take it
-        fleets: list[FleetSpec] = []
-        for part, architectures in zip(parts, per_part, strict=True):
-            overrides, without = self._overrides(part, architectures)
+        per_preset: dict[str, list[FleetSpec]] = {}
+        for preset, part, architectures in zip(names, parts, per_part, strict=True):
+            overrides, without = self._overrides(part, architectures, alone=len(parts) == 1)
             for name, sentence in without.items():
                 given[name].append(sentence)
-            fleets += [
+            per_preset[preset] = [
                 FleetSpec(
                     architecture=architecture,
                     preset=part.base,
@@ -281,7 +283,7 @@ class RunSpec(ScopeSpec):
             ]
         if nowhere := [sentences for sentences in given.values() if len(sentences) == len(parts)]:
             raise UsageError(nowhere[0][0], code="without-effect", field="overrides")
-        return tuple(fleet for i, fleet in enumerate(fleets) if fleet not in fleets[:i])
+        return _different(per_preset)
 
     def _part(self, preset: str) -> PresetFile:
         """Return a preset's content: a file's, or a built-in preset without a change."""
@@ -321,16 +323,23 @@ class RunSpec(ScopeSpec):
         return chosen
 
     def _overrides(
-        self, part: PresetFile, architectures: Collection[str]
+        self, part: PresetFile, architectures: Collection[str], *, alone: bool
     ) -> tuple[dict[str, Any], dict[str, str]]:
         """Return the overrides of a preset's fleets, and for each option given that none of them reads, a sentence.
 
-        Explicit options take precedence over the file's, and both over the sizes that a profile sets.
+        Explicit options take precedence over the file's, and both over the sizes that a profile sets. Unless the preset
+        is `alone` in the run, what each of its architectures fixes and refuses is left to the other presets.
         """
         import cpbmodels  # takes a second if torch is not imported yet
 
         sizes = PROFILE_SIZES.get(self.profile, {}) if part.base.startswith(SEED) else {}
-        merged: dict[str, Any] = {**sizes, **part.options, **self.overrides}
+        given = dict(self.overrides)
+        fixed = {} if alone else _refused_as_fixed(part, architectures, given)
+        merged: dict[str, Any] = {
+            **sizes,
+            **part.options,
+            **{n: v for n, v in given.items() if n not in fixed},
+        }
         without: dict[str, list[str]] = {name: [] for name in merged}
         for architecture in architectures:
             name = base_of(architecture)
@@ -345,7 +354,7 @@ class RunSpec(ScopeSpec):
         for name, sentence in unread.items():
             if name not in self.overrides:
                 raise UsageError(sentence, code="without-effect", field="overrides")
-        return {name: value for name, value in merged.items() if name not in unread}, unread
+        return {name: value for name, value in merged.items() if name not in unread}, unread | fixed
 
     def _copies(self, part: PresetFile, architecture: str) -> int:
         """Return how many copies of a member are averaged; 1 for a closed form, whose result has no randomness."""
@@ -355,6 +364,60 @@ class RunSpec(ScopeSpec):
         if cpbmodels.architecture(base_of(architecture)).closed_form:
             return standard
         return self.seeds or part.seeds or standard
+
+
+def _refused_as_fixed(
+    part: PresetFile, architectures: Collection[str], given: dict[str, Any]
+) -> dict[str, str]:
+    """Return, of the options given, those that each architecture fixes and refuses with this value: the refusal."""
+    import cpbmodels
+    from cpbmodels.arch.presets import fixes
+
+    refused = {}
+    for option, value in given.items():
+        sentences = []
+        for name in map(base_of, architectures):
+            if not fixes(name, option):
+                break
+            try:
+                cpbmodels.preset(part.base, name, **{option: value})
+            except ModelError as error:
+                sentences.append(str(error))
+        if len(sentences) == len(architectures):
+            refused[option] = sentences[0]
+    return refused
+
+
+def _different(per_preset: dict[str, list[FleetSpec]]) -> tuple[FleetSpec, ...]:
+    """Return the fleets of a run's presets, each with models of its own.
+
+    Raises:
+        UsageError: a preset has none.
+    """
+    trained: dict[str, tuple[str, FleetSpec]] = {}  # what makes the models -> the first that trains them
+    for preset, fleets in per_preset.items():
+        first = {trained.setdefault(_models_of(fleet), (preset, fleet))[0] for fleet in fleets}
+        if preset not in first:
+            raise UsageError(
+                f"preset {preset} trains the same models as {', '.join(sorted(first))} in this run; leave it out, or "
+                "train it in a run of its own",
+                code="preset",
+            )
+    return tuple(fleet for _, fleet in trained.values())
+
+
+def _models_of(fleet: FleetSpec) -> str:
+    """Return a text that fleets have in common if they train the same models: equal recipes."""
+    import cpbmodels
+    from cpbmodels.arch.presets import of_members
+
+    options = cpbmodels.preset(fleet.preset, base_of(fleet.architecture), **fleet.overrides)
+    members = of_members(fleet.preset, options, **fleet.overrides)
+    decisive = [
+        {name: value for name, value in one.as_dict().items() if name not in HOW_IT_RUNS}
+        for one in (options, *members.values())
+    ]
+    return json.dumps([fleet.model_dump(exclude={"overrides"}), decisive])
 
 
 def _resolved(options: dict[str, Any]) -> dict[str, Any]:

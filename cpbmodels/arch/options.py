@@ -91,6 +91,16 @@ ALIASES = {
 SIZES = ("hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout")
 """Options that only some architectures read: each names those it reads in its `spec.sizes`."""
 
+HOW_IT_RUNS = (
+    "accumulate",
+    "checkpoint_gradients",
+    "cuda_graph",
+    "fleet_size",
+    "mixed_precision",
+    "workers",
+)
+"""Options that depend on the machine: the same preset trained on a GPU and on a CPU is the same recipe."""
+
 # option -> (lowest, highest) allowed, both included
 RANGES: dict[str, tuple[float, float]] = {
     "context": (1, 2048),

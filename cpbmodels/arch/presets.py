@@ -42,13 +42,22 @@ def preset(
     if options.members:
         from cpbmodels.arch.line import combined
 
-        shared = {name: value for name, value in overrides.items() if name != "members"}
-        return combined(options, [preset(name, member, profile, **shared) for member in options.members])
+        return combined(options, [*of_members(name, options, profile, **overrides).values()])
     from cpbmodels.arch.heads import HEADS
 
     if options.calendar and not options.calendar_dim and not HEADS[options.head].has_log_scale:
         return replace(options, calendar_dim=EMBEDDED_CALENDAR_DIM)
     return options
+
+
+def of_members(name: str, options: Preset, profile: str | None = None, **overrides: Any) -> dict[str, Preset]:
+    """The resolved preset of each architecture that an average of these options trains; empty of any other model.
+
+    Args:
+        name, profile, overrides: those of the average, as in `preset`.
+    """
+    shared = {option: value for option, value in overrides.items() if option != "members"}
+    return {member: preset(name, member, profile, **shared) for member in options.members}
 
 
 def check_together(architecture: str, options: Preset) -> None:
@@ -102,6 +111,12 @@ def reads(architecture: str, option: str) -> bool:
     if option in SIZES:
         return option in spec.sizes
     return not (spec.closed_form and option in TRAINING_OPTIONS)
+
+
+def fixes(architecture: str, option: str) -> bool:
+    """Whether an option is fixed by an architecture, or by each that an average has as its members."""
+    spec = find(architecture).spec
+    return all(option in find(name).spec.fixed for name in spec.defaults.get("members", (architecture,)))
 
 
 def without_effect(options: Preset, architecture: str, given: Iterable[str]) -> list[str]:

@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
-from cpbmodels.arch.options import Preset
+from cpbmodels.arch.options import HOW_IT_RUNS, Preset
 from cpbmodels.data.touch import KEY
 from cpbmodels.errors import ModelError
 from cpbmodels.files import MAX_FILE, read_regular
@@ -441,17 +441,6 @@ def _damaged(folder: Path, why: str, options: str = "") -> DamagedError:
     )
 
 
-_HOW_IT_RUNS = (
-    "accumulate",
-    "checkpoint_gradients",
-    "cuda_graph",
-    "fleet_size",
-    "mixed_precision",
-    "workers",
-)
-"""Options that depend on the machine: the same preset trained on a GPU and on a CPU is the same recipe."""
-
-
 def recipe_of(config: ModelConfig) -> Recipe:
     """Return the recipe of the model described by a `config.json`.
 
@@ -478,7 +467,7 @@ def _changed(values: Mapping[str, Any], standard: Mapping[str, Any]) -> dict[str
     return {
         name: values[name]
         for name, default in standard.items()
-        if name not in _HOW_IT_RUNS and name in values and _plain(values[name]) != _plain(default)
+        if name not in HOW_IT_RUNS and name in values and _plain(values[name]) != _plain(default)
     }
 
 

@@ -30,10 +30,13 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import cpbmodels
 from cpbmodels.arch import find
 from cpbmodels.arch.options import Preset
+from cpbmodels.arch.presets import of_members
+from cpbmodels.fleet.config import PARTS
 from schemas.handover import FleetPlan, JobMember, SeriesRecord, ShardJob, SplitBounds
 from schemas.identity import ModelId, Recipe, SeriesId
 from schemas.run import FleetSpec, RunSpec, base_of, is_universal, standard_copies
@@ -200,15 +203,18 @@ def planned_recipe(fleet: FleetSpec) -> Recipe:
     Raises:
         ModelError: the architecture, the preset or an option is unknown.
     """
-    options = resolved(fleet, "auto").as_dict()  # a profile changes how a model is trained, not the model
+    options = resolved(fleet, "auto")  # a profile changes how a model is trained, not the model
+    members = of_members(fleet.preset, options, **fleet.overrides)
+    parts = [{"architecture": name, **member.as_dict()} for name, member in members.items()]
     scope = "universal" if is_universal(fleet.architecture) else "per-series"
-    fields = {
+    fields: dict[str, Any] = {
         "architecture": base_of(fleet.architecture),
         "preset": fleet.preset,
         "scope": scope,
         "dtype": fleet.dtype,
     }
-    return recipe_of(ModelConfig(**options | fields | {"seeds": [0] * fleet.seeds}))
+    fields |= {"seeds": [0] * fleet.seeds} | ({PARTS: parts} if parts else {})
+    return recipe_of(ModelConfig(**options.as_dict() | fields))
 
 
 def member_seconds(options: Preset, architecture: str, copies: int) -> float:

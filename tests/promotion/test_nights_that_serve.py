@@ -83,6 +83,7 @@ def wanted(series=(BTC, ETH), **options):
             "profile": "gpu-6gb",
         },
         {"preset": "default", "architectures": "har-universal", "overrides": {"epochs": 1}},
+        {"preset": "default", "architectures": "average-universal", "overrides": {"epochs": 1}, "seeds": 1},
         {"preset": "mine.toml", "overrides": {}},
     ],
 )

@@ -173,6 +173,56 @@ def test_an_override_goes_to_each_preset_that_reads_it():
     ).fleets]  # fmt: skip
 
 
+def test_what_each_architecture_of_a_preset_fixes_is_left_to_the_other_presets():
+    """The notes' models beside the default ones, which read the last candle alone."""
+    presets = "seed-transformer,seed-gru,seed-lstm,default"
+    by_preset = {
+        preset: overrides for preset, _, overrides in keys(preset=presets, overrides={"context": 20})
+    }
+    seeds = {name: {"context": 20} for name in presets.split(",")[:-1]}
+    assert by_preset == seeds | {"default": {}}
+    # An option of which one architecture has a value of its own, and an impossible value, are refused as ever.
+    for options in ({"preset": "default"}, {"preset": "default,smoke"}, {"preset": "default,mine.toml"}):
+        files = {"mine.toml": {"base": "default", "options": {"epochs": 2}}}
+        with pytest.raises(
+            UsageError, match=r"context must be 1 for (robust-)?har: it reads the rolling columns"
+        ):
+            RunSpec(**options, preset_files=files, overrides={"context": 20})
+    with pytest.raises(UsageError, match="context must be a whole number from 1"):
+        RunSpec(preset="default,seed-gru", overrides={"context": 0})
+
+
+@pytest.mark.parametrize(
+    ("presets", "options", "twin"),
+    [
+        ("seed-gru,same.toml", {}, "same.toml trains the same models as seed-gru"),
+        ("other.toml,same.toml", {"epochs": 3}, "same.toml trains the same models as other.toml"),
+        ("five.toml,default", {"seeds": 5}, "default trains the same models as five.toml"),
+        # A recipe is the same on any machine.
+        ("seed-gru,precise.toml", {}, "precise.toml trains the same models as seed-gru"),
+    ],
+)
+def test_a_preset_that_trains_what_others_do_is_refused_by_name(presets, options, twin):
+    files = {
+        "same.toml": {"base": "seed-gru", "options": {"lr": 1e-3}},
+        "other.toml": {"base": "seed-gru", "options": {"epochs": 7}},
+        "precise.toml": {"base": "seed-gru", "options": {"mixed_precision": "off"}},
+        "five.toml": {"base": "default", "seeds": 5},
+    }
+    seeds = {"seeds": options.pop("seeds")} if "seeds" in options else {}
+    with pytest.raises(UsageError, match=f"preset {twin} in this run; leave it out") as refused:
+        RunSpec(preset=presets, preset_files=files, overrides=options, **seeds)
+    assert refused.value.field == "preset"
+
+
+def test_a_model_that_two_presets_have_in_common_is_trained_once():
+    """A closed form has one copy, so that more copies of the others leave it as it is."""
+    file = {"five.toml": {"base": "default", "seeds": 5}}
+    fleets = RunSpec(preset="default,five.toml", preset_files=file).fleets
+    assert [fleet.architecture for fleet in fleets].count("robust-har") == 1
+    assert len(fleets) == 2 * len(PRESET_ARCHITECTURES["default"]) - 1
+
+
 def test_each_option_needs_one_architecture_that_reads_it():
     """Two options, of which each architecture reads another."""
     both = {"hidden_dim": 8, "epochs": 2, "dropout": 0.1}
