@@ -185,20 +185,19 @@ def train_all(spec: RunSpec) -> State:
 def run_training(
     spec: RunSpec,
     steps: Runner,
-    report: Report = echo,
+    report: Report,
     *,
+    keeper: Keeper,
     resume: ResumeMode = "use",
     name: str = "train-all",
-    keeper: Keeper | None = None,
 ) -> Training:
-    """Ingest, compute features, plan, train, judge and log.
+    """Ingest, compute features, plan, train, judge and log; each judged fleet is archived by the keeper.
 
     Raises:
         CpbError: nothing could be ingested or trained; a started run is marked failed. Before any download: the device
             or MLflow's artifact folder cannot be used, or wandb is not installed.
     """
     check_place(open_store())
-    keeper = keeper or Keeper(report)
     if is_wanted(asked=spec.wandb):
         check_installed()
     with opened_engine(spec) as engine, Judges(engine.cores) as judges:

@@ -12,6 +12,7 @@ from flows.train_all import ResumeMode, mirror_to_wandb, run_training
 from schemas.handover import Judgement, ShardResult
 from schemas.run import RunSpec
 from tasks.running.parallel import Report
+from tasks.tracking.archive import Keeper
 from tasks.tracking.runs import finish
 from tasks.training.shard import LATEST, Checkpoint
 
@@ -28,11 +29,13 @@ def train_one(spec: RunSpec, *, resume: str | None, report: Report) -> dict[str,
         CpbError: the member failed.
     """
     mode: ResumeMode = "expect" if resume in LATEST else Checkpoint.at(Path(resume)) if resume else "forget"
-    training = run_training(spec, Runner(), report, resume=mode, name="train")
+    keeper = Keeper(report)
+    training = run_training(spec, Runner(), report, resume=mode, name="train", keeper=keeper)
     finish(training.summary.run_id, *training.summary.outcome())
     mirror_to_wandb(spec, training.summary.run_id, report)
     result = _result(training.results[0][0], training.judged[0].judgements[0])
     training.in_use.release()
+    keeper.keep()
     return result | {"exit": training.summary.exit_code}
 
 

@@ -23,11 +23,11 @@ from schemas.handover import Decision, Failure
 from schemas.ledger import Alarm
 from schemas.record import Record
 from schemas.scope import home
-from tasks.storage.files import read_private, without_credentials
+from tasks.storage.files import NOTIFY_FILE, read_private, without_credentials
 from tasks.storage.records import find_record, write_record
 from tasks.tracking.store import store_errors
 
-VARIABLE, FILE_NAME = "CPB_NOTIFY", "notify"
+VARIABLE = "CPB_NOTIFY"
 HEARTBEAT_VARIABLE = "CPB_HEARTBEAT_URL"
 DEADLINE_S = 9.0
 """Time limit for all sending after a run: name resolution and slow responses do not respect a timeout."""
@@ -94,8 +94,8 @@ def send_test() -> dict[str, str]:
     if not urls:
         raise UsageError(
             f"no notifications can be sent: set {VARIABLE} to one or more URLs, as in "
-            f"{VARIABLE}=mailto://USER:PASSWORD@HOST, or write them into the file {home() / FILE_NAME} with mode 600; "
-            "see docs/operations.md",
+            f"{VARIABLE}=mailto://USER:PASSWORD@HOST, or write them into the file {home() / NOTIFY_FILE} with mode "
+            "600; see docs/operations.md",
             code="notify-unset", field=VARIABLE,
         )  # fmt: skip
     return _within(
@@ -111,7 +111,7 @@ def services() -> list[str]:
     Raises:
         CpbError: other users can read the file, or a part of the text is not a URL.
     """
-    path, text = home() / FILE_NAME, ""
+    path, text = home() / NOTIFY_FILE, ""
     try:
         text = read_private(path, _MAX_BYTES, links=True)
     except (FileNotFoundError, NotADirectoryError):

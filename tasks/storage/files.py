@@ -33,6 +33,10 @@ DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{12}")
 """Name of a draft: the final name, hidden, plus 12 hex digits; no reader's `*.parquet` matches it."""
 
 
+NOTIFY_FILE = "notify"
+"""File of a home with the URLs of services that messages are sent to. They hold passwords: it is copied nowhere."""
+
+
 class DiskFull(CpbError):
     """The disk or the user's quota is full; stored files are intact."""
 

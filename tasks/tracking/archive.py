@@ -9,6 +9,9 @@ An archive is taken while other fleets train. Databases are copied through SQLit
 the files that they name: a file that came later does no harm. Every other file appears by rename, so that a copy of it
 is whole. An archive is written under a hidden name and renamed, and gzip's checksum tells a whole one from a part. Two
 are kept, since such a folder may hand a file on (upload it) later than it accepts it.
+
+Others may read such a folder, so passwords and tokens are left out: the file of notification services, and folders of
+other programs that lie in the home. So are hidden files, which are locks, drafts and other programs' own.
 """
 
 import gzip
@@ -29,7 +32,7 @@ from schemas.errors import CpbError, UsageError, log
 from schemas.identity import MARKETS, tree_of
 from schemas.scope import home
 from tasks.running.parallel import Report
-from tasks.storage.files import DRAFT, new_folder, replacing
+from tasks.storage.files import DRAFT, NOTIFY_FILE, new_folder, replacing
 from tasks.storage.locks import check_interrupted, locked, temporary_lock
 from tasks.tracking.home_store import home_store, sqlite_path, tracking_uri
 
@@ -40,7 +43,10 @@ GENERATIONS = 2
 """Archives of one store that are kept."""
 
 PLACE = "cpb-archive-of.txt"
-"""Last file of an archive: the absolute path of the home, which MLflow's database holds too."""
+"""First file of an archive: the absolute path of the home, which MLflow's database holds too."""
+
+OF_OTHERS = ("CPB_DEPLOY_STATE", "HF_HOME", "PREFECT_HOME")
+"""Environment variables: folders with passwords, tokens and logs, which may lie in a home and are not archived."""
 
 _NAME = re.compile(r"cpb-(?P<store>[0-9a-f]{32})-(?P<time>\d{8}T\d{6}Z)\.tar\.gz")
 _SQLITE_HEADER = b"SQLite format 3\0"
@@ -53,7 +59,7 @@ def archive_folder() -> Path | None:
     """Return the folder of `CPB_KEEP`, None if it is not set.
 
     Raises:
-        UsageError: there is no such folder, it lies in the home, or the home's store lies elsewhere.
+        UsageError: there is no such folder, it lies in the home, or the home's store, or a part of the home, elsewhere.
     """
     if not (given := os.environ.get(KEEP)):
         return None
@@ -63,7 +69,7 @@ def archive_folder() -> Path | None:
             f"{KEEP}={given}: there is no such folder; make it (and mount its disk), or leave {KEEP} unset",
             code="keep", field=KEEP,
         )  # fmt: skip
-    if folder.is_relative_to(here):
+    if folder.resolve().is_relative_to(here.resolve()):
         raise UsageError(
             f"{KEEP}={given} lies in CPB_HOME, which it is to outlive: name a folder elsewhere",
             code="keep", field=KEEP,
@@ -75,6 +81,8 @@ def archive_folder() -> Path | None:
             "to a new folder without MLFLOW_TRACKING_URI, so that the store lies in it",
             code="keep", field=KEEP,
         )  # fmt: skip
+    for _ in _folders(here):  # a link is found now, not after hours
+        pass
     return folder
 
 
@@ -110,7 +118,11 @@ class Keeper:
 def archive(folder: Path, place: Path) -> Path:
     """Write an archive of the home `place` to a folder; older ones of its store but the newest are deleted.
 
-    Left out is what is computed again at once: features, and kernels compiled for this machine.
+    Left out is what is computed again at once (features, and kernels compiled for this machine), and what is secret.
+
+    Raises:
+        CpbError: the home has no store yet, or the folder is gone.
+        UsageError: a folder of the home is a link.
     """
     record = home_store(place)
     if record is None:
@@ -147,31 +159,42 @@ def archives(folder: Path, store_id: str = "") -> list[Path]:
 
 
 def restore(place: Path, *folders: Path) -> Path | None:
-    """Put the newest whole archive of these folders where the home `place` is to be; return the archive.
+    """Put the newest whole archive of the home `place` in these folders where it is to be; return the archive.
 
     Returns:
         None where there is no archive, or something lies in the home already: it is left as it is.
 
     Raises:
-        CpbError: no archive is whole, or the newest is of a home in another place.
+        CpbError: no archive is whole, or all are of homes in other places.
     """
     place = place.absolute()
     if place.exists() and any(place.iterdir()):
         return None
     found = [path for folder in folders if folder.is_dir() for path in archives(folder)]
-    for path in sorted(found, key=lambda path: path.name.rpartition("-")[2], reverse=True):
-        if fault := _fault(path):
+    found.sort(key=lambda path: path.name.rpartition("-")[2], reverse=True)
+    places = {path: _place_of(path) for path in found}
+    for path in found:
+        if places[path] not in ("", str(place)):
+            continue
+        if fault := _fault(path) or ("" if places[path] else "it does not say of which home it is"):
             log.warning("%s is not whole (%s); the one before it is taken", path, fault)
             continue
         with new_folder(place) as draft:
             with tarfile.open(path, "r:gz") as source:
                 source.extractall(draft, filter="data")
-            _check_place(draft / PLACE, path, place)
+            (draft / PLACE).unlink()
         return path
-    if found:
+    others = [path for path in found if places[path] not in ("", str(place))]
+    if len(others) < len(found):
         where = ", ".join(sorted({str(path.parent) for path in found}))
         message = f"no archive in {where} is whole: move them away to begin anew"
         raise CpbError(message, code="damaged", field=where)
+    if others:
+        raise CpbError(
+            f"{others[0]} is an archive of the home {places[others[0]]}, whose place MLflow's database holds: set "
+            "CPB_HOME to it",
+            code="keep", field="CPB_HOME",
+        )  # fmt: skip
     return None
 
 
@@ -179,8 +202,11 @@ def _fill(target: tarfile.TarFile, place: Path) -> None:
     databases = [path for path in _files(place) if _is_database(path)]
     beside = {Path(f"{path}{suffix}") for path in databases for suffix in _BESIDE_DATABASE}
     with tempfile.TemporaryDirectory() as folder:
+        of = Path(folder) / PLACE
+        of.write_text(f"{place}\n")
+        _add(target, of, Path(PLACE))
         copy = Path(folder) / "copy.db"
-        for path in databases:  # first: see the module's docstring
+        for path in databases:  # before other files: see the module's docstring
             with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(copy)) as copied:
                 source.backup(copied)
             _add(target, copy, path.relative_to(place))
@@ -188,11 +214,8 @@ def _fill(target: tarfile.TarFile, place: Path) -> None:
         for path in _files(place):
             if path not in beside and path not in databases:
                 check_interrupted()
-                with suppress(FileNotFoundError):  # replaced, or a draft that has its final name now
+                with suppress(FileNotFoundError):  # replaced, or deleted
                     _add(target, path, path.relative_to(place))
-        told = Path(folder) / PLACE
-        told.write_text(f"{place}\n")
-        _add(target, told, Path(PLACE))
 
 
 def _add(target: tarfile.TarFile, path: Path, name: Path) -> None:
@@ -201,11 +224,34 @@ def _add(target: tarfile.TarFile, path: Path, name: Path) -> None:
 
 
 def _files(place: Path) -> Iterator[Path]:
+    """Yield the files of a home that are archived."""
+    for folder, files in _folders(place):
+        for name in files:
+            path = folder / name
+            if not name.startswith(".") and path != place / NOTIFY_FILE and path.is_file():
+                yield path
+
+
+def _folders(place: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield the folders of a home that are archived, each with the names of its files.
+
+    Raises:
+        UsageError: a folder is a link: what it holds lies outside of the home.
+    """
     left_out = {tree_of(place, "features", market) for market in MARKETS} | {place / "triton"}
+    left_out |= {
+        Path(folder).expanduser().absolute() for name in OF_OTHERS if (folder := os.environ.get(name))
+    }
     for folder, names, files in os.walk(place):
         here = Path(folder)
-        names[:] = [name for name in names if here / name not in left_out]
-        yield from (here / name for name in files if (here / name).is_file())
+        names[:] = [name for name in names if not name.startswith(".") and here / name not in left_out]
+        if link := next((here / name for name in names if (here / name).is_symlink()), None):
+            raise UsageError(
+                f"{link} is a link, and {KEEP} archives what lies in CPB_HOME itself: put the folder there, or leave "
+                f"{KEEP} unset",
+                code="keep", field=KEEP,
+            )  # fmt: skip
+        yield here, files
 
 
 def _is_database(path: Path) -> bool:
@@ -227,11 +273,10 @@ def _fault(path: Path) -> str:
     return ""
 
 
-def _check_place(told: Path, path: Path, place: Path) -> None:
-    of = told.read_text().strip() if told.is_file() else "an unknown folder"
-    if of != str(place):
-        raise CpbError(
-            f"{path} is an archive of the home {of}, whose place MLflow's database holds: set CPB_HOME to it",
-            code="keep", field="CPB_HOME",
-        )  # fmt: skip
-    told.unlink()
+def _place_of(path: Path) -> str:
+    """Return the home of an archive, "" if it does not say it."""
+    with suppress(OSError, EOFError, tarfile.TarError, zlib.error), tarfile.open(path, "r|gz") as source:
+        first = source.next()
+        if first and first.name == PLACE and (file := source.extractfile(first)):
+            return file.read().decode(errors="replace").strip()
+    return ""

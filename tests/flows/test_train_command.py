@@ -139,6 +139,20 @@ def test_it_prints_the_member_and_its_scores(trained, end_of):
     )
 
 
+def test_the_last_archive_has_the_run_with_its_end(trained, end_of, monkeypatch, tmp_path_factory):
+    kept = []
+
+    def archive(folder, place):
+        kept.append((place, trained.asked.get("finished")))
+        return folder
+
+    monkeypatch.setattr("tasks.tracking.archive.archive", archive)
+    monkeypatch.setenv("CPB_KEEP", str(tmp_path_factory.mktemp("drive")))
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    code, _, _ = end_of("BTCUSDT", "1h", "--source", "sim")
+    assert (code, kept) == (0, [(trained.home, "parent")])
+
+
 def test_ctrl_c_says_once_how_to_continue(monkeypatch, end_of):
     """The same command alone would start over, so nothing may say that it continues."""
 

@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from schemas.errors import CpbError, UsageError
+from tasks.storage.files import NOTIFY_FILE
 from tasks.tracking import archive as module
 from tasks.tracking.archive import KEEP, Keeper, archive, archive_folder, archives, restore
 from tasks.tracking.home_store import HomeStore, write_home_store
@@ -95,6 +96,40 @@ def test_a_home_comes_back_as_it_was_with_the_rows_that_lay_in_the_wal(place, ou
     assert [entry.name for entry in outside.iterdir()] == [path.name]  # no draft
     with tarfile.open(path) as packed:
         assert not [name for name in packed.getnames() if name.endswith(("-wal", "-shm"))]
+
+
+def test_no_archive_holds_a_secret(place, outside, monkeypatch):
+    home, _ = place
+    secret = b"mailto://me:a-password@host"
+    hidden = (".env", ".prefect/prefect.db", "fleets/.0f.0123456789ab/model", "sim/.netrc")
+    others = ("prefect/cpb-api-auth", "hf/token", "state/server.log")
+    for name in (NOTIFY_FILE, *hidden, *others):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_bytes(secret)
+    for name, folder in zip(("PREFECT_HOME", "HF_HOME", "CPB_DEPLOY_STATE"), others, strict=True):
+        monkeypatch.setenv(name, str((home / folder).parent))
+    (home / "presets").mkdir()
+    (home / "presets" / NOTIFY_FILE).write_bytes(b"a person's own file of that name")
+    with gzip.open(archive(outside, home)) as unpacked:
+        whole = unpacked.read()
+    assert secret not in whole
+    assert b"a person's own file of that name" in whole
+    assert all(content in whole for content in FILES.values())
+
+
+def test_a_folder_that_lies_elsewhere_is_told_before_a_training_and_never_left_out(
+    place, outside, tmp_path, monkeypatch, caplog
+):
+    home, _ = place
+    monkeypatch.setenv(KEEP, str(outside))
+    keeper = Keeper(print)
+    (home / "klines").rename(tmp_path / "large")
+    (home / "klines").symlink_to(tmp_path / "large")
+    with pytest.raises(UsageError, match=rf"{home}/klines is a link"):
+        archive_folder()
+    keeper.keep()  # made while it trained
+    assert f"not kept: {home}/klines is a link" in caplog.text
+    assert not [*outside.iterdir()]
 
 
 def test_an_archive_taken_while_a_run_writes_holds_whole_transactions_and_whole_files(place, outside):
@@ -226,6 +261,20 @@ def test_an_archive_of_a_home_in_another_place_is_refused(packed, tmp_path):
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_of_several_homes_in_a_folder_each_gets_its_own_archive_back(packed, tmp_path):
+    home, drive = packed
+    shutil.rmtree(home, ignore_errors=True)
+    both, other = tmp_path / "both", tmp_path / "other"
+    both.mkdir()
+    write_home_store(other, HomeStore(store_id="f" * 32, address="sqlite:///mlruns/mlflow.db"))
+    newest = archive(both, other)  # today, so newer than those of 2026-01
+    shutil.rmtree(other)
+    (mine, _) = (shutil.copy(path, both) for path in archives(drive))
+    assert restore(home, both) == Path(mine)
+    assert (home / "new").is_file()
+    assert restore(other, both) == newest
+
+
 def test_folders_without_an_archive_restore_nothing(tmp_path):
     assert restore(tmp_path / "home", tmp_path / "missing", tmp_path) is None
 
@@ -282,8 +331,17 @@ def test_what_keep_names_is_checked_before_a_training(place, outside, tmp_path, 
         monkeypatch.setenv(KEEP, str(folder))
         with pytest.raises(UsageError, match=said):
             archive_folder()
+    (tmp_path / "link").symlink_to(home)
+    for folder in (tmp_path / "link", outside / ".." / home.name):
+        monkeypatch.setenv(KEEP, str(folder))
+        with pytest.raises(UsageError, match="lies in CPB_HOME"):
+            archive_folder()
     monkeypatch.setenv(KEEP, str(outside))
-    for uri in ("http://127.0.0.1:5000", f"sqlite:///{tmp_path}/mlruns/mlflow.db"):
+    for uri in (
+        "postgresql://me@localhost/mlflow",
+        "http://127.0.0.1:5000",
+        f"sqlite:///{tmp_path}/mlruns/mlflow.db",
+    ):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         with pytest.raises(UsageError, match="this store is not in the home"):
             archive_folder()
