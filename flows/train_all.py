@@ -221,6 +221,8 @@ def _run(
         summary.stopped.append(record.series.name)
         last = datetime.fromtimestamp(record.last_us / 1e6, UTC)
         report(f"{record.series} has stopped trading (last candle {last:%Y-%m-%d}) and is left out")
+    if planned.series and not planned.fleets:  # `--serving`: what serves cannot be made again
+        raise CpbError(f"nothing is trained ({summary.reasons})", code=planned.failures[-1].code)
     if not planned.fleets:
         idle = all(
             failure.code in (FROZEN, STILL) for failure in summary.failures

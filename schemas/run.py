@@ -457,8 +457,10 @@ class TrainSpec(RunSpec):
     def _preset_of_the_architecture(cls, values: Any) -> Any:
         import cpbmodels
 
-        preset = values.get("preset", "auto")
-        check_one_preset(preset, "`cpb train` trains one preset's model; name one, or use `cpb train-all`")
+        preset = one_preset(
+            values.get("preset", "auto"),
+            "`cpb train` trains one preset's model; name one, or use `cpb train-all`",
+        )
         own = PRESET_ARCHITECTURES.get(str(preset), ())
         default = None if is_file(preset) else own[0] if len(own) == 1 else "har"
         architecture = values.get("architectures") or default
@@ -572,10 +574,16 @@ def _listed(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def check_one_preset(preset: object, instead: str) -> None:
-    """Raise `UsageError` with the sentence `instead` if several presets are named."""
-    if isinstance(preset, str) and len(_listed(preset)) > 1:
-        raise UsageError(f"preset {preset!r}: {instead}", code="one-preset", field="preset")
+def one_preset(preset: Any, instead: str, field: str = "preset") -> Any:
+    """Return the only name in a list of presets; what names none, or is no text, as it is.
+
+    Raises:
+        UsageError: several presets are named; `instead` says what to do.
+    """
+    names = _listed(preset) if isinstance(preset, str) else ()
+    if len(names) > 1:
+        raise UsageError(f"preset {preset!r}: {instead}", code="one-preset", field=field)
+    return names[0] if names else preset
 
 
 def is_universal(architecture: str) -> bool:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from cpbmodels.arch.options import ALIASES, Preset
 from schemas.errors import UsageError
-from schemas.run import FleetSpec, RunSpec, check_one_preset, is_universal
+from schemas.run import FleetSpec, RunSpec, is_universal, one_preset
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -75,7 +75,9 @@ class TuneSpec(RunSpec):
     @model_validator(mode="before")
     @classmethod
     def _one_preset(cls, values: Any) -> Any:
-        check_one_preset(values.get("preset"), "`cpb tune` searches from one preset; name one")
+        if "preset" in values:
+            one = one_preset(values["preset"], "`cpb tune` searches from one preset; name one")
+            values = values | {"preset": one}
         return values
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from schemas.run import (
     RunSpec,
     base_of,
     is_file,
+    one_preset,
     own_presets_folder,
     read_preset,
 )
@@ -102,11 +103,8 @@ def explained(name: str, given: dict[str, str]) -> dict[str, Any]:
     """
     import cpbmodels
 
+    name = one_preset(name, f"name one, as in `cpb presets {name.split(',')[0].strip()}`", field="name")
     spec = RunSpec(preset=name, **given)
-    if len(spec.presets) != 1:
-        raise UsageError(
-            f"preset {name!r}: name one, as in `cpb presets {spec.presets[0]}`", code="preset", field="name"
-        )
     built_in = cpbmodels.Preset().as_dict()
     profile = None if spec.profile == "auto" else spec.profile
     presets = {

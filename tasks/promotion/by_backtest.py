@@ -7,7 +7,7 @@ that passes leaves a `Switch` in `HOME/ledger/switches`; coins follow it in the 
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,7 +24,7 @@ from tasks.judging.gate import MIN_COVER, corrected, daily_losses, failed, min_d
 from tasks.judging.member import MemberScore
 from tasks.promotion.losses import registered_model
 from tasks.promotion.moves import promotion_lock
-from tasks.promotion.remade import fleet_of
+from tasks.promotion.remade import UNKNOWN, fleet_of, why_another
 from tasks.storage.records import find_record, value_digest, write_record
 from tasks.tracking.registry import champions
 from tasks.tracking.store import open_store
@@ -303,6 +303,34 @@ def replaced_recipes(home: Path, market: str, timeframe: str) -> dict[Recipe, Sw
         lost[loser] = switch
         lost.pop(winner, None)
     return lost
+
+
+def followed(switch: Switch, switched: Mapping[Recipe, Switch]) -> Switch:
+    """Return the switch whose winner the coins behind a switch follow: its own, unless that has since lost as well.
+
+    Args:
+        switched: as of `replaced_recipes`.
+    """
+    while after := switched.get(switch.recipes[0]):
+        switch = after
+    return switch
+
+
+def fleet_to_follow(switch: Switch) -> FleetSpec:
+    """Return what trains the recipe that won a switch.
+
+    Raises:
+        UsageError: the switch does not say it, or this release trains another recipe with it.
+    """
+    recipe = str(switch.recipes[0])
+    refused = f"the recipe {recipe}, which has passed the gate at {switch.timeframe}, cannot be trained"
+    if switch.fleet is None:
+        raise UsageError(
+            f"{refused}: its switch does not say how; repeat `cpb backtest --gate`", code=UNKNOWN
+        )
+    if why := why_another(switch.fleet, recipe):
+        raise UsageError(f"{refused}: {why}; repeat `cpb backtest --gate`", code=UNKNOWN)
+    return switch.fleet
 
 
 def _check_length(spans: Sequence[SplitBounds], timeframe: str) -> None:

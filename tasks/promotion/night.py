@@ -17,10 +17,10 @@ from schemas.identity import Recipe, SeriesId
 from schemas.run import FleetSpec, RunSpec
 from tasks.judging import gate
 from tasks.judging.gate import GateDecision, GateModel
-from tasks.promotion.by_backtest import Switch, replaced_recipes, save
+from tasks.promotion.by_backtest import Switch, fleet_to_follow, followed, replaced_recipes, save
 from tasks.promotion.losses import LossTable, TrainedCandidate, registered_model, trained_candidate
 from tasks.promotion.moves import decided, promote_candidate, promotion_lock, retire
-from tasks.promotion.remade import fleet_of
+from tasks.promotion.remade import UNKNOWN, fleet_of
 from tasks.signals.feature_files import read_features
 from tasks.tracking.registry import (
     ALIAS,
@@ -30,6 +30,8 @@ from tasks.tracking.registry import (
     versions_with_alias,
 )
 from tasks.tracking.store import NO_STORE, Store, open_store, read_store
+from tasks.tracking.tags import RECIPE
+from tasks.training.plan import planned_recipe
 
 
 @dataclass
@@ -227,8 +229,7 @@ def _follow(state: SeriesState, incumbent: GateModel, switched: Mapping[Recipe, 
     switch = switched.get(incumbent.recipe)
     if switch is None or state.series.symbol not in switch.behind:
         return False
-    while after := switched.get(switch.recipes[0]):  # the winner has since lost to another recipe
-        switch = after
+    switch = followed(switch, switched)
     recipe = switch.recipes[0]
     model = state.models.get(recipe)
     if model is None or gate.is_older(model, incumbent) or gate.refused(model, incumbent):
@@ -298,10 +299,10 @@ def fleets_to_train(
     """Return, by timeframe, the fleets that a run trains on these series, and a failure for each recipe that it cannot.
 
     With `serving` these are, where champions serve, the fleets that made them, as their versions record it, and those
-    of recipes that champions are about to follow after a backtest. The run's own are trained where nothing serves, and
-    in place of provisional champions. A missing store counts as empty.
+    of recipes that champions are about to follow after a backtest: one fleet of a recipe. The run's own are trained
+    where nothing serves, and in place of provisional champions. A missing store counts as empty.
     """
-    timeframes = dict.fromkeys(s.timeframe for s in series)
+    timeframes, series = dict.fromkeys(s.timeframe for s in series), frozenset(series)
     own = dict.fromkeys(timeframes, spec.fleets)
     if not spec.serving:
         return own, ()
@@ -311,7 +312,7 @@ def fleets_to_train(
         if error.code != NO_STORE:
             raise
         return own, ()
-    fleets: dict[str, dict[str, FleetSpec]] = {timeframe: {} for timeframe in timeframes}
+    fleets: dict[str, dict[str, FleetSpec]] = {timeframe: {} for timeframe in timeframes}  # by recipe
     served: set[str] = set()
     unknown: dict[str, list[SeriesId]] = defaultdict(list)
     for of, version in serving.items():
@@ -323,19 +324,27 @@ def fleets_to_train(
         except UsageError as error:
             unknown[str(error)].append(of)
         else:
-            fleets[of.timeframe][made.model_dump_json()] = made
-    home = spec.scope.home
-    for timeframe in served:
-        for switch in replaced_recipes(home, spec.scope.market, timeframe).values():
-            if switch.behind and switch.fleet:
-                fleets[timeframe][switch.fleet.model_dump_json()] = switch.fleet
+            fleets[of.timeframe].setdefault(version.tags[RECIPE], made)
+    home, market = spec.scope.home, spec.scope.market
+    for timeframe in sorted(served):
+        switched = replaced_recipes(home, market, timeframe)
+        for switch in switched.values():
+            behind = [of for symbol in switch.behind if (of := SeriesId(market, symbol, timeframe)) in series]
+            if not behind:
+                continue
+            last = followed(switch, switched)
+            try:
+                fleets[timeframe].setdefault(str(last.recipes[0]), fleet_to_follow(last))
+            except UsageError as error:
+                unknown[str(error)] += behind
         if any(fleet.preset == gate.PROVISIONAL for fleet in fleets[timeframe].values()):
-            others = [fleet for fleet in spec.fleets if fleet.preset != gate.PROVISIONAL]
-            fleets[timeframe] |= {fleet.model_dump_json(): fleet for fleet in others}
+            for fleet in spec.fleets:
+                if fleet.preset != gate.PROVISIONAL:
+                    fleets[timeframe].setdefault(str(planned_recipe(fleet)), fleet)
     failures = tuple(
         Failure(
             step="plan",
-            code="unknown-recipe",
+            code=UNKNOWN,
             series=of,
             reason=reason + (f"; so it is with {len(others)} more series" if others else ""),
         )

@@ -1,4 +1,4 @@
-"""How a registered version was made, so that it can be made again: by a night, or beside the recipes of a backtest."""
+"""How a recipe was made, so that it can be made again: by a night, or beside the recipes of a backtest."""
 
 from collections.abc import Mapping
 
@@ -9,6 +9,9 @@ from tasks.tracking.registry import recorded_fleet
 from tasks.tracking.tags import RECIPE
 from tasks.training.plan import planned_recipe
 
+UNKNOWN = "unknown-recipe"
+"""Code of the error for a recipe that cannot be made again."""
+
 
 def fleet_of(tags: Mapping[str, str]) -> FleetSpec:
     """Return what made the version with these tags.
@@ -16,24 +19,22 @@ def fleet_of(tags: Mapping[str, str]) -> FleetSpec:
     Raises:
         UsageError: the version does not say it, or this release trains another recipe with it.
     """
+    recipe = tags.get(RECIPE) or "/".join(tags.get(name, "?") for name in ("architecture", "recipe"))
+    refused = f"the champion's recipe {recipe} cannot be trained again, and goes on forecasting"
     fleet = recorded_fleet(tags)
     if fleet is None:
-        why = "does not say how it was trained; `cpb train-all` with its own options records it"
-        raise _not_again(tags, f"its version {why}")
-    anew = "to replace it, delete its alias champion in MLflow, and the next training chooses anew"
-    try:
-        planned = planned_recipe(fleet)
-    except cpbmodels.ModelError as error:
-        refusal = f"this release refuses its options ({str(error).rstrip('.')})"
-        raise _not_again(tags, f"{refusal}; {anew}") from None
-    if str(planned) != tags.get(RECIPE):
-        raise _not_again(tags, f"this release's preset {fleet.preset} gives {planned}; {anew}")
+        why = "its version does not say how it was trained; `cpb train-all` with its own options records it"
+        raise UsageError(f"{refused}: {why}", code=UNKNOWN)
+    if why := why_another(fleet, recipe):
+        anew = "to replace it, delete its alias champion in MLflow, and the next training chooses anew"
+        raise UsageError(f"{refused}: {why}; {anew}", code=UNKNOWN)
     return fleet
 
 
-def _not_again(tags: Mapping[str, str], why: str) -> UsageError:
-    recipe = tags.get(RECIPE) or "/".join(tags.get(name, "?") for name in ("architecture", "recipe"))
-    return UsageError(
-        f"the champion's recipe {recipe} cannot be trained again, and goes on forecasting: {why}",
-        code="unknown-recipe",
-    )
+def why_another(fleet: FleetSpec, recipe: str) -> str:
+    """Return why a fleet does not train this recipe in this release; "" if it does."""
+    try:
+        planned = planned_recipe(fleet)
+    except cpbmodels.ModelError as error:
+        return f"this release refuses its options ({str(error).rstrip('.')})"
+    return "" if str(planned) == recipe else f"this release's preset {fleet.preset} gives {planned}"

@@ -1,12 +1,14 @@
 """The night retrains what serves: `prefect.yaml` names no preset, and the versions say how they were made."""
 
 import json
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import yaml
 from promotion_tools import BTC, ETH, FIRST, SECOND, SPEC, decided, night
 
+import cpbmodels
 import flows
 from schemas.errors import CpbError
 from schemas.handover import BacktestEvidence
@@ -21,6 +23,7 @@ from tasks.tracking.registry import champions, training_command
 from tasks.tracking.runs import search
 from tasks.tracking.store import open_store
 from tasks.training.local import KERNELS
+from tasks.training.plan import planned_recipe
 
 LONG = SeriesId("sim", "BTCUSDT", "2h")
 GRU = {"epochs": 1, "max_train_rows": 100, "hidden_dim": 8, "context": 5}
@@ -148,18 +151,66 @@ def test_provisional_champions_are_replaced_all_the_same(trainer):
 
 def test_a_recipe_that_passed_the_gate_is_trained_until_every_coin_has_followed(trainer):
     har = FleetSpec(architecture="har", preset="smoke", overrides={"epochs": 2})
-    recipe, day = champions(open_store())[0].tags["cpb.recipe"], SPEC.scope.as_of
-    figures = BacktestEvidence(
-        challenger="har/smoke/0123456789ab", incumbent=recipe, first=day, last=day, days=60, submitted=1, named="abc",
-        ratio=0.99, low=0.98, high=0.995, p=0.001, months=2, better=2, recent_p=1.0,
-    )  # fmt: skip
-    switch = Switch(market="sim", timeframe="1h", backtest=figures, switched_at=figures.last, behind=("BTCUSDT",),
-                    fleet=har)  # fmt: skip
+    recipe = champions(open_store())[0].tags["cpb.recipe"]
+    switch = switched(recipe, har)
     save(home(), switch)
     linear = ("smoke", "linear", {"epochs": 1})
     assert wanted(preset="smoke") == ({"1h": [linear, ("smoke", "har", {"epochs": 2})]}, [])
+    assert wanted((ETH,), preset="smoke") == ({"1h": [linear]}, [])  # BTC is behind, and not in this run
+    # The winner has since lost to another: that is what the coin behind will follow.
+    gru = FleetSpec(architecture="gru", preset="smoke")
+    save(home(), switched(str(planned_recipe(har)), gru, behind=(), days=1))
+    assert wanted(preset="smoke") == ({"1h": [linear, ("smoke", "gru", {})]}, [])
     save(home(), switch.model_copy(update={"behind": ()}))
     assert wanted(preset="smoke") == ({"1h": [linear]}, [])
+
+
+def switched(incumbent, fleet, *, behind=("BTCUSDT",), days=0):
+    day = SPEC.scope.as_of + timedelta(days=days)
+    figures = BacktestEvidence(
+        challenger=str(planned_recipe(fleet)), incumbent=incumbent, first=day, last=day, days=60, submitted=1,
+        named="abc", ratio=0.99, low=0.98, high=0.995, p=0.001, months=2, better=2, recent_p=1.0,
+    )  # fmt: skip
+    return Switch(
+        market="sim", timeframe="1h", switched_at=day, behind=behind, fleet=fleet, backtest=figures
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fleet", "sentence"),
+    [
+        (None, "its switch does not say how"),
+        (FleetSpec(architecture="har", preset="gone"), "this release refuses its options (preset 'gone' is unknown"),
+        (FleetSpec(architecture="har", preset="smoke", overrides={"epochs": 7}), "preset smoke gives har/smoke/"),
+    ],
+)  # fmt: skip
+def test_a_recipe_that_passed_the_gate_and_cannot_be_trained_is_told(trainer, fleet, sentence):
+    """Otherwise the coins behind would wait for it for ever, and nobody would know."""
+    recipe = champions(open_store())[0].tags["cpb.recipe"]
+    switch = switched(recipe, FleetSpec(architecture="har", preset="smoke")).model_copy(
+        update={"fleet": fleet}
+    )
+    save(home(), switch)
+    planned, ((series, reason),) = wanted(preset="smoke")
+    assert (planned, series) == ({"1h": [("smoke", "linear", {"epochs": 1})]}, BTC)
+    assert reason.startswith(
+        f"the recipe {switch.recipes[0]}, which has passed the gate at 1h, cannot be trained: "
+    )
+    assert sentence in reason
+    assert reason.endswith("; repeat `cpb backtest --gate`")
+
+
+def test_a_recipe_is_trained_once_however_its_versions_came_to_be(free):
+    """A recipe is the same on any machine, and with an option set to the value that it has anyway."""
+    preset = cpbmodels.preset("smoke", "linear")
+    same = {"mixed_precision": "off", "lr": preset.lr}
+    for coin, options in (("BTC", {}), ("ETH", same)):
+        night(FIRST, coins=coin, preset="smoke", architectures="linear", overrides={"epochs": 1} | options)
+    assert len({champion.tags["cpb.recipe"] for champion in champions(open_store(), market="sim")}) == 1
+    assert wanted(preset="smoke") == ({"1h": [("smoke", "linear", {"epochs": 1})]}, [])
+    nightly(preset="smoke")
+    assert {(architecture, members) for architecture, _, members in trained()} == {("linear", 2)}
+    assert [decided(series)[0] for series in (BTC, ETH)] == ["refreshed"] * 2
 
 
 def tagged(series, **tags):
@@ -207,8 +258,10 @@ def test_the_same_reason_is_told_once_and_a_timeframe_without_another_recipe_end
     (told,) = wanted(preset="smoke")[1]
     assert told[0] == BTC
     assert told[1].endswith("; so it is with 1 more series")
-    with pytest.raises(CpbError, match=r"no series can be trained .*does not say how it was trained"):
+    with pytest.raises(CpbError, match=r"^nothing is trained \(.*does not say how it was trained") as ended:
         nightly(preset="smoke", architectures="har")
+    assert ended.value.code == "unknown-recipe"
+    assert "check coins" not in str(ended.value)  # nothing is wrong with them
 
 
 def test_the_command_that_trains_a_champion_again_has_its_options(free):

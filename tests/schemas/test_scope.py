@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.cli.options import parse_value
+from flows.cli.presets import explained
 from schemas.errors import UsageError
 from schemas.identity import COINS, parse_coins, parse_timeframes, symbol_of
-from schemas.run import PRESET_ARCHITECTURES, RunSpec
+from schemas.run import PRESET_ARCHITECTURES, RunSpec, TrainSpec
 from schemas.scope import ScopeSpec, parse_instant, parse_prices
+from schemas.tuning import TuneSpec
 
 
 @pytest.mark.parametrize(
@@ -221,6 +223,13 @@ def test_a_model_that_two_presets_have_in_common_is_trained_once():
     fleets = RunSpec(preset="default,five.toml", preset_files=file).fleets
     assert [fleet.architecture for fleet in fleets].count("robust-har") == 1
     assert len(fleets) == 2 * len(PRESET_ARCHITECTURES["default"]) - 1
+
+
+@pytest.mark.parametrize("preset", ["seed-gru,", " seed-gru", "seed-gru,seed-gru"])
+def test_a_list_of_one_preset_is_that_preset(preset):
+    for of in (RunSpec, TrainSpec, TuneSpec):
+        assert of(coins="BTC", timeframes="1h", preset=preset).fleets == RunSpec(preset="seed-gru").fleets
+    assert explained(preset, {}) == explained("seed-gru", {})
 
 
 def test_each_option_needs_one_architecture_that_reads_it():
