@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import cpbmodels
-from cpbmodels.arch.presets import reads
 from cpbmodels.fleet.config import WEIGHTS
 from schemas.handover import (
     Failure,
@@ -28,7 +27,7 @@ from tasks.judging.member import P_OF
 from tasks.judging.pool import PoolScore
 from tasks.running.step import step
 from tasks.storage.files import public_url
-from tasks.storage.model_folder import read_config
+from tasks.storage.model_folder import options_read, read_config
 from tasks.tracking.metrics import CLASSIFIER_SKILL, SKILL
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet
 from tasks.tracking.tags import (
@@ -219,19 +218,10 @@ _OPTIONS = ("lr", "batch_size", "epochs", "hidden_dim", "n_layers", "mixed_preci
 
 
 def _compared(model: ModelId, preset: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the params that identify and compare a member, of the options those that its architecture reads.
-
-    An average trains the architectures that it averages, each with options of its own (`parts` of its configuration),
-    so an option has the value, or the several values, of those that read it.
-    """
+    """Return the params that identify and compare a member, of the options those that its architecture reads."""
     params: dict[str, Any] = {"architecture": model.architecture, "preset": preset}
     params |= {name: config[name] for name in ("context", "features", "dtype") if name in config}
-    parts = config.get("parts") or [config]
-    for name in _OPTIONS:
-        values = [part[name] for part in parts if name in part and reads(part["architecture"], name)]
-        if values:
-            params[name] = values[0] if len(set(values)) == 1 else values
-    return params
+    return params | options_read(config, _OPTIONS)
 
 
 def _failed(fleet: FleetPlan, failure: Failure, as_of: str, tags: dict[str, str]) -> MemberRecord:

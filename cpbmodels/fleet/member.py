@@ -357,7 +357,8 @@ def _differ(folder: Path, name: str) -> ModelError:
 def average(parts: Sequence[Member], options: Preset) -> Member:
     """One model of trained members.
 
-    Its history, and its report apart from `diverged`, `halved_to` and `split_to`, are the first member's.
+    Its history, and its report apart from `diverged`, `halved_to`, `split_to` and what the training of all cost, are
+    the first member's.
     """
     first, nothing = parts[0], torch.empty(0)
     shared = {name: value for name, value in first.config.items() if name not in OPTIONS}
@@ -376,6 +377,7 @@ def average(parts: Sequence[Member], options: Preset) -> Member:
         report={
             **first.report,
             **_shortage(parts),
+            **_cost(parts),
             "diverged": any(part.report.get("diverged", False) for part in parts),
         },
     )
@@ -418,6 +420,33 @@ def ensemble(members: list[Member]) -> Member:
         },
         touch=_mean_touch(members),
     )
+
+
+_COSTS = (
+    "train_seconds",
+    "trained_at",
+    "rss_peak_mb",
+    "gpu_mem_allocated_peak_mb",
+    "gpu_mem_reserved_peak_mb",
+)
+
+
+def _cost(parts: Sequence[Member]) -> dict[str, Any]:
+    """What the parts of an average cost that were trained one after the other, as far as their reports have it.
+
+    Their seconds together, the end of the last, the peaks of memory over all, and the throughput of those that were
+    trained by gradient steps.
+    """
+    reports = [part.report for part in parts]
+    known = {name: [report[name] for report in reports if name in report] for name in _COSTS}
+    cost = {name: sum(of) if name == "train_seconds" else max(of) for name, of in known.items() if of}
+    stepped = [
+        report for report in reports if report.get("stopped") != "closed_form" and "windows_per_s" in report
+    ]
+    if seconds := sum(report["train_seconds"] for report in stepped):
+        windows = sum(report["windows_per_s"] * report["train_seconds"] for report in stepped)
+        cost["windows_per_s"] = windows / seconds
+    return cost
 
 
 def _shortage(members: Sequence[Member]) -> dict[str, int]:

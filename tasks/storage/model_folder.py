@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -22,7 +22,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.numpy import load
 
+from cpbmodels.arch import architectures
 from cpbmodels.arch.options import HOW_IT_RUNS, Preset
+from cpbmodels.arch.presets import reads
 from cpbmodels.data.touch import KEY
 from cpbmodels.errors import ModelError
 from cpbmodels.files import MAX_FILE, read_regular
@@ -439,6 +441,27 @@ def _damaged(folder: Path, why: str, options: str = "") -> DamagedError:
     return DamagedError(
         f"the model in {folder} is damaged: {why}; train it again with `{command}`", field=str(folder)
     )
+
+
+def options_read(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the options among `names` that the architecture of a configuration reads.
+
+    An average trains the architectures that it averages, each with options of its own (`parts` of its configuration),
+    so an option has the value, or the several values, of those that read it. What an architecture of another program
+    reads is not known: all that it has.
+    """
+    known = set(architectures())
+    options: dict[str, Any] = {}
+    parts = config.get(PARTS) or [config]
+    for name in names:
+        values = [
+            part[name]
+            for part in parts
+            if name in part and (part["architecture"] not in known or reads(part["architecture"], name))
+        ]
+        if values:
+            options[name] = values[0] if all(value == values[0] for value in values) else values
+    return options
 
 
 def recipe_of(config: ModelConfig) -> Recipe:

@@ -19,7 +19,7 @@ from schemas.handover import FleetJudgement
 from schemas.identity import SeriesId, tree_of
 from tasks.storage.files import write_bytes
 from tasks.storage.locks import locked
-from tasks.storage.model_folder import read_config, recipe_of
+from tasks.storage.model_folder import options_read, read_config, recipe_of
 from tasks.storage.records import value_digest
 from tasks.tracking.metrics import CLASSIFIER
 from tasks.tracking.registry import Champion, all_versions, full_name
@@ -56,25 +56,26 @@ FIELDS = {
     "train_seconds": "training time of its fleet: of all models that were trained together",
     "fleet_members": "number of models that were trained together",
     "windows_per_s": "training throughput of its fleet, windows per second",
-    "epochs_run": "epochs that it was trained for",
+    "epochs_run": "epochs that it was trained for; of an average, like the next two, those of its first member",
     "best_epoch": "epoch whose weights it has; 0 if none improved the validation loss",
     "stopped": "why it ended: early_stop, max_epochs, closed_form, on_request or nan",
     "device": "device of the training",
     "gpu_mem_allocated_peak_mb": "peak GPU memory of its fleet's tensors; null without a GPU",
     "gpu_mem_reserved_peak_mb": "peak GPU memory that torch reserved for its fleet; null without a GPU",
     "rss_peak_mb": "peak host memory of the process that trained it",
-    "options": "the options by which models are compared: context, sizes, batch size, learning rate, columns, …",
+    "options": "the options by which models are compared, as far as the architecture reads them: context, sizes, batch "
+    "size, learning rate, columns, …; of an average, a list where its members' differ",
     "data_digest": "digest of the candles that its columns were computed from",
     "weights_sha256": "sha256 of its weights",
 }
 """The fields of a row and their meaning."""
 
-OPTIONS = (
-    "context", "horizon", "hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout", "head", "loss", "optimizer", "lr",
-    "weight_decay", "schedule", "batch_size", "accumulate", "epochs", "patience", "dtype", "mixed_precision",
-    "features",
+_OF_ALL = ("context", "horizon", "dtype", "features")
+_READ = (
+    "hidden_dim", "n_layers", "n_heads", "ff_dim", "dropout", "head", "loss", "optimizer", "lr",
+    "weight_decay", "schedule", "batch_size", "accumulate", "epochs", "patience", "mixed_precision",
 )  # fmt: skip
-"""The options in a row; all others are in the model's `config.json`."""
+"""The options in a row, in so far as an architecture reads them; all others are in the model's `config.json`."""
 
 _OF_REPORT = (
     "train_seconds", "fleet_members", "windows_per_s", "epochs_run", "best_epoch", "stopped", "device",
@@ -126,7 +127,7 @@ def write_results(
         ]
         for row in rows:
             name = SeriesId(row["market"], row["symbol"], row["timeframe"]).registered
-            row["version"] = versions.get((row["run_id"], name), row["version"])
+            row["version"] = versions.get((row["run_id"], name))  # None, too, once it was pruned
         rows = list({tuple(row[name] for name in _KEY): row for row in rows}.values())
         write_bytes(path, _content(market, rows))
     return path, len(rows)
@@ -236,7 +237,7 @@ def _row(
         "trained_at": _utc(report.get("trained_at")),
         # 0 without a GPU
         **{name: report.get(name) or None for name in _OF_GPU},
-        "options": {name: values[name] for name in OPTIONS if name in values},
+        "options": {name: values[name] for name in _OF_ALL if name in values} | options_read(values, _READ),
         "data_digest": config.data_digest,
         "weights_sha256": config.weights_sha256,
     }

@@ -8,17 +8,19 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_publish import champion
 
+from cpbmodels import preset
 from schemas.errors import CpbError, DamagedError
 from schemas.handover import FleetJudgement, Judgement, SeriesRecord
 from schemas.identity import ModelId, SeriesId
 from schemas.run import FleetSpec
 from tasks.hub.tree import SUMS, build_tree, read_sums, tree_faults
+from tasks.storage.model_folder import options_read
 from tasks.tracking import results
-from tasks.tracking.results import FIELDS, OPTIONS, results_fault, results_path, write_results
+from tasks.tracking.results import FIELDS, results_fault, results_path, write_results
 
 CONFIG = {
     "architecture": "gru", "scope": "universal", "preset": "seed-gru", "recipe": "seed-gru+0a1b2c3d", "seed": 7,
@@ -53,10 +55,10 @@ EXPECTED = {
     "epochs_run": 31, "best_epoch": 16, "stopped": "early_stop", "device": "cuda:0",
     "gpu_mem_allocated_peak_mb": 2340.0, "gpu_mem_reserved_peak_mb": 3890.0, "rss_peak_mb": 900.0,
     "options": {
-        "context": 30, "horizon": 10, "hidden_dim": 128, "n_layers": 2, "n_heads": 8, "ff_dim": 512, "dropout": 0.3,
-        "head": "point", "loss": "nll", "optimizer": "adam", "lr": 0.001, "weight_decay": 0.0, "schedule": "constant",
-        "batch_size": 64, "accumulate": 1, "epochs": 100, "patience": 15, "dtype": "float32",
-        "mixed_precision": "bf16", "features": ["r_open", "r_close"],
+        "context": 30, "horizon": 10, "dtype": "float32", "features": ["r_open", "r_close"],
+        "hidden_dim": 128, "n_layers": 2, "dropout": 0.3, "head": "point", "loss": "nll", "optimizer": "adam",
+        "lr": 0.001, "weight_decay": 0.0, "schedule": "constant", "batch_size": 64, "accumulate": 1, "epochs": 100,
+        "patience": 15, "mixed_precision": "bf16",
     },
     "data_digest": "d" * 40, "weights_sha256": "a" * 64,
 }  # fmt: skip
@@ -102,8 +104,26 @@ def test_a_row_has_every_field_as_plain_json(tmp_path):
     assert row["recipe"].startswith("gru-universal/seed-gru/")
     assert row | {"recipe": EXPECTED["recipe"]} == EXPECTED
     assert [*row] == [*FIELDS]
-    assert [*row["options"]] == [*OPTIONS]
     assert "NaN" not in path.read_text()
+
+
+def test_the_options_are_those_with_which_the_model_was_trained(tmp_path):
+    own = preset("smoke", "gru", hidden_dim=64).as_dict()
+    parts = [own | {"architecture": name, "seed": 7} for name in ("gru", "linear", "robust-har")]
+    parts[1] |= {"lr": 0.02, "hidden_dim": 16}
+    average = judged(tmp_path / "a", architecture="average", parts=parts)
+    closed = judged(tmp_path / "b", architecture="robust-har", seed=8)
+    path, _ = write_results(tmp_path, "spot", None, [average, closed])
+
+    of_average, of_closed = (row["options"] for row in rows(path))
+    # hidden_dim is read by gru alone, and robust-har is solved without learning rate
+    assert (of_average["hidden_dim"], of_average["lr"], of_average["patience"]) == (64, [own["lr"], 0.02], 3)
+    assert of_average["context"] == 30
+    assert {"lr", "epochs", "batch_size", "hidden_dim", "n_heads"}.isdisjoint(of_closed)
+    assert options_read({"architecture": "another-program's", "lr": 1, "x": 2}, ("lr", "x")) == {
+        "lr": 1,
+        "x": 2,
+    }
 
 
 def test_a_field_that_is_not_known_is_null(tmp_path):
@@ -155,6 +175,9 @@ def test_a_model_that_was_made_champion_since_has_its_version(tmp_path, monkeypa
     )
     path, _ = write_results(tmp_path, "spot", None, [judged(tmp_path / "b")])
     assert [(row["seed"], row["version"]) for row in rows(path)] == [(1, "cpb-BTCUSDT-1h/4"), (7, None)]
+    monkeypatch.setattr(results, "all_versions", lambda _: [])  # pruned
+    write_results(tmp_path, "spot", None, [])
+    assert [(row["seed"], row["version"]) for row in rows(path)] == [(1, None), (7, None)]
 
 
 @given(
@@ -167,6 +190,7 @@ def test_a_model_that_was_made_champion_since_has_its_version(tmp_path, monkeypa
     ),
     st.randoms(),
 )
+@settings(deadline=None)
 def test_the_bytes_do_not_depend_on_the_order_or_the_number_of_runs(tmp_path_factory, models, order):
     home = tmp_path_factory.mktemp("home")
     fleets = [

@@ -178,6 +178,17 @@ def test_an_average_says_that_memory_ran_out_for_any_of_its_members(coins, monke
     assert [(member.report["halved_to"], member.report["split_to"]) for member in members] == [(1, 2)] * 2
 
 
+def test_an_average_cost_what_the_training_of_all_its_members_cost(coins):
+    (model,) = train_fleet(coins[:1], "average", "smoke", members=["gru", "har", "robust-har"], epochs=1)
+    parts = [part.report for part in model.parts]
+    assert model.report["train_seconds"] == sum(report["train_seconds"] for report in parts)
+    assert model.report["trained_at"] == parts[-1]["trained_at"]
+    assert model.report["rss_peak_mb"] == max(report["rss_peak_mb"] for report in parts)
+    slow, fast = sorted(report["windows_per_s"] for report in parts[:2])
+    assert slow < model.report["windows_per_s"] < fast  # the closed form has no steps
+    assert model.report["epochs_run"] == parts[0]["epochs_run"]
+
+
 def test_the_walks_gradient_is_autograds():
     torch.manual_seed(0)
     added = (torch.randn(7, 10, 2) * 0.4).requires_grad_()
