@@ -8,6 +8,12 @@ from pathlib import Path
 import fork_server
 import pytest
 import schema_copies
+from hypothesis import settings
+
+OWN_SETTINGS = ("CPB_", "HF_ENDPOINT", "HF_TOKEN", "MLFLOW_TRACKING_", "PREFECT_API_", "WANDB_API_KEY")
+"""How variables begin that a person sets for cpb, the Hub, MLflow, Prefect and W&B."""
+TEST_SETTINGS = ("CPB_FREQTRADE_PYTHON",)
+"""What a person sets for the tests themselves."""
 
 # Before any library is imported: no telemetry, one thread per test process, no stray server.
 os.environ.setdefault("DO_NOT_TRACK", "1")
@@ -17,11 +23,24 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Ray reads these once, when the first test of a process imports it; a token per run, which xdist's processes share.
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-os.environ.pop("PREFECT_API_URL", None)
-os.environ.pop("MLFLOW_TRACKING_URI", None)
-os.environ.pop("CPB_HOME", None)
+
+
+def _own_settings():
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name.startswith(OWN_SETTINGS) and name not in TEST_SETTINGS
+    }
+
+
+# The settings of whoever runs the tests reach none of them: stores, archives, messages, accounts.
+for _name in _own_settings():
+    del os.environ[_name]
 # Looking for garbage among the objects of all libraries takes a fifth of an import's time, and a twentieth of a test's.
 gc.set_threshold(20_000)
+# An example is not timed: on a busy machine one takes seconds, by no fault of the code.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 _ENVIRONMENT = dict(os.environ)
 """Without what single tests set."""
@@ -85,6 +104,18 @@ def _new_warnings():
     """A process says each warning about a file once; here each test does."""
     if records := sys.modules.get("tasks.storage.records"):
         records.warn_once.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _no_setting_is_left():
+    """A setting that a test makes ends with it: the next test of the process would store, archive or send by it."""
+    before = _own_settings()
+    yield
+    after = _own_settings()
+    for name in after.keys() - before.keys():
+        del os.environ[name]
+    os.environ.update(before)
+    assert after == before
 
 
 _ROOT_RECORD = Path(__file__).parents[1] / "data" / "cpb-store.json"

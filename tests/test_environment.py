@@ -1,0 +1,25 @@
+"""Tests see no setting of the person who runs them, and none is timed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hypothesis import settings
+
+SETTINGS = {
+    "CPB_HOME": "/nowhere", "CPB_KEEP": "/nowhere", "CPB_NOTIFY": "json://127.0.0.1:9", "HF_TOKEN": "hf_mine",
+    "MLFLOW_TRACKING_URI": "http://127.0.0.1:9", "PREFECT_API_AUTH_STRING": "me:mine", "WANDB_API_KEY": "mine",
+}  # fmt: skip
+
+
+def test_settings_of_a_shell_reach_no_test():
+    done = subprocess.run(
+        [sys.executable, "-c", "import os, conftest; print(*os.environ)"],
+        cwd=Path(__file__).parent, env=os.environ | SETTINGS, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert not SETTINGS.keys() & {*done.stdout.split()}
+
+
+def test_no_example_is_timed():
+    assert settings().deadline is None
