@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 SETTINGS = {
@@ -23,3 +24,9 @@ def test_settings_of_a_shell_reach_no_test():
 
 def test_no_example_is_timed():
     assert settings().deadline is None
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_setting_that_a_test_leaves_ends_with_it(turn):
+    assert "CPB_KEEP" not in os.environ
+    os.environ["CPB_KEEP"] = f"left by test {turn}"
