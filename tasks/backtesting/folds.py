@@ -1,8 +1,8 @@
 """Folds of a backtest: the series with the train, validation and test span of every test period.
 
-Its trained models are a fleet per architecture and options, whose members are series × folds. The fleet is planned here
-and trained by the same step as in `train-all` (slots, checkpoints, time limit, resume). Its forecasts are read member
-by member, so that only a single member's forecasts are in memory at a time."""
+Its trained models are a fleet per architecture, preset and options, whose members are series × folds. The fleet is
+planned here and trained by the same step as in `train-all` (slots, checkpoints, time limit, resume). Its forecasts are
+read member by member, so that only a single member's forecasts are in memory at a time."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -170,7 +170,7 @@ def title_of(name: str) -> str:
 
 
 def leaderboard_rows(pools: Sequence[PoolScore]) -> list[Row]:
-    """Return a row per architecture and timeframe, best CRPS ratio first within a timeframe."""
+    """Return a row per fleet and timeframe, best CRPS ratio first within a timeframe."""
     ordered = sorted(pools, key=lambda p: (p.timeframe, p.metrics["test_crps_ratio"]))
     return [_row(p, "coins", len(p.symbols)) for p in ordered]
 

@@ -1,7 +1,7 @@
 """The shards of a fleet, specified so completely that a shard's digest identifies its result.
 
-A fleet is all models of an architecture and its options. It is cut into shards, each trained and judged in separate
-processes.
+A fleet is all models of one architecture, preset and options. It is cut into shards, each trained and judged in
+separate processes.
 
 A shard should take long compared with starting its process (2 to 3 s: Python, torch, the columns), and short compared
 with the whole night, so that many devices share the work and losing a device loses little. Its size depends only on the
