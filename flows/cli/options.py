@@ -44,11 +44,13 @@ FILES = "preset_files"
 BY_SET = ("seed", "dtype", "kernels", "train_timeout_s")
 """Fields of a specification that are set like those of the model preset, by `--set` or by their name."""
 
+_TRUTH = ("true", "false", "on", "off", "yes", "no", "1", "0")
 ON_OFF: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys((*SWITCHES, "kernels"), ("true", "false")),
-    "mixed_precision": ("true", "false", *CHOICES["mixed_precision"]),
+    **dict.fromkeys((*SWITCHES, "kernels"), _TRUTH),
+    "mixed_precision": tuple(dict.fromkeys((*_TRUTH, *CHOICES["mixed_precision"]))),
 }
-"""Names whose option needs no value: `--NAME` is true, `--no-NAME` false. Its words are its value if they follow."""
+"""Names whose option needs no value: `--NAME` is true, `--no-NAME` false. These words are its value if they follow,
+also those that the field refuses: nobody means a coin by them."""
 
 COMMONEST = (
     "--epochs", "--batch-size", "--lr", "--hidden-dim", "--n-layers", "--dropout", "--context",
@@ -136,6 +138,10 @@ def cli_options(
     return decorate
 
 
+_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"
+"""The hyphen, and what looks like it."""
+
+
 class Command(TyperCommand):
     """A command whose options may include those of a model, by their names."""
 
@@ -149,6 +155,12 @@ class Command(TyperCommand):
             parsed.append(word)
             if word == "--":  # what follows are arguments
                 break
+            if word[:1] != "-" and (typed := word.lstrip(_DASHES)) != word:
+                raise UsageError(
+                    f"{word!r} begins with a dash that is no hyphen, as word processors and pages make of --; type "
+                    f"--{typed.replace('_', '-')}",
+                    code="usage", field=word,
+                )  # fmt: skip
             option = options.get(word)  # none for a word with `=`, and for what Typer will refuse
             if option is None or getattr(option, "is_flag", False) or getattr(option, "count", False):
                 continue
@@ -157,7 +169,12 @@ class Command(TyperCommand):
                 parsed[-1] = f"{word}=true"
             elif left:  # its value, whatever it looks like
                 parsed.append(left.popleft())
-        return super().parse_args(ctx, [*parsed, *left])
+        try:
+            return super().parse_args(ctx, [*parsed, *left])
+        except typer.TyperException as error:
+            if hasattr(error, "ctx"):  # of some errors nobody notes the command whose help has the option
+                error.ctx = error.ctx or ctx
+            raise
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         """Complete also the options that the help leaves out, once a letter of them is typed."""

@@ -101,6 +101,42 @@ def test_a_word_that_differs_from_a_switchs_value_by_case_is_refused_not_taken_f
         command_of(TrainSpec)("BTC", "1h", "--checkpoint-gradients", "True", "--arch", "gru")
 
 
+@pytest.mark.parametrize("name", ON_OFF)
+@pytest.mark.parametrize("word", ["on", "off", "Yes", "0"])
+def test_a_word_of_yes_or_no_behind_a_switch_is_no_coin(name, word, taken):
+    assert taken(f"--{dashed(name)}", word, "BTC", "1h") == taken("BTC", "1h", "--set", f"{name}={word}")
+
+
+@pytest.mark.parametrize(
+    "dash", ["\u2014", "\u2013", "\u2013-", "\u2212\u2212", "\u2014\u2014", "\uff0d\uff0d"]
+)
+@pytest.mark.parametrize("command", TRAINING)
+def test_a_dash_that_is_no_hyphen_is_refused_with_what_to_type(dash, command, cpb_here):
+    """As copied from a page: it would be read as a coin."""
+    for words in (
+        [f"{dash}batch-size", "8"],
+        ["BTC", f"{dash}batch_size=8"],
+        ["BTC", "1h", f"{dash}batch-size"],
+    ):
+        code, out, err = cpb_here(command, *words, "--json")
+        told = json.loads(out)
+        assert (code, told["code"]) == (2, "usage")
+        assert err == f"cpb: {told['error']}\n"
+        assert "begins with a dash that is no hyphen" in err
+        assert "; type --batch-size" in err
+
+
+def test_the_value_of_an_option_may_begin_with_any_dash(taken):
+    assert taken("--out", "\u2014epochs").out == "\u2014epochs"
+
+
+@pytest.mark.parametrize("words", [["--lr"], ["--no-mixed-precision=true"], ["--out"], ["--preset"]])
+def test_an_option_without_its_value_names_the_commands_help(words, cpb_here):
+    code, _, err = cpb_here("backtest", "BTC", *words)
+    assert code == 2
+    assert err.endswith("see `cpb backtest --help`\n")
+
+
 CHARACTERS = st.characters(exclude_categories=("Cs",), exclude_characters="\0")
 
 
