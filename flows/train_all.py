@@ -65,7 +65,7 @@ from tasks.tracking.tags import (
     scope_tags,
     spec_params,
 )
-from tasks.tracking.wandb import check_installed, is_wanted, mirror
+from tasks.tracking.wandb import check_usable, is_wanted, mirror
 from tasks.training.plan import job_key, shards_of, training_code
 from tasks.training.progress import FleetProgress, busy_share
 from tasks.training.shard import TRAINED, Checkpoint, ShardsInUse, is_training, progress_so_far, shard_folder
@@ -195,11 +195,12 @@ def run_training(
 
     Raises:
         CpbError: nothing could be ingested or trained; a started run is marked failed. Before any download: the device
-            or MLflow's artifact folder cannot be used, or wandb is not installed.
+            or MLflow's artifact folder cannot be used, or wandb is not installed or has
+            no key.
     """
     check_place(open_store())
     if is_wanted(asked=spec.wandb):
-        check_installed()
+        check_usable()
     with opened_engine(spec) as engine, Judges(engine.cores) as judges:
         return _run(spec, steps, engine, judges, keeper, report, resume, name)
 

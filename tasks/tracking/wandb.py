@@ -29,13 +29,33 @@ def is_wanted(*, asked: bool) -> bool:
     return asked or os.environ.get(SWITCH, "").lower() in ("1", "true", "yes", "on")
 
 
-def check_installed() -> None:
-    """Raise `UsageError` if wandb is missing: before hours of training, not after."""
+def check_usable() -> None:
+    """Raise `UsageError` if wandb is missing or has no key: before hours of training, not after.
+
+    Whether W&B knows the key, only its server can say: that is found out at the end (`mirror`).
+    """
     if find_spec("wandb") is None:
         raise UsageError(
             f"wandb is not installed: run {install_extra('wandb')}, or leave --wandb out",
             code="wandb",
         )
+    import wandb
+
+    session = wandb.setup(wandb.Settings(console="off", silent=True))
+    try:
+        if session.settings.mode == "online" and not wandb.login(prompt=False, verify=False):
+            why = "it has no API key"
+        else:
+            return
+    except wandb.Error as error:  # such as a key of the wrong length
+        why = _in_a_line(error)
+    finally:
+        wandb.teardown()
+    raise UsageError(
+        f"Weights & Biases would get no copy of this run ({why}): run `wandb login`, or set WANDB_API_KEY, or "
+        "WANDB_MODE=offline, or leave --wandb out",
+        code="wandb",
+    )
 
 
 def mirror(run_id: str, root: Path) -> str:
@@ -48,13 +68,18 @@ def mirror(run_id: str, root: Path) -> str:
     try:
         _copy(run_id, Path(os.environ.get("WANDB_DIR") or root))
     except Exception as error:  # noqa: BLE001 - whatever W&B raises ends no training
-        key = os.environ.get("WANDB_API_KEY") or "\0"
-        reason = " ".join(f"{type(error).__name__}: {error}".replace(key, "…").split())
         return (
-            f"Weights & Biases has no complete copy of this run ({without_credentials(reason)[:200]}); MLflow has all "
+            f"Weights & Biases has no complete copy of this run ({_in_a_line(error)}); MLflow has all "
             "of it: check WANDB_API_KEY and the network, or set WANDB_MODE=offline"
         )
     return ""
+
+
+def _in_a_line(error: Exception) -> str:
+    """Return an error of W&B's without the key."""
+    key = os.environ.get("WANDB_API_KEY") or "\0"
+    reason = " ".join(f"{type(error).__name__}: {error}".replace(key, "…").split())
+    return without_credentials(reason)[:200]
 
 
 def _copy(run_id: str, folder: Path) -> None:

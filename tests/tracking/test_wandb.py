@@ -6,7 +6,10 @@ import sys
 
 import pytest
 
+from flows import train_all
+from flows.runner import Runner
 from schemas.identity import ModelId, SeriesId
+from schemas.run import RunSpec
 from tasks.tracking import wandb as module
 from tasks.tracking.runs import MemberRecord, finish, log_members, log_metrics, start_fleet, start_parent
 from tasks.tracking.tags import COMPLETE
@@ -36,7 +39,51 @@ def run_id(store):
 def test_a_missing_package_is_said_before_the_training(monkeypatch):
     monkeypatch.setattr(module, "find_spec", lambda name: None)
     with pytest.raises(module.UsageError, match=r"run `.* pip install .*'wandb<1,>=.*'`, or"):
-        module.check_installed()
+        module.check_usable()
+
+
+@pytest.fixture
+def nobody(monkeypatch, tmp_path):
+    """An account without W&B's key, settings or mode."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_BASE_URL", "WANDB_IDENTITY_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("key", "why"), [("", "it has no API key"), ("tooshort", "WANDB_API_KEY invalid: API key must have")]
+)
+def test_a_missing_or_impossible_key_is_said_before_the_training(nobody, monkeypatch, key, why):
+    if key:
+        monkeypatch.setenv("WANDB_API_KEY", key)
+    with pytest.raises(module.UsageError, match=why) as refused:
+        module.check_usable()
+    assert all(
+        word in str(refused.value) for word in ("wandb login", "WANDB_MODE=offline", "leave --wandb out")
+    )
+    assert not key or key not in str(refused.value)
+    assert {path.name for path in nobody.iterdir()} <= {".cache"}  # W&B's own log: no key, no run
+
+
+@pytest.mark.parametrize(
+    "said", [{"WANDB_API_KEY": SECRET}, {"WANDB_MODE": "offline"}, {"WANDB_MODE": "disabled"}]
+)
+def test_a_key_or_no_need_of_one_lets_it_train(nobody, monkeypatch, said):
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    module.check_usable()
+    assert {path.name for path in nobody.iterdir()} <= {".cache"}  # W&B's own log: no key, no run
+
+
+def test_it_is_checked_before_anything_is_downloaded(store, nobody, monkeypatch):
+    monkeypatch.setattr(train_all, "opened_engine", lambda spec: pytest.fail("it went on"))
+    spec = RunSpec(coins="BTC", timeframes="1h", architectures="har", source="sim", wandb=True)
+    with pytest.raises(module.UsageError, match="no API key"):
+        train_all.run_training(spec, Runner(), lambda line: None, keeper=None)
 
 
 @pytest.mark.parametrize(("value", "wanted"), [("1", True), ("true", True), ("0", False), ("", False)])
