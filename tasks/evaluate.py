@@ -205,7 +205,7 @@ def _record(
         as_of=as_of,
         config={k: v for k, v in config.items() if k not in ("metrics", "history", "report", "config_sha256")}
         | ({"kernels": report["kernels"]} if "kernels" in report else {}),
-        params=_compared(trained.model, job.preset, config),
+        params=_compared(trained.model, job.preset, config, report),
         history=trained.history,
         metrics=measured | _named(job, judged.metrics),
         folder=folder / "model",
@@ -217,10 +217,16 @@ _OPTIONS = ("lr", "batch_size", "epochs", "hidden_dim", "n_layers", "mixed_preci
 """Options that people compare models by."""
 
 
-def _compared(model: ModelId, preset: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the params that identify and compare a member, of the options those that its architecture reads."""
+def _compared(
+    model: ModelId, preset: str, config: Mapping[str, Any], report: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the params that identify and compare a member, of the options those that its architecture reads.
+
+    `mixed_precision` is what was asked for; `compute_dtype`, of a member's report, is what `auto` came to.
+    """
     params: dict[str, Any] = {"architecture": model.architecture, "preset": preset}
     params |= {name: config[name] for name in ("context", "features", "dtype") if name in config}
+    params |= {name: report[name] for name in ("compute_dtype",) if name in report}
     return params | options_read(config, _OPTIONS)
 
 

@@ -77,6 +77,9 @@ def test_a_member_itself_says_what_identifies_and_compares_it(store, architectur
         assert (own["architecture"], own["preset"]) == (architecture, "smoke")
         assert run.data.tags["recipe"] == fleet.data.params["recipe"]
         assert run.data.tags["recipe"].startswith("smoke+")  # overrides
+        assert own["compute_dtype"] == (
+            "float64" if own["dtype"] == "float64" else "float32"
+        )  # what auto came to
         assert own.get("epochs") in (None, "1" if architecture == "har" else "2")
         if architecture != "average":  # whose parts have options of their own
             assert own.items() & fleet.data.params.items() >= {(n, own[n]) for n in read | ALWAYS}
