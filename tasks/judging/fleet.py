@@ -5,6 +5,7 @@ jointly, and pooled per timeframe.
 import itertools
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -105,8 +106,10 @@ def judge_fleet(
     folders: dict[str, Path] = {}
     failures: list[Failure] = []
     name, total, done = f"judge {plan.name}", len(plan.members), itertools.count(1)
-    with reporting(name, total, "members"):
-        for job, result in trained:
+    with ExitStack() as display:
+        for nth, (job, result) in enumerate(trained):
+            if nth == 0:  # until a shard has been trained nothing is judged
+                display.enter_context(reporting(name, total, "members"))
             shard = shard_folder(root, job)
             places = {m.name: member_folder(shard, m.name) for m in result.members}
             folders |= places

@@ -400,8 +400,8 @@ class FleetProgress:
         if device and device not in self._devices:
             self._devices.add(device)
             report_line(f"training {self.name} on {device}")
-            if len(self._shards) == 1:
-                report_line(state["data"])
+            shards = len(self._shards)
+            report_line(state["data"] + (f", the first of {shards:,} shards" if shards > 1 else ""))
         shard.share = min(state["share"], 0.999)  # until the shard has ended
         facts, stages = [], state["trains_stages"]  # facts: the most important first
         if stages > 1 and state["stage"] == "training":

@@ -143,7 +143,8 @@ def test_shards_of_a_fleet_are_told_as_one(told):
         whole.ended(shard)
 
     lines, (report, end) = heard_of(lambda: train(plan.shards[0]))
-    assert lines == [f"training gru on {state['device']}"]
+    data = "Data on cpu: [5,136, 4] float32, 0.08 MB, the first of 20 shards"
+    assert lines == [f"training gru on {state['device']}", data]
     assert (report.step, report.done, report.unit) == ("train gru", state["share"], "shards")
     assert (report.total, end.done, end.total) == (20, 1, 20)
     lines, reports = heard_of(lambda: [train(shard) for shard in plan.shards[1:-1]])
