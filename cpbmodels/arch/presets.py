@@ -34,7 +34,8 @@ def preset(
         if name not in (known := all_presets()):
             raise ModelError(unknown_choice("preset", name, known))
         owners = " or ".join(owner for owner, kind in every().items() if name in kind.spec.presets)
-        raise ModelError(f"preset {name!r} belongs to {owners}: use preset 'default' with {architecture}.")
+        own = " or ".join(map(repr, ("default", *spec.presets)))
+        raise ModelError(f"preset {name!r} belongs to {owners}: use preset {own} with {architecture}.")
     values = {**spec.defaults, **presets[name], **PROFILES.get(profile or "", {}), **spec.fixed}
     options = check(replace(Preset(), **values | normalise_options(overrides)))
     check_together(architecture, options)
@@ -113,6 +114,13 @@ def reads(architecture: str, option: str) -> bool:
     return not (spec.closed_form and option in TRAINING_OPTIONS)
 
 
+def _readers(size: str) -> list[str]:
+    """The architectures that read a size themselves; an average does if its members do."""
+    return [
+        name for name, kind in every().items() if reads(name, size) and "members" not in kind.spec.defaults
+    ]
+
+
 def fixes(architecture: str, option: str) -> bool:
     """Whether an option is fixed by an architecture, or by each that an average has as its members."""
     spec = find(architecture).spec
@@ -125,7 +133,8 @@ def without_effect(options: Preset, architecture: str, given: Iterable[str]) -> 
     read = [name for name in SIZES if name in spec.sizes]
     names = [ALIASES.get(name, name) for name in given]
     sentences = [
-        f"{name} has no effect on {architecture}, which reads {', '.join(read) or 'none of this kind'}: leave it out."
+        f"{name} has no effect on {architecture}, which reads {', '.join(read) or 'none of this kind'}: leave it out, "
+        f"or train an architecture that reads it: {', '.join(_readers(name))}."
         for name in names
         if name in SIZES and not reads(architecture, name)
     ]

@@ -25,10 +25,17 @@ def end_of(cpb_here):
     return run
 
 
+NO_LAYERS = (
+    "n_layers has no effect on har, which reads hidden_dim, dropout: leave it out, or train an architecture that reads "
+    "it: transformer, gru, lstm, lstm-manual, classifier-gru."
+)
+
+
 @pytest.mark.parametrize(
     ("words", "field", "sentence"),
     [
         ("BTC 1h --arch gru --set n_heads=4", "overrides", "n_heads has no effect on gru"),
+        ("BTC 1h --n-layers 3", "overrides", NO_LAYERS),
         ("BTC 1h --arch gru --set n_layers=1 --set dropout=0.5", "overrides", "dropout has no effect on gru"),
         (
             "BTC 1h --resume newest",

@@ -323,7 +323,11 @@ def test_the_callback_hears_every_member_of_every_epoch():
         ({"schedule": "linear"}, "schedule 'linear' is unknown: choose one of cosine, step, constant"),
         ({"widht": 3}, "option 'widht' is unknown"),
         ({"architecture": "lstn"}, "architecture 'lstn' is unknown: choose one of transformer"),
-        ({"preset": "seed-lstm"}, "preset 'seed-lstm' belongs to lstm or lstm-manual"),
+        (
+            {"preset": "seed-lstm"},
+            "preset 'seed-lstm' belongs to lstm or lstm-manual: use preset 'default' or 'seed-gru' or 'seed-gru-tuned' "
+            "with gru.",
+        ),
         ({"device": "cuda"}, "device 'cuda' is not available"),
         ({"dtype": "int8"}, "dtype 'int8' is unknown"),
         ({"device": "meta"}, "device 'meta' is unknown"),
