@@ -133,6 +133,33 @@ def test_every_command_and_option_that_the_documents_name_exists():
     assert not wrong
 
 
+OF_OTHERS = {
+    "--artifacts-destination": "mlflow server", "--env-manager": "mlflow models", "--gpus": "docker run",
+    "--index-url": "pip install",
+}  # fmt: skip
+"""Options of other programs that the pages name alone."""
+
+
+def test_every_option_that_stands_alone_in_a_page_is_one_of_cpb():
+    """As in `--batch-size 16`; decisions.md also names what was given up."""
+    from flows.cli.app import _app
+
+    def options(command):
+        for param in command.params:
+            yield from (*param.opts, *param.secondary_opts)
+        for below in getattr(command, "commands", {}).values():
+            yield from options(below)
+
+    known = {*options(typer.main.get_command(_app())), *OF_OTHERS, "--help"}
+    pages = [path for path in PAGES if path.name != "decisions.md"]
+    named = {
+        (path.name, name) for path in pages for name in re.findall(r"`(--[a-z][a-z-]*)", path.read_text())
+    }
+    assert len(named) > 100
+    assert not {use for use in named if use[1] not in known}
+    assert {*OF_OTHERS} <= {name for _, name in named}
+
+
 def _problem(command, words):
     """What the parser of the command that is named says; "" where it takes the words, or values are left out."""
     while hasattr(command, "commands") and words and not words[0].startswith("-"):
