@@ -232,7 +232,7 @@ def _run(
             f"no series can be trained ({summary.reasons}); check coins, since, as_of and source",
             code="no-series",
         )
-    for sentence in profile_lines(spec, planned.fleets):
+    for sentence in (*_set_aside(spec, planned.fleets), *profile_lines(spec, planned.fleets)):
         report(sentence)
     summary.series = len(planned.series)
     trained = {record.series for record in planned.series}  # among them series whose price level leaps
@@ -246,7 +246,7 @@ def _run(
 
         def judge(fleet: FleetPlan, arrivals: Iterator[tuple[ShardJob, ShardResult]]) -> FleetJudgement:
             judged: FleetJudgement = steps.one(
-                evaluate, spec, summary.run_id, fleet, arrivals, root, judges, left_out
+                evaluate, spec, summary.run_id, fleet, arrivals, root, judges, _lacked(spec, fleet, left_out)
             )
             keeper.keep()
             return judged
@@ -288,6 +288,30 @@ def _run(
         if all(before[job_key(shard)] == TRAINED for shard in fleet.shards)
     ]
     return Training(summary, results, judged, planned.stopped, in_use, trained_before)
+
+
+_OF_MODELS = ("architectures", "preset", "overrides", "seeds", "dtype")
+"""Options that say what is trained: of a run with `serving`, where nothing serves."""
+
+
+def _set_aside(spec: RunSpec, fleets: Sequence[FleetPlan]) -> Iterator[str]:
+    """Yield which options count for nothing in a run with `serving`, if any."""
+    if spec.serving and not any(fleet.spec in spec.fleets for fleet in fleets):
+        values = RunSpec.model_fields
+        given = [
+            n for n in _OF_MODELS if getattr(spec, n) != values[n].get_default(call_default_factory=True)
+        ]
+        if given:
+            yield (
+                f"--serving trains what serves, as it was trained, and something serves in each timeframe: "
+                f"{', '.join(given)} {'counts' if len(given) == 1 else 'count'} for nothing here"
+            )
+
+
+def _lacked(spec: RunSpec, fleet: FleetPlan, left_out: Sequence[Failure]) -> tuple[Failure, ...]:
+    """Return the failures of series on which a fleet would have been trained: with `serving`, where its recipe is."""
+    timeframes = {member.model.series.timeframe for member in fleet.members}
+    return tuple(f for f in left_out if not (spec.serving and f.series) or f.series.timeframe in timeframes)
 
 
 def _references(summary: Summary) -> str:

@@ -1,6 +1,7 @@
 """The night retrains what serves: `prefect.yaml` names no preset, and the versions say how they were made."""
 
 import json
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,11 +11,12 @@ from promotion_tools import BTC, ETH, FIRST, SECOND, SPEC, decided, night
 
 import cpbmodels
 import flows
-from schemas.errors import CpbError
+from schemas.errors import CpbError, MemberError
 from schemas.handover import BacktestEvidence
 from schemas.identity import SeriesId
 from schemas.run import FleetSpec, RunSpec
 from schemas.scope import home
+from tasks import steps
 from tasks.judging import gate
 from tasks.promotion.by_backtest import Switch, save
 from tasks.promotion.night import fleets_to_train
@@ -128,6 +130,37 @@ def test_timeframes_and_coins_keep_the_recipes_that_serve_them(free):
     assert {(architecture, members) for architecture, _, members in trained()} == {("linear", 2), ("har", 2)}
     assert len(trained()) == 3
     assert [decided(series)[0] for series in (BTC, ETH, LONG)] == ["refreshed"] * 3
+
+
+def test_a_series_that_fails_is_lacking_only_where_its_timeframe_is_trained(free, monkeypatch):
+    options = {"preset": "smoke", "overrides": {"epochs": 1}}
+    night(FIRST, **options, architectures="linear")
+    night(FIRST, timeframes="2h", **options, architectures="har")
+
+    def load(home, record, bounds):
+        if record.series == ETH:
+            raise MemberError("no candles")
+        return read(home, record, bounds)
+
+    read = steps.load_series
+    monkeypatch.setattr(steps, "load_series", load)
+    summary, _ = nightly(preset="smoke", timeframes="1h,2h")
+    assert [failure.series for failure in summary.failures] == [ETH]
+    assert {(architecture, members) for architecture, _, members in trained()} == {("linear", 2), ("har", 2)}
+    failed = [*search(open_store(), "tags.`cpb.kind` = 'member' and attributes.status = 'FAILED'")]
+    assert [run.data.tags["timeframe"] for run in failed] == ["1h"]
+
+
+def test_options_that_count_for_nothing_are_named(free):
+    options = {"preset": "smoke", "architectures": "linear"}
+    _, said = night(FIRST, **options, overrides={"epochs": 1}, serving=True)
+    aside = "counts? for nothing here"
+    assert not any(re.search(aside, line) for line in said)  # nothing serves yet
+    _, said = nightly(**options, overrides={"epochs": 2}, seeds=2)
+    (line,) = [line for line in said if re.search(aside, line)]
+    assert line.endswith(": architectures, preset, overrides, seeds count for nothing here")
+    _, said = nightly(SECOND)
+    assert not any(re.search(aside, line) for line in said)  # the deployment names none
 
 
 def test_the_preset_counts_where_nothing_serves(free):
