@@ -130,13 +130,14 @@ def fixes(architecture: str, option: str) -> bool:
 def without_effect(options: Preset, architecture: str, given: Iterable[str]) -> list[str]:
     """A sentence for each option among the names `given` that changes nothing for this architecture."""
     spec = find(architecture).spec
-    read = [name for name in SIZES if name in spec.sizes]
+    trained = options.members or (architecture,)  # an average reads what its members read
+    read = [size for size in SIZES if any(reads(name, size) for name in trained)]
     names = [ALIASES.get(name, name) for name in given]
     sentences = [
         f"{name} has no effect on {architecture}, which reads {', '.join(read) or 'none of this kind'}: leave it out, "
         f"or train an architecture that reads it: {', '.join(_readers(name))}."
         for name in names
-        if name in SIZES and not reads(architecture, name)
+        if name in SIZES and name not in read
     ]
     if spec.closed_form:
         solved = f"has no effect on {architecture}, which has a closed-form solution: leave it out."

@@ -175,6 +175,21 @@ def test_an_override_goes_to_each_preset_that_reads_it():
     ).fleets]  # fmt: skip
 
 
+def test_an_average_reads_what_its_members_read():
+    """Not every size: else the notes' options would go to the default preset as well, and rename its models."""
+    sizes = {"n_layers": 3, "n_heads": 4, "ff_dim": 64}
+    by_preset = {f: overrides for f, _, overrides in keys(preset="seed-transformer,default", overrides=sizes)}
+    assert by_preset == {"seed-transformer": sizes, "default": {}}
+    with pytest.raises(UsageError, match="n_layers has no effect on robust-har"):
+        RunSpec(preset="default", overrides={"n_layers": 3})
+    with pytest.raises(
+        UsageError, match="n_layers has no effect on average, which reads hidden_dim, dropout"
+    ):
+        RunSpec(architectures="average", overrides={"n_layers": 3})
+    mixed = {"n_layers": 3, "members": "har,transformer"}
+    assert keys(architectures="average", overrides=mixed) == [("default", "average", mixed)]
+
+
 def test_what_each_architecture_of_a_preset_fixes_is_left_to_the_other_presets():
     """The notes' models beside the default ones, which read the last candle alone."""
     presets = "seed-transformer,seed-gru,seed-lstm,default"
