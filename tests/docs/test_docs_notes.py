@@ -86,6 +86,10 @@ def test_the_names_of_the_notes_lead_to_their_presets():
         assert name in table
 
 
+def test_the_page_says_how_cpb_gets_here_before_its_first_command():
+    assert all(word in TEXT.partition("```sh")[0] for word in ("`make install`", "`. .venv/bin/activate`"))
+
+
 @pytest.mark.parametrize("start", ["README.md", "docs/index.md"])
 def test_the_page_is_found_on_the_first_screen(start):
     screen = "\n".join((ROOT / start).read_text().splitlines()[:20])
