@@ -431,6 +431,12 @@ def test_the_notebook_shows_only_lines_of_progress_that_a_run_has(tmp_path, told
     of_progress = [text for text in shown if re.match(r"train \S+: .*\d", text)]
     assert len(of_epochs) >= 4  # each fleet has one, however short
     assert of_progress
+    for place, name in (
+        (i, judged[1]) for i, text in enumerate(shown) if (judged := re.match(r"judge (\S+):", text))
+    ):
+        assert any(
+            text.startswith(f"{name}  ") for text in shown[:place]
+        )  # nothing is judged before it is trained
 
     training, averaged = Training(tmp_path / "one"), Training(tmp_path / "two", fleet(architecture="average"))
     stages = [{"stage": i + 1, "stages": 2, "architecture": name} for i, name in enumerate(("har", "walk"))]
