@@ -134,4 +134,6 @@ def settings(block, data):
 
     name = block.text.partition("\n")[0].removeprefix("# ").split()[0]
     Path(name).write_text(block.text)
-    assert RunSpec(preset=name).overrides == data["options"]
+    fleets = RunSpec(preset=name).fleets
+    assert [fleet.architecture for fleet in fleets] == data["architectures"]
+    assert all(fleet.overrides == data["options"] and fleet.seeds == data["seeds"] for fleet in fleets)
