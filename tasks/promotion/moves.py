@@ -28,6 +28,7 @@ from tasks.tracking.registry import (
     find_version,
     keep_decision,
     newest_decisions,
+    recorded_fleet,
     register,
     registered,
     succeed,
@@ -104,6 +105,12 @@ def _promote(store: Store, version: "ModelVersion", decision: Decision) -> Decis
 
 def _tag(store: Store, version: "ModelVersion | Champion", name: str, value: str) -> None:
     upsert(store.client.set_model_version_tag, version.name, str(version.version), name, value)
+
+
+def record_fleet(store: Store, champion: Champion, candidate: TrainedCandidate) -> None:
+    """Record on a champion's version what makes its recipe, unless it says that; `candidate` is of the same recipe."""
+    if recorded_fleet(champion.tags) is None:
+        _tag(store, champion, FLEET_SPEC, candidate.judgement.fleet.model_dump_json())
 
 
 def retire(store: Store, champion: Champion, decision: Decision) -> None:

@@ -19,7 +19,7 @@ from tasks.judging import gate
 from tasks.judging.gate import GateDecision, GateModel
 from tasks.promotion.by_backtest import Switch, fleet_to_follow, followed, replaced_recipes, save
 from tasks.promotion.losses import LossTable, TrainedCandidate, registered_model, trained_candidate
-from tasks.promotion.moves import decided, promote_candidate, promotion_lock, retire
+from tasks.promotion.moves import decided, promote_candidate, promotion_lock, record_fleet, retire
 from tasks.promotion.remade import UNKNOWN, fleet_of
 from tasks.signals.feature_files import read_features
 from tasks.tracking.registry import (
@@ -276,6 +276,8 @@ def _move(store: Store, state: SeriesState) -> Decision:
     decision = decided(state.series, ruling, incumbent, best.model.ref if best else None, state.backtest)
     if state.taken:
         return promote_candidate(store, state.taken, decision, state.champion)
+    if state.champion and same:
+        record_fleet(store, state.champion, same)
     keep_decision(store, decision)
     return decision
 

@@ -297,6 +297,15 @@ def test_the_same_reason_is_told_once_and_a_timeframe_without_another_recipe_end
     assert "check coins" not in str(ended.value)  # nothing is wrong with them
 
 
+def test_a_version_that_does_not_say_how_it_was_trained_learns_it_from_its_own_options(trainer):
+    """As the sentence promises, also where the champion stays: its recipe is that of the training."""
+    for series in (BTC, ETH):
+        open_store().client.delete_model_version_tag(series.registered, "1", "cpb.fleet")
+    night(FIRST)
+    assert decided()[0] == "unchanged"
+    assert wanted(preset="smoke") == ({"1h": [("smoke", "linear", {"epochs": 1})]}, [])
+
+
 def test_the_command_that_trains_a_champion_again_has_its_options(free):
     night(FIRST, preset="seed-gru", architectures=None, overrides=GRU, seeds=2, dtype="float64")
     (btc, _) = champions(open_store(), market="sim")
