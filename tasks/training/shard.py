@@ -12,8 +12,10 @@ repeated (as after a kill), and by users who were given its model folder: so the
 import os
 import re
 import time
+import zlib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,9 +107,25 @@ def progress_so_far(folder: Path) -> str:
     result = find_record(folder / RESULT, ShardResult, of=folder.name)
     if result and not any(damaged_files(folder, result)):
         return TRAINED
-    checkpoints = (path.name for path in (folder / CHECKPOINTS).rglob("epoch-*.safetensors"))
-    epochs = [int(name.split("-")[1]) for name in checkpoints if _CHECKPOINT.fullmatch(name)]
+    newest = _newest((folder / CHECKPOINTS).rglob("epoch-*.safetensors"))
+    epochs = [int(path.name.split("-")[1]) for path, _ in newest.values()]
     return f"from its last checkpoint on, of epoch {max(epochs)}" if epochs else ""
+
+
+def _newest(files: Iterable[Path]) -> dict[str, tuple[Path, bytes]]:
+    """Return the newest undamaged checkpoint of each part of a training, with its content: what a trainer resumes from.
+
+    A checkpoint's name holds the CRC-32 of its content. One copied elsewhere counts as the first part's.
+    """
+    newest: dict[str, tuple[Path, bytes]] = {}
+    for file in sorted(files, reverse=True):
+        part = file.parent.name if file.parent.name.startswith("fleet-") else "fleet-0000"
+        if _CHECKPOINT.fullmatch(file.name) and part not in newest:
+            with suppress(FileNotFoundError):  # a trainer at work replaces its oldest
+                content = file.read_bytes()
+                if f"-{zlib.crc32(content):08x}." in file.name:
+                    newest[part] = file, content
+    return newest
 
 
 def is_training(folder: Path) -> bool:
@@ -144,25 +162,27 @@ class Checkpoint:
         """Return the checkpoint in a file, or the newest checkpoint in or below a folder.
 
         Raises:
-            UsageError: there is no checkpoint, or it cannot be read.
+            UsageError: there is no checkpoint, it cannot be read, or all are damaged.
         """
-        newest: dict[str, Path] = {}
-        for file in [path] if path.is_file() else sorted(path.rglob("epoch-*.safetensors")):
-            if _CHECKPOINT.fullmatch(file.name):
-                # A checkpoint copied elsewhere counts as the first part's.
-                part = file.parent.name if file.parent.name.startswith("fleet-") else "fleet-0000"
-                newest[part] = file
+        files = [path] if path.is_file() else list(path.rglob("epoch-*.safetensors"))
+        try:
+            newest = _newest(files)
+        except OSError as error:
+            message = f"resume: {error.filename} cannot be read ({error.strerror}); choose another"
+            raise UsageError(message, code="resume") from error
+        if not newest and any(_CHECKPOINT.fullmatch(file.name) for file in files):
+            raise UsageError(
+                f"resume {str(path)!r} holds damaged checkpoints alone: their bytes are not those that were written; "
+                "copy it again, or choose another",
+                code="resume",
+            )
         if not newest:
             raise UsageError(
                 f"resume {str(path)!r} is not a checkpoint and holds none: give latest, a file "
                 "fleets/KEY/checkpoints/…/epoch-….safetensors, or its shard's folder",
                 code="resume",
             )  # fmt: skip
-        try:
-            return cls({f"{part}/{file.name}": file.read_bytes() for part, file in newest.items()})
-        except OSError as error:
-            message = f"resume: {error.filename} cannot be read ({error.strerror}); choose another"
-            raise UsageError(message, code="resume") from error
+        return cls({f"{part}/{file.name}": content for part, (file, content) in newest.items()})
 
     def put_into(self, shard: Path) -> None:
         """Write it to the folder of checkpoints of the shard in a folder."""

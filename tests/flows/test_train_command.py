@@ -3,6 +3,7 @@
 import json
 import shlex
 import sys
+import zlib
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +12,7 @@ from flows.runner import Summary
 from schemas.handover import FleetJudgement, Judgement, SeriesRecord, ShardResult, TrainedMember
 from schemas.identity import ModelId, SeriesId
 from schemas.run import FleetSpec, TrainSpec
+from tasks.training.shard import progress_so_far
 
 METRICS = {"test_crps_ratio": 0.9, "test_crps_ratio_low": 0.8, "test_crps_ratio_high": 0.95}
 MODEL = ModelId("gru", "seed-gru", SeriesId("sim", "BTCUSDT", "1h"), 7)
@@ -327,19 +329,38 @@ def test_resume_latest_keeps_what_was_trained(trained, end_of):
     assert trained.asked["spec"].preset == "default"  # har has no preset of its own
 
 
-def test_resume_from_a_path_takes_the_newest_checkpoint_of_each_part(trained, end_of, tmp_path):
-    newest = ("fleet-0000/epoch-000002-00000000", "fleet-0002/epoch-000001-00000003")
-    for name in ("fleet-0000/epoch-000001-00000001", *newest):
-        path = tmp_path / "0123456789abcdef" / "checkpoints" / f"{name}.safetensors"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    end_of("BTC", "1h", "--source", "sim", "--resume", str(tmp_path / "0123456789abcdef"))
+def checkpoint_in(folder, part, epoch, content):
+    """The path below `folder` of a checkpoint, whose name holds the CRC-32 of its content."""
+    name = f"{part}/epoch-{epoch:06d}-{zlib.crc32(content):08x}.safetensors"
+    path = folder / "checkpoints" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return name
+
+
+def test_resume_from_a_path_takes_the_newest_undamaged_checkpoint_of_each_part(trained, end_of, tmp_path):
+    shard = tmp_path / "0123456789abcdef"
+    checkpoint_in(shard, "fleet-0000", 1, b"first")
+    newest = {
+        checkpoint_in(shard, part, 2, part.encode()): part.encode() for part in ("fleet-0000", "fleet-0002")
+    }
+    damaged = checkpoint_in(shard, "fleet-0002", 3, b"whole")
+    (shard / "checkpoints" / damaged).write_bytes(b"who")
+    assert progress_so_far(shard) == "from its last checkpoint on, of epoch 2"
+    end_of("BTC", "1h", "--source", "sim", "--resume", str(shard))
     checkpoint = trained.asked["resume"]
     checkpoint.put_into(tmp_path / "new")
     put = tmp_path / "new" / "checkpoints"
-    assert {str(file.relative_to(put)): file.read_text() for file in put.rglob("*.safetensors")} == {
-        f"{name}.safetensors": name
-        for name in ("fleet-0000/epoch-000002-00000000", "fleet-0002/epoch-000001-00000003")
-    }
+    assert {str(file.relative_to(put)): file.read_bytes() for file in put.rglob("*.safetensors")} == newest
     checkpoint.take_out_of(tmp_path / "new")
     assert not list(put.rglob("*.safetensors"))
+
+
+def test_a_damaged_checkpoint_alone_is_refused_and_tells_of_no_progress(end_of, tmp_path):
+    file = tmp_path / "0f" / "checkpoints" / checkpoint_in(tmp_path / "0f", "fleet-0000", 7, b"whole")
+    file.write_bytes(b"who")
+    assert progress_so_far(tmp_path / "0f") == ""
+    for path in (file, tmp_path / "0f"):
+        code, told, _ = end_of("BTC", "1h", "--source", "sim", "--resume", str(path))
+        assert (code, told["code"]) == (2, "resume")
+        assert told["error"].startswith(f"resume {str(path)!r} holds damaged checkpoints alone")
