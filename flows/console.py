@@ -240,11 +240,9 @@ class Display:
 
     def progress(self, report: parallel.Progress) -> None:
         """Show a report; finished tasks are removed, and so is the command's row once a step reports progress."""
-        count = (
-            f"{int(report.done):,}/{int(report.total):,} {report.unit}"
-            if report.total
-            else f"{int(report.done):,} {report.unit}"
-        )
+        # twice, as products are rounded; at most half, which leaves whole numbers as they are
+        done = int(report.done + min(2 * parallel.NOT_ENDED * report.total, 0.5))
+        count = f"{done:,}/{int(report.total):,} {report.unit}" if report.total else f"{done:,} {report.unit}"
         fields: dict[str, Any] = {
             "count": count if report.unit else "",
             "facts": printable("  ".join(report.facts)),

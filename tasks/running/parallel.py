@@ -111,12 +111,17 @@ def _interrupt_of(futures: Sequence[Future[T]]) -> BaseException:
     return first[0] if first else Interrupted("stopped because one of the calls was interrupted")
 
 
+NOT_ENDED = 1e-6
+"""The share of a piece of work that is left open where all its units are done but it has not ended."""
+
+
 @dataclass(frozen=True)
 class Progress:
     """The progress of one piece of work.
 
     step: its name, such as `ingest` or `train gru`; reports with the same name replace each other.
-    done, total: in units, fractions allowed; total 0: not known yet. `done == total` ends it.
+    done, total: in units, fractions allowed; total 0: not known yet. `done == total` ends it. Up to `NOT_ENDED` of the
+        total below it all units are displayed as done.
     unit: a plural noun, such as `files`.
     facts: further facts, most important first, such as `loss 2.310 / 2.402`.
     """

@@ -29,7 +29,7 @@ from cpbmodels.files import read_regular
 from schemas.errors import count
 from schemas.handover import DeviceWork, Epoch, FleetPlan, ShardJob, ShardResult
 from schemas.run import is_universal
-from tasks.running.parallel import report_line, report_progress, usable_cores
+from tasks.running.parallel import NOT_ENDED, report_line, report_progress, usable_cores
 from tasks.storage.files import read_json_or_none
 from tasks.storage.records import find_record, value_digest
 from tasks.training.plan import job_key
@@ -402,7 +402,7 @@ class FleetProgress:
             report_line(f"training {self.name} on {device}")
             shards = len(self._shards)
             report_line(state["data"] + (f", the first of {shards:,} shards" if shards > 1 else ""))
-        shard.share = min(state["share"], 0.999)  # until the shard has ended
+        shard.share = min(state["share"], 1 - NOT_ENDED)
         facts, stages = [], state["trains_stages"]  # facts: the most important first
         if stages > 1 and state["stage"] == "training":
             facts.append(f"stage {state['trains_stage']} of {stages}: {state['trains']}")

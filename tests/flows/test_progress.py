@@ -9,7 +9,7 @@ from rich.console import Console
 from terminal import Terminal
 
 from flows.console import Display, shown_progress
-from tasks.running.parallel import report_line, report_progress, reporting, reports_to, run_each
+from tasks.running.parallel import NOT_ENDED, report_line, report_progress, reporting, reports_to, run_each
 
 PROGRAM = """
 import time
@@ -54,6 +54,25 @@ def test_bars_fit_any_terminal_and_keep_what_matters_most(columns):
 def display():
     """A display without a terminal; no thread prints its lines."""
     return Display(Console(stderr=True, markup=False, force_terminal=False))
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "shown"),
+    [
+        ((1 - NOT_ENDED) * 2, 2, "2/2"),
+        ((1 - NOT_ENDED) * 100_000, 100_000, "100,000/100,000"),
+        (1.99, 2, "1/2"),
+        (999_999, 1_000_000, "999,999/1,000,000"),
+    ],
+)
+def test_work_whose_units_are_all_done_is_displayed_so_until_it_ends(display, capsys, done, total, shown):
+    with reports_to(display):
+        report_progress("train gru", done, total, "epochs")
+        display.print_tasks()
+        report_progress("train gru", total, total, "epochs")
+        display.print_tasks()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"train gru: {shown} epochs")
 
 
 def test_finished_work_leaves_and_the_first_step_takes_the_commands_place(display):

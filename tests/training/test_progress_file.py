@@ -91,6 +91,9 @@ def test_the_share_counts_every_member_and_those_that_stopped_as_done(told):
     assert state["eta_s"] > 0
     assert (heard[-1].done, heard[-1].total, heard[-1].facts[0]) == (5.0, 10, "loss 1.5000 / 2.0000")
     assert heard[-1].facts[-2:] == ("100 MB", "lr 1.0e-01")
+    file.on_epoch(epoch(10, stopped="early_stop", members=(0, 1, 2, 3)))
+    last = read()[1][-1]
+    assert 10 - 1e-4 < last.done < last.total == 10  # all epochs are done, and the work has not ended
     spoilt = epoch(4)
     spoilt.members[0]["train_loss"] = float("nan")  # left out of the mean
     file.on_epoch(spoilt)
