@@ -209,6 +209,7 @@ def test_the_remedy_for_a_version_that_is_damaged_works(stored, cpb_here, change
     assert cpb_here("verify")[0] == 0
 
 
+@pytest.mark.slow  # a file of each kind in five damages, each with a whole verify
 def test_no_kind_of_damage_of_any_file_is_a_traceback(stored):
     """A sample of all files of a home: whatever lies there instead, `verify` ends with its findings."""
     rng, number = random.Random(42), count()
