@@ -221,9 +221,8 @@ def examine(*, steps: bool = True, run: Run | None = None) -> Diagnosis:
     evidence, processor = gpu_evidence(), cpu()
     gpus: list[dict[str, Any]] = []
     try:
-        with (
-            warnings.catch_warnings()
-        ):  # torch's own words on a chip for which it has no code: a problem says more
+        with warnings.catch_warnings():
+            # What torch warns of here (a chip without code, an old driver) is a problem of the answer, with its remedy.
             warnings.filterwarnings("ignore", module=r"torch\.cuda")
             problems, notes = software_findings(evidence)
             gpus += [_gpu(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
