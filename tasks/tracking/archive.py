@@ -275,7 +275,12 @@ def _fault(path: Path) -> str:
 
 def _place_of(path: Path) -> str:
     """Return the home of an archive, "" if it does not say it."""
-    with suppress(OSError, EOFError, tarfile.TarError, zlib.error), tarfile.open(path, "r|gz") as source:
+    # Unzipped by gzip: tarfile's own reader of a header that ends early raises what no caller expects (TypeError).
+    with (
+        suppress(OSError, EOFError, tarfile.TarError, zlib.error),
+        gzip.open(path) as content,
+        tarfile.open(fileobj=content, mode="r|") as source,
+    ):
         first = source.next()
         if first and first.name == PLACE and (file := source.extractfile(first)):
             return file.read().decode(errors="replace").strip()

@@ -184,6 +184,7 @@ def packed(tmp_path_factory):
 
 
 @example(cut=0, flip=None)
+@example(cut=0.0028, flip=None)  # within the header of gzip
 @given(cut=st.floats(0, 1, exclude_max=True), flip=st.integers(0, 7) | st.none())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_part_of_an_archive_or_a_changed_one_is_never_taken_for_it(packed, tmp_path, cut, flip):
